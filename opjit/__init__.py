@@ -12,9 +12,33 @@ backward.
 import sys
 from typing import TYPE_CHECKING
 
-__all__ = ["Op", "Sample", "Workload", "add_path", "aoti_compile_and_package", "build", "build_library", "cache", "cpp_extension",
-           "distributed", "errors", "explain", "get", "include_path", "inline", "judge", "load", "load_inline", "load_library", "op",
-           "precompile", "ready", "register_backend", "testing", "watch"]
+__all__ = [
+    "Op",
+    "Sample",
+    "Workload",
+    "add_path",
+    "aoti_compile_and_package",
+    "build",
+    "build_library",
+    "cache",
+    "cpp_extension",
+    "distributed",
+    "errors",
+    "explain",
+    "get",
+    "include_path",
+    "inline",
+    "judge",
+    "load",
+    "load_inline",
+    "load_library",
+    "op",
+    "precompile",
+    "ready",
+    "register_backend",
+    "testing",
+    "watch",
+]
 __version__ = "0.2.0"
 
 
@@ -22,7 +46,7 @@ def _is_command() -> bool:
     """Return whether this process is ``python -m opjit`` or the script ``opjit`` that pip installed. Its help and completion must not wait
     seconds for torch, so a command that needs the ops declares them itself. A program that has the same name, wherever it lies, is none."""
     if sys.argv[:1] == ["-m"]:
-        return sys.orig_argv[-len(sys.argv):][:1] == ["opjit"]
+        return sys.orig_argv[-len(sys.argv) :][:1] == ["opjit"]
     if not sys.argv or not sys.argv[0].endswith("/opjit"):
         return False
     import os
@@ -34,14 +58,35 @@ def _is_command() -> bool:
 
 
 # Imported on first use: each name, and its module.
-_LATER = {"errors": "errors", "explain": "api", "get": "api", "register_backend": "backends", "add_path": "declare.registry",
-          "op": "declare.registry", "Op": "declare.op", "Workload": "declare.sample", "Sample": "declare.sample",
-          "cache": "cache", "cpp_extension": "cpp_extension", "distributed": "distributed", "judge": "judge", "testing": "testing",
-          "build": "shared_library", "aoti_compile_and_package": "library",
-          "build_library": "library", "load_library": "library", "inline": "live.inline", "load": "cpp_extension",
-          "load_inline": "cpp_extension", "include_path": "resources", "precompile": "ahead.precompile",
-          "ready": "ahead.precompile", "watch": "live.watch", "load_ipython_extension": "author.notebook",
-          "registry": "declare.registry"}  # not public
+_LATER = {
+    "errors": "errors",
+    "explain": "api",
+    "get": "api",
+    "register_backend": "backends",
+    "add_path": "declare.registry",
+    "op": "declare.registry",
+    "Op": "declare.op",
+    "Workload": "declare.sample",
+    "Sample": "declare.sample",
+    "cache": "cache",
+    "cpp_extension": "cpp_extension",
+    "distributed": "distributed",
+    "judge": "judge",
+    "testing": "testing",
+    "build": "shared_library",
+    "aoti_compile_and_package": "library",
+    "build_library": "library",
+    "load_library": "library",
+    "inline": "live.inline",
+    "load": "cpp_extension",
+    "load_inline": "cpp_extension",
+    "include_path": "resources",
+    "precompile": "ahead.precompile",
+    "ready": "ahead.precompile",
+    "watch": "live.watch",
+    "load_ipython_extension": "author.notebook",
+    "registry": "declare.registry",
+}  # not public
 
 if TYPE_CHECKING:
     from opjit import cache, cpp_extension, distributed, errors, judge, testing
@@ -58,13 +103,16 @@ if TYPE_CHECKING:
     from opjit.resources import include_path
     from opjit.shared_library import build
 else:
+
     def __getattr__(name: str) -> object:
         if name not in _LATER:
             raise AttributeError(f"module 'opjit' has no attribute {name!r}")
         from importlib import import_module
 
         module = import_module(f"opjit.{_LATER[name]}")
-        found = vars(module).get(name, module)  # `cache` and others are modules; getattr of cpp_extension would import torch's
+        found = vars(module).get(
+            name, module
+        )  # `cache` and others are modules; getattr of cpp_extension would import torch's
         return globals().setdefault(name, found)
 
 

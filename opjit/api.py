@@ -32,7 +32,9 @@ def declare_all() -> None:
     torch._ops._OpNamespace.__getattr__ = registry.get_or_search  # type: ignore[method-assign]
 
 
-def _choose(op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _choose(
+    op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> int:
     from opjit import tune
 
     return tune.kernel(op, backend, number, args, kwargs)
@@ -67,7 +69,9 @@ def get(name: str, device: object = None, *, reload: bool = False) -> torch._ops
         op = registry.find(name)
         request.ready(op, backends.for_device(targets.device_type(device)))
     except OpjitError as error:
-        raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
+        raise error.with_traceback(
+            None
+        ) from error.__cause__  # the frames below tell a user nothing
     return op.overload
 
 

@@ -16,10 +16,20 @@ from opjit.wanted import OpBinary
 def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
     """Return the targets of archs, each once, for each processor in `hosts`; without archs, this machine's, one for each kind of device."""
     if archs:
-        return list(dict.fromkeys(toolchain.target_of(arch, store.notes, None, host) for arch in archs for host in hosts or (None,)))
+        return list(
+            dict.fromkeys(
+                toolchain.target_of(arch, store.notes, None, host)
+                for arch in archs
+                for host in hosts or (None,)
+            )
+        )
     if hosts:
-        raise BadSetting(f"hosts are {', '.join(hosts)}, without archs to build for; name them, too: sm_90, neoverse-v2, x86-64-v3")
-    return [targets.here(backend) for backend in backends.all_backends() if backend.available() is None]
+        raise BadSetting(
+            f"hosts are {', '.join(hosts)}, without archs to build for; name them, too: sm_90, neoverse-v2, x86-64-v3"
+        )
+    return [
+        targets.here(backend) for backend in backends.all_backends() if backend.available() is None
+    ]
 
 
 def pairs(ops: Iterable[Op], targets: Sequence[Target]) -> list[tuple[Op, Target]]:
@@ -31,20 +41,41 @@ def pairs(ops: Iterable[Op], targets: Sequence[Target]) -> list[tuple[Op, Target
     return found
 
 
-def requests(pairs: Iterable[tuple[Op, Target]], store: Store, must_store: bool = False,
-             failed: list[tuple[str, OpjitError]] | None = None, scan: Scan | None = None) -> list[OpBinary]:
+def requests(
+    pairs: Iterable[tuple[Op, Target]],
+    store: Store,
+    must_store: bool = False,
+    failed: list[tuple[str, OpjitError]] | None = None,
+    scan: Scan | None = None,
+) -> list[OpBinary]:
     """Return the requests of pairs, with the ops' variants; `failed` gets the errors of those whose sources cannot be read or compiled."""
-    scan, compilers, found = scan or Scan(), dict[tuple[str, str], list[dict[str, str]]](), list[OpBinary]()
+    scan, compilers, found = (
+        scan or Scan(),
+        dict[tuple[str, str], list[dict[str, str]]](),
+        list[OpBinary](),
+    )
     for op, target in pairs:
         name, kind = f"{op.qualified} for {target}", (target.backend.name, target.host)
         if kind not in compilers:
             compilers[kind] = toolchain.identities_of(target, store.notes)
         try:
-            for each in (op, *(op.variant(target.backend, label) for label in op.labels(target.backend)[1:])):
-                found.append(OpBinary(each, target, each.recipe(target, compilers[kind], scan), must_store))
+            for each in (
+                op,
+                *(op.variant(target.backend, label) for label in op.labels(target.backend)[1:]),
+            ):
+                found.append(
+                    OpBinary(each, target, each.recipe(target, compilers[kind], scan), must_store)
+                )
         except (OSError, OpjitError) as error:
             if failed is None:
                 raise
             text = f"{name} was not built: {type(error).__name__}: {error}"
-            failed.append((name, error if isinstance(error, OpjitError) else BuildError(text, op=op.qualified, target=str(target))))
+            failed.append(
+                (
+                    name,
+                    error
+                    if isinstance(error, OpjitError)
+                    else BuildError(text, op=op.qualified, target=str(target)),
+                )
+            )
     return found

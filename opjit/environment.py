@@ -23,7 +23,16 @@ VARIABLES = {
     "OPJIT_VERBOSE": "`1`: report on stderr what opjit finds, builds and waits for",
     "OPJIT_WHEEL_ARCHS": "archs of a project's wheel, instead of those in its pyproject.toml: `x86-64-v3,sm_90`",
 }
-SWITCHES = frozenset({"OPJIT_CPP_AUTOGRAD", "OPJIT_DEBUG", "OPJIT_FAST", "OPJIT_OFFLINE", "OPJIT_TUNE", "OPJIT_VERBOSE"})
+SWITCHES = frozenset(
+    {
+        "OPJIT_CPP_AUTOGRAD",
+        "OPJIT_DEBUG",
+        "OPJIT_FAST",
+        "OPJIT_OFFLINE",
+        "OPJIT_TUNE",
+        "OPJIT_VERBOSE",
+    }
+)
 
 
 def is_on(switch: str, unset: bool = False) -> bool:

@@ -65,7 +65,15 @@ class BuildError(OpjitError):
     """A build failed: of `op`, by its qualified name, for `target`. If the compiler failed, `command` is its command line; `log` is the
     file with the complete output."""
 
-    def __init__(self, message: str, *, op: str, target: str, command: str | None = None, log: Path | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: str,
+        target: str,
+        command: str | None = None,
+        log: Path | None = None,
+    ):
         super().__init__(message)
         self.op, self.target, self.command, self.log = op, target, command, log
 

@@ -41,7 +41,9 @@ def digest(path: str) -> str:
 def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file of a cache. Raises EntryError if it is no regular file, has more than `most` bytes, or is `distrusted`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe must not block
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # opening a pipe must not block
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise EntryError(f"{path} is a symbolic link") from None
@@ -66,7 +68,9 @@ def read(path: Path, most: int, trusted_as: Path | None = None) -> bytes:
 
 def read_regular(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
     """Read a file that a user names, through links. Raises OSError also for more than `most` bytes, a folder, a pipe or a device."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # opening a pipe must not block
+    with open(
+        path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    ) as file:  # opening a pipe must not block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -122,14 +126,16 @@ def make_private(folder: Path) -> None:
 def let_read(folder: Path, top: Path) -> None:
     """Let all users read a folder and its files, and enter its parents up to `top`. Raises OSError if another user owns one of them."""
     parents = (folder, *folder.parents)
-    for each in (*folder.iterdir(), *parents[:parents.index(top) + 1]):
+    for each in (*folder.iterdir(), *parents[: parents.index(top) + 1]):
         status = each.stat()
         wanted = 0o055 if stat.S_ISDIR(status.st_mode) else 0o044
         if status.st_mode & wanted != wanted:
             each.chmod(stat.S_IMODE(status.st_mode) | wanted)
 
 
-def distrusted(path: Path, trusted_as: Path | None = None, status: os.stat_result | None = None) -> str | None:
+def distrusted(
+    path: Path, trusted_as: Path | None = None, status: os.stat_result | None = None
+) -> str | None:
     """Why others can have written a file or folder, whose `status` is given if it is open; None if only this user or root can. `path`
     must lie where `swappable` finds no problem. The owner and writers of `trusted_as`, a file that this process runs, are trusted, too."""
     status = os.lstat(path) if status is None else status
@@ -137,7 +143,9 @@ def distrusted(path: Path, trusted_as: Path | None = None, status: os.stat_resul
         return f"{path} is a symbolic link"
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return f"{path} is neither a file nor a folder"
-    problem = _writer(str(path), status, True, os.stat(trusted_as) if trusted_as is not None else None)
+    problem = _writer(
+        str(path), status, True, os.stat(trusted_as) if trusted_as is not None else None
+    )
     return problem and "".join(problem)
 
 
@@ -173,16 +181,25 @@ def _owners(known: os.stat_result | None) -> set[int]:
     return {os.geteuid(), 0} | ({known.st_uid} if known is not None else set())
 
 
-def _writer(path: str, status: os.stat_result, last: bool, known: os.stat_result | None) -> tuple[str, str] | None:
+def _writer(
+    path: str, status: os.stat_result, last: bool, known: os.stat_result | None
+) -> tuple[str, str] | None:
     """Why others could change one file or folder in a path, and what to do; `last` is the one that the path leads to."""
     if status.st_uid not in _owners(known) and (last or not _unmapped(status.st_uid)):
         return f"{path} belongs to user {status.st_uid}, not to you or root", ""
     open_to = status.st_mode & 0o022
     if known is not None:
         open_to &= ~(known.st_mode & (0o022 if known.st_gid == status.st_gid else 0o002))
-    if not open_to or (not last and status.st_mode & stat.S_ISVTX) or (open_to == 0o020 and _own_group(path, status.st_gid)):
+    if (
+        not open_to
+        or (not last and status.st_mode & stat.S_ISVTX)
+        or (open_to == 0o020 and _own_group(path, status.st_gid))
+    ):
         return None
-    return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o})", f"; chmod go-w {path}"
+    return (
+        f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o})",
+        f"; chmod go-w {path}",
+    )
 
 
 def _own_group(path: str, group: int) -> bool:
@@ -217,7 +234,9 @@ def _unmapped(user: int) -> bool:
     """Whether an id stands for all users that a container does not map; the host's root is one of them in a user's own container."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
-        lengths = [int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        lengths = [
+            int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()
+        ]
     except (OSError, ValueError, IndexError):
         return False
     return user == overflow and sum(lengths) < 2**32 - 1
@@ -303,6 +322,9 @@ def remove_tree(path: Path) -> None:
         else:
             path.unlink()  # rmtree would block on a pipe
     except PermissionError as error:
-        warnings.warn(CacheWarning(f"a file that is no longer needed cannot be removed: {error}"), stacklevel=2)
+        warnings.warn(
+            CacheWarning(f"a file that is no longer needed cannot be removed: {error}"),
+            stacklevel=2,
+        )
     except OSError:
         pass  # already removed, or busy

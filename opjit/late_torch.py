@@ -6,8 +6,24 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 # The modules that need no torch, as tests/test_late_torch.py proves. Any other one is imported after torch.
-FREE = ("backends", "builder", "environment", "errors", "files", "loader", "processes", "progress", "recipe", "request", "resources",
-        "shared_library", "share", "store", "wanted", "why")
+FREE = (
+    "backends",
+    "builder",
+    "environment",
+    "errors",
+    "files",
+    "loader",
+    "processes",
+    "progress",
+    "recipe",
+    "request",
+    "resources",
+    "shared_library",
+    "share",
+    "store",
+    "wanted",
+    "why",
+)
 NOT_FREE = ("backends.cuda", "builder.build", "builder.torch_builder", "shared_library.recorded")
 
 
@@ -17,9 +33,13 @@ class _TorchFinder:
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         package, _, rest = name.partition(".")
-        if package == "opjit" and needs_torch(rest):  # else the function, which imports opjit's modules, would find this one unfinished
+        if package == "opjit" and needs_torch(
+            rest
+        ):  # else the function, which imports opjit's modules, would find this one unfinished
             import torch  # noqa: F401
         if name != "torch":
             return None

@@ -31,7 +31,9 @@ class Loaded:
         self.registered = registered
         self.kernel = _kernel(registered)
         self.variants: dict[str, int] = {}  # kernels of variants, as they were opened
-        self.unbind_autograd: Callable[[], None] | None = None  # takes autograd's kernel in C++ back, if the op has it
+        self.unbind_autograd: Callable[[], None] | None = (
+            None  # takes autograd's kernel in C++ back, if the op has it
+        )
 
     def replace(self, entry: Entry, qualified: str) -> None:
         if self.key == entry.key:
@@ -51,7 +53,9 @@ def load(entry: Entry, qualified: str, before: Iterable[str] = ()) -> Loaded:
     """Open an entry's library, as `open_library` does, and register its kernel. Raises Gone, or LoadError if torch rejects it."""
     library = open_library(entry, qualified, before)
     if library.opjit_register() != 0:
-        raise LoadError(f"torch rejected the kernel of {qualified} in {entry.library}; torch's own message is on stderr")
+        raise LoadError(
+            f"torch rejected the kernel of {qualified} in {entry.library}; torch's own message is on stderr"
+        )
     return Loaded(entry.key, library)
 
 
@@ -80,14 +84,24 @@ def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ct
             getattr(library, name).restype = ctypes.c_int
         for name in ("opjit_prepare", "opjit_redirect", "opjit_vary", "opjit_choose"):
             getattr(library, name).restype = None
-        library.opjit_redirect.argtypes, library.opjit_choose.argtypes = (ctypes.c_void_p,), (ctypes.c_uint64, ctypes.c_void_p)
-        library.opjit_force.argtypes, library.opjit_force.restype = (ctypes.c_void_p,), ctypes.c_uint64
+        library.opjit_redirect.argtypes, library.opjit_choose.argtypes = (
+            (ctypes.c_void_p,),
+            (ctypes.c_uint64, ctypes.c_void_p),
+        )
+        library.opjit_force.argtypes, library.opjit_force.restype = (
+            (ctypes.c_void_p,),
+            ctypes.c_uint64,
+        )
         share = library.opjit_share_interrupts
         share.argtypes, share.restype = (ctypes.c_void_p,), ctypes.c_void_p
         with _sharing:
-            _interrupts = share(_interrupts)  # counted in one place, so that a process has one handler; see `opjit_interrupted` in opjit.h
+            _interrupts = share(
+                _interrupts
+            )  # counted in one place, so that a process has one handler; see `opjit_interrupted` in opjit.h
     except (OSError, AttributeError) as error:
-        raise LoadError(f"the library of {qualified} cannot be loaded: {named(error, path, entry.library)}{advice(error)}") from None
+        raise LoadError(
+            f"the library of {qualified} cannot be loaded: {named(error, path, entry.library)}{advice(error)}"
+        ) from None
     return library
 
 
@@ -96,7 +110,9 @@ def pinned(entry: Entry) -> Iterator[str]:
     """Yield a path that leads to the very file that was verified while the block runs. Raises Gone if its name has another file by now.
     No two paths are equal: the dynamic loader answers a path that it knows with the library that it opened there."""
     try:
-        descriptor = os.open(entry.library, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(
+            entry.library, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except OSError as error:
         raise Gone(f"{entry.library} was removed after it was verified: {error}") from None
     try:
@@ -104,7 +120,9 @@ def pinned(entry: Entry) -> Iterator[str]:
             raise Gone(f"{entry.library} was replaced after it was verified")
         number = f"{next(_numbers):b}".replace("0", "/").replace("1", "./")
         path = f"/proc/{os.getpid()}/fd/{number}{descriptor}"  # a debugger, which reads it now, has another /proc/self
-        yield path if _leads_to(path, descriptor) else str(entry.library)  # without /proc, as in some chroots
+        yield (
+            path if _leads_to(path, descriptor) else str(entry.library)
+        )  # without /proc, as in some chroots
     finally:
         os.close(descriptor)
 
@@ -127,7 +145,9 @@ def name_as(library: ctypes.CDLL, path: Path) -> None:
     own, found = ctypes.CDLL(None), ctypes.POINTER(_LinkMap)()
     own.strdup.restype = ctypes.c_void_p
     if own.dlinfo(ctypes.c_void_p(library._handle), _DLINFO_LINKMAP, ctypes.byref(found)) == 0:
-        found.contents.name = own.strdup(os.fsencode(path))  # the loader keeps it for as long as the library, which is for ever
+        found.contents.name = own.strdup(
+            os.fsencode(path)
+        )  # the loader keeps it for as long as the library, which is for ever
     library._name = str(path)
 
 

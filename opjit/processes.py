@@ -38,9 +38,13 @@ class Lock(_RLock):  # type: ignore[misc]
 
 
 # While one of these is held, forks of other threads wait. A fork takes them in this order, as does an op.py that builds.
-reading = Lock(5.0)  # an op.py runs; not `declaring`, for which a module that the op.py imports, in another thread, may have to wait
+reading = Lock(
+    5.0
+)  # an op.py runs; not `declaring`, for which a module that the op.py imports, in another thread, may have to wait
 declaring = Lock(-1)  # an op is half declared: a child could neither use it nor declare it
-importing = Lock(5.0)  # a build's modules are being imported, for half a second; filelock, half imported, may wait for the fork itself
+importing = Lock(
+    5.0
+)  # a build's modules are being imported, for half a second; filelock, half imported, may wait for the fork itself
 starting = Lock(5.0)  # a process is being started
 _changing = Lock(5.0)  # SIGCHLD is being changed
 _waiters: list[int] = []  # an item for each command that runs though SIGCHLD is ignored
@@ -54,7 +58,9 @@ def _before_fork() -> None:
 
 def _in_parent() -> None:
     for lock in reversed(_WATCHED):
-        with suppress(RuntimeError):  # the fork gave up waiting, or `watch_forks` was called while it waited
+        with suppress(
+            RuntimeError
+        ):  # the fork gave up waiting, or `watch_forks` was called while it waited
             lock.release()
 
 
@@ -74,7 +80,9 @@ def watch_forks() -> None:
 watch_forks()
 
 
-def run(command: Any, *, check: bool = False, limit: float | None = None, **settings: Any) -> subprocess.CompletedProcess[Any]:
+def run(
+    command: Any, *, check: bool = False, limit: float | None = None, **settings: Any
+) -> subprocess.CompletedProcess[Any]:
     """`subprocess.run`, but an interrupt or `limit` seconds end the command gently; it failed then, and its output's last line says so."""
     with importing:
         import subprocess
@@ -95,7 +103,9 @@ def run(command: Any, *, check: bool = False, limit: float | None = None, **sett
     if late and output is not None:
         said = f"\n{LATE} {limit:g} s, and was ended\n"
         output = output + said if isinstance(output, str) else output + said.encode()
-    done = subprocess.CompletedProcess(command, _TIMED_OUT if late else process.returncode, output, errors)
+    done = subprocess.CompletedProcess(
+        command, _TIMED_OUT if late else process.returncode, output, errors
+    )
     if check:
         done.check_returncode()
     return done
@@ -120,8 +130,10 @@ def starting_threads() -> Iterator[None]:
     except RuntimeError as error:
         if str(error) != "can't start new thread":
             raise
-        raise OpjitError("the system refuses another thread, which a build needs; raise the limit on memory (`ulimit -v`) or on processes "
-                         "(`ulimit -u`, pids.max of a control group), or build ahead where there is none") from None
+        raise OpjitError(
+            "the system refuses another thread, which a build needs; raise the limit on memory (`ulimit -v`) or on processes "
+            "(`ulimit -u`, pids.max of a control group), or build ahead where there is none"
+        ) from None
 
 
 @contextmanager
@@ -139,7 +151,10 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
             ending.start()
             while ending.is_alive():
                 for process in list(_running):
-                    _signal(process, signal.SIGTERM if time.monotonic() < since + _END else signal.SIGKILL)
+                    _signal(
+                        process,
+                        signal.SIGTERM if time.monotonic() < since + _END else signal.SIGKILL,
+                    )
                 ending.join(0.1)
             raise
 

@@ -50,7 +50,9 @@ def step(name: str) -> None:
 
 
 def is_logged() -> bool:
-    return is_on("OPJIT_VERBOSE") or ("logging" in sys.modules and logger().isEnabledFor(20))  # logging.INFO
+    return is_on("OPJIT_VERBOSE") or (
+        "logging" in sys.modules and logger().isEnabledFor(20)
+    )  # logging.INFO
 
 
 def log(message: str) -> None:
@@ -79,13 +81,20 @@ def status(message: str) -> Iterator[Callable[[str], None]]:
         now = text
         show(text)
 
-    timer = threading.Timer(LONG, lambda: logger().warning("%.0f s, and process %d is still %s", LONG, os.getpid(), now))
+    timer = threading.Timer(
+        LONG, lambda: logger().warning("%.0f s, and process %d is still %s", LONG, os.getpid(), now)
+    )
     timer.daemon = True
     with suppress(RuntimeError):  # the system refuses another thread
         timer.start()
     with ExitStack() as stack:
         stack.callback(timer.cancel)
-        if show is log and not is_on("OPJIT_VERBOSE") and is_open(sys.stderr) and sys.stderr.isatty():
+        if (
+            show is log
+            and not is_on("OPJIT_VERBOSE")
+            and is_open(sys.stderr)
+            and sys.stderr.isatty()
+        ):
             from rich.console import Console
 
             show = stack.enter_context(Console(stderr=True).status(message)).update
@@ -135,6 +144,11 @@ def display(stream: TextIO | None, write: Callable[[str], object], count: int) -
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    columns, shown = (TextColumn("{task.description}", markup=False), TimeElapsedColumn()), stream is not None and stream.isatty()
-    with Progress(*columns, console=Console(file=stream, quiet=not shown), transient=True, disable=not shown) as screen:
+    columns, shown = (
+        (TextColumn("{task.description}", markup=False), TimeElapsedColumn()),
+        stream is not None and stream.isatty(),
+    )
+    with Progress(
+        *columns, console=Console(file=stream, quiet=not shown), transient=True, disable=not shown
+    ) as screen:
         yield Display(write, count, screen)

@@ -40,15 +40,19 @@ class OpBuildHook(BuildHookInterface[WheelBuilderConfig]):
         found = {package: _ops(Path(self.root, package)) for package in self.build_config.packages}
         ops = [op for each in found.values() for op in each]
         if not ops:
-            raise WheelError(f"no op is declared in {', '.join(found) or 'any package of the wheel'}; call "
-                             "opjit.add_path(Path(__file__).parent) in the package's __init__.py")
+            raise WheelError(
+                f"no op is declared in {', '.join(found) or 'any package of the wheel'}; call "
+                "opjit.add_path(Path(__file__).parent) in the package's __init__.py"
+            )
         targets = wheel.targets_for(ops, self._archs())
         self._staged = TemporaryDirectory(prefix="opjit-wheel-")
         staged = Path(self._staged.name)
         for package, each in found.items():
             wheel.add_binaries(each, targets, Path(self.root, package).resolve(), staged / package)
         files = (file for file in staged.rglob("*") if file.is_file())
-        build_data["force_include"].update({str(file): str(file.relative_to(staged)) for file in files})
+        build_data["force_include"].update(
+            {str(file): str(file.relative_to(staged)) for file in files}
+        )
         build_data.update(wheel.binary_tag(staged))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
@@ -59,13 +63,17 @@ class OpBuildHook(BuildHookInterface[WheelBuilderConfig]):
         chosen = os.environ.get("OPJIT_WHEEL_ARCHS", "").replace(" ", "")
         archs = chosen.split(",") if chosen else self.config.get("archs")
         if not isinstance(archs, list):
-            raise WheelError(f'expected a list of archs in {_TABLE}, such as archs = ["x86-64-v3", "sm_90"], got {self.config}')
+            raise WheelError(
+                f'expected a list of archs in {_TABLE}, such as archs = ["x86-64-v3", "sm_90"], got {self.config}'
+            )
         return archs
 
 
 def _ops(package: Path) -> list[Op]:
     if not (package / "__init__.py").is_file():
-        raise WheelError(f"expected a package in {package}, with an __init__.py that declares its ops")
+        raise WheelError(
+            f"expected a package in {package}, with an __init__.py that declares its ops"
+        )
     sys.path.insert(0, str(package.parent))  # an op.py may import from its package
     try:
         importlib.import_module(package.name)

@@ -52,9 +52,14 @@ def ready_for_call(op: Op, backend: Backend) -> None:
         name, error = failed
         target = targets.here(backend)
         if name == OpBinary(op, target, describe(op, target, Store(default_root()))).name:
-            raise CompileError(f"{error}\nNothing has changed since this build failed, so it was not tried again; "
-                               f"opjit.get({op.qualified!r}, {backend.name!r}) does.", op=error.op, target=error.target,
-                               command=error.command, log=error.log)
+            raise CompileError(
+                f"{error}\nNothing has changed since this build failed, so it was not tried again; "
+                f"opjit.get({op.qualified!r}, {backend.name!r}) does.",
+                op=error.op,
+                target=error.target,
+                command=error.command,
+                log=error.log,
+            )
     ready(op, backend)
 
 
@@ -104,16 +109,23 @@ def obtain(wanted: W, store: Store) -> Entry:
     if is_on("OPJIT_OFFLINE"):
         from opjit.store import layers, sets
 
-        listed = sets.holding(str(wanted).partition(" for ")[0], (store, *map(Store, layers.named())))
-        raise wanted.refusal(f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote; build it ahead "
-                             f"with `opjit precompile`, or unset OPJIT_OFFLINE{listed}")
+        listed = sets.holding(
+            str(wanted).partition(" for ")[0], (store, *map(Store, layers.named()))
+        )
+        raise wanted.refusal(
+            f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote; build it ahead "
+            f"with `opjit precompile`, or unset OPJIT_OFFLINE{listed}"
+        )
     if wanted.by_torch:
         import_builder()
     with processes.importing:
         from opjit.store import lock
 
-    with processes.starting_threads(), progress.status(f"building {wanted}") as say, \
-            lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")):
+    with (
+        processes.starting_threads(),
+        progress.status(f"building {wanted}") as say,
+        lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")),
+    ):
         wanted = wanted.now(store)  # the sources may have changed during the wait
         return look(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
 

@@ -45,7 +45,9 @@ class Choice(NamedTuple):
     seconds: float
 
 
-def kernel(op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def kernel(
+    op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> int:
     """Return the kernel of the variant of a number, or of the one for a call's tensors, which later calls of such sizes run, too."""
     request.ready(op, backend)
     with op.lock:
@@ -61,7 +63,9 @@ def kernel(op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], 
                     return found  # for this call alone
                 found = _opened(op, backend, choice.variant)
             except (OpjitError, OSError) as error:
-                progress.logger().warning(f"{op.qualified} runs its first variant, as no other can be had: {error}")
+                progress.logger().warning(
+                    f"{op.qualified} runs its first variant, as no other can be had: {error}"
+                )
         loaded.registered.opjit_choose(bucket, found)
         return found
 
@@ -73,17 +77,31 @@ def tune(op: Op, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]
         loaded = op.loaded[backend.name]
         loaded.registered.opjit_vary()
         try:
-            _call(loaded.registered.opjit_force, loaded.kernel, op.overload, *args, **kwargs)  # C says which bucket that is
+            _call(
+                loaded.registered.opjit_force, loaded.kernel, op.overload, *args, **kwargs
+            )  # C says which bucket that is
         finally:
             bucket = loaded.registered.opjit_force(None)
         return choose(op, backend, bucket, Inputs(args, kwargs), again=True)
 
 
-def choose(op: Op, backend: Backend, bucket: int, inputs: Inputs, again: bool = False) -> Choice | None:
+def choose(
+    op: Op, backend: Backend, bucket: int, inputs: Inputs, again: bool = False
+) -> Choice | None:
     """Return the recorded choice for a bucket of sizes unless `again`, or measure all variants that can be built, with a call's inputs.
     Returns None where nothing can be measured. The caller holds the op's lock."""
-    store, labels, index = Store(default_root()), op.labels(backend), next((each.device.index or 0 for each in inputs.tensors()), 0)
-    device = torch.cuda.get_device_name(index) if backend.name == "cuda" else cpu.identity() if backend.name == "cpu" else ""
+    store, labels, index = (
+        Store(default_root()),
+        op.labels(backend),
+        next((each.device.index or 0 for each in inputs.tensors()), 0),
+    )
+    device = (
+        torch.cuda.get_device_name(index)
+        if backend.name == "cuda"
+        else cpu.identity()
+        if backend.name == "cpu"
+        else ""
+    )
     identity = json.dumps([op.loaded[backend.name].key, labels, device, f"{bucket:016x}"])
     name = hashlib.sha256(identity.encode()).hexdigest()
     found = None if again else _read(name, labels, store)
@@ -91,8 +109,13 @@ def choose(op: Op, backend: Backend, bucket: int, inputs: Inputs, again: bool = 
         return found
     from opjit.store import lock
 
-    with progress.status(f"tuning {op.qualified}") as say, lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}")):
-        found = None if again else _read(name, labels, store)  # another process may have measured during the wait
+    with (
+        progress.status(f"tuning {op.qualified}") as say,
+        lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}")),
+    ):
+        found = (
+            None if again else _read(name, labels, store)
+        )  # another process may have measured during the wait
         if found is None:
             with torch.cuda.device(index) if backend.name == "cuda" else nullcontext():
                 found = _measured(op, backend, inputs, store)
@@ -123,7 +146,16 @@ def _measured(op: Op, backend: Backend, inputs: Inputs, store: Store) -> Choice 
             if not _running(op, backend, {"": loaded.kernel}, inputs):
                 return None
             _build(op, backend, store)
-            sides = _running(op, backend, {each: loaded.variants[each] for each in op.labels(backend) if each in loaded.variants}, inputs)
+            sides = _running(
+                op,
+                backend,
+                {
+                    each: loaded.variants[each]
+                    for each in op.labels(backend)
+                    if each in loaded.variants
+                },
+                inputs,
+            )
             return _best(sides, inputs, backend.name)
     finally:
         loaded.registered.opjit_force(None)
@@ -139,7 +171,9 @@ def _opened(op: Op, backend: Backend, label: str) -> int:
     """Return the kernel of a variant, which is opened or built."""
     known, target = op.loaded[backend.name].variants, targets.here(backend)
     if label not in known:
-        known[label] = loader.open_kernel(request.entry(op.variant(backend, label), target), op.qualified, op.libraries(target))
+        known[label] = loader.open_kernel(
+            request.entry(op.variant(backend, label), target), op.qualified, op.libraries(target)
+        )
     return known[label]
 
 
@@ -147,7 +181,11 @@ def _build(op: Op, backend: Backend, store: Store) -> None:
     """Build the variants that are missing, side by side, and open all. One that cannot be built is left out."""
     from opjit.builder import budget
 
-    target, known, failed = targets.here(backend), op.loaded[backend.name].variants, list[OpjitError]()
+    target, known, failed = (
+        targets.here(backend),
+        op.loaded[backend.name].variants,
+        list[OpjitError](),
+    )
     wanted = dict(zip(op.labels(backend), batch.requests([(op, target)], store), strict=True))
 
     def obtain(each: OpBinary) -> Entry | None:
@@ -157,18 +195,25 @@ def _build(op: Op, backend: Backend, store: Store) -> None:
             failed.append(error)
             return None
 
-    with processes.pool(min(budget.jobs(budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB), len(wanted))) as pool:
+    with processes.pool(
+        min(budget.jobs(budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB), len(wanted))
+    ) as pool:
         for label, entry in zip(wanted, pool.map(obtain, wanted.values()), strict=True):
             if entry is not None:
                 known[label] = loader.open_kernel(entry, op.qualified, op.libraries(target))
     if failed:
-        progress.logger().warning(f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}")
+        progress.logger().warning(
+            f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}"
+        )
 
 
 def _running(op: Op, backend: Backend, kernels: Mapping[str, int], inputs: Inputs) -> Sides:
     """Return calls of the variants that run, without those that one call shows to be far slower than others."""
     force = op.loaded[backend.name].registered.opjit_force
-    sides, seconds = {label: partial(_call, force, each, op.overload) for label, each in kernels.items()}, dict[str, float]()
+    sides, seconds = (
+        {label: partial(_call, force, each, op.overload) for label, each in kernels.items()},
+        dict[str, float](),
+    )
     for label, side in sides.items():
         with suppress(RuntimeError):  # such as too much shared memory for this device
             for _ in range(4):  # the quickest counts, as a busy machine holds up any one of them
@@ -180,7 +225,13 @@ def _running(op: Op, backend: Backend, kernels: Mapping[str, int], inputs: Input
     return {label: sides[label] for label, each in seconds.items() if each <= most}
 
 
-def _call(force: Callable[[int], int], kernel: int, overload: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call(
+    force: Callable[[int], int],
+    kernel: int,
+    overload: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     force(kernel)
     return overload(*args, **kwargs)
 
@@ -190,9 +241,13 @@ def _best(sides: Sides, inputs: Inputs, device: str) -> Choice:
     plan, (first, *rest) = plan_of({}, inputs, device), sides
     ratios = {first: 1.0}
     for start in range(0, len(rest), _FINALISTS):
-        group = {each: sides[each] for each in (first, *rest[start:start + _FINALISTS])}
+        group = {each: sides[each] for each in (first, *rest[start : start + _FINALISTS])}
         found = measure(replace(plan, sides=group, rounds=3, seconds=0.002))
         ratios |= {each: ratio(found[each], found[first])[0] for each in group}
-    near = [each for each in sorted(ratios, key=ratios.__getitem__) if ratios[each] <= _NEAR * min(ratios.values())][:_FINALISTS]
+    near = [
+        each
+        for each in sorted(ratios, key=ratios.__getitem__)
+        if ratios[each] <= _NEAR * min(ratios.values())
+    ][:_FINALISTS]
     found = measure(replace(plan, sides={each: sides[each] for each in near}, seconds=0.01))
     return Choice(best := min(near, key=lambda each: found[each].median), found[best].median)

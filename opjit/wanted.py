@@ -117,14 +117,19 @@ class OpBinary(NamedTuple):
         return {entry.key, self.recipe.base}
 
     def accepts(self, manifest: Manifest) -> bool:
-        return self.recipe.key in (None, manifest.key) and base_key(manifest.document) == self.recipe.base
+        return (
+            self.recipe.key in (None, manifest.key)
+            and base_key(manifest.document) == self.recipe.base
+        )
 
     @property
     def by_torch(self) -> bool:
         return True
 
     def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
-        return (None if self.must_store else layers.find(self.recipe, hashed)) or store.find(self.recipe, warn, hashed)
+        return (None if self.must_store else layers.find(self.recipe, hashed)) or store.find(
+            self.recipe, warn, hashed
+        )
 
     def miss(self, store: Store) -> str:
         from opjit import why
@@ -155,7 +160,9 @@ class OpBinary(NamedTuple):
 
         self.op.write_code()
         try:
-            return build.build(self.now(store).recipe if self.op.code else self.recipe, store, self.must_store)
+            return build.build(
+                self.now(store).recipe if self.op.code else self.recipe, store, self.must_store
+            )
         except CompileError as error:
             self.op.failed[self.target.backend.name] = self.name, error
             raise

@@ -20,15 +20,42 @@ from opjit.store.store import Store
 
 _MOST_CANDIDATES = 200  # entries to compare with, the newest of an op and target
 _MOST_SHOWN = 12  # differences in a text
-_FLAGS = {"c": "flag", "cuda": "nvcc flag", "device": "device compiler's flag", "link": "linker flag", "stubs": "library of torch's",
-          "sources": "extra source"}
+_FLAGS = {
+    "c": "flag",
+    "cuda": "nvcc flag",
+    "device": "device compiler's flag",
+    "link": "linker flag",
+    "stubs": "library of torch's",
+    "sources": "extra source",
+}
 # Names of other parts of a document; the rest go by their names in the document.
-_NAMES = {"cc.version": "compiler", "cc.machine": "compiler's target", "nvcc.build": "nvcc", "nvrtc.version": "NVRTC",
-          "device.version": "device compiler", "device.sha256": "device compiler's file", "cxx.version": "C++ compiler",
-          "cxx.machine": "C++ compiler's target", "dispatch_key": "dispatch key", "kernel": "source's name", "debug": "debug build"}
+_NAMES = {
+    "cc.version": "compiler",
+    "cc.machine": "compiler's target",
+    "nvcc.build": "nvcc",
+    "nvrtc.version": "NVRTC",
+    "device.version": "device compiler",
+    "device.sha256": "device compiler's file",
+    "cxx.version": "C++ compiler",
+    "cxx.machine": "C++ compiler's target",
+    "dispatch_key": "dispatch key",
+    "kernel": "source's name",
+    "debug": "debug build",
+}
 # The kinds of differences, the most frequent first; all others come last.
-_LIKELY = ("source", "header", "library", "schema", *_FLAGS.values(), "compiler", "compiler's target", "nvcc", "device compiler", "opjit",
-           "format")
+_LIKELY = (
+    "source",
+    "header",
+    "library",
+    "schema",
+    *_FLAGS.values(),
+    "compiler",
+    "compiler's target",
+    "nvcc",
+    "device compiler",
+    "opjit",
+    "format",
+)
 
 
 class Difference(NamedTuple):
@@ -62,7 +89,9 @@ class Explanation:
         start = f"{self.op} for {self.target}"
         if self.found is not None:
             return f"{start} is built already: {self.found}"
-        unusable = [why for folder, why in self.unusable if folder.name == self.key or not self.differences]
+        unusable = [
+            why for folder, why in self.unusable if folder.name == self.key or not self.differences
+        ]
         if unusable:
             return f"{start} is in no usable cache: {unusable[0]}"
         if self.differences:
@@ -72,12 +101,19 @@ class Explanation:
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes, the arch, the state and the reason, for JSON."""
-        return {**asdict(self), "arch": self.target.partition(" ")[2], "state": "miss" if self.found is None else "hit",
-                "reason": self.reason, "differences": [difference._asdict() for difference in self.differences],
-                "unusable": [{"folder": folder, "reason": reason} for folder, reason in self.unusable]}
+        return {
+            **asdict(self),
+            "arch": self.target.partition(" ")[2],
+            "state": "miss" if self.found is None else "hit",
+            "reason": self.reason,
+            "differences": [difference._asdict() for difference in self.differences],
+            "unusable": [{"folder": folder, "reason": reason} for folder, reason in self.unusable],
+        }
 
     def __str__(self) -> str:
-        lines = [f"{self.op} for {self.target}: {'a hit' if self.found else 'a miss'}; {self.outcome}"]
+        lines = [
+            f"{self.op} for {self.target}: {'a hit' if self.found else 'a miss'}; {self.outcome}"
+        ]
         if self.found is not None:
             lines.append(f"  in {self.place}: {self.found}")
             lines += [f"  CUDA code by {self.compiler}"] if self.compiler else []
@@ -85,8 +121,13 @@ class Explanation:
         if self.unusable[3:]:
             lines.append(f"  not used: {len(self.unusable) - 3} more")
         if self.against is not None:
-            lines.append(f"  compared with the entry built {progress.ago(time.time() - _changed(self.against))}: {self.against}")
-            lines += [f"    {difference.what}: {difference.text}" for difference in self.differences[:_MOST_SHOWN]]
+            lines.append(
+                f"  compared with the entry built {progress.ago(time.time() - _changed(self.against))}: {self.against}"
+            )
+            lines += [
+                f"    {difference.what}: {difference.text}"
+                for difference in self.differences[:_MOST_SHOWN]
+            ]
             if self.differences[_MOST_SHOWN:]:
                 lines.append(f"    and {len(self.differences) - _MOST_SHOWN} more")
         elif self.found is None and not self.unusable:
@@ -103,26 +144,69 @@ class _Location(NamedTuple):
 
 
 _Found = tuple[_Location, Path]  # an entry's folder, and the store that it is in
-_Candidate = tuple[Path, tuple[Difference, ...]]  # an entry's folder, and how it differs from the request
+_Candidate = tuple[
+    Path, tuple[Difference, ...]
+]  # an entry's folder, and how it differs from the request
 
 
 def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanation:
     """Explain the result of a request for a recipe; `found` is the folder of the entry that it found."""
     qualified, wanted = recipe.schema.qualified, root.folder(recipe.schema.qualified, recipe.target)
-    locations = [_Location("the binaries beside its source", Store(recipe.folder / layers.FOLDER), recipe.source),
-                 *(_Location(f"the layer {layer}", Store(layer)) for layer in layers.named()), _Location("the cache", root)]
+    locations = [
+        _Location(
+            "the binaries beside its source", Store(recipe.folder / layers.FOLDER), recipe.source
+        ),
+        *(_Location(f"the layer {layer}", Store(layer)) for layer in layers.named()),
+        _Location("the cache", root),
+    ]
     if found is not None:
-        place = next((location.name for location in locations if location.store.base in found.parents), "")
-        return Explanation(qualified, str(recipe.target), recipe.key, found, place, None, (), (), _outcome(recipe, found), _compiler(found))
-    candidates, unusable = _candidates([(location, folder) for location in locations
-                                        for folder in location.store.folder(qualified, recipe.target).glob("[!.]*")], recipe)
+        place = next(
+            (location.name for location in locations if location.store.base in found.parents), ""
+        )
+        return Explanation(
+            qualified,
+            str(recipe.target),
+            recipe.key,
+            found,
+            place,
+            None,
+            (),
+            (),
+            _outcome(recipe, found),
+            _compiler(found),
+        )
+    candidates, unusable = _candidates(
+        [
+            (location, folder)
+            for location in locations
+            for folder in location.store.folder(qualified, recipe.target).glob("[!.]*")
+        ],
+        recipe,
+    )
     problem = root.problem(wanted.parent, wanted)
     if problem is not None:
         unusable.insert(0, (root.root, problem))
-    unusable += [(folder, f"it is for {folder.suffix[1:]}, not {recipe.target.host}") for location in locations
-                 for folder in _for_other_hosts(location.store.folder(qualified, recipe.target), recipe.target.host)]
-    nearest, differing = min(candidates, default=(None, ()), key=lambda candidate: len(candidate[1]))
-    return Explanation(qualified, str(recipe.target), recipe.key, None, "", nearest, differing, tuple(unusable), _outcome(recipe, None))
+    unusable += [
+        (folder, f"it is for {folder.suffix[1:]}, not {recipe.target.host}")
+        for location in locations
+        for folder in _for_other_hosts(
+            location.store.folder(qualified, recipe.target), recipe.target.host
+        )
+    ]
+    nearest, differing = min(
+        candidates, default=(None, ()), key=lambda candidate: len(candidate[1])
+    )
+    return Explanation(
+        qualified,
+        str(recipe.target),
+        recipe.key,
+        None,
+        "",
+        nearest,
+        differing,
+        tuple(unusable),
+        _outcome(recipe, None),
+    )
 
 
 def _compiler(found: Path) -> str:
@@ -134,13 +218,21 @@ def _compiler(found: Path) -> str:
 
 def _for_other_hosts(wanted: Path, host: str) -> list[Path]:
     """Return the folders of entries that differ from a target's in the host only, which the name of a CPU's folder does not end with."""
-    return sorted({*wanted.parent.glob(f"{wanted.name.removesuffix(host)}*")} - {wanted}) if wanted.name.endswith(f".{host}") else []
+    return (
+        sorted({*wanted.parent.glob(f"{wanted.name.removesuffix(host)}*")} - {wanted})
+        if wanted.name.endswith(f".{host}")
+        else []
+    )
 
 
-def _candidates(entries: list[_Found], recipe: Recipe) -> tuple[list[_Candidate], list[tuple[Path, str]]]:
+def _candidates(
+    entries: list[_Found], recipe: Recipe
+) -> tuple[list[_Candidate], list[tuple[Path, str]]]:
     """Return the usable entries of the op and target, and the unusable ones with reasons; first the requested one, then the newest."""
     usable, unusable = [], []
-    for location, folder in sorted(entries, key=lambda entry: (entry[1].name != recipe.key, -_changed(entry[1])))[:_MOST_CANDIDATES]:
+    for location, folder in sorted(
+        entries, key=lambda entry: (entry[1].name != recipe.key, -_changed(entry[1]))
+    )[:_MOST_CANDIDATES]:
         try:
             _, manifest = verify(folder, recipe.target, trusted_as=location.trusted_as)
             usable.append((folder, differences(manifest, recipe, location.trusted_as is not None)))
@@ -153,51 +245,91 @@ def _candidates(entries: list[_Found], recipe: Recipe) -> tuple[list[_Candidate]
 
 def _outcome(recipe: Recipe, found: Path | None) -> str:
     if found is not None:
-        return "a request would use it" + ("; no compiler works here, so any compiler's binary matches" if recipe.key is None else "")
+        return "a request would use it" + (
+            "; no compiler works here, so any compiler's binary matches"
+            if recipe.key is None
+            else ""
+        )
     if is_on("OPJIT_OFFLINE"):
         return "a request would fail, as OPJIT_OFFLINE forbids building it"
-    outcome = "fail, as no compiler works here (`opjit doctor` says more)" if recipe.key is None else "build it"
+    outcome = (
+        "fail, as no compiler works here (`opjit doctor` says more)"
+        if recipe.key is None
+        else "build it"
+    )
     return f"a request would {'ask the remote, and without an entry there ' if os.environ.get('OPJIT_REMOTE') else ''}{outcome}"
 
 
-def differences(manifest: Manifest, recipe: Recipe, shipped: bool = False) -> tuple[Difference, ...]:
+def differences(
+    manifest: Manifest, recipe: Recipe, shipped: bool = False
+) -> tuple[Difference, ...]:
     """Return how an entry's inputs differ from the requested ones; of a shipped binary, without the compilers and opjit's version."""
     before, now = dict(manifest.document), recipe.document()
     sources = {recipe.source.name, str(before.get("kernel"))}
     found = document_differences(before, now, sources)
     if shipped:
-        tools = {name for part, name in _NAMES.items() if part.startswith(("cc.", "nvcc.", "nvrtc.", "device."))}
-        found = tuple(difference for difference in found if difference.what not in {"opjit", *tools})
+        tools = {
+            name
+            for part, name in _NAMES.items()
+            if part.startswith(("cc.", "nvcc.", "nvrtc.", "device."))
+        }
+        found = tuple(
+            difference for difference in found if difference.what not in {"opjit", *tools}
+        )
     return found
 
 
-def document_differences(before: Mapping[str, Any], now: Mapping[str, Any], sources: set[str]) -> tuple[Difference, ...]:
+def document_differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], sources: set[str]
+) -> tuple[Difference, ...]:
     """Return how two documents differ, the likeliest reason for a miss first; `sources` names inputs that are not headers."""
     before, now = dict(before), dict(now)
     found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), sources)]
     then_flags, now_flags = _mapping(before.pop("flags", {})), now.pop("flags")
     for kind in sorted({*then_flags, *now_flags}, key=str):
-        found += _flags(_FLAGS.get(kind, f"{kind} flag"), then_flags.get(kind, []), now_flags.get(kind, []))
+        found += _flags(
+            _FLAGS.get(kind, f"{kind} flag"), then_flags.get(kind, []), now_flags.get(kind, [])
+        )
     tools, wanted_tools = _mapping(before.pop("toolchain", {})), now.pop("toolchain")
     if wanted_tools is not None:  # without a compiler, any compiler's binary matches
         before, now = {**tools, **before}, {**wanted_tools, **now}
     if before.pop("glue", None) != now.pop("glue", None):
         found.append(Difference("opjit", "the glue's template changed"))
     for name in sorted({*before, *now}):
-        then_and_now = ["none" if value in (None, "") else str(value)[:200] for value in (now.get(name), before.get(name))]
-        found += [Difference(_NAMES.get(name, name), f"{', '.join(then_and_now)} before")] if before.get(name) != now.get(name) else []
+        then_and_now = [
+            "none" if value in (None, "") else str(value)[:200]
+            for value in (now.get(name), before.get(name))
+        ]
+        found += (
+            [Difference(_NAMES.get(name, name), f"{', '.join(then_and_now)} before")]
+            if before.get(name) != now.get(name)
+            else []
+        )
     order = {what: place for place, what in enumerate(_LIKELY)}
     return tuple(sorted(found, key=lambda difference: order.get(difference.what, len(order))))
 
 
-def _inputs(before: Mapping[str, Any], now: Mapping[str, str], sources: set[str]) -> Iterator[Difference]:
+def _inputs(
+    before: Mapping[str, Any], now: Mapping[str, str], sources: set[str]
+) -> Iterator[Difference]:
     """Yield the changed files. A file that is neither opjit's nor a source nor linked is a header."""
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):
             continue
         ends, is_source = Path(name).suffix, name in sources or backends.of_source(name) is not None
-        what = "opjit" if name.startswith("<opjit>/") else "source" if is_source else "library" if ends in (".a", ".o", ".so") else "header"
-        yield Difference(what, f"{name} {'is no longer used' if name not in now else 'is new' if name not in before else 'changed'}")
+        what = (
+            "opjit"
+            if name.startswith("<opjit>/")
+            else "source"
+            if is_source
+            else "library"
+            if ends in (".a", ".o", ".so")
+            else "header"
+        )
+        yield Difference(
+            what,
+            f"{name} {'is no longer used' if name not in now else 'is new' if name not in before else 'changed'}",
+        )
 
 
 def _flags(what: str, before: Any, now: list[str]) -> Iterator[Difference]:

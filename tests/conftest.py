@@ -27,10 +27,21 @@ from opjit.recipe.toolchain import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import helpers, remotes, tiers, zygote
-from tests.helpers import COMPILES, EMULATED, SOMEBODY, built, copy_cache, fake_compiler, shares_libstdcxx, write_op
+from tests.helpers import (
+    COMPILES,
+    EMULATED,
+    SOMEBODY,
+    built,
+    copy_cache,
+    fake_compiler,
+    shares_libstdcxx,
+    write_op,
+)
 
 OPS = Path(__file__).parent / "ops"
-CPP_AUTOGRAD = "OPJIT_TEST_CPP_AUTOGRAD" in os.environ  # give every op that a test's process loads autograd's kernel in C++
+CPP_AUTOGRAD = (
+    "OPJIT_TEST_CPP_AUTOGRAD" in os.environ
+)  # give every op that a test's process loads autograd's kernel in C++
 TIERS = pytest.StashKey[tiers.Tiers]()
 _namespaces = itertools.count()
 
@@ -42,13 +53,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a CUDA build of torch says here that it finds no driver
-        has = {"gpu": torch.cuda.is_available(), "nvcc": toolchain.find_nvcc(None) is not None and not EMULATED}
+        has = {
+            "gpu": torch.cuda.is_available(),
+            "nvcc": toolchain.find_nvcc(None) is not None and not EMULATED,
+        }
     hidden = torch.version.cuda is not None and not has["gpu"] and Path("/dev/nvidia0").exists()
     config.stash[TIERS] = tiers.Tiers(config, has, hidden)
     config.pluginmanager.register(config.stash[TIERS], "tiers")
     if getattr(config.option, "dist", None) == "load":
-        config.option.dist = "worksteal"  # neighbours stay in one process, which makes what they share once
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job ignores Ctrl-C, and so would all programs it starts
+        config.option.dist = (
+            "worksteal"  # neighbours stay in one process, which makes what they share once
+        )
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a shell's background job ignores Ctrl-C, and so would all programs it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -56,7 +74,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = config.stash[TIERS]
     chosen.select(items)
-    reasons = {"gpu": "torch sees no CUDA GPU", "nvcc": "no nvcc: the CUDA Toolkit is not installed, or is another machine's"}
+    reasons = {
+        "gpu": "torch sees no CUDA GPU",
+        "nvcc": "no nvcc: the CUDA Toolkit is not installed, or is another machine's",
+    }
     for item in items:
         for name, reason in reasons.items():
             if not chosen.has[name] and item.get_closest_marker(name):
@@ -67,11 +88,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def run_folder(factory: pytest.TempPathFactory) -> Path:
     """The folder of this run, which all workers share."""
-    return factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    return (
+        factory.getbasetemp().parent
+        if "PYTEST_XDIST_WORKER" in os.environ
+        else factory.getbasetemp()
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def shared_cache(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """The cache of tests that have none of their own. It is in pytest's: for all workers, and kept between runs, as keys are content.
 
     With ``-p no:cacheprovider``, or where others could write into pytest's cache, a run begins with nothing. The user's cache and settings
@@ -85,9 +112,15 @@ def shared_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
         for name in [name for name in os.environ if name.startswith("OPJIT_")]:
             patch.delenv(name)
         patch.setenv("OPJIT_CACHE", str(root))
-        if "CXX" in os.environ and not shares_libstdcxx(os.environ["CXX"]):  # torch's own extensions crash with a second libstdc++
-            patch.setenv("CXX", next(filter(shares_libstdcxx, ("g++", "c++", "clang++")), os.environ["CXX"]))
-        patch.setenv("OPJIT_CPP_AUTOGRAD", "0")  # no compiler starts in the background, also by children
+        if "CXX" in os.environ and not shares_libstdcxx(
+            os.environ["CXX"]
+        ):  # torch's own extensions crash with a second libstdc++
+            patch.setenv(
+                "CXX", next(filter(shares_libstdcxx, ("g++", "c++", "clang++")), os.environ["CXX"])
+            )
+        patch.setenv(
+            "OPJIT_CPP_AUTOGRAD", "0"
+        )  # no compiler starts in the background, also by children
         if CPP_AUTOGRAD:
             helpers.take_cpp_autograd(patch)
         yield
@@ -165,7 +198,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> remotes.Published:
 @pytest.fixture
 def on_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``on_compile(commands)``: from now on, the compiler runs commands of the shell before it compiles an op's source."""
-    return lambda commands: monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "own-cc", f"if {COMPILES}; then {commands}; fi")))
+    return lambda commands: monkeypatch.setenv(
+        "CC", str(fake_compiler(tmp_path / "own-cc", f"if {COMPILES}; then {commands}; fi"))
+    )
 
 
 @pytest.fixture
@@ -198,19 +233,33 @@ def make_op(tmp_path: Path) -> Callable[..., opjit.Op]:
 
     The schema comes without a namespace; the source without ``#include "opjit.h"``, which is line 1 of the file."""
 
-    def make(schema: str, source: str = "", *, fake: Callable[..., Any] | None = None, cuda: str = "", **options: Any) -> opjit.Op:
+    def make(
+        schema: str,
+        source: str = "",
+        *,
+        fake: Callable[..., Any] | None = None,
+        cuda: str = "",
+        **options: Any,
+    ) -> opjit.Op:
         namespace = f"optest{next(_namespaces)}"
         name = schema.partition("(")[0]
         folder = tmp_path / namespace
         folder.mkdir()
         if source:
-            (folder / f"{name}.c").write_text('#include "opjit.h"\n' + textwrap.dedent(source), encoding="utf-8")
+            (folder / f"{name}.c").write_text(
+                '#include "opjit.h"\n' + textwrap.dedent(source), encoding="utf-8"
+            )
         if cuda:
-            (folder / f"{name}.cu").write_text('#include "opjit_cuda.h"\n' + textwrap.dedent(cuda), encoding="utf-8")
+            (folder / f"{name}.cu").write_text(
+                '#include "opjit_cuda.h"\n' + textwrap.dedent(cuda), encoding="utf-8"
+            )
         path = folder / "op.py"
-        path.write_text(f"@opjit.op({f'{namespace}::{schema}'!r}, **options)\n"
-                        f"def {name}_op(*args, **kwargs):\n"
-                        "    return fake(*args, **kwargs) if fake else None\n", encoding="utf-8")
+        path.write_text(
+            f"@opjit.op({f'{namespace}::{schema}'!r}, **options)\n"
+            f"def {name}_op(*args, **kwargs):\n"
+            "    return fake(*args, **kwargs) if fake else None\n",
+            encoding="utf-8",
+        )
         module: dict[str, Any] = {"opjit": opjit, "fake": fake, "options": options}
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module)
         declared = module[f"{name}_op"]
@@ -260,7 +309,9 @@ def growth() -> Callable[[Callable[[], object], int], int]:
     """``growth(call, times)``: bytes that this process's resident memory grows by over so many calls, after a tenth of them to warm up."""
 
     def resident() -> int:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
     def grown(call: Callable[[], object], times: int) -> int:
         for _ in range(times // 10):

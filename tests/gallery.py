@@ -26,14 +26,14 @@ Each error of opjit is a class of `opjit.errors` and a `RuntimeError`. Its messa
 command `opjit` prints the message alone. `…` stands for a folder of the example. `BuildError` is the class of failures of tools and disks.
 A request never raises `EntryError` and `UntrustedFolder`: it treats such an entry as a miss, with one warning, a `CacheWarning`.
 """
-CLIP_PY = '''\
+CLIP_PY = """\
 import torch
 import opjit
 
 @opjit.op("demo::clip(Tensor x, float limit) -> Tensor")
 def clip(x, limit):
     return torch.empty_like(x)
-'''
+"""
 CLIP_C = """\
 #include "opjit.h"
 
@@ -78,53 +78,185 @@ def clip(c: str = GOOD_C) -> dict[str, str]:
 
 
 CASES = [
-    Case("An op that does not exist", 'opjit.get("alreduce")', "'opjit::alreduce'", "did you mean allreduce?"),
-    Case("A device that torch does not know", 'opjit.get("allreduce", "cudda")', "'cudda'", "expected a device such as 'cpu' or 'cuda'"),
-    Case("An arch that no backend builds for", 'opjit.build_library("allreduce", "build", arch="sm90")', "'sm90'", "known: "),
-    Case("A type that has no form in C", 'opjit.inline("f(Tensor x, Device d) -> Tensor", c="")', "argument `d`",
-         "take the device from a Tensor argument"),
-    Case("An op that takes no tensor", 'opjit.inline("f(int n) -> Tensor", c="")', "'inline::f(int n) -> Tensor'", "add one, such as"),
-    Case("A name that is taken", 'opjit.add_path("clip")\nopjit.add_path("other")', "…/clip, the other in …/other", "rename one",
-         {**clip(), "other/op.py": CLIP_PY, "other/clip.c": GOOD_C}),
-    Case("A mistake in op.py", 'opjit.add_path("clip")', "", "", {"clip/op.py": CLIP_PY + "clip.reference(torch.clmp)\n"},
-         remark="Python's own error. The command adds the file and the line, without opjit's part of the traceback."),
-    Case("No kernel for the device", CALL, "demo::clip has no kernel for cpu", "expected clip.c in …/clip", {"clip/op.py": CLIP_PY}),
-    Case("A mistake in C", CALL, "…/clip/clip.c:9:77", "did you mean 'limit'?", clip(GOOD_C.replace("limit);", "limt);")), "clip/clip.c"),
-    Case("A header that is not included", CALL, "…/clip/clip.c:8:35", "include '<math.h>'", clip(CLIP_C), "clip/clip.c"),
-    Case("A prototype that is not the schema's", CALL, "…/clip/clip.c:4:14", "expected opjit_status clip_cpu(const opjit_tensor *x, double",
-         clip(GOOD_C.replace("double limit", "float limit")), "clip/clip.c"),
-    Case("A kernel that refuses its argument", CALL.replace("torch.ones(3)", "torch.ones(3).double()"), "[clip.c:6]", "takes float32",
-         clip()),
-    Case("A gradient through an op without a backward", CALL.replace("torch.ones(3)", "torch.ones(3, requires_grad=True)")
-         + ".sum().backward()", "demo::clip", "", clip(),
-         remark="Declare a backward: [gradients](../examples/03_gradients/README.md)."),
-    Case("No compiler", 'os.environ["CC"] = "/nowhere/gcc"\nopjit.get("round_ste", "cpu")', "CC is '/nowhere/gcc'",
-         "set it to the path of gcc"),
-    Case("Nothing may be built", 'os.environ["OPJIT_OFFLINE"] = "1"\nopjit.get("round_ste", "cpu")', "opjit::round_ste for cpu",
-         "build it ahead with `opjit precompile`, or unset OPJIT_OFFLINE"),
-    Case("A folder that cannot be written", 'opjit.build_library("round_ste", "/proc/build", "cpu")', "'/proc/build'",
-         "choose a folder that you can write"),
-    Case("A library without the rest of its folder", 'opjit.load_library("clip.so")', "…/clip.so",
-         "copy the folder from opjit.build_library as a whole", {"clip.so": "not a library"}),
-    Case("A library that was damaged", 'library = opjit.build_library("round_ste", "build", "cpu")\nos.chmod(library, 0o600)\n'
-         'os.truncate(library, 100)\nopjit.load_library(library)', "opjit.round_ste.so", "build it again with opjit.build_library"),
-    Case("A folder of ops that others can write", 'os.chmod("clip", 0o777)\nos.environ["OPJIT_PATH"] = os.path.abspath("clip")\n'
-         'opjit.get("demo::clip")', "…/clip can be written by others", "chmod go-w …/clip", clip()),
-    Case("A cache that others can write", 'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
-         'opjit.get("round_ste", "cpu")', "…/shared can be written by others", "chmod go-w …/shared"),
-    Case("A build that no cache can keep", 'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
-         'opjit.cli.main(["get", "round_ste", "--device", "cpu"], standalone_mode=False)', "opjit::round_ste for cpu",
-         "set OPJIT_CACHE to a folder of your own"),
-    Case("A compiler's warning", CALL, "…/clip/clip.c:7", "", clip(GOOD_C.replace("    OPJIT_TRY",
-         "    const int8_t most = 300;\n    OPJIT_TRY")), "clip/clip.c",
-         "A `CompileWarning` is the compiler's own text at the line of the author's file; the op works."),
-    Case("A size that is none", 'opjit.cache.prune(size="big")', "'big'", "expected a size such as 5GiB"),
-    Case("A remote that is not trusted", 'opjit.cli.main(["cache", "pull", "file:///srv/opjit"], standalone_mode=False)',
-         "file:///srv/opjit", "set OPJIT_TRUST"),
-    Case("An op that fails in precompile", 'opjit.add_path("clip")\nopjit.precompile(["demo::clip"])', "…/clip/clip.c:8:35",
-         "include '<math.h>'", clip(CLIP_C)),
-    Case("A program that cannot be recorded", 'opjit.cli.main(["record", "--", "no-such-program"], standalone_mode=False)',
-         "'no-such-program'", "what follows -- is a program with its arguments"),
+    Case(
+        "An op that does not exist",
+        'opjit.get("alreduce")',
+        "'opjit::alreduce'",
+        "did you mean allreduce?",
+    ),
+    Case(
+        "A device that torch does not know",
+        'opjit.get("allreduce", "cudda")',
+        "'cudda'",
+        "expected a device such as 'cpu' or 'cuda'",
+    ),
+    Case(
+        "An arch that no backend builds for",
+        'opjit.build_library("allreduce", "build", arch="sm90")',
+        "'sm90'",
+        "known: ",
+    ),
+    Case(
+        "A type that has no form in C",
+        'opjit.inline("f(Tensor x, Device d) -> Tensor", c="")',
+        "argument `d`",
+        "take the device from a Tensor argument",
+    ),
+    Case(
+        "An op that takes no tensor",
+        'opjit.inline("f(int n) -> Tensor", c="")',
+        "'inline::f(int n) -> Tensor'",
+        "add one, such as",
+    ),
+    Case(
+        "A name that is taken",
+        'opjit.add_path("clip")\nopjit.add_path("other")',
+        "…/clip, the other in …/other",
+        "rename one",
+        {**clip(), "other/op.py": CLIP_PY, "other/clip.c": GOOD_C},
+    ),
+    Case(
+        "A mistake in op.py",
+        'opjit.add_path("clip")',
+        "",
+        "",
+        {"clip/op.py": CLIP_PY + "clip.reference(torch.clmp)\n"},
+        remark="Python's own error. The command adds the file and the line, without opjit's part of the traceback.",
+    ),
+    Case(
+        "No kernel for the device",
+        CALL,
+        "demo::clip has no kernel for cpu",
+        "expected clip.c in …/clip",
+        {"clip/op.py": CLIP_PY},
+    ),
+    Case(
+        "A mistake in C",
+        CALL,
+        "…/clip/clip.c:9:77",
+        "did you mean 'limit'?",
+        clip(GOOD_C.replace("limit);", "limt);")),
+        "clip/clip.c",
+    ),
+    Case(
+        "A header that is not included",
+        CALL,
+        "…/clip/clip.c:8:35",
+        "include '<math.h>'",
+        clip(CLIP_C),
+        "clip/clip.c",
+    ),
+    Case(
+        "A prototype that is not the schema's",
+        CALL,
+        "…/clip/clip.c:4:14",
+        "expected opjit_status clip_cpu(const opjit_tensor *x, double",
+        clip(GOOD_C.replace("double limit", "float limit")),
+        "clip/clip.c",
+    ),
+    Case(
+        "A kernel that refuses its argument",
+        CALL.replace("torch.ones(3)", "torch.ones(3).double()"),
+        "[clip.c:6]",
+        "takes float32",
+        clip(),
+    ),
+    Case(
+        "A gradient through an op without a backward",
+        CALL.replace("torch.ones(3)", "torch.ones(3, requires_grad=True)") + ".sum().backward()",
+        "demo::clip",
+        "",
+        clip(),
+        remark="Declare a backward: [gradients](../examples/03_gradients/README.md).",
+    ),
+    Case(
+        "No compiler",
+        'os.environ["CC"] = "/nowhere/gcc"\nopjit.get("round_ste", "cpu")',
+        "CC is '/nowhere/gcc'",
+        "set it to the path of gcc",
+    ),
+    Case(
+        "Nothing may be built",
+        'os.environ["OPJIT_OFFLINE"] = "1"\nopjit.get("round_ste", "cpu")',
+        "opjit::round_ste for cpu",
+        "build it ahead with `opjit precompile`, or unset OPJIT_OFFLINE",
+    ),
+    Case(
+        "A folder that cannot be written",
+        'opjit.build_library("round_ste", "/proc/build", "cpu")',
+        "'/proc/build'",
+        "choose a folder that you can write",
+    ),
+    Case(
+        "A library without the rest of its folder",
+        'opjit.load_library("clip.so")',
+        "…/clip.so",
+        "copy the folder from opjit.build_library as a whole",
+        {"clip.so": "not a library"},
+    ),
+    Case(
+        "A library that was damaged",
+        'library = opjit.build_library("round_ste", "build", "cpu")\nos.chmod(library, 0o600)\n'
+        "os.truncate(library, 100)\nopjit.load_library(library)",
+        "opjit.round_ste.so",
+        "build it again with opjit.build_library",
+    ),
+    Case(
+        "A folder of ops that others can write",
+        'os.chmod("clip", 0o777)\nos.environ["OPJIT_PATH"] = os.path.abspath("clip")\n'
+        'opjit.get("demo::clip")',
+        "…/clip can be written by others",
+        "chmod go-w …/clip",
+        clip(),
+    ),
+    Case(
+        "A cache that others can write",
+        'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
+        'opjit.get("round_ste", "cpu")',
+        "…/shared can be written by others",
+        "chmod go-w …/shared",
+    ),
+    Case(
+        "A build that no cache can keep",
+        'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
+        'opjit.cli.main(["get", "round_ste", "--device", "cpu"], standalone_mode=False)',
+        "opjit::round_ste for cpu",
+        "set OPJIT_CACHE to a folder of your own",
+    ),
+    Case(
+        "A compiler's warning",
+        CALL,
+        "…/clip/clip.c:7",
+        "",
+        clip(GOOD_C.replace("    OPJIT_TRY", "    const int8_t most = 300;\n    OPJIT_TRY")),
+        "clip/clip.c",
+        "A `CompileWarning` is the compiler's own text at the line of the author's file; the op works.",
+    ),
+    Case(
+        "A size that is none",
+        'opjit.cache.prune(size="big")',
+        "'big'",
+        "expected a size such as 5GiB",
+    ),
+    Case(
+        "A remote that is not trusted",
+        'opjit.cli.main(["cache", "pull", "file:///srv/opjit"], standalone_mode=False)',
+        "file:///srv/opjit",
+        "set OPJIT_TRUST",
+    ),
+    Case(
+        "An op that fails in precompile",
+        'opjit.add_path("clip")\nopjit.precompile(["demo::clip"])',
+        "…/clip/clip.c:8:35",
+        "include '<math.h>'",
+        clip(CLIP_C),
+    ),
+    Case(
+        "A program that cannot be recorded",
+        'opjit.cli.main(["record", "--", "no-such-program"], standalone_mode=False)',
+        "'no-such-program'",
+        "what follows -- is a program with its arguments",
+    ),
 ]
 _RUN = """
 import json, os, sys, warnings
@@ -188,7 +320,9 @@ def plain(message: str, folder: Path) -> str:
 
 def page() -> str:
     """The page's text."""
-    return "\n".join([HEAD, *(section(case, error) for case, error in zip(CASES, all_provoked(), strict=True))])
+    return "\n".join(
+        [HEAD, *(section(case, error) for case, error in zip(CASES, all_provoked(), strict=True))]
+    )
 
 
 def all_provoked() -> list[Error]:
@@ -198,10 +332,14 @@ def all_provoked() -> list[Error]:
 
 
 def section(case: Case, error: Error) -> str:
-    source = f"`{case.shown}`:\n\n```c\n{(case.files or {})[case.shown]}```\n\n" if case.shown else ""
+    source = (
+        f"`{case.shown}`:\n\n```c\n{(case.files or {})[case.shown]}```\n\n" if case.shown else ""
+    )
     remark = f"\n{case.remark}\n" if case.remark else ""
-    return (f"## {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
-            f"```text\n{error.name}: {error.message.rstrip()}\n```\n{remark}")
+    return (
+        f"## {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
+        f"```text\n{error.name}: {error.message.rstrip()}\n```\n{remark}"
+    )
 
 
 if __name__ == "__main__":

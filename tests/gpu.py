@@ -16,11 +16,22 @@ def main(arguments: list[str]) -> int:
     if not torch.cuda.is_available():
         print(f"No GPU test can run: torch {torch.__version__} sees no CUDA GPU.")
         return 1
-    print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}", flush=True)
+    print(
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
+        flush=True,
+    )
     workers = ["-n", str(min(os.cpu_count() or 1, 8))] if importlib.util.find_spec("xdist") else []
     runs = (["-m", "gpu and alone"], ["-m", "gpu and not alone", *workers])
-    codes = {subprocess.call([sys.executable, "-m", "pytest", "--tier", "all", "--no-fold-skipped", *run, *arguments]) for run in runs}
-    return max(codes - {pytest.ExitCode.NO_TESTS_COLLECTED}, default=int(pytest.ExitCode.NO_TESTS_COLLECTED))
+    codes = {
+        subprocess.call(
+            [sys.executable, "-m", "pytest", "--tier", "all", "--no-fold-skipped", *run, *arguments]
+        )
+        for run in runs
+    }
+    return max(
+        codes - {pytest.ExitCode.NO_TESTS_COLLECTED},
+        default=int(pytest.ExitCode.NO_TESTS_COLLECTED),
+    )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ from opjit.store.store import Store
 from tests import zygote
 
 ROOT = Path(opjit.__file__).resolve().parents[1]
-BUNDLED = [op.qualified for op in registry.all_ops() if op.folder.parent == resources.folder("kernels_c")]
+BUNDLED = [
+    op.qualified for op in registry.all_ops() if op.folder.parent == resources.folder("kernels_c")
+]
 
 MakeOp = Callable[..., opjit.Op]  # the fixture make_op
 Growth = Callable[[Callable[[], object], int], int]  # the fixture growth
@@ -53,9 +55,13 @@ OnCompile = Callable[[str], None]  # the fixture on_compile
 DAY = 86400.0
 TIMEOUT = 800.0  # seconds that a process may take: on a busy machine a C++ extension takes minutes; pytest ends the test at 900
 SOMEBODY = 12345  # a user id that nobody has
-EMULATED = "QEMU_LD_PREFIX" in os.environ  # by .ci/aarch64: the tools that the compilers run are another machine's
+EMULATED = (
+    "QEMU_LD_PREFIX" in os.environ
+)  # by .ci/aarch64: the tools that the compilers run are another machine's
 CPU_ARCHS = [*backends.for_device("cpu").archs()][::-1]  # lowest first
-LEVELS = [arch for arch in CPU_ARCHS if machine_of(arch) == platform.machine()]  # this machine's kind; it runs two at least
+LEVELS = [
+    arch for arch in CPU_ARCHS if machine_of(arch) == platform.machine()
+]  # this machine's kind; it runs two at least
 FOREIGN = next(arch for arch in CPU_ARCHS if arch not in LEVELS)
 UNREADABLE = "/proc/self/mem"  # a file; reading it is an error, for root too
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
@@ -107,7 +113,13 @@ OP_PY = op_py(SCHEMA)
 def write_op(folder: Path, **changed: str) -> Path:
     """An op's folder with everything: op.py, plus.c, plus.cu, amount.h. Names in `changed` have ``_`` for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {"op_py": OP_PY, "plus_c": PLUS, "plus_cu": PLUS_CUDA, "amount_h": "#define AMOUNT 1.0f\n", **changed}.items():
+    for name, text in {
+        "op_py": OP_PY,
+        "plus_c": PLUS,
+        "plus_cu": PLUS_CUDA,
+        "amount_h": "#define AMOUNT 1.0f\n",
+        **changed,
+    }.items():
         stem, _, suffix = name.rpartition("_")
         (folder / f"{stem}.{suffix}").write_text(text, encoding="utf-8")
     return folder
@@ -164,14 +176,29 @@ def install_package(site: Path, name: str, point: str, modules: Mapping[str, str
         (site / path).write_text(text)
 
 
-def describe(folder: Path, target: Target | None = None, text: str = SCHEMA, compiler: Mapping[str, str] | None = None) -> Recipe:
+def describe(
+    folder: Path,
+    target: Target | None = None,
+    text: str = SCHEMA,
+    compiler: Mapping[str, str] | None = None,
+) -> Recipe:
     """The recipe of the op in a folder, as api.describe makes it, but without declaring the op to torch."""
     target = target or targets.here(cpu())
     parsed = schema.parse(text)
     compilers = [compiler] if compiler is not None else toolchain.identities_of(target, None)
-    source, flags = folder / f"{parsed.name}{target.backend.suffix}", target.backend.flags(target.arch, target.runtime)
-    return Recipe(parsed, target, source, read_inputs(source, target, flags), flags, compilers[0] if compilers else None,
-                  others=tuple(compilers[1:]))
+    source, flags = (
+        folder / f"{parsed.name}{target.backend.suffix}",
+        target.backend.flags(target.arch, target.runtime),
+    )
+    return Recipe(
+        parsed,
+        target,
+        source,
+        read_inputs(source, target, flags),
+        flags,
+        compilers[0] if compilers else None,
+        others=tuple(compilers[1:]),
+    )
 
 
 def built(folder: Path, cache: Path, target: Target | None = None, text: str = SCHEMA) -> Entry:
@@ -224,17 +251,28 @@ def shares_libstdcxx(compiler: str) -> bool:
     """Whether a C++ compiler is there and links libstdc++ as a shared library: with another copy of it torch's own extensions crash."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "text.so"
-        text = "#include <string>\nstd::string text(int number) { return std::to_string(number); }\n"
+        text = (
+            "#include <string>\nstd::string text(int number) { return std::to_string(number); }\n"
+        )
         with suppress(OSError):
-            subprocess.run([compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)], input=text.encode(), capture_output=True,
-                           check=False)
-        return library.exists() and any(name.startswith(("libstdc++.", "libc++.")) for name in elf.inspect(library.read_bytes()).needed)
+            subprocess.run(
+                [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)],
+                input=text.encode(),
+                capture_output=True,
+                check=False,
+            )
+        return library.exists() and any(
+            name.startswith(("libstdc++.", "libc++."))
+            for name in elf.inspect(library.read_bytes()).needed
+        )
 
 
 def fake_compiler(path: Path, before: str = "", after: str = "") -> Path:
     """A compiler that is the real one, with shell commands before and after; in them ``$1`` … are its arguments."""
     assert real_compiler() != str(path), "it would run itself for ever"
-    return program(path, f"#!/bin/sh\n{before}\n'{real_compiler()}' \"$@\"\ncode=$?\n{after}\nexit $code\n")
+    return program(
+        path, f"#!/bin/sh\n{before}\n'{real_compiler()}' \"$@\"\ncode=$?\n{after}\nexit $code\n"
+    )
 
 
 # True in a fake compiler when it compiles an op's glue (not when it is asked who it is, compiles the runtime, or links).
@@ -244,22 +282,30 @@ LINKS = 'case " $* " in *" -ltorch_cpu "*) true;; *) false;; esac'
 # Sets $out to the file that the compiler is asked for.
 OUTPUT = 'out=; previous=; for word in "$@"; do if [ "$previous" = -o ]; then out=$word; fi; previous=$word; done'
 # What a compiler may leave there and report success all the same.
-LIES = {"missing": 'rm -f "$out"', "empty": ': > "$out"', "text": 'echo hello > "$out"',
-        "half-an-elf": 'head -c 100 "$out" > "$out.x"; mv "$out.x" "$out"',
-        "an-elf-without-sections": "printf '\\177ELF\\002\\001\\001' > \"$out\"", "an-executable": 'cp "{python}" "$out"',
-        "no-symbols": "echo | '{compiler}' -shared -nostdlib -Wl,-rpath,'$ORIGIN' -o \"$out\" -x c -"}
+LIES = {
+    "missing": 'rm -f "$out"',
+    "empty": ': > "$out"',
+    "text": 'echo hello > "$out"',
+    "half-an-elf": 'head -c 100 "$out" > "$out.x"; mv "$out.x" "$out"',
+    "an-elf-without-sections": "printf '\\177ELF\\002\\001\\001' > \"$out\"",
+    "an-executable": 'cp "{python}" "$out"',
+    "no-symbols": "echo | '{compiler}' -shared -nostdlib -Wl,-rpath,'$ORIGIN' -o \"$out\" -x c -",
+}
 
 
 def fake_nvcc(path: Path, build_version: str) -> None:
     """An nvcc that says which one it is, and no more; it takes the place of another at one stroke."""
     release = re.sub(r"V(\d+\.\d+).*", r"\1", build_version)
-    program(path.with_name("new"), f"""\
+    program(
+        path.with_name("new"),
+        f"""\
         #!/bin/sh
         case "$*" in
         --version) echo 'Cuda compilation tools, release {release}, {build_version}';;
         *) echo '#$ TOP={path.parents[1]}' >&2;;
         esac
-        """).replace(path)
+        """,
+    ).replace(path)
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
@@ -269,9 +315,18 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
     return {name: value for name, value in values.items() if value is not None}
 
 
-def ended(code: str, changes: Mapping[str, str | None] | None = None, *, cold: bool = False, python: str = sys.executable,
-          flags: tuple[str, ...] = (), user: int | None = None, cwd: Path | None = None, before: tuple[str, ...] = (),
-          arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def ended(
+    code: str,
+    changes: Mapping[str, str | None] | None = None,
+    *,
+    cold: bool = False,
+    python: str = sys.executable,
+    flags: tuple[str, ...] = (),
+    user: int | None = None,
+    cwd: Path | None = None,
+    before: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
+) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process, and wait for its end: a child of the zygote, where that is as good.
 
     It is not for what a test says of Python's start and end, of the import of torch, or of a process that no other forked: `cold`
@@ -279,12 +334,22 @@ def ended(code: str, changes: Mapping[str, str | None] | None = None, *, cold: b
     code = textwrap.dedent(code)
     if cold or python != sys.executable or user is not None or before or set(flags[::2]) - {"-W"}:
         words = [*before, python, *flags, "-c", code, *arguments]
-        return subprocess.run(words, env=environment(changes), capture_output=True, text=True, timeout=TIMEOUT, check=False, user=user,
-                              cwd=cwd)
+        return subprocess.run(
+            words,
+            env=environment(changes),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+            user=user,
+            cwd=cwd,
+        )
     return _run("-c", code, changes, flags, cwd, arguments)
 
 
-def fresh(code: str, changes: Mapping[str, str | None] | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
+def fresh(
+    code: str, changes: Mapping[str, str | None] | None = None, **how: Any
+) -> subprocess.CompletedProcess[str]:
     """The same for code that must exit with 0."""
     done = ended(code, changes, **how)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -305,7 +370,9 @@ def python_on_terminal(*words: str | Path, **changes: str | None) -> tuple[int, 
     """The same of Python."""
     ours, theirs = pty.openpty()
     shown = b""
-    with subprocess.Popen([sys.executable, *words], stdout=theirs, stderr=theirs, env=environment(changes)) as process:
+    with subprocess.Popen(
+        [sys.executable, *words], stdout=theirs, stderr=theirs, env=environment(changes)
+    ) as process:
         os.close(theirs)
         with suppress(OSError):  # Linux's end of a terminal that nobody holds
             while part := os.read(ours, 1 << 16):
@@ -314,14 +381,24 @@ def python_on_terminal(*words: str | Path, **changes: str | None) -> tuple[int, 
     return process.returncode, shown.decode()
 
 
-def module(name: str, *words: str | Path, changes: Mapping[str, str | None] | None = None, flags: tuple[str, ...] = (),
-           cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def module(
+    name: str,
+    *words: str | Path,
+    changes: Mapping[str, str | None] | None = None,
+    flags: tuple[str, ...] = (),
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
     """``python -m``, however it ends."""
     return _run("-m", name, changes, flags, cwd, words)
 
 
-def script(path: Path, *words: str | Path, changes: Mapping[str, str | None] | None = None, flags: tuple[str, ...] = ("-W", "error"),
-           cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def script(
+    path: Path,
+    *words: str | Path,
+    changes: Mapping[str, str | None] | None = None,
+    flags: tuple[str, ...] = ("-W", "error"),
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
     """``python path``, however it ends, with warnings as errors."""
     return _run("script", str(path), changes, flags, cwd, words)
 
@@ -338,18 +415,28 @@ def started(code: str, changes: Mapping[str, str | None] | None = None) -> zygot
     return _forked("-c", textwrap.dedent(code), environment(changes), stdin=subprocess.PIPE)
 
 
-def started_command(*words: str | Path, changes: Mapping[str, str | None] | None = None) -> zygote.Process:
+def started_command(
+    *words: str | Path, changes: Mapping[str, str | None] | None = None
+) -> zygote.Process:
     """The command `opjit` in a session of its own, for the test to end."""
     return _forked("-m", "opjit", environment(changes), arguments=words)
 
 
-def _run(kind: str, code: str, changes: Mapping[str, str | None] | None, flags: Sequence[str], cwd: Path | None,
-         arguments: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+def _run(
+    kind: str,
+    code: str,
+    changes: Mapping[str, str | None] | None,
+    flags: Sequence[str],
+    cwd: Path | None,
+    arguments: Sequence[str | Path],
+) -> subprocess.CompletedProcess[str]:
     """A program in a child of the zygote, or in a new process where a child would not heed a variable."""
     chosen = environment(changes)
     if zygote.unheeded(chosen):
         words = [sys.executable, *flags, *([kind] if kind != "script" else []), code, *arguments]
-        return subprocess.run(words, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=cwd)
+        return subprocess.run(
+            words, env=chosen, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=cwd
+        )
     running = _forked(kind, code, chosen, cwd, flags, arguments)
     try:
         out, err = running.communicate(TIMEOUT)
@@ -359,9 +446,24 @@ def _run(kind: str, code: str, changes: Mapping[str, str | None] | None, flags: 
     return subprocess.CompletedProcess(running.args, running.wait(), out, err)
 
 
-def _forked(kind: str, code: str, chosen: dict[str, str], cwd: Path | None = None, flags: Sequence[str] = (),
-            arguments: Sequence[str | Path] = (), stdin: int | None = None) -> zygote.Process:
-    request = zygote.Request(kind, code, [str(word) for word in arguments], chosen, str(cwd or Path.cwd()), zygote.umask(), [*flags[1::2]])
+def _forked(
+    kind: str,
+    code: str,
+    chosen: dict[str, str],
+    cwd: Path | None = None,
+    flags: Sequence[str] = (),
+    arguments: Sequence[str | Path] = (),
+    stdin: int | None = None,
+) -> zygote.Process:
+    request = zygote.Request(
+        kind,
+        code,
+        [str(word) for word in arguments],
+        chosen,
+        str(cwd or Path.cwd()),
+        zygote.umask(),
+        [*flags[1::2]],
+    )
     return zygote.Process(request, stdin)
 
 
@@ -373,7 +475,9 @@ def cache_command(*words: str) -> Result:
 def refused(*words: str | Path) -> str:
     """The one line that a command refuses with, in this process."""
     done = CliRunner().invoke(main, [str(word) for word in words])
-    assert (done.exit_code, done.output[:7], done.output.count("\n")) == (1, "Error: ", 1), done.output
+    assert (done.exit_code, done.output[:7], done.output.count("\n")) == (1, "Error: ", 1), (
+        done.output
+    )
     return done.output
 
 
@@ -389,8 +493,10 @@ def date(folder: Path, used: float, written: float | None = None) -> None:
 
 def declare(folder: Path) -> str:
     """The first lines of a fresh process's code: imports, and the op of a folder."""
-    return ("import warnings\nimport torch\nimport opjit\nfrom opjit.declare import registry\nfrom pathlib import Path\n"
-            f"registry.declare_folder(Path({str(folder)!r}))\n")
+    return (
+        "import warnings\nimport torch\nimport opjit\nfrom opjit.declare import registry\nfrom pathlib import Path\n"
+        f"registry.declare_folder(Path({str(folder)!r}))\n"
+    )
 
 
 def no_compiler(tmp: Path) -> dict[str, str | None]:
@@ -413,7 +519,11 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
             continue
         with suppress(FileNotFoundError):
             status = path.lstat()
-            found[str(path)] = (status.st_mode, 0 if stat.S_ISDIR(status.st_mode) else status.st_size, status.st_mtime_ns)
+            found[str(path)] = (
+                status.st_mode,
+                0 if stat.S_ISDIR(status.st_mode) else status.st_size,
+                status.st_mtime_ns,
+            )
     return found
 
 
@@ -468,20 +578,26 @@ def planted(entry: Entry, count: int, **changed: object) -> list[Path]:
         folder = entry.folder.with_name(other.key)
         folder.mkdir(mode=0o700)
         for path in entry.folder.iterdir():
-            (folder / path.name).write_bytes(other.dump() if path.name == manifest.NAME else path.read_bytes())
+            (folder / path.name).write_bytes(
+                other.dump() if path.name == manifest.NAME else path.read_bytes()
+            )
             (folder / path.name).chmod(0o644)
         found.append(folder)
     return found
 
 
 no_exec = pytest.mark.no_qemu("qemu reads code, so a filesystem without execution does not stop it")
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, or give a file to another user")
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can mount, or give a file to another user"
+)
 
 
 @contextmanager
 def mounted(where: Path, *options: str) -> Iterator[None]:
     """Something mounted at a folder; a skip where that is not allowed."""
-    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["mount", *options, str(where)], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         pytest.skip(f"this machine does not allow mounts: {done.stderr.strip()}")
     try:
@@ -505,12 +621,18 @@ def process(code: str, changes: Mapping[str, str | None] | None = None) -> Itera
         running.end()
 
 
-def until(true: Callable[[], bool], seconds: float = 60, process: subprocess.Popen[Any] | zygote.Process | None = None) -> None:
+def until(
+    true: Callable[[], bool],
+    seconds: float = 60,
+    process: subprocess.Popen[Any] | zygote.Process | None = None,
+) -> None:
     """Wait for something that must happen within some seconds, and before the process ends that is to do it."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not happen"
-        assert process is None or process.poll() is None, f"the process ended before it happened: {process.communicate()}"
+        assert process is None or process.poll() is None, (
+            f"the process ended before it happened: {process.communicate()}"
+        )
         time.sleep(0.01)
 
 

@@ -31,7 +31,11 @@ NAMESPACE = "remotetest"
 
 def declare(folder: Path, namespace: str = NAMESPACE, amount: float = 1.0) -> Op:
     """The op `plus` in a namespace of its own, declared in this process."""
-    helpers.write_op(folder, op_py=helpers.OP_PY.replace("keytest::", f"{namespace}::"), amount_h=f"#define AMOUNT {amount}f\n")
+    helpers.write_op(
+        folder,
+        op_py=helpers.OP_PY.replace("keytest::", f"{namespace}::"),
+        amount_h=f"#define AMOUNT {amount}f\n",
+    )
     registry.declare_folder(folder)
     return registry.find(f"{namespace}::plus")
 
@@ -91,9 +95,22 @@ def publish(folder: Path, namespace: str = NAMESPACE, amount: float = 1.0) -> Pu
         patch.setenv("OPJIT_CACHE", str(folder / "cache"))
         entry = ask(op).entry
         transfer.push((folder / "remote").as_uri(), sign=private, ops=[op.qualified])
-    names = {path.suffix: path.relative_to(folder / "remote").as_posix() for path in (folder / "remote").rglob("*.*") if path.is_file()}
+    names = {
+        path.suffix: path.relative_to(folder / "remote").as_posix()
+        for path in (folder / "remote").rglob("*.*")
+        if path.is_file()
+    }
     (name, pointer) = (names[".opjit"], names[".key"])
-    return Published(op, entry, folder / "remote", private, public, name, pointer, (folder / "remote" / name).read_bytes())
+    return Published(
+        op,
+        entry,
+        folder / "remote",
+        private,
+        public,
+        name,
+        pointer,
+        (folder / "remote" / name).read_bytes(),
+    )
 
 
 @contextmanager

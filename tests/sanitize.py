@@ -20,29 +20,50 @@ SKIPPED = 77
 
 def graphs(tool: str) -> subprocess.CompletedProcess[str]:
     """Capture and replay under memcheck. torch's allocator keeps its blocks, as a capture needs it to."""
-    return subprocess.run([*sanitize.command(tool, "memcheck"), "-c", GRAPHS], env=helpers.environment(), text=True, check=False,
-                          errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.run(
+        [*sanitize.command(tool, "memcheck"), "-c", GRAPHS],
+        env=helpers.environment(),
+        text=True,
+        check=False,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def main(names: list[str]) -> int:
     tool = sanitize.find_tool()
-    missing = "compute-sanitizer was not found: it comes with the CUDA Toolkit" if tool is None else ""
-    missing = missing if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA GPU"
+    missing = (
+        "compute-sanitizer was not found: it comes with the CUDA Toolkit" if tool is None else ""
+    )
+    missing = (
+        missing if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA GPU"
+    )
     if tool is None or missing:
         print(f"Skipped: {missing}. No kernel was checked.")
         return SKIPPED
     ops = [op for op in map(registry.find, helpers.BUNDLED) if "cuda" in op.backends()]
-    print(f"{tool}, torch {torch.__version__}, {torch.cuda.get_device_name()}: {', '.join(op.qualified for op in ops)}", flush=True)
+    print(
+        f"{tool}, torch {torch.__version__}, {torch.cuda.get_device_name()}: {', '.join(op.qualified for op in ops)}",
+        flush=True,
+    )
     found = False
     for name in names or [*sanitize.FOR_CUDA, "graphs"]:
         begin = monotonic()
         done = graphs(tool) if name == "graphs" else sanitize.under_tool(tool, name, ops)
         calls = sum(map(int, re.findall(r"^\S+: (\d+) calls$", done.stdout, re.MULTILINE)))
         what = "captured and replayed under memcheck" if name == "graphs" else f"{calls} calls"
-        print(f"{name:<10} {'clean' if done.returncode == 0 else 'FAILED'}  {what}, {monotonic() - begin:.0f} s", flush=True)
+        print(
+            f"{name:<10} {'clean' if done.returncode == 0 else 'FAILED'}  {what}, {monotonic() - begin:.0f} s",
+            flush=True,
+        )
         if done.returncode:
             found = True
-            print(f"exit code {done.returncode} ({sanitize.FOUND} is the tool's):\n{done.stdout}", flush=True)
+            print(
+                f"exit code {done.returncode} ({sanitize.FOUND} is the tool's):\n{done.stdout}",
+                flush=True,
+            )
     return int(found)
 
 

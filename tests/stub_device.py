@@ -49,7 +49,9 @@ opjit_status plus_stub(const opjit_tensor *x, opjit_tensor *out, stub_stream_t s
     return OPJIT_OK;
 }
 """
-STREAM = Stream("stub_stream_t", "stub.h", "stub_current", "stub_exchange", "stub_allocate", "stub_free")
+STREAM = Stream(
+    "stub_stream_t", "stub.h", "stub_current", "stub_exchange", "stub_allocate", "stub_free"
+)
 
 
 class Stub(Cpu):
@@ -61,7 +63,9 @@ class Stub(Cpu):
 
     def __init__(self, sdk: Path, stream: Stream | None = STREAM, compiled: bool = True) -> None:
         self.sdk, self.stream = sdk, stream
-        self.compiler = DeviceCompiler(str(sdk / "stubcc"), "install the Stub SDK") if compiled else None
+        self.compiler = (
+            DeviceCompiler(str(sdk / "stubcc"), "install the Stub SDK") if compiled else None
+        )
         self.suffix = ".stub" if compiled else ".stub.c"
         self.more: tuple[str, ...] = ()  # flags of the compiler
 
@@ -76,9 +80,25 @@ class Stub(Cpu):
         return ["stub1"]
 
     def flags(self, arch: str, runtime: str) -> Flags:
-        device = (*self.more, "-I{path}", "-deps", "{dependencies}", "-c", "{source}", "-o", "{object}")
-        return Flags(("-x", "c", "-std=gnu11", "-O2", *GLUE), (), (str(self.sdk / "libstub.so"),), ("libtorch_cpu",), NEEDED,
-                     include=(str(self.sdk),), device=device if self.compiler else ())
+        device = (
+            *self.more,
+            "-I{path}",
+            "-deps",
+            "{dependencies}",
+            "-c",
+            "{source}",
+            "-o",
+            "{object}",
+        )
+        return Flags(
+            ("-x", "c", "-std=gnu11", "-O2", *GLUE),
+            (),
+            (str(self.sdk / "libstub.so"),),
+            ("libtorch_cpu",),
+            NEEDED,
+            include=(str(self.sdk),),
+            device=device if self.compiler else (),
+        )
 
 
 def write_sdk(folder: Path) -> Path:
@@ -87,18 +107,33 @@ def write_sdk(folder: Path) -> Path:
     (folder / "stub.h").write_text(HEADER)
     (folder / "stub.c").write_text(RUNTIME)
     write_compiler(folder)
-    subprocess.run([real_compiler(), "-shared", "-fPIC", "-Wl,-soname,libstub.so", "-o", "libstub.so", "stub.c"], cwd=folder, check=True)
+    subprocess.run(
+        [
+            real_compiler(),
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libstub.so",
+            "-o",
+            "libstub.so",
+            "stub.c",
+        ],
+        cwd=folder,
+        check=True,
+    )
     return folder
 
 
 def write_compiler(sdk: Path, version: str = "stubcc 1.0", before: str = "") -> None:
     """Write the compiler: a shell script around gcc, which takes a file of any suffix for C, and runs the line `before` first."""
-    program(sdk / "stubcc", f"""#!/bin/sh
+    program(
+        sdk / "stubcc",
+        f"""#!/bin/sh
 {before}
 [ "$1" = --version ] && {{ echo {shlex.quote(version)}; exit; }}
 for word; do shift; if [ "$word" = -deps ]; then set -- "$@" -MD -MF; else set -- "$@" "$word"; fi; done
 exec {shlex.quote(real_compiler())} -fPIC -O2 -Werror=incompatible-pointer-types -x c "$@"
-""")
+""",
+    )
 
 
 def write_plus(folder: Path, suffix: str = ".stub", text: str = PLUS) -> Path:

@@ -13,7 +13,9 @@ REAL = [*SMALL, *WIDE_UNSIGNED, *FLOATING]
 COMPLEX = [torch.complex64, torch.complex128]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # What torch.compile itself says on some versions of Python.
-COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+COMPILES = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
 
 
 class Seen(TorchDispatchMode):

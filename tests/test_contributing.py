@@ -10,11 +10,21 @@ from opjit import testing
 from opjit.cli import main
 from tests.helpers import ROOT
 
-PAGES = [ROOT / "README.md", *(page for room in (".github", "examples", "kernels_c", "opjit", "tests/benchmarks")
-                               for page in sorted((ROOT / room).rglob("*.md")))]
+PAGES = [
+    ROOT / "README.md",
+    *(
+        page
+        for room in (".github", "examples", "kernels_c", "opjit", "tests/benchmarks")
+        for page in sorted((ROOT / room).rglob("*.md"))
+    ),
+]
 CONTRIBUTING = (ROOT / ".github/CONTRIBUTING.md").read_text(encoding="utf-8")
-COMMANDS = [shlex.split(part, comments=True) for block in re.findall(r"```sh\n(.*?)```", CONTRIBUTING, re.DOTALL)
-            for line in block.splitlines() for part in line.split(" && ")]
+COMMANDS = [
+    shlex.split(part, comments=True)
+    for block in re.findall(r"```sh\n(.*?)```", CONTRIBUTING, re.DOTALL)
+    for line in block.splitlines()
+    for part in line.split(" && ")
+]
 
 
 def floors() -> list[list[str]]:
@@ -31,14 +41,21 @@ def floors() -> list[list[str]]:
 
 def test_the_picture_shows_every_module_and_package_once() -> None:
     shown = [name for floor in floors() for name in floor]
-    there = {path.stem for path in (ROOT / "opjit").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    there = {
+        path.stem
+        for path in (ROOT / "opjit").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
     assert sorted(shown) == sorted(there)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    titles = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    titles = {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
         path, _, title = target.partition("#")
         assert (page.parent / path).exists(), target
@@ -52,12 +69,20 @@ def test_every_path_that_contributing_names_is_there() -> None:
 
 
 def test_the_builder_s_map_has_every_file_of_it() -> None:
-    listed = re.findall(r"^\| `(\w+\.py)`", (ROOT / "opjit/builder/MAP.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "opjit/builder").glob("*.py") if path.name != "__init__.py")
+    listed = re.findall(
+        r"^\| `(\w+\.py)`",
+        (ROOT / "opjit/builder/MAP.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert sorted(listed) == sorted(
+        path.name for path in (ROOT / "opjit/builder").glob("*.py") if path.name != "__init__.py"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_names_programs_subcommands_and_files_that_there_are(command: list[str]) -> None:
+def test_every_command_names_programs_subcommands_and_files_that_there_are(
+    command: list[str],
+) -> None:
     program, *arguments = command
     assert program in ("python3", ".ci/run") or program.startswith(".venv/bin/")
     if program == ".venv/bin/opjit":

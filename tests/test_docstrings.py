@@ -12,7 +12,7 @@ import opjit
 from tests.helpers import fresh
 
 FILES = {
-    "my_ops/scale/op.py": '''\
+    "my_ops/scale/op.py": """\
 import torch
 import opjit
 
@@ -27,7 +27,7 @@ def reference(x, a):
 @scale.samples
 def samples(device):
     yield torch.ones(3, device=device), 2.5
-''',
+""",
     "my_ops/scale/scale.c": """\
 #include "opjit.h"
 
@@ -56,15 +56,23 @@ BEFORE = {  # what an example takes for granted
     "aoti_compile_and_package": "model = torch.nn.Module()\nmodel.forward = lambda x: torch.ops.opjit.allreduce(x)",
     "watch": "train = lambda: None",
     "explain": f'{SCALE}\nopjit.precompile(["mylib::scale"])\nwith open("my_ops/scale/scale.c", "a") as file: print("//\\n//", file=file)',
-    "ready": ('from opjit.backends import for_device, targets\nfrom opjit.declare import oplist, registry\n'
-              'recorded = oplist._recorded(registry.find("allreduce"), targets.here(for_device("cpu")))\n'
-              'with open("ops.json", "w") as file: file.write(oplist.dump_list([recorded]))'),
-    **dict.fromkeys(("cache", *(f"cache.{name}" for name in ("clear", "entries", "verify", "stats", "pack"))),
-                    'opjit.precompile(["allreduce"])'),
+    "ready": (
+        "from opjit.backends import for_device, targets\nfrom opjit.declare import oplist, registry\n"
+        'recorded = oplist._recorded(registry.find("allreduce"), targets.here(for_device("cpu")))\n'
+        'with open("ops.json", "w") as file: file.write(oplist.dump_list([recorded]))'
+    ),
+    **dict.fromkeys(
+        ("cache", *(f"cache.{name}" for name in ("clear", "entries", "verify", "stats", "pack"))),
+        'opjit.precompile(["allreduce"])',
+    ),
     "cache.unpack": 'import os\nos.environ["OPJIT_TRUST"] = "unsigned"\nopjit.precompile(["allreduce"])\nopjit.cache.pack("ops.tar")',
 }
-MODULES: dict[str, ModuleType] = {"cache": opjit.cache, "cpp_extension": opjit.cpp_extension, "distributed": opjit.distributed,
-                                  "testing": opjit.testing}
+MODULES: dict[str, ModuleType] = {
+    "cache": opjit.cache,
+    "cpp_extension": opjit.cpp_extension,
+    "distributed": opjit.distributed,
+    "testing": opjit.testing,
+}
 CODE = """
 import doctest, sys, warnings
 import torch, opjit
@@ -82,15 +90,33 @@ def public() -> dict[str, object]:
     found: dict[str, object] = {"opjit": opjit, **MODULES}
     found |= {name: value for name in opjit.__all__ if callable(value := getattr(opjit, name))}
     for module, value in MODULES.items():
-        found |= {f"{module}.{name}": function for name in vars(value)["__all__"] if inspect.isfunction(function := getattr(value, name))}
+        found |= {
+            f"{module}.{name}": function
+            for name in vars(value)["__all__"]
+            if inspect.isfunction(function := getattr(value, name))
+        }
     return found
 
 
 def test_the_public_names_are_those_of_every_room() -> None:
-    assert {"opjit", "get", "Op", "cache.prune", "cpp_extension.patched", "distributed.ready", "testing.check"} <= public().keys()
+    assert {
+        "opjit",
+        "get",
+        "Op",
+        "cache.prune",
+        "cpp_extension.patched",
+        "distributed.ready",
+        "testing.check",
+    } <= public().keys()
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if BUILDS_CPP.search(name) else ()) for name in public()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if BUILDS_CPP.search(name) else ())
+        for name in public()
+    ],
+)
 def test_an_example_prints_what_it_says(tmp_path: Path, name: str) -> None:
     text = inspect.getdoc(public()[name]) or ""
     assert doctest.DocTestParser().get_examples(text), f"{name} has no example"

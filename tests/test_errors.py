@@ -10,21 +10,41 @@ import opjit
 from opjit import errors
 from opjit.errors import OpjitError
 
-EXAMPLES: list[OpjitError] = [errors.UnknownOp("opjit::x", ["y", "z"]), errors.SchemaError("a"), errors.DeclarationError("b"),
-                              errors.UnknownDevice("c"), errors.UnknownArch("d"), errors.DeviceUnavailable("e"), errors.NoKernel("f"),
-                              errors.ToolMissing("nvcc", "g"), errors.BuildError("h", op="o", target="t", command="gcc", log=Path("/log")),
-                              errors.CompileError("i", op="o", target="t"), errors.LoadError("j"), errors.RemoteError("k"),
-                              errors.EntryError("l"), errors.UntrustedFolder("m"), errors.BadSetting("n"), errors.RecordError("p"),
-                              errors.PrecompileError("q", []), OpjitError("s")]
+EXAMPLES: list[OpjitError] = [
+    errors.UnknownOp("opjit::x", ["y", "z"]),
+    errors.SchemaError("a"),
+    errors.DeclarationError("b"),
+    errors.UnknownDevice("c"),
+    errors.UnknownArch("d"),
+    errors.DeviceUnavailable("e"),
+    errors.NoKernel("f"),
+    errors.ToolMissing("nvcc", "g"),
+    errors.BuildError("h", op="o", target="t", command="gcc", log=Path("/log")),
+    errors.CompileError("i", op="o", target="t"),
+    errors.LoadError("j"),
+    errors.RemoteError("k"),
+    errors.EntryError("l"),
+    errors.UntrustedFolder("m"),
+    errors.BadSetting("n"),
+    errors.RecordError("p"),
+    errors.PrecompileError("q", []),
+    OpjitError("s"),
+]
 
 
 def test_every_error_class_has_an_example_here() -> None:
-    classes = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, OpjitError)}
+    classes = {
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, OpjitError)
+    }
     assert {type(error) for error in EXAMPLES} == classes
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_every_error_is_an_opjit_error_and_survives_pickling_with_its_facts(error: OpjitError) -> None:
+def test_every_error_is_an_opjit_error_and_survives_pickling_with_its_facts(
+    error: OpjitError,
+) -> None:
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         again = pickle.loads(pickle.dumps(error, protocol))
         assert type(again) is type(error)
@@ -37,6 +57,9 @@ def test_every_error_is_an_opjit_error_and_survives_pickling_with_its_facts(erro
 def test_an_error_crosses_from_a_worker_process() -> None:
     import multiprocessing
 
-    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(errors.UnknownOp, match="did you mean allreduce") as caught:
+    with (
+        multiprocessing.get_context("spawn").Pool(1) as pool,
+        pytest.raises(errors.UnknownOp, match="did you mean allreduce") as caught,
+    ):
         pool.apply(opjit.get, ("allredduce",))
     assert caught.value.closest == ["allreduce"]

@@ -36,7 +36,9 @@ def test_the_tutorials_op_in_c_and_in_cpp() -> None:
 @pytest.mark.slow
 def test_the_tutorials_op_in_a_package(tmp_path: Path) -> None:
     """examples/07_from_cpp/run.cpp is compiled in tests/library/test_without_python.py."""
-    printed = example("07_from_cpp/package.py", str(tmp_path / "all_reduce.pt2"), flags=())  # torch warns
+    printed = example(
+        "07_from_cpp/package.py", str(tmp_path / "all_reduce.pt2"), flags=()
+    )  # torch warns
     assert printed == f"{tmp_path / 'all_reduce.pt2'} tensor([3.])\n"
 
 
@@ -57,7 +59,11 @@ def test_a_device_of_ones_own_runs_add_custom_with_autograd() -> None:
 
 @pytest.mark.slow
 def test_a_network_trains_with_the_layer_from_caffe() -> None:
-    errors = [float(line.split()[-1]) for line in example("06_from_caffe/train.py").splitlines() if line.startswith("step")]
+    errors = [
+        float(line.split()[-1])
+        for line in example("06_from_caffe/train.py").splitlines()
+        if line.startswith("step")
+    ]
     assert errors[-1] < 0.1 * errors[0]
 
 
@@ -92,10 +98,15 @@ def test_the_device_has_what_its_readme_says() -> None:
 def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path) -> None:
     """The op's own folder is looked into first: its author knows best. Such a kernel is of one op, not of all ops of its folder."""
     backend, op = Toy(), registry.find("allreduce")
-    with pytest.raises(NoKernel, match=rf"no kernel for toy: expected allreduce\.toy\.c in {op.folder}$"):
+    with pytest.raises(
+        NoKernel, match=rf"no kernel for toy: expected allreduce\.toy\.c in {op.folder}$"
+    ):
         op.source(backend)
     backend.kernels = tmp_path
-    with pytest.raises(NoKernel, match=rf"expected allreduce\.toy\.c in {op.folder}, or {tmp_path}/opjit/allreduce\.toy\.c$"):
+    with pytest.raises(
+        NoKernel,
+        match=rf"expected allreduce\.toy\.c in {op.folder}, or {tmp_path}/opjit/allreduce\.toy\.c$",
+    ):
         op.source(backend)
     own = tmp_path / "opjit" / "allreduce.toy.c"
     own.parent.mkdir()
@@ -113,25 +124,47 @@ def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_training_script_runs_under_torchrun_with_two_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               str(ROOT / "examples/11_cluster/train.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPJIT_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-                   "CUDA_VISIBLE_DEVICES": ""}
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(ROOT / "examples/11_cluster/train.py"),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OPJIT_CACHE": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     # Both write to one pipe: their lines may run into each other.
-    assert sorted(re.findall(r"rank \d of 2: the sum of all is 3000", done.stdout)) == [f"rank {rank} of 2: the sum of all is 3000"
-                                                                                       for rank in range(2)]
+    assert sorted(re.findall(r"rank \d of 2: the sum of all is 3000", done.stdout)) == [
+        f"rank {rank} of 2: the sum of all is 3000" for rank in range(2)
+    ]
     assert "Warning" not in done.stderr
 
 
 def test_a_library_serves_a_process_without_opjit(tmp_path: Path) -> None:
     """As for a C++ program: it has the schema, opens the library, and calls opjit_register()."""
-    library = helpers.command("get", "tensor_negate", "--device", "cpu", "--build-directory", tmp_path).stdout.strip()
-    program = (f"import ctypes, sys, torch; torch.library.define('opjit::tensor_negate', '(Tensor x) -> Tensor')\n"
-               f"assert ctypes.CDLL({library!r}).opjit_register() == 0\n"
-               "print(torch.ops.opjit.tensor_negate(torch.arange(3.0)), 'opjit' in sys.modules)\n")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    library = helpers.command(
+        "get", "tensor_negate", "--device", "cpu", "--build-directory", tmp_path
+    ).stdout.strip()
+    program = (
+        f"import ctypes, sys, torch; torch.library.define('opjit::tensor_negate', '(Tensor x) -> Tensor')\n"
+        f"assert ctypes.CDLL({library!r}).opjit_register() == 0\n"
+        "print(torch.ops.opjit.tensor_negate(torch.arange(3.0)), 'opjit' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "tensor([-0., -1., -2.]) False\n", done.stderr
 
 
@@ -139,7 +172,9 @@ def test_a_library_serves_a_process_without_opjit(tmp_path: Path) -> None:
 def test_the_fused_kernel_is_right(device: str) -> None:
     [op] = opjit.add_path(ROOT / "examples/04_rms_norm_rope")
     for sample in op.samples_on(device):
-        torch.testing.assert_close(op(*sample.args), op.reference_function(*sample.args), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            op(*sample.args), op.reference_function(*sample.args), rtol=1e-5, atol=1e-5
+        )
 
 
 def drawing(device: str) -> tuple[torch.Tensor, dict[str, Callable[[torch.Tensor], torch.Tensor]]]:
@@ -147,7 +182,10 @@ def drawing(device: str) -> tuple[torch.Tensor, dict[str, Callable[[torch.Tensor
     for folder in ("14_dropout/dropout", "15_top_k/sample_top_k"):
         opjit.add_path(ROOT / "examples" / folder)
     x = torch.randn(64, 100, generator=torch.Generator().manual_seed(1)).to(device)
-    return x, {"dropout": lambda x: torch.ops.demo.dropout(x, 0.5)[0], "sample_top_k": lambda x: torch.ops.demo.sample_top_k(x, 20)}
+    return x, {
+        "dropout": lambda x: torch.ops.demo.dropout(x, 0.5)[0],
+        "sample_top_k": lambda x: torch.ops.demo.sample_top_k(x, 20),
+    }
 
 
 @pytest.mark.parametrize("name", ["dropout", "sample_top_k"])
@@ -173,12 +211,16 @@ def test_a_random_op_of_the_course_follows_torch_s_seeds(device: str, name: str)
         gradients += torch.autograd.grad(run(leaf := x.clone().requires_grad_()).sum(), leaf)
         assert torch.equal(draw(x), second)
     assert torch.equal(*gradients)
-    assert gradients[0].count_nonzero() == (first.count_nonzero() if first.is_floating_point() else 64)
+    assert gradients[0].count_nonzero() == (
+        first.count_nonzero() if first.is_floating_point() else 64
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["dropout", "sample_top_k"])
-def test_a_random_op_of_the_course_draws_anew_in_each_replay_of_a_graph_as_eager_calls_do(name: str) -> None:
+def test_a_random_op_of_the_course_draws_anew_in_each_replay_of_a_graph_as_eager_calls_do(
+    name: str,
+) -> None:
     x, calls = drawing("cuda")
     calls[name](x)  # loaded before the capture
     graph = torch.cuda.CUDAGraph()
@@ -212,7 +254,9 @@ def test_tokens_come_as_often_as_softmax_says_and_only_from_the_largest(device: 
 
 @pytest.mark.slow
 def test_the_fused_kernel_is_compared_with_torch_compile() -> None:
-    printed = example("04_rms_norm_rope/compare.py", flags=())  # torch.compile warns of torch's own code
+    printed = example(
+        "04_rms_norm_rope/compare.py", flags=()
+    )  # torch.compile warns of torch's own code
     assert [len(line.split()) for line in printed.splitlines()[2:]] == [7, 7, 7]
 
 
@@ -224,7 +268,9 @@ def test_a_library_for_any_program_is_called_without_torch() -> None:
     assert tvm_ffi == "tvm-ffi: 42" or "skipped" in tvm_ffi
 
 
-@pytest.mark.parametrize("script", ["flashinfer_modules.py", "sglang_modules.py", "deepspeed_op.py"])
+@pytest.mark.parametrize(
+    "script", ["flashinfer_modules.py", "sglang_modules.py", "deepspeed_op.py"]
+)
 def test_another_project_s_builder_is_replaced_only_where_it_is_installed(script: str) -> None:
     if any(map(importlib.util.find_spec, ("flashinfer", "sglang", "deepspeed"))):
         pytest.skip("one of the projects is installed, and its modules take minutes to build")

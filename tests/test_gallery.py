@@ -9,7 +9,11 @@ from tests import gallery
 from tests.gallery import CASES, Case
 from tests.helpers import command
 
-SHOWN = re.findall(r"^```text\n\w+: (.*?)\n```$", gallery.PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+SHOWN = re.findall(
+    r"^```text\n\w+: (.*?)\n```$",
+    gallery.PAGE.read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
 MESSAGES = dict(zip((case.title for case in CASES), SHOWN, strict=True))
 WORDS = 55  # of opjit's own in a message
 LINES = 12  # of a message, with the compiler's
@@ -21,7 +25,11 @@ def test_each_mistake_prints_what_the_page_shows_and_each_class_of_error_is_made
     provoked = gallery.all_provoked()
     kept = re.findall(r"^```text\n(.*)$", gallery.PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert kept == [f"{error.name}: {error.message}".splitlines()[0] for error in provoked]
-    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__}
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and value.__module__ == errors.__name__
+    }
     assert classes <= {name for error in provoked for name in (error.name, *error.made)}
 
 
@@ -30,17 +38,26 @@ def test_each_message_says_where_and_what_now_in_few_words(case: Case) -> None:
     message = MESSAGES[case.title]
     assert case.where in message
     assert case.now in message
-    assert (case.where and case.now) or case.remark, "a message that is not opjit's is explained on the page"
+    assert (case.where and case.now) or case.remark, (
+        "a message that is not opjit's is explained on the page"
+    )
     assert len(message.splitlines()[0].split()) <= WORDS
     assert len(message.splitlines()) <= LINES
     lines = [line.strip() for line in message.splitlines() if re.search(r"\w{3}", line)]
     assert len(lines) == len(set(lines)), "no line is said twice"
 
 
-@pytest.mark.parametrize(("title", "words"), [("An op that does not exist", "alreduce"), ("A mistake in C", "./clip")])
-def test_a_command_prints_the_message_alone(title: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("title", "words"), [("An op that does not exist", "alreduce"), ("A mistake in C", "./clip")]
+)
+def test_a_command_prints_the_message_alone(
+    title: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [case] = [case for case in CASES if case.title == title]
     with gallery.folder_of(case) as folder:
         monkeypatch.chdir(folder)
         done = command("get", words, **gallery.changes(folder))
-        assert (done.returncode, gallery.plain(done.stdout + done.stderr, folder).rstrip()) == (1, f"Error: {MESSAGES[title].rstrip()}")
+        assert (done.returncode, gallery.plain(done.stdout + done.stderr, folder).rstrip()) == (
+            1,
+            f"Error: {MESSAGES[title].rstrip()}",
+        )

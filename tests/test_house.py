@@ -8,8 +8,12 @@ import opjit
 from tests.test_contributing import floors
 
 PACKAGE = Path(opjit.__file__).parent
-MODULES = {".".join(("opjit", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
-           for path in PACKAGE.rglob("*.py")}
+MODULES = {
+    ".".join(("opjit", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in PACKAGE.rglob("*.py")
+}
 
 
 def imports(module: str) -> dict[str, int]:
@@ -34,12 +38,18 @@ def test_no_import_goes_up() -> None:
     def floor(module: str) -> int:
         return height[[*module.split("."), "__init__"][1]]
 
-    assert [f"{module} imports {name} in line {line}" for module in MODULES for name, line in imports(module).items()
-            if floor(name) > floor(module)] == []
+    assert [
+        f"{module} imports {name} in line {line}"
+        for module in MODULES
+        for name, line in imports(module).items()
+        if floor(name) > floor(module)
+    ] == []
 
 
 def test_no_imports_form_a_circle() -> None:
-    graphlib.TopologicalSorter({module: imports(module).keys() for module in MODULES}).prepare()  # names the circle
+    graphlib.TopologicalSorter(
+        {module: imports(module).keys() for module in MODULES}
+    ).prepare()  # names the circle
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

@@ -22,15 +22,40 @@ def imported(module: str) -> set[str]:
 
 
 def test_what_needs_no_torch_imports_nothing_that_does() -> None:
-    free = {module for module in MODULES if module.startswith("opjit.") and not late_torch.needs_torch(module.partition(".")[2])}
+    free = {
+        module
+        for module in MODULES
+        if module.startswith("opjit.") and not late_torch.needs_torch(module.partition(".")[2])
+    }
     assert {"opjit.request", "opjit.store.store", "opjit.recipe.toolchain"} <= free
-    assert {module: bad for module in free if (bad := {name for name in imported(module) if name.partition(".")[0] == "torch"
-                                                       or (name.startswith("opjit.") and name not in free)})} == {}
+    assert {
+        module: bad
+        for module in free
+        if (
+            bad := {
+                name
+                for name in imported(module)
+                if name.partition(".")[0] == "torch"
+                or (name.startswith("opjit.") and name not in free)
+            }
+        )
+    } == {}
 
 
-@pytest.mark.parametrize("first", ["import opjit; assert 'torch' not in sys.modules; opjit.get", "from opjit.declare.op import Op",
-                                   "from opjit.api import get", "import importlib.util as u, opjit; u.find_spec('torch')",
-                                   "import opjit.request; assert 'torch' not in sys.modules", "from opjit.backends import cuda"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import opjit; assert 'torch' not in sys.modules; opjit.get",
+        "from opjit.declare.op import Op",
+        "from opjit.api import get",
+        "import importlib.util as u, opjit; u.find_spec('torch')",
+        "import opjit.request; assert 'torch' not in sys.modules",
+        "from opjit.backends import cuda",
+    ],
+)
 def test_the_ops_are_there_once_torch_is(first: str) -> None:
-    fresh(f"import sys; {first}\nimport torch\nassert torch.ops.opjit.allreduce(torch.ones(3)) == 3\n"
-          "assert not [finder for finder in sys.meta_path if 'late_torch' in type(finder).__module__]", cold=True)
+    fresh(
+        f"import sys; {first}\nimport torch\nassert torch.ops.opjit.allreduce(torch.ones(3)) == 3\n"
+        "assert not [finder for finder in sys.meta_path if 'late_torch' in type(finder).__module__]",
+        cold=True,
+    )

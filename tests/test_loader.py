@@ -27,12 +27,23 @@ def hostile(folder: Path) -> tuple[Path, Path]:
     """A library that leaves a file behind where it is opened, and that file."""
     ran = folder / "ran"
     (folder / "hostile.c").write_text(HOSTILE % ran)
-    subprocess.run([helpers.real_compiler(), "-shared", "-fPIC", "-o", folder / "hostile.so", folder / "hostile.c"], check=True)
+    subprocess.run(
+        [
+            helpers.real_compiler(),
+            "-shared",
+            "-fPIC",
+            "-o",
+            folder / "hostile.so",
+            folder / "hostile.c",
+        ],
+        check=True,
+    )
     return folder / "hostile.so", ran
 
 
-def test_the_file_that_was_verified_is_opened_though_another_one_gets_its_name(entry: Entry, op: Path, tmp_path: Path,
-                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_that_was_verified_is_opened_though_another_one_gets_its_name(
+    entry: Entry, op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planted, ran = hostile(tmp_path)
     opened = ctypes.CDLL
 
@@ -53,7 +64,9 @@ def test_the_file_that_was_verified_is_opened_though_another_one_gets_its_name(e
 
 
 @pytest.mark.parametrize("how", ["another file", "other bytes", "a link", "nothing"])
-def test_a_library_that_was_replaced_after_its_verification_is_gone(entry: Entry, tmp_path: Path, how: str) -> None:
+def test_a_library_that_was_replaced_after_its_verification_is_gone(
+    entry: Entry, tmp_path: Path, how: str
+) -> None:
     planted, ran = hostile(tmp_path)
     if how == "other bytes":
         entry.library.write_bytes(planted.read_bytes())
@@ -81,15 +94,25 @@ def test_a_library_goes_by_its_own_path(entry: Entry) -> None:
 
 def test_an_error_of_the_dynamic_loader_names_the_library(entry: Entry) -> None:
     entry.library.write_bytes(b"\x7fELF nothing")
-    with pytest.raises(LoadError, match=f"keytest::plus cannot be loaded: {entry.library}: ") as caught:
+    with pytest.raises(
+        LoadError, match=f"keytest::plus cannot be loaded: {entry.library}: "
+    ) as caught:
         loader.open_library(helpers.as_verified(entry), "keytest::plus")
     assert "/proc" not in str(caught.value)
 
 
-def test_each_of_many_libraries_is_opened_though_their_descriptors_have_one_number(make_op: Callable[..., opjit.Op]) -> None:
-    ops = [make_op(f"value{number}(Tensor x) -> int",
-                   f"opjit_status value{number}_cpu(const opjit_tensor *x, int64_t *out)\n"
-                   f"{{ (void)x; *out = {number}; return OPJIT_OK; }}\n", fake=lambda x: 0) for number in range(4)]
+def test_each_of_many_libraries_is_opened_though_their_descriptors_have_one_number(
+    make_op: Callable[..., opjit.Op],
+) -> None:
+    ops = [
+        make_op(
+            f"value{number}(Tensor x) -> int",
+            f"opjit_status value{number}_cpu(const opjit_tensor *x, int64_t *out)\n"
+            f"{{ (void)x; *out = {number}; return OPJIT_OK; }}\n",
+            fake=lambda x: 0,
+        )
+        for number in range(4)
+    ]
     assert [op(torch.ones(1)) for op in ops] == [0, 1, 2, 3]
 
 
@@ -97,7 +120,10 @@ def test_each_of_many_libraries_is_opened_though_their_descriptors_have_one_numb
 @helpers.no_exec
 def test_an_op_in_a_noexec_cache_is_an_error_that_names_the_way_out(op: Path, here: Path) -> None:
     here.mkdir(mode=0o700)
-    code = helpers.declare(op) + "try: opjit.get('keytest::plus', 'cpu')\nexcept opjit.errors.LoadError as error: print(error)\n"
+    code = (
+        helpers.declare(op)
+        + "try: opjit.get('keytest::plus', 'cpu')\nexcept opjit.errors.LoadError as error: print(error)\n"
+    )
     with tmpfs(here, "noexec"):
         for _ in range(2):
             done = fresh(code)

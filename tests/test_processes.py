@@ -9,7 +9,9 @@ from tests.helpers import fresh
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["main-thread", "other-thread"])
-def test_a_program_that_ignores_sigchld_builds_and_gets_the_compiler_s_complaint(op: Path, tmp_path: Path, thread: bool) -> None:
+def test_a_program_that_ignores_sigchld_builds_and_gets_the_compiler_s_complaint(
+    op: Path, tmp_path: Path, thread: bool
+) -> None:
     """As servers do: the system then forgets the exit codes of children."""
     code = helpers.declare(op) + (
         "import signal, threading, concurrent.futures\n"

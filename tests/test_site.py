@@ -11,21 +11,35 @@ SITE = ROOT / ".github/site"
 
 
 def test_every_page_of_the_repository_is_in_the_navigation() -> None:
-    listed = set(re.findall(r": (\S+\.md)$", (SITE / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
-    there = {page.relative_to(ROOT).as_posix() for room in (".github", "examples", "kernels_c", "opjit", "tests/benchmarks")
-             for page in (ROOT / room).rglob("*.md") if "site" not in page.parts and page.name != "pull_request_template.md"}
+    listed = set(
+        re.findall(r": (\S+\.md)$", (SITE / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    there = {
+        page.relative_to(ROOT).as_posix()
+        for room in (".github", "examples", "kernels_c", "opjit", "tests/benchmarks")
+        for page in (ROOT / room).rglob("*.md")
+        if "site" not in page.parts and page.name != "pull_request_template.md"
+    }
     assert listed == there | {"README.md", "api.md"}
 
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
-    described = set(re.findall(r"^::: opjit\.(\w+)", (SITE / "pages/api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    described = set(
+        re.findall(
+            r"^::: opjit\.(\w+)", (SITE / "pages/api.md").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     assert described - {"backends"} == set(opjit.__all__)
 
 
 def test_the_packages_of_the_site_have_versions_and_its_workflow_takes_them_from_there() -> None:
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]["docs"]
-    assert all(re.fullmatch(r"[\w.-]+(\[\w+\])?==[\d.]+", package) for package in packages), packages
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]["docs"]
+    assert all(re.fullmatch(r"[\w.-]+(\[\w+\])?==[\d.]+", package) for package in packages), (
+        packages
+    )
     workflow = (ROOT / ".github/workflows/site.yml").read_text(encoding="utf-8")
     assert "['optional-dependencies']['docs']" in workflow
     assert "schedule:" in workflow  # with the newest

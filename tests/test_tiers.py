@@ -47,20 +47,30 @@ def project(tmp_path: Path) -> Run:
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text(INI, encoding="utf-8")
     (tmp_path / "test_one.py").write_text(TESTS, encoding="utf-8")
-    (tmp_path / "durations.txt").write_text("# seconds\n9.9 test_listed\n3.3 test_listed_cases\n", encoding="utf-8")
+    (tmp_path / "durations.txt").write_text(
+        "# seconds\n9.9 test_listed\n3.3 test_listed_cases\n", encoding="utf-8"
+    )
     (tmp_path / "floors.json").write_text("{}", encoding="utf-8")
 
     def run(*arguments: str, **changed: str) -> tuple[int, str]:
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-        done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), **changed}, capture_output=True, text=True,
-                              check=False)
+        done = subprocess.run(
+            words,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **changed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.returncode, done.stdout + done.stderr
 
     return run
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
-def test_a_run_leaves_out_what_is_slow_and_says_how_to_run_it(project: Run, workers: tuple[str, ...]) -> None:
+def test_a_run_leaves_out_what_is_slow_and_says_how_to_run_it(
+    project: Run, workers: tuple[str, ...]
+) -> None:
     status, text = project(*workers)
     assert status == 0
     *_, slow, stress, last = text.splitlines()
@@ -73,9 +83,13 @@ def test_each_way_to_choose_chooses(project: Run) -> None:
     def passed(*arguments: str) -> int:
         return int(project(*arguments)[1].splitlines()[-1].split()[0])
 
-    assert passed("-m", "stress") == passed("test_one.py::test_listed") == passed("-m", "corpus") == 1
+    assert (
+        passed("-m", "stress") == passed("test_one.py::test_listed") == passed("-m", "corpus") == 1
+    )
     assert (passed("-m", "slow"), passed("--tier", "slow"), passed("--tier", "all")) == (11, 11, 12)
-    assert [passed("-k", "cases", "--tier", "slow", "--part", f"{number}/2") for number in (7, 8)] == [4, 4], "all cost the same"
+    assert [
+        passed("-k", "cases", "--tier", "slow", "--part", f"{number}/2") for number in (7, 8)
+    ] == [4, 4], "all cost the same"
 
 
 def test_a_whole_run_that_executes_too_little_fails(project: Run, tmp_path: Path) -> None:
@@ -85,7 +99,9 @@ def test_a_whole_run_that_executes_too_little_fails(project: Run, tmp_path: Path
     assert status == 0
     assert "Not run: 1 tests that need a GPU; python -m tests.gpu" in text
     (tmp_path / "test_nvcc.py").write_text(skipping.format("nvcc"), encoding="utf-8")
-    (tmp_path / "floors.json").write_text(json.dumps({"fast": 2, "fast gpu": 99, "slow": 99}), encoding="utf-8")
+    (tmp_path / "floors.json").write_text(
+        json.dumps({"fast": 2, "fast gpu": 99, "slow": 99}), encoding="utf-8"
+    )
     status, text = project(HIDDEN="1")
     assert status == 1
     assert "1 tests of 'fast' were executed, and the floor in tests/floors.json is 2" in text

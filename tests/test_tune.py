@@ -63,7 +63,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_each_bucket_of_sizes_runs_the_variant_that_was_chosen_for_it(numbered: opjit.Op, measured: list[int]) -> None:
+def test_each_bucket_of_sizes_runs_the_variant_that_was_chosen_for_it(
+    numbered: opjit.Op, measured: list[int]
+) -> None:
     for size, number in ((8, 1), (200, 3), (8, 1), (9, 1), (15, 1), (255, 3), (16, 1)):
         assert torch.equal(numbered(torch.zeros(size)), torch.full((size,), float(number)))
     assert measured == [8, 200, 16], "each power of two, and dtypes and numbers of dimensions alike"
@@ -73,7 +75,9 @@ def test_each_bucket_of_sizes_runs_the_variant_that_was_chosen_for_it(numbered: 
     assert [other(place, torch.zeros(1)).item() for place in range(3)] == [1, 2, 3]
 
 
-def test_a_call_that_no_variant_takes_raises_the_kernel_s_error_and_chooses_nothing(numbered: opjit.Op, measured: list[int]) -> None:
+def test_a_call_that_no_variant_takes_raises_the_kernel_s_error_and_chooses_nothing(
+    numbered: opjit.Op, measured: list[int]
+) -> None:
     message = rf"^{numbered.qualified}: numbered takes contiguous float32 \[numbered.c:5\]$"
     for _ in range(2):
         if torch.__version__ >= "2.13":
@@ -85,14 +89,17 @@ def test_a_call_that_no_variant_takes_raises_the_kernel_s_error_and_chooses_noth
     assert measured == []
 
 
-def test_a_variant_that_cannot_be_built_or_does_not_run_is_left_out(numbered: opjit.Op, measured: list[int],
-                                                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variant_that_cannot_be_built_or_does_not_run_is_left_out(
+    numbered: opjit.Op, measured: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     numbered.variants("cpu", LOOPS=(0,), NUMBER=(1, 5, 40, "+ +"))
     assert numbered(torch.zeros(200)).sum() == 1000
     assert "1 of 4 variants of" in caplog.text
 
 
-def test_measuring_leaves_what_a_call_writes_and_its_random_numbers_alone(make_op: Callable[..., opjit.Op], here: Path) -> None:
+def test_measuring_leaves_what_a_call_writes_and_its_random_numbers_alone(
+    make_op: Callable[..., opjit.Op], here: Path
+) -> None:
     source = """
 opjit_status bump_cpu(opjit_tensor *x, const uint64_t *seed)
 {
@@ -101,7 +108,11 @@ opjit_status bump_cpu(opjit_tensor *x, const uint64_t *seed)
     return OPJIT_OK;
 }
 """
-    bump = make_op("bump(Tensor(a!) x, Generator? generator=None) -> ()", source, fake=lambda x, generator=None: None)
+    bump = make_op(
+        "bump(Tensor(a!) x, Generator? generator=None) -> ()",
+        source,
+        fake=lambda x, generator=None: None,
+    )
     bump.variants(STEP=(1, "1.0f"))
     results = []
     for _ in range(2):  # measured, and not
@@ -113,16 +124,22 @@ opjit_status bump_cpu(opjit_tensor *x, const uint64_t *seed)
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_a_reload_chooses_anew_among_variants_of_the_newer_source(numbered: opjit.Op, measured: list[int]) -> None:
+def test_a_reload_chooses_anew_among_variants_of_the_newer_source(
+    numbered: opjit.Op, measured: list[int]
+) -> None:
     assert numbered(torch.zeros(8)).sum() == 8
     source = numbered.folder / "numbered.c"
-    source.write_text(source.read_text(encoding="utf-8").replace("+ NUMBER;", "+ 10 * NUMBER;"), encoding="utf-8")
+    source.write_text(
+        source.read_text(encoding="utf-8").replace("+ NUMBER;", "+ 10 * NUMBER;"), encoding="utf-8"
+    )
     opjit.get(numbered.qualified, "cpu", reload=True)
     assert [numbered(torch.zeros(size))[0].item() for size in (8, 200)] == [10, 30]
     assert measured == [8, 8, 200]
 
 
-def test_opjit_test_checks_each_variant(numbered: opjit.Op, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opjit_test_checks_each_variant(
+    numbered: opjit.Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPJIT_TUNE", "0")  # another test may have left a choice
     numbered.reference(lambda x: x + 1)
     numbered.samples(lambda device: [torch.zeros(3)])
@@ -131,8 +148,15 @@ def test_opjit_test_checks_each_variant(numbered: opjit.Op, monkeypatch: pytest.
         check(numbered, "cpu")
 
 
-def test_bad_declarations_say_what_is_expected(numbered: opjit.Op, make_op: Callable[..., opjit.Op]) -> None:
-    for values, message in (({"A": 3}, "A=3"), ({"A": ()}, "a list of numbers"), ({}, "0 definitions"), ({"A": ("x\n",)}, "line break")):
+def test_bad_declarations_say_what_is_expected(
+    numbered: opjit.Op, make_op: Callable[..., opjit.Op]
+) -> None:
+    for values, message in (
+        ({"A": 3}, "A=3"),
+        ({"A": ()}, "a list of numbers"),
+        ({}, "0 definitions"),
+        ({"A": ("x\n",)}, "line break"),
+    ):
         with pytest.raises(DeclarationError, match=message):
             numbered.variants(**values)
     with pytest.raises(DeclarationError, match="no combination"):
@@ -147,12 +171,16 @@ def test_bad_declarations_say_what_is_expected(numbered: opjit.Op, make_op: Call
 def folder(tmp_path: Path, here: Path) -> Path:
     (tmp_path / "numbered").mkdir()
     (tmp_path / "numbered" / "op.py").write_text(OP_PY, encoding="utf-8")
-    (tmp_path / "numbered" / "numbered.c").write_text('#include "opjit.h"\n' + SOURCE, encoding="utf-8")
+    (tmp_path / "numbered" / "numbered.c").write_text(
+        '#include "opjit.h"\n' + SOURCE, encoding="utf-8"
+    )
     return tmp_path / "numbered"
 
 
 @pytest.mark.slow
-def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothing(folder: Path, here: Path, log: Path) -> None:
+def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothing(
+    folder: Path, here: Path, log: Path
+) -> None:
     call = f"""
         import torch, opjit
         opjit.add_path({str(folder)!r})
@@ -162,7 +190,10 @@ def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothin
     assert len(log.read_text().split()) == 1
     done = command("tune", folder)
     assert done.returncode == 0
-    assert "tunetest::numbered has 5 variants for cpu\n  eight                LOOPS=0 NUMBER=2" in done.stdout, done.stderr
+    assert (
+        "tunetest::numbered has 5 variants for cpu\n  eight                LOOPS=0 NUMBER=2"
+        in done.stdout
+    ), done.stderr
     assert len(log.read_text().split()) == 5
     [record] = (here / "v1" / "tuned").iterdir()
     assert json.loads(record.read_text())["variant"] == "LOOPS=0 NUMBER=2"
@@ -170,7 +201,11 @@ def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothin
     assert fresh(call, {"OPJIT_OFFLINE": "1"}).stdout == "2.0\n"
     assert record.stat().st_mtime_ns == before
     assert len(log.read_text().split()) == 5
-    for damage in ("{", json.dumps({"variant": "LOOPS=1", "seconds": 1}), None):  # None: anyone may have written it
+    for damage in (
+        "{",
+        json.dumps({"variant": "LOOPS=1", "seconds": 1}),
+        None,
+    ):  # None: anyone may have written it
         record.write_text(damage or json.dumps({"variant": "LOOPS=2000000 NUMBER=1", "seconds": 1}))
         record.chmod(0o600 if damage else 0o666)
         assert fresh(call).stdout == "2.0\n", damage
@@ -185,7 +220,9 @@ def test_precompile_builds_every_variant_side_by_side(folder: Path, here: Path) 
 
 
 @pytest.mark.gpu
-def test_while_a_graph_is_captured_nothing_is_measured(make_op: Callable[..., opjit.Op], here: Path, measured: list[int]) -> None:
+def test_while_a_graph_is_captured_nothing_is_measured(
+    make_op: Callable[..., opjit.Op], here: Path, measured: list[int]
+) -> None:
     source = """
 static __global__ void kernel(float *out, int64_t n) { OPJIT_KERNEL_LOOP(i, n) out[i] = NUMBER; }
 opjit_status fill_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)

@@ -52,7 +52,9 @@ def edit(name: str, text: str) -> Callable[[Path], Recipe]:
     return change
 
 
-def with_flags(kind: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Callable[[Path], Recipe]:
+def with_flags(
+    kind: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]
+) -> Callable[[Path], Recipe]:
     def changed(folder: Path) -> Recipe:
         wanted = describe(folder)
         replaced: dict[str, Any] = {kind: change(getattr(wanted.flags, kind))}
@@ -78,45 +80,89 @@ def two_headers(folder: Path) -> Recipe:
 
 FLIPS: dict[str, tuple[Callable[[Path], Recipe], list[tuple[str, str]]]] = {
     "source-grown": (edit("plus.c", PLUS + "// one\n// two\n"), [("source", "plus.c changed")]),
-    "source-same-length": (edit("plus.c", PLUS.replace("contiguous tensor", "dense tensor")),
-                           [("source", "plus.c changed")]),
+    "source-same-length": (
+        edit("plus.c", PLUS.replace("contiguous tensor", "dense tensor")),
+        [("source", "plus.c changed")],
+    ),
     "header": (edit("amount.h", "#define AMOUNT 2.0f\n"), [("header", "amount.h changed")]),
     "header-new": (two_headers, [("header", "amount.h changed"), ("header", "more.h is new")]),
-    "header-gone": (edit("plus.c", PLUS.replace('#include "amount.h"', "#define AMOUNT 1.0f")),
-                    [("source", "plus.c changed"), ("header", "amount.h is no longer used")]),
+    "header-gone": (
+        edit("plus.c", PLUS.replace('#include "amount.h"', "#define AMOUNT 1.0f")),
+        [("source", "plus.c changed"), ("header", "amount.h is no longer used")],
+    ),
     "flag-added": (with_flags("c", lambda flags: (*flags, "-DX=1")), [("flag", "-DX=1 is new")]),
-    "flag-removed": (with_flags("c", lambda flags: tuple(f for f in flags if f != "-O3")), [("flag", "-O3 was removed")]),
-    "flag-instead": (with_flags("c", lambda flags: tuple("-O2" if f == "-O3" else f for f in flags)),
-                     [("flag", "-O2 is new"), ("flag", "-O3 was removed")]),
-    "linker-flag": (with_flags("link", lambda flags: (*flags, *flags)), [("linker flag", "-lm is new")]),
-    "flags-moved": (with_flags("c", lambda flags: (flags[-1], *flags[:-1])), [("flag", "the same in a different order: …")]),
+    "flag-removed": (
+        with_flags("c", lambda flags: tuple(f for f in flags if f != "-O3")),
+        [("flag", "-O3 was removed")],
+    ),
+    "flag-instead": (
+        with_flags("c", lambda flags: tuple("-O2" if f == "-O3" else f for f in flags)),
+        [("flag", "-O2 is new"), ("flag", "-O3 was removed")],
+    ),
+    "linker-flag": (
+        with_flags("link", lambda flags: (*flags, *flags)),
+        [("linker flag", "-lm is new")],
+    ),
+    "flags-moved": (
+        with_flags("c", lambda flags: (flags[-1], *flags[:-1])),
+        [("flag", "the same in a different order: …")],
+    ),
     "nvcc-flag": (with_flags("cuda", lambda flags: ("-O1",)), [("nvcc flag", "-O1 is new")]),
-    "schema": (lambda folder: describe(folder, text="keytest::plus(Tensor x, int n=1) -> Tensor"),
-               [("schema", "keytest::plus(Tensor x, int n=1) -> Tensor, keytest::plus(Tensor x) -> Tensor before")]),
-    "nvcc": (lambda folder: describe(folder)._replace(toolchain={**(describe(folder).toolchain or {}), "nvcc.build": "V13.0.88"}),
-             [("nvcc", "V13.0.88, none before")]),
-    "opjit-header": (with_input("<opjit>/opjit.h", "0" * 64), [("opjit", "<opjit>/opjit.h changed")]),
-    "opjit-header-gone": (with_input("<opjit>/opjit_shim.h", None), [("opjit", "<opjit>/opjit_shim.h is no longer used")]),
+    "schema": (
+        lambda folder: describe(folder, text="keytest::plus(Tensor x, int n=1) -> Tensor"),
+        [
+            (
+                "schema",
+                "keytest::plus(Tensor x, int n=1) -> Tensor, keytest::plus(Tensor x) -> Tensor before",
+            )
+        ],
+    ),
+    "nvcc": (
+        lambda folder: describe(folder)._replace(
+            toolchain={**(describe(folder).toolchain or {}), "nvcc.build": "V13.0.88"}
+        ),
+        [("nvcc", "V13.0.88, none before")],
+    ),
+    "opjit-header": (
+        with_input("<opjit>/opjit.h", "0" * 64),
+        [("opjit", "<opjit>/opjit.h changed")],
+    ),
+    "opjit-header-gone": (
+        with_input("<opjit>/opjit_shim.h", None),
+        [("opjit", "<opjit>/opjit_shim.h is no longer used")],
+    ),
 }
 
 
 @pytest.mark.parametrize("flip", FLIPS)
-def test_an_input_that_changed_is_named_and_nothing_else(flip: str, op: Path, built_once: tuple[Path, Entry]) -> None:
+def test_an_input_that_changed_is_named_and_nothing_else(
+    flip: str, op: Path, built_once: tuple[Path, Entry]
+) -> None:
     change, expected = FLIPS[flip]
-    assert [(what, re.sub("order: .*", "order: …", text)) for what, text in explained(change(op), built_once)] == expected
+    assert [
+        (what, re.sub("order: .*", "order: …", text))
+        for what, text in explained(change(op), built_once)
+    ] == expected
 
 
-def test_another_compiler_is_named_with_both_versions(op: Path, built_once: tuple[Path, Entry]) -> None:
+def test_another_compiler_is_named_with_both_versions(
+    op: Path, built_once: tuple[Path, Entry]
+) -> None:
     known = describe(op).toolchain
     assert known is not None
-    [version] = explained(describe(op, compiler={**known, "cc.version": GCC_13["cc.version"]}), built_once)
+    [version] = explained(
+        describe(op, compiler={**known, "cc.version": GCC_13["cc.version"]}), built_once
+    )
     assert version == ("compiler", f"gcc version 13.2.0, {known['cc.version']} before")
-    [machine] = explained(describe(op, compiler={**known, "cc.machine": "riscv64-linux-gnu"}), built_once)
+    [machine] = explained(
+        describe(op, compiler={**known, "cc.machine": "riscv64-linux-gnu"}), built_once
+    )
     assert machine == ("compiler's target", f"riscv64-linux-gnu, {known['cc.machine']} before")
 
 
-def test_another_template_of_the_glue_and_another_format_are_named(op: Path, built_once: tuple[Path, Entry],
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_template_of_the_glue_and_another_format_are_named(
+    op: Path, built_once: tuple[Path, Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recipe, "glue_digest", lambda: "f" * 64)
     assert explained(describe(op), built_once) == [("opjit", "the glue's template changed")]
     monkeypatch.setattr(recipe, "FORMAT", 7)
@@ -134,18 +180,30 @@ def test_no_part_of_a_key_can_change_without_being_named(built_once: tuple[Path,
             assert why.differences(described._replace(document=changed), wanted), (name, other)
         missing = {known: value for known, value in json.loads(document).items() if known != name}
         assert why.differences(described._replace(document=missing), wanted), name
-    assert why.differences(described._replace(document={**json.loads(document), "later": 1}), wanted) == (("later", "none, 1 before"),)
+    assert why.differences(
+        described._replace(document={**json.loads(document), "later": 1}), wanted
+    ) == (("later", "none, 1 before"),)
 
 
-def test_several_differences_come_in_the_order_of_their_likelihood(op: Path, built_once: tuple[Path, Entry]) -> None:
+def test_several_differences_come_in_the_order_of_their_likelihood(
+    op: Path, built_once: tuple[Path, Entry]
+) -> None:
     (op / "amount.h").write_text("#define AMOUNT 3.0f\n")
     (op / "plus.c").write_text(PLUS + "\n")
     wanted = describe(op, text="keytest::plus(Tensor x, int n=1) -> Tensor", compiler=GCC_13)
     wanted = wanted._replace(flags=wanted.flags._replace(c=(*wanted.flags.c, "-DY")))
-    assert [difference.what for difference in explained(wanted, built_once)] == ["source", "header", "schema", "flag", "compiler"]
+    assert [difference.what for difference in explained(wanted, built_once)] == [
+        "source",
+        "header",
+        "schema",
+        "flag",
+        "compiler",
+    ]
 
 
-def test_the_nearest_entry_is_the_one_with_the_fewest_differences(op: Path, cache: Path, built_once: tuple[Path, Entry]) -> None:
+def test_the_nearest_entry_is_the_one_with_the_fewest_differences(
+    op: Path, cache: Path, built_once: tuple[Path, Entry]
+) -> None:
     (op / "amount.h").write_text("#define AMOUNT 4.0f\n")
     (op / "plus.c").write_text(PLUS + "\n")
     second = built(op, cache)
@@ -153,7 +211,9 @@ def test_the_nearest_entry_is_the_one_with_the_fewest_differences(op: Path, cach
     assert why.compare(describe(op), Store(cache)).against == second.folder
     (op / "plus.c").write_text(PLUS)
     (op / "amount.h").write_text("#define AMOUNT 5.0f\n")
-    assert why.compare(describe(op), Store(cache)).against == cache / built_once[1].folder.relative_to(built_once[0].parent / "cache")
+    assert why.compare(describe(op), Store(cache)).against == cache / built_once[
+        1
+    ].folder.relative_to(built_once[0].parent / "cache")
 
 
 def test_what_was_never_built_is_said(op: Path, cache: Path) -> None:
@@ -169,12 +229,15 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "manifest-cut": lambda folder: (folder / manifest.NAME).write_bytes(b"{"),
     "library-writable-by-others": lambda folder: (folder / "keytest.plus.so").chmod(0o666),
     "of-another-format": lambda folder: (folder / manifest.NAME).write_text(
-        json.dumps({**json.loads((folder / manifest.NAME).read_bytes()), "format": 99})),
+        json.dumps({**json.loads((folder / manifest.NAME).read_bytes()), "format": 99})
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_an_entry_that_is_not_used_is_named_with_the_reason_that_the_warning_gives(op: Path, cache: Path, damage: str) -> None:
+def test_an_entry_that_is_not_used_is_named_with_the_reason_that_the_warning_gives(
+    op: Path, cache: Path, damage: str
+) -> None:
     [folder] = helpers.entries(cache)
     DAMAGES[damage](folder)
     found = why.compare(describe(op), Store(cache))
@@ -209,10 +272,17 @@ def build_it(op: opjit.Op) -> Entry:
     return request.entry(op, targets.here(helpers.cpu()))
 
 
-def test_a_hit_names_its_folder_and_whose_that_is(declared: opjit.Op, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hit_names_its_folder_and_whose_that_is(
+    declared: opjit.Op, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = build_it(declared)
     found = opjit.explain(declared.qualified, "cpu")
-    assert (found.found, found.place, found.key, found.differences) == (entry.folder, "the cache", entry.key, ())
+    assert (found.found, found.place, found.key, found.differences) == (
+        entry.folder,
+        "the cache",
+        entry.key,
+        (),
+    )
     assert found.reason.endswith(f"is built already: {entry.folder}")
     start = f"{NAMESPACE}::plus for {targets.here(helpers.cpu())}"
     assert str(found) == f"{start}: a hit; a request would use it\n  in the cache: {entry.folder}"
@@ -226,7 +296,9 @@ def test_a_hit_names_its_folder_and_whose_that_is(declared: opjit.Op, tmp_path: 
     assert beside.found == declared.folder / LAYER / entry.folder.relative_to(tmp_path / "cache")
 
 
-def test_what_does_not_matter_for_a_shipped_binary_is_not_named(declared: opjit.Op, tmp_path: Path) -> None:
+def test_what_does_not_matter_for_a_shipped_binary_is_not_named(
+    declared: opjit.Op, tmp_path: Path
+) -> None:
     build_it(declared)
     shutil.move(tmp_path / "cache", declared.folder / LAYER)
     [folder] = helpers.entries(declared.folder / LAYER)
@@ -242,13 +314,18 @@ def test_what_does_not_matter_for_a_shipped_binary_is_not_named(declared: opjit.
     assert missed.differences == (("header", "amount.h changed"),)
 
 
-def test_a_miss_says_what_a_request_would_do(declared: opjit.Op, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_miss_says_what_a_request_would_do(
+    declared: opjit.Op, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert opjit.explain(declared, "cpu").outcome == "a request would build it"
     monkeypatch.setenv("OPJIT_OFFLINE", "1")
     assert "OPJIT_OFFLINE" in opjit.explain(declared, "cpu").outcome
     monkeypatch.delenv("OPJIT_OFFLINE")
     monkeypatch.setenv("OPJIT_REMOTE", "file:///nowhere")
-    assert opjit.explain(declared, "cpu").outcome == "a request would ask the remote, and without an entry there build it"
+    assert (
+        opjit.explain(declared, "cpu").outcome
+        == "a request would ask the remote, and without an entry there build it"
+    )
     monkeypatch.delenv("OPJIT_REMOTE")
     monkeypatch.setenv("CC", str(tmp_path / "nothing"))
     found = opjit.explain(declared, "cpu")
@@ -264,7 +341,9 @@ def test_a_miss_says_what_a_request_would_do(declared: opjit.Op, tmp_path: Path,
     assert opjit.explain(declared, "cpu").differences == (("header", "amount.h changed"),)
 
 
-def test_explaining_builds_nothing_warns_of_nothing_and_writes_no_entry(declared: opjit.Op, tmp_path: Path) -> None:
+def test_explaining_builds_nothing_warns_of_nothing_and_writes_no_entry(
+    declared: opjit.Op, tmp_path: Path
+) -> None:
     entry = build_it(declared)
     (entry.folder / manifest.NAME).write_bytes(b"?")
     before = helpers.snapshot(tmp_path / "cache")
@@ -276,7 +355,9 @@ def test_explaining_builds_nothing_warns_of_nothing_and_writes_no_entry(declared
     assert helpers.snapshot(tmp_path / "cache") == before
 
 
-def test_the_command_s_text_and_json_say_the_same_and_an_error_is_a_sentence(declared: opjit.Op) -> None:
+def test_the_command_s_text_and_json_say_the_same_and_an_error_is_a_sentence(
+    declared: opjit.Op,
+) -> None:
     def run(*words: str) -> tuple[int, str]:
         done = CliRunner().invoke(cli.main, ["why", declared.qualified, "--device", "cpu", *words])
         return done.exit_code, done.stdout or done.stderr
@@ -287,10 +368,21 @@ def test_the_command_s_text_and_json_say_the_same_and_an_error_is_a_sentence(dec
 
     entry = build_it(declared)
     arch = entry.folder.parent.name
-    assert fields() == {"op": declared.qualified, "target": f"cpu {arch}", "arch": arch, "key": entry.key, "state": "hit",
-                        "found": str(entry.folder), "place": "the cache", "against": None, "differences": [], "unusable": [],
-                        "outcome": "a request would use it", "compiler": "",
-                        "reason": opjit.explain(declared, "cpu").reason}
+    assert fields() == {
+        "op": declared.qualified,
+        "target": f"cpu {arch}",
+        "arch": arch,
+        "key": entry.key,
+        "state": "hit",
+        "found": str(entry.folder),
+        "place": "the cache",
+        "against": None,
+        "differences": [],
+        "unusable": [],
+        "outcome": "a request would use it",
+        "compiler": "",
+        "reason": opjit.explain(declared, "cpu").reason,
+    }
     (declared.folder / "amount.h").write_text("#define AMOUNT 12.0f\n\n")
     code, told = run()
     assert code == 0
@@ -308,16 +400,30 @@ def test_the_command_s_text_and_json_say_the_same_and_an_error_is_a_sentence(dec
     assert told.startswith("Error: unknown arch")
 
 
-def test_an_explanation_fits_a_screen_whatever_changed(op: Path, built_once: tuple[Path, Entry], tmp_path: Path) -> None:
+def test_an_explanation_fits_a_screen_whatever_changed(
+    op: Path, built_once: tuple[Path, Entry], tmp_path: Path
+) -> None:
     for number in range(60):
         (op / f"h{number}.h").write_text("\n")
-    (op / "amount.h").write_text("".join(f'#include "h{number}.h"\n' for number in range(60)) + "#define AMOUNT 1.0f\n")
+    (op / "amount.h").write_text(
+        "".join(f'#include "h{number}.h"\n' for number in range(60)) + "#define AMOUNT 1.0f\n"
+    )
     found = why.compare(describe(op), Store(built_once[0].parent / "cache"))
     assert len(found.differences) == 61
     assert len(str(found).splitlines()) <= 24
     assert "and 49 more" in str(found)
     assert "\n" not in found.reason
-    everything = Explanation("a::b", "cpu x", "k", None, "", tmp_path, found.differences, ((tmp_path, "why"),) * 60, "would")
+    everything = Explanation(
+        "a::b",
+        "cpu x",
+        "k",
+        None,
+        "",
+        tmp_path,
+        found.differences,
+        ((tmp_path, "why"),) * 60,
+        "would",
+    )
     assert len(str(everything).splitlines()) <= 24
 
 
@@ -328,8 +434,16 @@ def test_a_cuda_op_s_nvcc_flags_and_version_are_named(op: Path, tmp_path: Path) 
     wanted = describe(op, target)
     assert wanted.toolchain is not None
     name, version = list(wanted.toolchain.items())[-1]  # NVRTC where torch brings it, else nvcc
-    changed = wanted._replace(toolchain={**wanted.toolchain, name: "V99.0"}, others=(), flags=wanted.flags._replace(
-        cuda=tuple(flag for flag in wanted.flags.cuda if flag != "-O1")))
+    changed = wanted._replace(
+        toolchain={**wanted.toolchain, name: "V99.0"},
+        others=(),
+        flags=wanted.flags._replace(
+            cuda=tuple(flag for flag in wanted.flags.cuda if flag != "-O1")
+        ),
+    )
     found = why.compare(changed, Store(tmp_path / "cuda-cache"))
     assert found.against == entry.folder
-    assert found.differences == (("nvcc flag", "-O1 was removed"), (why._NAMES[name], f"V99.0, {version} before"))
+    assert found.differences == (
+        ("nvcc flag", "-O1 was removed"),
+        (why._NAMES[name], f"V99.0, {version} before"),
+    )

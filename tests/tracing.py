@@ -6,12 +6,46 @@ from typing import Any
 from tests.helpers import fresh
 
 # Modules that cost more than the whole warm path may.
-HEAVY = ["filelock", "ninja", "rich", "click", "jinja2", "setuptools", "torch.utils.cpp_extension", "opjit.builder.build",
-         "opjit.builder.torch_builder", "opjit.cache", "opjit.cache.verification", "opjit.store.inventory", "opjit.store.prune",
-         "opjit.builder.publish", "opjit.builder.budget", "opjit.builder.glue", "opjit.store.lock", "opjit.cli", "opjit.recipe.flags",
-         "opjit.library", "opjit.live.inline", "opjit.live.reload", "opjit.live.watch", "opjit.why", "opjit.ahead.plan",
-         "opjit.ahead.record", "opjit.batch", "opjit.distributed", "opjit.doctor", "opjit.author.notebook", "IPython", "opjit.share.remote",
-         "opjit.share.transport", "opjit.share.trust", "opjit.cache.transfer", "opjit.store.bundle", "fsspec", "cryptography"]
+HEAVY = [
+    "filelock",
+    "ninja",
+    "rich",
+    "click",
+    "jinja2",
+    "setuptools",
+    "torch.utils.cpp_extension",
+    "opjit.builder.build",
+    "opjit.builder.torch_builder",
+    "opjit.cache",
+    "opjit.cache.verification",
+    "opjit.store.inventory",
+    "opjit.store.prune",
+    "opjit.builder.publish",
+    "opjit.builder.budget",
+    "opjit.builder.glue",
+    "opjit.store.lock",
+    "opjit.cli",
+    "opjit.recipe.flags",
+    "opjit.library",
+    "opjit.live.inline",
+    "opjit.live.reload",
+    "opjit.live.watch",
+    "opjit.why",
+    "opjit.ahead.plan",
+    "opjit.ahead.record",
+    "opjit.batch",
+    "opjit.distributed",
+    "opjit.doctor",
+    "opjit.author.notebook",
+    "IPython",
+    "opjit.share.remote",
+    "opjit.share.transport",
+    "opjit.share.trust",
+    "opjit.cache.transfer",
+    "opjit.store.bundle",
+    "fsspec",
+    "cryptography",
+]
 # Puts what happens between start() and stop() into `seen`: every audited act that is more than looking.
 TRACE = f"""
 import json, os, sys, fcntl

@@ -31,8 +31,24 @@ from typing import IO, NoReturn, cast
 
 ENVIRONMENT = dict(os.environ)
 # What Python, the C library, torch and numpy read once, when they start: a child would not notice a change.
-READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_")
-HEEDED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # of these, what a child does as a fresh process would
+READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "LANG",
+    "MALLOC_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "TORCH_",
+    "PYTORCH_",
+)
+HEEDED = (
+    "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE",
+)  # of these, what a child does as a fresh process would
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,9 @@ class Request:
     environment: dict[str, str]  # all of it
     cwd: str
     umask: int
-    warnings: list[str]  # as after python -W, an action and perhaps a class: ignore::DeprecationWarning
+    warnings: list[
+        str
+    ]  # as after python -W, an action and perhaps a class: ignore::DeprecationWarning
 
 
 def unheeded(environment: Mapping[str, str]) -> set[str]:
@@ -56,7 +74,11 @@ def unheeded(environment: Mapping[str, str]) -> set[str]:
 
 def umask() -> int:
     """This process's."""
-    (line,) = (line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if line.startswith("Umask:"))
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        if line.startswith("Umask:")
+    )
     return int(line.split()[1], 8)
 
 
@@ -71,7 +93,11 @@ class Process:
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(asdict(request)).encode())
             file.seek(0)
-            socket.send_fds(_zygote(), [b"request"], [file.fileno(), 0 if stdin is None else given, out, err, report])
+            socket.send_fds(
+                _zygote(),
+                [b"request"],
+                [file.fileno(), 0 if stdin is None else given, out, err, report],
+            )
         for descriptor in (given, out, err, report):
             os.close(descriptor)
         if stdin is None:
@@ -114,7 +140,10 @@ class Process:
             with stream:
                 texts[name] = stream.read()
 
-        readers = [threading.Thread(target=read, args=one, daemon=True) for one in (("out", self.stdout), ("err", self.stderr))]
+        readers = [
+            threading.Thread(target=read, args=one, daemon=True)
+            for one in (("out", self.stdout), ("err", self.stderr))
+        ]
         for reader in readers:
             reader.start()
         for reader in readers:
@@ -150,8 +179,14 @@ def _zygote() -> socket.socket:
             with theirs:
                 # One thread for OpenBLAS: numpy's import would start others, and a fork does not take them along.
                 environment = {**ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
-                process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment,
-                                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+                process = subprocess.Popen(
+                    [sys.executable, __file__, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
             _started.append((ours, process))
         return _started[0][0]
 
@@ -201,7 +236,9 @@ def tell(report: int, number: int) -> None:
 def become(given: list[int]) -> Request:
     """Make this child what a fresh process would be at the start of its program."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # these tests may run in a shell's background, or under nohup
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # these tests may run in a shell's background, or under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with open(given[0], "rb", closefd=False) as file:
         request = Request(**json.load(file))
@@ -216,7 +253,11 @@ def become(given: list[int]) -> Request:
     tempfile.tempdir = None
     started = python_path(ENVIRONMENT)
     installed = [path for path in sys.path[1:] if path not in started]
-    first = {"-c": "", "-m": os.getcwd(), "script": os.path.dirname(os.path.realpath(request.code))}[request.kind]
+    first = {
+        "-c": "",
+        "-m": os.getcwd(),
+        "script": os.path.dirname(os.path.realpath(request.code)),
+    }[request.kind]
     sys.path[:] = [first, *dict.fromkeys([*python_path(request.environment), *installed])]
     sys.argv[:] = [request.code if request.kind == "script" else request.kind, *request.arguments]
     sys.dont_write_bytecode = bool(request.environment.get("PYTHONDONTWRITEBYTECODE"))

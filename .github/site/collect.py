@@ -21,12 +21,24 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (".github", "examples", "kernels_c", "opjit", "tests/benchmarks")
 TEMPLATES = (".github/pull_request_template.md",)
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)]*)?\)")
-LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".cu": "cuda", ".cpp": "cpp", ".ipynb": "json", ".yml": "yaml", ".toml": "toml"}
+LANGUAGES = {
+    ".py": "python",
+    ".c": "c",
+    ".h": "c",
+    ".cu": "cuda",
+    ".cpp": "cpp",
+    ".ipynb": "json",
+    ".yml": "yaml",
+    ".toml": "toml",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages, the pictures, and the code that pages link to."""
-    pages = [ROOT / "README.md", *(page for room in ROOMS for page in sorted((ROOT / room).rglob("*.md")))]
+    pages = [
+        ROOT / "README.md",
+        *(page for room in ROOMS for page in sorted((ROOT / room).rglob("*.md"))),
+    ]
     for page in pages:
         name = page.relative_to(ROOT).as_posix()
         if name not in TEMPLATES and "site/" not in name:
@@ -45,14 +57,20 @@ def _add(files: Files, config: MkDocsConfig, name: str) -> None:
         added = _file(config, name, abs_src_path=str(path))
     else:
         language = LANGUAGES.get(path.suffix, "text")
-        added = _file(config, f"{name}.md", content=f"# {name}\n\n````{language}\n{path.read_text(encoding='utf-8')}\n````\n")
+        added = _file(
+            config,
+            f"{name}.md",
+            content=f"# {name}\n\n````{language}\n{path.read_text(encoding='utf-8')}\n````\n",
+        )
     if added.src_uri not in files.src_uris:
         files.append(added)
 
 
 def _file(config: MkDocsConfig, name: str, **source: str) -> File:
     file = File.generated(config, name, **source)
-    file.inclusion = InclusionLevel.INCLUDED  # mkdocs leaves out folders with a dot, and web servers hide them
+    file.inclusion = (
+        InclusionLevel.INCLUDED
+    )  # mkdocs leaves out folders with a dot, and web servers hide them
     file.dest_uri = file.dest_uri.removeprefix(".github/")
     return file
 
@@ -65,12 +83,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         text, target, anchor = link[1], link[2], link[3] or ""
         path = folder / target
         if path.is_dir():
-            return f"[{text}]({target.rstrip('/')}/README.md{anchor})" if (path / "README.md").is_file() else text
+            return (
+                f"[{text}]({target.rstrip('/')}/README.md{anchor})"
+                if (path / "README.md").is_file()
+                else text
+            )
         if path.suffix in (".md", ".svg") or not path.is_file():
             return link[0]
         return f"[{text}]({target}.md{anchor})"
 
-    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)  # code is left as it is
+    parts = re.split(
+        r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE
+    )  # code is left as it is
     return "".join(part if part.startswith("```") else LINK.sub(led, part) for part in parts)
 
 
@@ -78,10 +102,16 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Refuse a site with a link or a picture that leads nowhere."""
     site = Path(config.site_dir)
     for page in sorted(site.rglob("*.html")):
-        links = re.findall(r'(?:href|src)="([^"#?]+)', page.read_text(encoding="utf-8")) if page.name != "404.html" else []
+        links = (
+            re.findall(r'(?:href|src)="([^"#?]+)', page.read_text(encoding="utf-8"))
+            if page.name != "404.html"
+            else []
+        )
         for link in links:
             if not re.match(r"\w+:|//", link) and not (page.parent / link).exists():
-                raise PluginError(f"{page.relative_to(site)} links to {link}, which is not on the site")
+                raise PluginError(
+                    f"{page.relative_to(site)} links to {link}, which is not on the site"
+                )
 
 
 def _relative(path: Path) -> str:

@@ -16,16 +16,26 @@ import opjit
 INTEGRAL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
-TAKEN = frozenset((*INTEGRAL, *FLOATING, *COMPLEX, torch.uint16, torch.uint32, torch.uint64))  # torch itself adds no wide unsigned ones
+TAKEN = frozenset(
+    (*INTEGRAL, *FLOATING, *COMPLEX, torch.uint16, torch.uint32, torch.uint64)
+)  # torch itself adds no wide unsigned ones
 
 
 @opjit.op("add_custom(Tensor self, Tensor other) -> Tensor", elementwise=True)
 def add_custom(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    torch._check(self.dtype in TAKEN and other.dtype in TAKEN, lambda: (
-        f"add_custom takes bool, integers, floating and complex dtypes, not {self.dtype} and {other.dtype}"))
+    torch._check(
+        self.dtype in TAKEN and other.dtype in TAKEN,
+        lambda: (
+            f"add_custom takes bool, integers, floating and complex dtypes, not {self.dtype} and {other.dtype}"
+        ),
+    )
     dtype, sizes = torch.result_type(self, other), torch.broadcast_shapes(self.shape, other.shape)
-    torch._check(self.dtype == other.dtype or not dtype.is_complex, lambda: (
-        f"add_custom takes two complex tensors of one dtype, not {self.dtype} and {other.dtype}; convert one of them with .to()"))
+    torch._check(
+        self.dtype == other.dtype or not dtype.is_complex,
+        lambda: (
+            f"add_custom takes two complex tensors of one dtype, not {self.dtype} and {other.dtype}; convert one of them with .to()"
+        ),
+    )
     for like in (self, other):
         if _same(like.shape, sizes):
             return torch.empty_like(like, dtype=dtype)
@@ -40,7 +50,9 @@ def _same(one: torch.Size, other: torch.Size) -> bool:
 def _surely(equal: bool | torch.SymBool) -> bool:
     if isinstance(equal, bool):
         return equal
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import; there already where this is reached
+    from torch.fx.experimental.symbolic_shapes import (
+        guard_or_false,
+    )  # slow to import; there already where this is reached
 
     return guard_or_false(equal)
 
@@ -49,20 +61,31 @@ add_custom.reference(torch.add)
 
 
 @add_custom.setup_context
-def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+def setup_context(
+    ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor
+) -> None:
     ctx.inputs = [(each.shape, each.dtype) for each in inputs]
 
 
 @add_custom.backward
 def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """The gradient itself for both; summed where an input was broadcast, converted where it has another dtype."""
-    return tuple(_reduced(grad, *each) if needed else None for each, needed in zip(ctx.inputs, ctx.needs_input_grad, strict=True))
+    return tuple(
+        _reduced(grad, *each) if needed else None
+        for each, needed in zip(ctx.inputs, ctx.needs_input_grad, strict=True)
+    )
 
 
 def _reduced(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     more = grad.dim() - len(shape)
-    repeated = [d for d, size in enumerate(grad.shape) if d < more or (_surely(shape[d - more] == 1) and not _surely(size == 1))]
-    summed = grad.sum(repeated, keepdim=True)[(0,) * more] if repeated else grad  # sum_to_size asks about sizes that only data tell
+    repeated = [
+        d
+        for d, size in enumerate(grad.shape)
+        if d < more or (_surely(shape[d - more] == 1) and not _surely(size == 1))
+    ]
+    summed = (
+        grad.sum(repeated, keepdim=True)[(0,) * more] if repeated else grad
+    )  # sum_to_size asks about sizes that only data tell
     return summed if summed.dtype == dtype else summed.to(dtype)
 
 
@@ -73,11 +96,26 @@ def samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
             yield (_numbers(shape, dtype, device), _numbers(shape, dtype, device, 3)), {}
         x, y = _numbers((2, 3, 5, 4), dtype, device), _numbers((2, 3, 5, 4), dtype, device, 3)
         last = torch.channels_last
-        for pair in ((x.transpose(0, 3), y.transpose(0, 3)), (x.transpose(1, 2), y.reshape(2, 5, 3, 4)), (x[:, ::2, 1:], y[:, ::2, 1:]),
-                     (x.flatten()[1:], y.flatten()[:-1]), (x.to(memory_format=last), y.to(memory_format=last)),
-                     (x.to(memory_format=last), y), (x[0].expand(2, 3, 5, 4), y)):
+        for pair in (
+            (x.transpose(0, 3), y.transpose(0, 3)),
+            (x.transpose(1, 2), y.reshape(2, 5, 3, 4)),
+            (x[:, ::2, 1:], y[:, ::2, 1:]),
+            (x.flatten()[1:], y.flatten()[:-1]),
+            (x.to(memory_format=last), y.to(memory_format=last)),
+            (x.to(memory_format=last), y),
+            (x[0].expand(2, 3, 5, 4), y),
+        ):
             yield pair, {}
-    sizes: tuple[tuple[int, ...], ...] = ((), (1,), (4,), (5, 1), (3, 1, 4), (2, 1, 1, 1), (7, 1, 1, 1, 1), (0, 1, 1, 1, 1))
+    sizes: tuple[tuple[int, ...], ...] = (
+        (),
+        (1,),
+        (4,),
+        (5, 1),
+        (3, 1, 4),
+        (2, 1, 1, 1),
+        (7, 1, 1, 1, 1),
+        (0, 1, 1, 1, 1),
+    )
     for dtype in (torch.int32, torch.float16, torch.float64):
         x = _numbers((2, 3, 5, 4), dtype, device)
         for size in sizes:
@@ -85,33 +123,71 @@ def samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
             yield (x, y), {}
             yield (y, x.to(memory_format=torch.channels_last)), {}
         yield (x[:, :, :1, ::2], x[:, :1, :, 1::2]), {}
-    for one, two in ((torch.int8, torch.uint8), (torch.bool, torch.int64), (torch.int64, torch.float16), (torch.float16, torch.bfloat16),
-                     (torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.int32, torch.float32)):
+    for one, two in (
+        (torch.int8, torch.uint8),
+        (torch.bool, torch.int64),
+        (torch.int64, torch.float16),
+        (torch.float16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.int32, torch.float32),
+    ):
         x, y = _numbers((9, 70), one, device), _numbers((9, 70), two, device, 3)
         for pair in ((x, y), (y, x), (x.t(), y.t()), (x, y[0, 0]), (x[0, 0], y), (x[:, :1], y[:1])):
             yield pair, {}
-    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, 3e38], device=device)
+    special = torch.tensor(
+        [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, 3e38], device=device
+    )
     for dtype in FLOATING:
         yield (special.to(dtype), special.to(dtype)[:, None]), {}
-    yield (_numbers((40_001,), torch.float32, device), _numbers((40_001,), torch.float32, device, 3)), {}  # more than a thread's share
+    yield (
+        (_numbers((40_001,), torch.float32, device), _numbers((40_001,), torch.float32, device, 3)),
+        {},
+    )  # more than a thread's share
 
 
-def _numbers(shape: tuple[int, ...], dtype: torch.dtype, device: str, first: int = -5) -> torch.Tensor:
-    values = torch.arange(torch.Size(shape).numel(), device=device, dtype=torch.float64).add_(first).mul_(0.75)
+def _numbers(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str, first: int = -5
+) -> torch.Tensor:
+    values = (
+        torch.arange(torch.Size(shape).numel(), device=device, dtype=torch.float64)
+        .add_(first)
+        .mul_(0.75)
+    )
     return (values if dtype.is_signed else values.abs()).to(dtype).reshape(shape)
 
 
 @add_custom.workloads
 def workloads(device: str) -> Iterator[opjit.Workload]:
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64):
+    for dtype in (
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.int8,
+        torch.int64,
+    ):
         for power in (12, 16, 20, 24, 26):
-            x, y = (torch.randint(-9, 10, (1 << power,), device=device, dtype=torch.int8).to(dtype) for _ in range(2))
-            yield opjit.Workload(f"{str(dtype).removeprefix('torch.')} 2^{power}", (x, y), {}, 3 * x.numel() * x.element_size())
+            x, y = (
+                torch.randint(-9, 10, (1 << power,), device=device, dtype=torch.int8).to(dtype)
+                for _ in range(2)
+            )
+            yield opjit.Workload(
+                f"{str(dtype).removeprefix('torch.')} 2^{power}",
+                (x, y),
+                {},
+                3 * x.numel() * x.element_size(),
+            )
 
 
-@opjit.op("add_custom_backward(Tensor grad) -> (Tensor grad_self, Tensor grad_other)", elementwise=True)
+@opjit.op(
+    "add_custom_backward(Tensor grad) -> (Tensor grad_self, Tensor grad_other)", elementwise=True
+)
 def add_custom_backward(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    torch._check(grad.dtype in TAKEN, lambda: "add_custom_backward takes bool, integers, floating and complex dtypes")
+    torch._check(
+        grad.dtype in TAKEN,
+        lambda: "add_custom_backward takes bool, integers, floating and complex dtypes",
+    )
     return torch.empty_like(grad), torch.empty_like(grad)
 
 
@@ -129,7 +205,15 @@ def add_up(ctx: Any, grad_self: torch.Tensor, grad_other: torch.Tensor) -> torch
 def gradients(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     for dtype in (*INTEGRAL, *FLOATING, *COMPLEX):
         x = _numbers((2, 3, 5, 4), dtype, device)
-        for view in (x, x[0, 0, 0, 0], x[:0], x.transpose(0, 3), x[:, ::2, 1:], x[0].expand(2, 3, 5, 4), x.flatten()[1:]):
+        for view in (
+            x,
+            x[0, 0, 0, 0],
+            x[:0],
+            x.transpose(0, 3),
+            x[:, ::2, 1:],
+            x[0].expand(2, 3, 5, 4),
+            x.flatten()[1:],
+        ):
             yield (view,), {}
 
 

@@ -9,7 +9,17 @@ import torch
 
 import opjit
 
-INTEGRAL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+INTEGRAL = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TAKEN = frozenset((*INTEGRAL, *FLOATING))
 
@@ -18,8 +28,12 @@ TAKEN = frozenset((*INTEGRAL, *FLOATING))
 def allreduce(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     natural = x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64
     result = natural if dtype is None else dtype
-    torch._check(x.dtype in TAKEN and result in TAKEN, lambda: (
-        f"allreduce takes and gives bool, integers and real floating dtypes, not {x.dtype} to {result}"))
+    torch._check(
+        x.dtype in TAKEN and result in TAKEN,
+        lambda: (
+            f"allreduce takes and gives bool, integers and real floating dtypes, not {x.dtype} to {result}"
+        ),
+    )
     return x.new_empty((), dtype=result)
 
 
@@ -27,7 +41,9 @@ allreduce.reference(torch.sum)
 
 
 @allreduce.setup_context
-def setup_context(ctx: Any, inputs: tuple[torch.Tensor], keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
+def setup_context(
+    ctx: Any, inputs: tuple[torch.Tensor], keyword_only_inputs: dict[str, Any], output: torch.Tensor
+) -> None:
     ctx.shape, ctx.dtype = inputs[0].shape, inputs[0].dtype
 
 
@@ -72,9 +88,28 @@ def samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 @allreduce.workloads
 def workloads(device: str) -> Iterator[opjit.Workload]:
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-                  torch.uint8, torch.bool):
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    ):
         for power in (10, 12, 14, 16, 18, 19, 20, 21, 22, 24, 26, 28):
             x = torch.randint(0, 2, (1 << power,), device=device, dtype=torch.int8).to(dtype)
-            x = x if not dtype.is_floating_point else torch.randn(1 << power, device=device).to(dtype)
-            yield opjit.Workload(f"{str(dtype).removeprefix('torch.')} 2^{power}", (x,), {}, x.numel() * x.element_size())
+            x = (
+                x
+                if not dtype.is_floating_point
+                else torch.randn(1 << power, device=device).to(dtype)
+            )
+            yield opjit.Workload(
+                f"{str(dtype).removeprefix('torch.')} 2^{power}",
+                (x,),
+                {},
+                x.numel() * x.element_size(),
+            )

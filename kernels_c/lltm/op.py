@@ -23,36 +23,76 @@ import opjit
 Tensor = torch.Tensor
 
 
-@opjit.op("lltm_forward(Tensor x, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
-          " -> (Tensor new_h, Tensor new_cell, Tensor gates)")
-def lltm_forward(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@opjit.op(
+    "lltm_forward(Tensor x, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
+    " -> (Tensor new_h, Tensor new_cell, Tensor gates)"
+)
+def lltm_forward(
+    x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, features, state = _sizes("lltm_forward", x, old_h)
-    _check("lltm_forward", x, old_h, old_h=(old_h, batch, state), weights=(weights, 3 * state, state + features), bias=(bias, 3 * state),
-           old_cell=(old_cell, batch, state))
+    _check(
+        "lltm_forward",
+        x,
+        old_h,
+        old_h=(old_h, batch, state),
+        weights=(weights, 3 * state, state + features),
+        bias=(bias, 3 * state),
+        old_cell=(old_cell, batch, state),
+    )
     return x.new_empty(batch, state), x.new_empty(batch, state), x.new_empty(batch, 4 * state)
 
 
-@opjit.op("lltm_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor x, Tensor weights, Tensor old_h,"
-          " bool inputs, bool parameters)"
-          " -> (Tensor grad_input, Tensor grad_weights, Tensor grad_bias, Tensor grad_old_h, Tensor grad_old_cell)")
-def lltm_backward(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
-                  inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@opjit.op(
+    "lltm_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor x, Tensor weights, Tensor old_h,"
+    " bool inputs, bool parameters)"
+    " -> (Tensor grad_input, Tensor grad_weights, Tensor grad_bias, Tensor grad_old_h, Tensor grad_old_cell)"
+)
+def lltm_backward(
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    gates: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    old_h: Tensor,
+    inputs: bool,
+    parameters: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``inputs`` and ``parameters`` select gradients; those not wanted come back without elements. None for a gradient means zeros."""
     batch, features, state = _sizes("lltm_backward", x, old_h)
-    _check("lltm_backward", x, old_h, old_h=(old_h, batch, state), weights=(weights, 3 * state, state + features),
-           gates=(gates, batch, 4 * state), grad_h=(grad_h, batch, state), grad_cell=(grad_cell, batch, state))
+    _check(
+        "lltm_backward",
+        x,
+        old_h,
+        old_h=(old_h, batch, state),
+        weights=(weights, 3 * state, state + features),
+        gates=(gates, batch, 4 * state),
+        grad_h=(grad_h, batch, state),
+        grad_cell=(grad_cell, batch, state),
+    )
 
     def wanted(of: bool, *sizes: int) -> Tensor:
         return x.new_empty(sizes if of else (0,) * len(sizes))
 
-    return (wanted(inputs, batch, features), wanted(parameters, 3 * state, state + features), wanted(parameters, 3 * state),
-            wanted(inputs, batch, state), x.new_empty(batch, state))
+    return (
+        wanted(inputs, batch, features),
+        wanted(parameters, 3 * state, state + features),
+        wanted(parameters, 3 * state),
+        wanted(inputs, batch, state),
+        x.new_empty(batch, state),
+    )
 
 
 def _sizes(op: str, x: Tensor, old_h: Tensor) -> tuple[int, int, int]:
     """Check as lltm.h does, for calls that are traced, and return batch, features and states."""
-    torch._check(x.dtype in (torch.float32, torch.float64), lambda: f"{op} takes float32 and float64, not {x.dtype}")
-    torch._check(x.dim() == old_h.dim() == 2, lambda: f"{op}: `x` and `old_h` must have 2 dimensions, not {x.dim()} and {old_h.dim()}")
+    torch._check(
+        x.dtype in (torch.float32, torch.float64),
+        lambda: f"{op} takes float32 and float64, not {x.dtype}",
+    )
+    torch._check(
+        x.dim() == old_h.dim() == 2,
+        lambda: f"{op}: `x` and `old_h` must have 2 dimensions, not {x.dim()} and {old_h.dim()}",
+    )
     return x.shape[0], x.shape[1], old_h.shape[1]
 
 
@@ -63,17 +103,42 @@ def _check(op: str, x: Tensor, states: Tensor, /, **others: tuple[Any, ...]) -> 
             _check_one(op, name, one, sizes, x, states)
 
 
-def _check_one(op: str, name: str, one: Tensor, sizes: list[int], x: Tensor, states: Tensor) -> None:
-    torch._check(one.dtype == x.dtype, lambda: f"{op}: `{name}` is {one.dtype}, but `x` is {x.dtype}; convert one of them with .to()")
-    torch._check(one.dim() == len(sizes),
-                 lambda: f"{op}: `{name}` must have {len(sizes)} dimension{'s' * (len(sizes) > 1)}, not {one.dim()}")
+def _check_one(
+    op: str, name: str, one: Tensor, sizes: list[int], x: Tensor, states: Tensor
+) -> None:
+    torch._check(
+        one.dtype == x.dtype,
+        lambda: (
+            f"{op}: `{name}` is {one.dtype}, but `x` is {x.dtype}; convert one of them with .to()"
+        ),
+    )
+    torch._check(
+        one.dim() == len(sizes),
+        lambda: (
+            f"{op}: `{name}` must have {len(sizes)} dimension{'s' * (len(sizes) > 1)}, not {one.dim()}"
+        ),
+    )
     for found, size, d in zip(one.shape, sizes, range(2), strict=False):
-        torch._check(found == size, partial("{}: dimension {} of `{}` is {}, but must be {} for a batch of {}, {} features (`x`) and {} "
-                                            "states (`old_h`)".format, op, d, name, found, size, *x.shape, states.shape[1]))
+        torch._check(
+            found == size,
+            partial(
+                "{}: dimension {} of `{}` is {}, but must be {} for a batch of {}, {} features (`x`) and {} "
+                "states (`old_h`)".format,
+                op,
+                d,
+                name,
+                found,
+                size,
+                *x.shape,
+                states.shape[1],
+            ),
+        )
 
 
 @lltm_forward.reference
-def forward_reference(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def forward_reference(
+    x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     z = torch.nn.functional.linear(torch.cat([old_h, x], dim=1), weights, bias)
     i, o, g = z.chunk(3, dim=1)
     i, o, g = torch.sigmoid(i), torch.sigmoid(o), torch.nn.functional.elu(g)
@@ -83,13 +148,28 @@ def forward_reference(x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, o
 
 
 @lltm_backward.reference
-def backward_reference(grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, x: Tensor, weights: Tensor, old_h: Tensor,
-                       inputs: bool, parameters: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward_reference(
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    gates: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    old_h: Tensor,
+    inputs: bool,
+    parameters: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     state = old_h.shape[1]
     i, o, g, t = gates.chunk(4, dim=1)
     d_h = torch.zeros_like(t) if grad_h is None else grad_h
     d_cell = d_h * o * (1 - t * t) + (0 if grad_cell is None else grad_cell)
-    d_z = torch.cat([d_cell * g * i * (1 - i), d_h * t * o * (1 - o), d_cell * i * torch.where(g > 0, 1, g + 1)], dim=1)
+    d_z = torch.cat(
+        [
+            d_cell * g * i * (1 - i),
+            d_h * t * o * (1 - o),
+            d_cell * i * torch.where(g > 0, 1, g + 1),
+        ],
+        dim=1,
+    )
     d_x = d_z @ weights if inputs else weights.new_empty(0, 0)
     d_weights = d_z.t() @ torch.cat([old_h, x], dim=1) if parameters else weights.new_empty(0, 0)
     d_bias = d_z.sum(0) if parameters else weights.new_empty(0)
@@ -102,14 +182,18 @@ def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ..
     gates = output[2]
     ctx.mark_non_differentiable(gates)
     ctx.set_materialize_grads(False)  # an unused result needs no gradient of zeros
-    ctx.save_for_backward(gates, x, weights, old_h, output[1])  # new_cell leads a second derivative to all inputs
+    ctx.save_for_backward(
+        gates, x, weights, old_h, output[1]
+    )  # new_cell leads a second derivative to all inputs
 
 
 _backward = lltm_backward.overload
 
 
 @lltm_forward.backward
-def backward(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+def backward(
+    ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None
+) -> tuple[Tensor | None, ...]:
     if not torch.is_grad_enabled():
         return _gradients(ctx, grad_h, grad_cell)
     with torch.no_grad():  # create_graph, and torch.func
@@ -128,34 +212,56 @@ class _Once(torch.autograd.Function):
         return tuple(None if one is None else one.view_as(one) for one in tensors[:5])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor | None, ...]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor | None, ...]
+    ) -> None:
         """Keep nothing: the backward needs nothing."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError("lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in "
-                           "torch's ops")
+        raise RuntimeError(
+            "lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in "
+            "torch's ops"
+        )
 
 
-def _gradients(ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None
+) -> tuple[Tensor | None, ...]:
     wants_x, wants_weights, wants_bias, wants_h, wants_cell = ctx.needs_input_grad
     saved = ctx.saved_tensors[:4]
-    x, weights, bias, old_h, old_cell = _backward(grad_h, grad_cell, *saved, wants_x or wants_h, wants_weights or wants_bias)
-    return (x if wants_x else None, weights if wants_weights else None, bias if wants_bias else None, old_h if wants_h else None,
-            old_cell if wants_cell else None)
+    x, weights, bias, old_h, old_cell = _backward(
+        grad_h, grad_cell, *saved, wants_x or wants_h, wants_weights or wants_bias
+    )
+    return (
+        x if wants_x else None,
+        weights if wants_weights else None,
+        bias if wants_bias else None,
+        old_h if wants_h else None,
+        old_cell if wants_cell else None,
+    )
 
 
 def _numbers(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
     """Between -2 and 2, the same on every device."""
-    return 2 * torch.sin(torch.arange(1, 1 + torch.Size(shape).numel(), device=device, dtype=torch.float64) ** 1.5).to(dtype).reshape(shape)
+    return 2 * torch.sin(
+        torch.arange(1, 1 + torch.Size(shape).numel(), device=device, dtype=torch.float64) ** 1.5
+    ).to(dtype).reshape(shape)
 
 
-def _arguments(batch: int, features: int, state: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+def _arguments(
+    batch: int, features: int, state: int, dtype: torch.dtype, device: str
+) -> tuple[Tensor, ...]:
     def numbers(*shape: int) -> Tensor:
         return _numbers(*shape, dtype=dtype, device=device)
 
-    return (numbers(batch, features), numbers(3 * state, state + features) / max(1, state + features) ** 0.5, numbers(3 * state),
-            numbers(batch, state), numbers(batch, state))
+    return (
+        numbers(batch, features),
+        numbers(3 * state, state + features) / max(1, state + features) ** 0.5,
+        numbers(3 * state),
+        numbers(batch, state),
+        numbers(batch, state),
+    )
 
 
 def _apart(x: Tensor) -> Tensor:
@@ -165,7 +271,18 @@ def _apart(x: Tensor) -> Tensor:
     return wide[..., ::2].copy_(x)
 
 
-SHAPES = ((16, 32, 128), (1, 1, 1), (1, 32, 128), (3, 5, 7), (17, 33, 65), (40, 3, 31), (2, 130, 4), (0, 3, 5), (2, 0, 5), (2, 3, 0))
+SHAPES = (
+    (16, 32, 128),
+    (1, 1, 1),
+    (1, 32, 128),
+    (3, 5, 7),
+    (17, 33, 65),
+    (40, 3, 31),
+    (2, 130, 4),
+    (0, 3, 5),
+    (2, 0, 5),
+    (2, 3, 0),
+)
 
 
 @lltm_forward.samples
@@ -174,9 +291,18 @@ def forward_samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, An
         for shape in SHAPES:
             yield _arguments(*shape, dtype, device), {}
         yield tuple(_apart(x) for x in _arguments(3, 5, 7, dtype, device)), {}
-        yield tuple(x.double().to(dtype)[..., 1:] if x.dim() == 1 else x[:, 1:] for x in
-                    (x.new_zeros(*x.shape[:-1], x.shape[-1] + 1).index_copy(-1, torch.arange(1, x.shape[-1] + 1, device=device), x)
-                     for x in _arguments(17, 33, 65, dtype, device))), {}
+        yield (
+            tuple(
+                x.double().to(dtype)[..., 1:] if x.dim() == 1 else x[:, 1:]
+                for x in (
+                    x.new_zeros(*x.shape[:-1], x.shape[-1] + 1).index_copy(
+                        -1, torch.arange(1, x.shape[-1] + 1, device=device), x
+                    )
+                    for x in _arguments(17, 33, 65, dtype, device)
+                )
+            ),
+            {},
+        )
 
 
 @lltm_backward.samples
@@ -201,13 +327,22 @@ def _bytes(*tensors: Tensor) -> int:
 def forward_workloads(device: str) -> Iterator[opjit.Workload]:
     for batch, features, state in WORK:
         args = _arguments(batch, features, state, torch.float32, device)
-        yield opjit.Workload(f"B{batch} F{features} S{state}", args, {}, _bytes(*args) + 6 * _bytes(args[-1]))
+        yield opjit.Workload(
+            f"B{batch} F{features} S{state}", args, {}, _bytes(*args) + 6 * _bytes(args[-1])
+        )
 
 
 @lltm_backward.workloads
 def backward_workloads(device: str) -> Iterator[opjit.Workload]:
     for batch, features, state in WORK:
-        x, weights, bias, old_h, old_cell = _arguments(batch, features, state, torch.float32, device)
+        x, weights, bias, old_h, old_cell = _arguments(
+            batch, features, state, torch.float32, device
+        )
         gates = forward_reference(x, weights, bias, old_h, old_cell)[2]
         args = (old_cell.flip(0), old_cell, gates, x, weights, old_h, True, True)
-        yield opjit.Workload(f"B{batch} F{features} S{state}", args, {}, _bytes(*args[:6], x, weights, bias, old_h, old_cell))
+        yield opjit.Workload(
+            f"B{batch} F{features} S{state}",
+            args,
+            {},
+            _bytes(*args[:6], x, weights, bias, old_h, old_cell),
+        )

@@ -24,7 +24,9 @@ from opjit.shared_library import recorded as recorded_libraries
 from opjit.store.store import Store, default_root
 from opjit.wanted import Wanted
 
-Listed = tuple[str | os.PathLike[str], Sequence[str], str | os.PathLike[str] | None, bool, Sequence[str]]  # what `plan_recorded` takes
+Listed = tuple[
+    str | os.PathLike[str], Sequence[str], str | os.PathLike[str] | None, bool, Sequence[str]
+]  # what `plan_recorded` takes
 
 
 class Plan(NamedTuple):
@@ -39,8 +41,12 @@ class Plan(NamedTuple):
     listed: Listed | None = None  # None of ops by name
 
 
-def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str], root: str | os.PathLike[str] | None,
-             hosts: Sequence[str] = ()) -> Plan:
+def plan_ops(
+    names: Iterable[str | os.PathLike[str]] | None,
+    archs: Sequence[str],
+    root: str | os.PathLike[str] | None,
+    hosts: Sequence[str] = (),
+) -> Plan:
     """Plan to build ops by name; the arguments, and what is raised, are those of `opjit.precompile`."""
     store = _store(root)
     targets = batch.targets_of(archs, store, hosts)
@@ -52,23 +58,41 @@ def plan_ops(names: Iterable[str | os.PathLike[str]] | None, archs: Sequence[str
         found = arguments.ops(name if isinstance(name, str) else os.path.join(".", name))
         if not batch.pairs(found, targets):
             has = sorted({backend for op in found for backend in op.backends()})
-            raise NoKernel(f"{os.fspath(name)} has no kernel for {' or '.join(map(str, targets)) or 'any device of this machine'}, so "
-                           f"there is nothing to build; it has kernels for {' and '.join(has) or 'nothing'}: name one of their archs")
+            raise NoKernel(
+                f"{os.fspath(name)} has no kernel for {' or '.join(map(str, targets)) or 'any device of this machine'}, so "
+                f"there is nothing to build; it has kernels for {' and '.join(has) or 'nothing'}: name one of their archs"
+            )
         ops += found
     pairs, failed = batch.pairs(ops, targets), list[tuple[str, OpjitError]]()
     wanted = batch.requests(pairs, store, root is not None, failed)
-    return Plan([*wanted], len(set(ops)) * len(targets) - len(pairs), store, root is not None, failed=failed)
+    return Plan(
+        [*wanted], len(set(ops)) * len(targets) - len(pairs), store, root is not None, failed=failed
+    )
 
 
-def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str | os.PathLike[str] | None,
-                  extensions: bool = False, hosts: Sequence[str] = ()) -> Plan:
+def plan_recorded(
+    path: str | os.PathLike[str],
+    archs: Sequence[str],
+    root: str | os.PathLike[str] | None,
+    extensions: bool = False,
+    hosts: Sequence[str] = (),
+) -> Plan:
     """Plan to build the ops of a recorded list, and its C++ extensions; without archs, for the recorded targets."""
     store = _store(root)
     targets = batch.targets_of(archs, store, hosts) if archs else None
-    (uses_of_ops, calls), recorded, scan = oplist.read_list(Path(path)), dict[str, list[RecordedOp]](), Scan()
+    (uses_of_ops, calls), recorded, scan = (
+        oplist.read_list(Path(path)),
+        dict[str, list[RecordedOp]](),
+        Scan(),
+    )
     for use in uses_of_ops:
         recorded.setdefault(repr(use._replace(backend="", arch="", runtime="")), []).append(use)
-    pairs, skipped, remarks, failed = list[tuple[Op, Target]](), 0, list[str](), list[tuple[str, OpjitError]]()
+    pairs, skipped, remarks, failed = (
+        list[tuple[Op, Target]](),
+        0,
+        list[str](),
+        list[tuple[str, OpjitError]](),
+    )
     absent, resolved = set[str](), dict[tuple[str, str], list[Target]]()
     for uses in recorded.values():
         try:
@@ -86,7 +110,9 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
         for use in uses:
             name, place = f"{use.op} for {use.backend} {use.arch}", (use.backend, use.arch)
             try:
-                for_hosts = resolved.get(place) or [_resolve_target(use, name, store, host) for host in hosts or (None,)]
+                for_hosts = resolved.get(place) or [
+                    _resolve_target(use, name, store, host) for host in hosts or (None,)
+                ]
                 found = [(op, target) for target in resolved.setdefault(place, for_hosts)]
                 if not declared:
                     _require_closed(*found[0], scan)
@@ -95,21 +121,44 @@ def plan_recorded(path: str | os.PathLike[str], archs: Sequence[str], root: str 
                 failed.append((name, error))
     # A declared op may replace several recorded ones, which differ.
     ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed, scan)
-    others = _plan_extensions(calls, Path(path), store, root is not None, extensions, remarks, failed)
-    return Plan([*ops, *others], skipped, store, root is not None, remarks, failed, (path, archs, root, extensions, hosts))
+    others = _plan_extensions(
+        calls, Path(path), store, root is not None, extensions, remarks, failed
+    )
+    return Plan(
+        [*ops, *others],
+        skipped,
+        store,
+        root is not None,
+        remarks,
+        failed,
+        (path, archs, root, extensions, hosts),
+    )
 
 
-def _plan_extensions(listed: Sequence[RecordedExtension], path: Path, store: Store, shared: bool, allowed: bool, remarks: list[str],
-                     failed: list[tuple[str, OpjitError]]) -> list[Wanted]:
+def _plan_extensions(
+    listed: Sequence[RecordedExtension],
+    path: Path,
+    store: Store,
+    shared: bool,
+    allowed: bool,
+    remarks: list[str],
+    failed: list[tuple[str, OpjitError]],
+) -> list[Wanted]:
     """Return the requests for a list's extensions and shared libraries, each content once."""
     found = dict[str, Wanted]()
     if listed and not allowed:
-        remarks.append(f"{len(listed)} C++ extensions of the list are not built, as their flags and initialisers can run any code; "
-                       "if you trust the list, give --extensions (in Python: extensions=True)")
+        remarks.append(
+            f"{len(listed)} C++ extensions of the list are not built, as their flags and initialisers can run any code; "
+            "if you trust the list, give --extensions (in Python: extensions=True)"
+        )
         return []
     for each in listed:
         try:
-            of_list = recorded_libraries.request if each.function == recorded_libraries.FUNCTION else extension_binary.of_recorded
+            of_list = (
+                recorded_libraries.request
+                if each.function == recorded_libraries.FUNCTION
+                else extension_binary.of_recorded
+            )
             wanted: Wanted = of_list(each, os.path.dirname(os.path.abspath(path)), store)
             found.setdefault(wanted.name, wanted.in_store() if shared else wanted)
         except OpjitError as error:
@@ -137,22 +186,37 @@ def _require_closed(op: Op, target: Target, scan: Scan) -> None:
     except (OSError, NoKernel):
         return  # the build will report the error
     own = f"{resources.folder('kernels_c')}{os.sep}"
-    problem = next(filter(None, (files.swappable(Path(path)) for path in read if not path.startswith(own))), None)
+    problem = next(
+        filter(None, (files.swappable(Path(path)) for path in read if not path.startswith(own))),
+        None,
+    )
     if problem is not None:
-        raise RecordError(f"{op.qualified} is not built from files that only the list names: {problem}")
+        raise RecordError(
+            f"{op.qualified} is not built from files that only the list names: {problem}"
+        )
 
 
 def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
     """Return a list's op, and whether anything but the list declares it. `absent`: namespaces that have been searched, and lack an op."""
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
-        raise RecordError(f"the list has {recorded.schema!r} under the name {recorded.op}, which is another op; record it again")
+        raise RecordError(
+            f"the list has {recorded.schema!r} under the name {recorded.op}, which is another op; record it again"
+        )
     if recorded.code is not None:
         from opjit.live import inline
 
         flags = [recorded.flags[kind] for kind in oplist.FLAGS]
-        return inline.make(recorded.schema, dict(recorded.code), None, None, "opjit.ahead.plan", "a recorded list",
-                           f"{recorded.op} (inline code)", flags), False
+        return inline.make(
+            recorded.schema,
+            dict(recorded.code),
+            None,
+            None,
+            "opjit.ahead.plan",
+            "a recorded list",
+            f"{recorded.op} (inline code)",
+            flags,
+        ), False
     op = known(recorded.op, absent)
     return (_op_in_folder(recorded), False) if op is None else (op, True)
 
@@ -169,15 +233,27 @@ def known(name: str, absent: set[str]) -> Op | None:
 def _op_in_folder(recorded: RecordedOp) -> Op:
     folder, flags = Path(recorded.folder or ""), recorded.flags
     if not folder.is_absolute() or not folder.is_dir():
-        raise RecordError(f"{recorded.op} is not here: no op of that name is declared or installed, and there is no folder "
-                          f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package")
-    extra = check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS)) if any(flags.values()) else None
-    return Op(recorded.schema, lambda *args, **kwargs: None, folder, extra, tags=recorded.tags or ())  # torch never sees this op
+        raise RecordError(
+            f"{recorded.op} is not here: no op of that name is declared or installed, and there is no folder "
+            f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package"
+        )
+    extra = (
+        check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
+        if any(flags.values())
+        else None
+    )
+    return Op(
+        recorded.schema, lambda *args, **kwargs: None, folder, extra, tags=recorded.tags or ()
+    )  # torch never sees this op
 
 
 def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | None) -> Target:
-    backend = next((each for each in backends.all_backends() if each.name == recorded.backend), None)
+    backend = next(
+        (each for each in backends.all_backends() if each.name == recorded.backend), None
+    )
     if backend is None:
-        raise UnknownArch(f"{name} cannot be built: this process has no backend {recorded.backend!r}; import the package that adds it with "
-                          "opjit.register_backend first")
+        raise UnknownArch(
+            f"{name} cannot be built: this process has no backend {recorded.backend!r}; import the package that adds it with "
+            "opjit.register_backend first"
+        )
     return toolchain.target_of(recorded.arch, store.notes, backend, host)

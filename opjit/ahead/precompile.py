@@ -15,7 +15,14 @@ from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.cpp_extension.autograd_part import make as make_autograd_part
 from opjit.distributed import ranks
 from opjit.environment import is_on
-from opjit.errors import BadSetting, CacheWarning, CompileWarning, OpjitError, PrecompileError, one_string
+from opjit.errors import (
+    BadSetting,
+    CacheWarning,
+    CompileWarning,
+    OpjitError,
+    PrecompileError,
+    one_string,
+)
 from opjit.progress import Display, logger
 from opjit.store import inventory
 from opjit.store.store import Store
@@ -40,13 +47,22 @@ class Report(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        return (f"{len(self.built)} built, {len(self.there)} already there, {self.skipped} skipped, {len(self.failed)} failed, "
-                f"{self.seconds:.2f} s")
+        return (
+            f"{len(self.built)} built, {len(self.there)} already there, {self.skipped} skipped, {len(self.failed)} failed, "
+            f"{self.seconds:.2f} s"
+        )
 
 
-def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Sequence[str] = (), *, jobs: int | None = None,
-               store: str | os.PathLike[str] | None = None, recorded: str | os.PathLike[str] | None = None,
-               extensions: bool = False, hosts: Sequence[str] = ()) -> Report:
+def precompile(
+    ops: Iterable[str | os.PathLike[str]] | None = None,
+    archs: Sequence[str] = (),
+    *,
+    jobs: int | None = None,
+    store: str | os.PathLike[str] | None = None,
+    recorded: str | os.PathLike[str] | None = None,
+    extensions: bool = False,
+    hosts: Sequence[str] = (),
+) -> Report:
     """Build ops ahead of requests, several at once. This needs no GPU, and entries that exist cost almost nothing.
 
     Args:
@@ -78,7 +94,11 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     for parameter, value in (("ops", ops), ("archs", archs), ("hosts", hosts)):
         if isinstance(value, str):
             raise BadSetting(one_string("opjit.precompile", parameter, value))
-    plan = plan_ops(ops, archs, store, hosts) if recorded is None else plan_recorded(recorded, archs, store, extensions, hosts)
+    plan = (
+        plan_ops(ops, archs, store, hosts)
+        if recorded is None
+        else plan_recorded(recorded, archs, store, extensions, hosts)
+    )
     for remark in plan.remarks:
         logger().warning(remark)
     report = build_plan(plan, jobs, sys.stderr)
@@ -87,8 +107,14 @@ def precompile(ops: Iterable[str | os.PathLike[str]] | None = None, archs: Seque
     return report
 
 
-def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store: str | os.PathLike[str] | None = None,
-          extensions: bool = False, hosts: Sequence[str] = ()) -> int:
+def ready(
+    recorded: str | os.PathLike[str],
+    archs: Sequence[str] = (),
+    *,
+    store: str | os.PathLike[str] | None = None,
+    extensions: bool = False,
+    hosts: Sequence[str] = (),
+) -> int:
     """Prove, before a program serves, that it will build nothing: every entry of a list is there, with its manifest and the library's size,
     or as `opjit.precompile` saw it, as far as stat can say. A request hashes a library before it opens it.
 
@@ -112,17 +138,27 @@ def ready(recorded: str | os.PathLike[str], archs: Sequence[str] = (), *, store:
     if (proven := complete.proven((recorded, archs, store, extensions, hosts))) is not None:
         return proven
     plan = plan_recorded(recorded, archs, store, extensions, hosts)
-    missing = [(str(wanted), OpjitError(wanted.miss(plan.store))) for wanted in plan.wanted
-               if wanted.find(plan.store, hashed=False) is None]
+    missing = [
+        (str(wanted), OpjitError(wanted.miss(plan.store)))
+        for wanted in plan.wanted
+        if wanted.find(plan.store, hashed=False) is None
+    ]
     failed = [*plan.failed, *missing]
     if failed:
-        raise PrecompileError(f"{os.fspath(recorded)} is not ready; run `opjit precompile --from {os.fspath(recorded)}` with the same "
-                              "options, and see:\n" + "\n".join(error_texts(failed)), failed)
+        raise PrecompileError(
+            f"{os.fspath(recorded)} is not ready; run `opjit precompile --from {os.fspath(recorded)}` with the same "
+            "options, and see:\n" + "\n".join(error_texts(failed)),
+            failed,
+        )
     return len(plan.wanted)
 
 
-def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None,
-               write: Callable[[str], object] = lambda line: logger().info(line)) -> Report:
+def build_plan(
+    plan: Plan,
+    jobs: int | None = None,
+    stream: TextIO | None = None,
+    write: Callable[[str], object] = lambda line: logger().info(line),
+) -> Report:
     """Carry out a plan; a job's ranks share it, see `distributed.share`. A line is written for each build if `stream` is no terminal."""
     started = time.perf_counter()
     rank = ranks.current()
@@ -135,11 +171,16 @@ def build_plan(plan: Plan, jobs: int | None = None, stream: TextIO | None = None
         if is_on("OPJIT_CPP_AUTOGRAD", unset=True) and any(wanted.kind for wanted in plan.wanted):
             make_autograd_part(plan.store)
     finally:
-        for item in inventory.scan(plan.store) if plan.shared else ():  # opjit makes folders that only their owner can read
+        for item in (
+            inventory.scan(plan.store) if plan.shared else ()
+        ):  # opjit makes folders that only their owner can read
             try:
                 files.let_read(item.folder, plan.store.base)
             except OSError as error:
-                warnings.warn(CacheWarning(f"others may not be able to read {item.folder}: {error}"), stacklevel=3)
+                warnings.warn(
+                    CacheWarning(f"others may not be able to read {item.folder}: {error}"),
+                    stacklevel=3,
+                )
     if plan.listed is not None and not report.failed:
         complete.mark(plan)
     return report._replace(seconds=time.perf_counter() - started)
@@ -152,7 +193,13 @@ def _share(plan: Plan, report: Report) -> None:
         _add(wanted, task.origin == "built", task.error, report)
 
 
-def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO | None, write: Callable[[str], object]) -> None:
+def _build_missing(
+    plan: Plan,
+    jobs: int | None,
+    report: Report,
+    stream: TextIO | None,
+    write: Callable[[str], object],
+) -> None:
     """Build the missing binaries side by side, and add the results to the report."""
     missing = list[Wanted]()
     for wanted in plan.wanted:
@@ -162,20 +209,30 @@ def _build_missing(plan: Plan, jobs: int | None, report: Report, stream: TextIO 
     from opjit.builder import budget
 
     size = min(len(missing), budget.jobs(budget.C_JOB, jobs))
-    missing.sort(key=lambda wanted: bool(wanted.kind and not wanted.kind.backend.uses_nvcc))  # the long ones first, to finish together
+    missing.sort(
+        key=lambda wanted: bool(wanted.kind and not wanted.kind.backend.uses_nvcc)
+    )  # the long ones first, to finish together
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with progress.display(stream, write, len(missing)) as display, processes.pool(size) as pool:
-            running = {pool.submit(_build_one, number, wanted, plan.store, display): wanted for number, wanted in enumerate(missing)}
+            running = {
+                pool.submit(_build_one, number, wanted, plan.store, display): wanted
+                for number, wanted in enumerate(missing)
+            }
             for done in as_completed(running):
                 _add(running[done], *done.result(), report)
-    found = {(each.category, str(each.message), each.filename, each.lineno): each for each in seen
-             if issubclass(each.category, (CacheWarning, CompileWarning))}  # a build for another arch has the same ones
+    found = {
+        (each.category, str(each.message), each.filename, each.lineno): each
+        for each in seen
+        if issubclass(each.category, (CacheWarning, CompileWarning))
+    }  # a build for another arch has the same ones
     for each in found.values():
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-def _build_one(number: int, wanted: Wanted, store: Store, display: Display) -> tuple[bool, OpjitError | None]:
+def _build_one(
+    number: int, wanted: Wanted, store: Store, display: Display
+) -> tuple[bool, OpjitError | None]:
     """Fetch or build a binary. Returns whether it was built, and the error if it failed."""
     built, error = False, None
     display.changed(number, f"building {wanted}")
@@ -183,7 +240,11 @@ def _build_one(number: int, wanted: Wanted, store: Store, display: Display) -> t
         with progress.on(progress.STATUS, lambda text: display.changed(number, text)):
             built = request.obtain(wanted.in_store(), store).origin == "built"
     except Exception as caught:
-        error = caught if isinstance(caught, OpjitError) else wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
+        error = (
+            caught
+            if isinstance(caught, OpjitError)
+            else wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
+        )
     display.ended(number, str(wanted), "failed" if error else "built" if built else "already there")
     return built, error
 
@@ -200,4 +261,7 @@ def error_texts(failed: Iterable[tuple[str, OpjitError]]) -> list[str]:
     names: dict[str, list[str]] = {}
     for name, error in failed:
         names.setdefault(str(error), []).append(name)
-    return [text if len(each) == 1 else f"{text}\n  (for {len(each)} builds: {', '.join(each)})" for text, each in names.items()]
+    return [
+        text if len(each) == 1 else f"{text}\n  (for {len(each)} builds: {', '.join(each)})"
+        for text, each in names.items()
+    ]

@@ -19,7 +19,9 @@ from opjit.errors import CacheWarning, RecordError
 
 def record(command: Sequence[str], output: Path) -> int:
     """Run a command, write the list of its ops, and return its exit code, or 128 plus its signal. Raises RecordError if either fails."""
-    raw = output.absolute().with_name(f".{output.name}.{files.unique()}")  # beside the list, where a job's other nodes may see it
+    raw = output.absolute().with_name(
+        f".{output.name}.{files.unique()}"
+    )  # beside the list, where a job's other nodes may see it
     document = raw.with_name(f"{raw.name}.json")
     try:
         try:
@@ -28,7 +30,9 @@ def record(command: Sequence[str], output: Path) -> int:
             files.write_synced(document, oplist.dump_list(*_gather(raw)).encode("ascii"))
             os.replace(document, output)
         except OSError as error:
-            raise RecordError(f"the list cannot be written to {output}: {error}; name another file with -o") from error
+            raise RecordError(
+                f"the list cannot be written to {output}: {error}; name another file with -o"
+            ) from error
     finally:
         for path in (raw, document):
             with suppress(OSError):
@@ -50,7 +54,9 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
             code = process.wait()
     except (OSError, ValueError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise RecordError(f"{command[0]!r} cannot be run: {reason}; what follows -- is a program with its arguments") from error
+        raise RecordError(
+            f"{command[0]!r} cannot be run: {reason}; what follows -- is a program with its arguments"
+        ) from error
     return code if code >= 0 else 128 - code
 
 
@@ -67,5 +73,10 @@ def _gather(raw: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
         except (ValueError, RecursionError):
             bad += 1
     if bad:
-        warnings.warn(CacheWarning(f"{bad} ops are not in the list, because their lines cannot be read; was the disk full?"), stacklevel=2)
+        warnings.warn(
+            CacheWarning(
+                f"{bad} ops are not in the list, because their lines cannot be read; was the disk full?"
+            ),
+            stacklevel=2,
+        )
     return ops, extensions

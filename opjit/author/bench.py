@@ -44,15 +44,39 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """Return the numbers, for JSON: seconds, bytes, operations and MHz."""
-        same = ("bytes", "flops", "bound", "possible", "cold", "calls", "inputs", "clock", "way", "host")
-        return {"op": self.op, "device": self.device, "label": self.label, "against": self.against, "opjit": self.ours.median,
-                "reference": self.theirs.median, "ratio": self.ratio, "spread": self.spread, "error": self.error,
-                "reference_error": self.reference_error, "quartiles": [self.ours.lower, self.ours.upper],
-                "reference_quartiles": [self.theirs.lower, self.theirs.upper], "reference_host": self.theirs.host,
-                **{name: getattr(self.ours, name) for name in same}}
+        same = (
+            "bytes",
+            "flops",
+            "bound",
+            "possible",
+            "cold",
+            "calls",
+            "inputs",
+            "clock",
+            "way",
+            "host",
+        )
+        return {
+            "op": self.op,
+            "device": self.device,
+            "label": self.label,
+            "against": self.against,
+            "opjit": self.ours.median,
+            "reference": self.theirs.median,
+            "ratio": self.ratio,
+            "spread": self.spread,
+            "error": self.error,
+            "reference_error": self.reference_error,
+            "quartiles": [self.ours.lower, self.ours.upper],
+            "reference_quartiles": [self.theirs.lower, self.theirs.upper],
+            "reference_host": self.theirs.host,
+            **{name: getattr(self.ours, name) for name in same},
+        }
 
 
-_Side = tuple[str, Callable[[Op], Callable[..., Any]]]  # what an op is measured against: its name in the table, and how to get it
+_Side = tuple[
+    str, Callable[[Op], Callable[..., Any]]
+]  # what an op is measured against: its name in the table, and how to get it
 
 
 def _side(against: str | None) -> _Side:
@@ -68,8 +92,10 @@ def _side(against: str | None) -> _Side:
         else:
             other = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise BadSetting(f"--against {against} names nothing ({error}); give torch.compile, an op as namespace::name, or a "
-                         "function as module:name") from error
+        raise BadSetting(
+            f"--against {against} names nothing ({error}); give torch.compile, an op as namespace::name, or a "
+            "function as module:name"
+        ) from error
     return name, lambda op: other
 
 
@@ -79,12 +105,21 @@ def _compiled(op: Op) -> Callable[..., Any]:
     return compiled
 
 
-def benchmark(names: Sequence[str], device: str | None, only: str | None, json_file: TextIO | None, plot_file: BinaryIO | None = None,
-              against: str | None = None, cold: bool | None = None) -> int:
+def benchmark(
+    names: Sequence[str],
+    device: str | None,
+    only: str | None,
+    json_file: TextIO | None,
+    plot_file: BinaryIO | None = None,
+    against: str | None = None,
+    cold: bool | None = None,
+) -> int:
     """Measure the workloads of ops whose labels contain `only`; print a table and its sum for each op and device. `cold` None: cold on
     CUDA. Returns the exit code: 1 if nothing was measured. Raises AssertionError where a result is wrong, on either side."""
     if plot_file is not None and find_spec("matplotlib") is None:
-        raise ToolMissing("matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib")
+        raise ToolMissing(
+            "matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib"
+        )
     side = _side(against)
     console = Console(highlight=False, soft_wrap=True)
     measurements = []
@@ -92,19 +127,39 @@ def benchmark(names: Sequence[str], device: str | None, only: str | None, json_f
         called = api.get(op.qualified, each)
         on_cuda = each == "cuda"
         caches = "cold" if cold or (cold is None and on_cuda) else "hot"
-        console.print(f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe(each)}")
-        console.print(_row("workload", "opjit", "host us" * on_cuda, side[0], "ratio", "+-", "rate", "roof" * on_cuda, "error", "torch's"))
+        console.print(
+            f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe(each)}"
+        )
+        console.print(
+            _row(
+                "workload",
+                "opjit",
+                "host us" * on_cuda,
+                side[0],
+                "ratio",
+                "+-",
+                "rate",
+                "roof" * on_cuda,
+                "error",
+                "torch's",
+            )
+        )
         rows = []
         for workload in op.workloads_on(each):
             if only is None or only in workload.label:
-                with processes.handling([signal.SIGINT], signal.SIG_DFL):  # Python's handler would wait for a kernel that never returns
+                with processes.handling(
+                    [signal.SIGINT], signal.SIG_DFL
+                ):  # Python's handler would wait for a kernel that never returns
                     rows.append(_measure(op, called, each, workload, side, cold))
                 console.print(_format(rows[-1]))
         if rows:
             console.print("\n".join((summary(rows), *_doubts(rows), "")))
         measurements += rows
     if not measurements:
-        console.print("nothing was measured" + ("" if only is None else f": no workload's label contains {only!r}"))
+        console.print(
+            "nothing was measured"
+            + ("" if only is None else f": no workload's label contains {only!r}")
+        )
         return 1
     if json_file is not None:
         json.dump([m.document() for m in measurements], json_file, indent=1)
@@ -118,7 +173,9 @@ def draw(measurements: Sequence[Comparison], file: BinaryIO) -> None:
 
     figure = Figure(figsize=(max(6.0, 0.3 * len(measurements)), 5), layout="constrained")
     axes = figure.add_subplot()
-    bars = axes.bar([f"{m.op} {m.device} {m.label}" for m in measurements], [m.ratio for m in measurements])
+    bars = axes.bar(
+        [f"{m.op} {m.device} {m.label}" for m in measurements], [m.ratio for m in measurements]
+    )
     axes.bar_label(bars, fmt="%.2f", rotation=90, padding=2)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set(yscale="log", ylabel=f"time / {measurements[0].against}'s time")
@@ -134,13 +191,21 @@ def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:
         yield f"SM clock: {min(clocks)} to {max(clocks)} MHz"
     noisy = sum(m.spread > _NOISY for m in measurements)
     if noisy:
-        yield (f"noisy: the rounds of {noisy} of {len(measurements)} workloads spread by more than {_NOISY:.0%};\n"
-               "free the machine, and measure again")
+        yield (
+            f"noisy: the rounds of {noisy} of {len(measurements)} workloads spread by more than {_NOISY:.0%};\n"
+            "free the machine, and measure again"
+        )
     for m in measurements:
         for name, each in (("opjit", m.ours), (m.against, m.theirs)):
             if not each.possible:
-                yield (f"impossible: {name} on {m.label}: "
-                       + ("work outside the timed stream" if not each.agrees else f"the device takes at least {format_time(each.floor)}"))
+                yield (
+                    f"impossible: {name} on {m.label}: "
+                    + (
+                        "work outside the timed stream"
+                        if not each.agrees
+                        else f"the device takes at least {format_time(each.floor)}"
+                    )
+                )
             if each.way == "issue":
                 yield f"no CUDA graph takes {name} on {m.label}: its time contains the host's"
 
@@ -149,27 +214,53 @@ def summary(rows: Sequence[Comparison]) -> str:
     """Say in how many workloads an op is faster or slower by more than 5 %, and the extreme ratios."""
     faster, slower = sum(m.ratio < 0.95 for m in rows), sum(m.ratio > 1.05 for m in rows)
     best, worst = min(rows, key=lambda m: m.ratio), max(rows, key=lambda m: m.ratio)
-    return (f"faster in {faster} of {len(rows)}, equal in {len(rows) - faster - slower}, slower in {slower}\n"
-            f"ratio: median {statistics.median(m.ratio for m in rows):.2f}, best {best.ratio:.2f} ({best.label}), "
-            f"worst {worst.ratio:.2f} ({worst.label})")
+    return (
+        f"faster in {faster} of {len(rows)}, equal in {len(rows) - faster - slower}, slower in {slower}\n"
+        f"ratio: median {statistics.median(m.ratio for m in rows):.2f}, best {best.ratio:.2f} ({best.label}), "
+        f"worst {worst.ratio:.2f} ({worst.label})"
+    )
 
 
 def _row(label: str, *cells: str) -> str:
     """Format a line of the table, 80 columns wide; an empty cell has no column."""
     widths = (8, 8, 8, 6, 5, 13, 5, 6, 8)
-    return f"{label:<13}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True) if cell)
+    return f"{label:<13}" + "".join(
+        f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True) if cell
+    )
 
 
 def _format(m: Comparison) -> str:
-    rate = (format_rate(m.ours.flops / m.ours.median, "FLOP") if m.ours.flops
-            else format_rate(m.ours.bytes / m.ours.median, "B") if m.ours.bytes else "-")
+    rate = (
+        format_rate(m.ours.flops / m.ours.median, "FLOP")
+        if m.ours.flops
+        else format_rate(m.ours.bytes / m.ours.median, "B")
+        if m.ours.bytes
+        else "-"
+    )
     host = f"{1e6 * m.ours.host:.1f}" if m.ours.host is not None else ""
     roof = f"{m.ours.of_bound:.2f}" if m.ours.of_bound else "-" * (m.device == "cuda")
-    return _row(m.label, format_time(m.ours.median), host, format_time(m.theirs.median), f"{m.ratio:.2f}", f"{min(m.spread, 9.99):.0%}",
-                rate, roof, f"{m.error:.0e}", f"{m.reference_error:.0e}")
+    return _row(
+        m.label,
+        format_time(m.ours.median),
+        host,
+        format_time(m.theirs.median),
+        f"{m.ratio:.2f}",
+        f"{min(m.spread, 9.99):.0%}",
+        rate,
+        roof,
+        f"{m.error:.0e}",
+        f"{m.reference_error:.0e}",
+    )
 
 
-def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload, side: _Side, cold: bool | None) -> Comparison:
+def _measure(
+    op: Op,
+    called: Callable[..., Any],
+    device: str,
+    workload: Workload,
+    side: _Side,
+    cold: bool | None,
+) -> Comparison:
     name, function_for = side
     other = function_for(op)
     with torch.inference_mode():
@@ -177,26 +268,56 @@ def _measure(op: Op, called: Callable[..., Any], device: str, workload: Workload
         if other is not op.reference_function:
             _errors(op, other, workload, name)
         inputs = Inputs(workload.args, workload.kwargs)
-        ours, theirs = measure(plan_of({"opjit": called, name: other}, inputs, device, cold, workload.bytes, workload.flops)).values()
-    return Comparison(op.qualified, device, workload.label, name, ours, theirs, *ratio(ours, theirs), error, reference_error)
+        ours, theirs = measure(
+            plan_of(
+                {"opjit": called, name: other}, inputs, device, cold, workload.bytes, workload.flops
+            )
+        ).values()
+    return Comparison(
+        op.qualified,
+        device,
+        workload.label,
+        name,
+        ours,
+        theirs,
+        *ratio(ours, theirs),
+        error,
+        reference_error,
+    )
 
 
-def _errors(op: Op, called: Callable[..., Any], workload: Workload, name: str | None = None) -> tuple[float, float]:
+def _errors(
+    op: Op, called: Callable[..., Any], workload: Workload, name: str | None = None
+) -> tuple[float, float]:
     """Return the errors of `called` and of the reference, relative to the exact result. Raises AssertionError if a result is wrong."""
     sample = Sample(workload.args, workload.kwargs)
     result, expected = effects(called, op, sample), effects(op.reference_function, op, sample)
     # The error of a sum over many elements grows like a random walk.
-    longest = max(t.numel() for t in sample.tensors()) / max([1, *(t.numel() for t in tensors_of(expected))])
-    torch.testing.assert_close(result, expected, rtol=1e-2, atol=1e-2 * max(1.0, longest ** 0.5), equal_nan=True,
-                               msg=lambda text: f"{name or op.qualified} is wrong on {workload.label}: {text}")
-    exact = tensors_of(effects(op.reference_function, op, Sample(*tree_map(_double, sample.values))))
+    longest = max(t.numel() for t in sample.tensors()) / max(
+        [1, *(t.numel() for t in tensors_of(expected))]
+    )
+    torch.testing.assert_close(
+        result,
+        expected,
+        rtol=1e-2,
+        atol=1e-2 * max(1.0, longest**0.5),
+        equal_nan=True,
+        msg=lambda text: f"{name or op.qualified} is wrong on {workload.label}: {text}",
+    )
+    exact = tensors_of(
+        effects(op.reference_function, op, Sample(*tree_map(_double, sample.values)))
+    )
     return _distance(tensors_of(result), exact), _distance(tensors_of(expected), exact)
 
 
 def _double(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype.is_floating_point else value
+    return (
+        value.double()
+        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+        else value
+    )
 
 
 def _distance(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
@@ -206,5 +327,7 @@ def _distance(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
         if got.numel():
             wide = torch.complex128 if expected.is_complex() else torch.float64
             scale = expected.to(wide).abs().max().clamp_min(1e-300)
-            worst = max(worst, float(((got.to(wide) - expected.to(wide)).abs().max() / scale).item()))
+            worst = max(
+                worst, float(((got.to(wide) - expected.to(wide)).abs().max() / scale).item())
+            )
     return worst

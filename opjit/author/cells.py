@@ -21,24 +21,43 @@ from opjit.measure.plan import Inputs, Measurement
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_time
 
-Sides = Mapping[str, Callable[..., Any]]  # the op, and perhaps a reference, by their names in the table
+Sides = Mapping[
+    str, Callable[..., Any]
+]  # the op, and perhaps a reference, by their names in the table
 
 
-def check(make: Callable[[], Op], reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+def check(
+    make: Callable[[], Op],
+    reference: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Iterator[str]:
     """Yield the lines of `opjit test` as they come, for one sample. Raises ToolMissing or BadSetting if cloudpickle cannot carry it."""
     if find_spec("cloudpickle") is None:
-        raise ToolMissing("cloudpickle", "--test needs cloudpickle, which is not installed: pip install cloudpickle")
+        raise ToolMissing(
+            "cloudpickle",
+            "--test needs cloudpickle, which is not installed: pip install cloudpickle",
+        )
     import cloudpickle  # type: ignore[import-untyped]
 
     sample = Sample(args, kwargs)
     device = next((each.device.type for each in sample.tensors()), "cpu")
     try:
-        work = cloudpickle.dumps(partial(_check, make, reference, sample.map(torch.Tensor.cpu), device))
+        work = cloudpickle.dumps(
+            partial(_check, make, reference, sample.map(torch.Tensor.cpu), device)
+        )
     except Exception as error:  # the objects' own
-        raise BadSetting(f"--test runs the checks in another process, to which the reference, the fake kernel and the arguments cannot be "
-                         f"carried: {error}; give functions and values that pickle takes") from error
+        raise BadSetting(
+            f"--test runs the checks in another process, to which the reference, the fake kernel and the arguments cannot be "
+            f"carried: {error}; give functions and values that pickle takes"
+        ) from error
     code = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -50,7 +69,9 @@ def check(make: Callable[[], Op], reference: Callable[..., Any], args: tuple[Any
             raise
 
 
-def _check(make: Callable[[], Op], reference: Callable[..., Any], sample: Sample, device: str) -> None:
+def _check(
+    make: Callable[[], Op], reference: Callable[..., Any], sample: Sample, device: str
+) -> None:
     """Declare the op in the process, and print its table."""
     from opjit.testing import command
 
@@ -69,7 +90,10 @@ def compare(sides: Sides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     for other in others:
         torch.testing.assert_close(first, other, equal_nan=True)
     tensors = tensors_of((args, kwargs, first))
-    device, moved = next((each.device.type for each in tensors), "cpu"), sum(each.nbytes for each in tensors)
+    device, moved = (
+        next((each.device.type for each in tensors), "cpu"),
+        sum(each.nbytes for each in tensors),
+    )
     return list(measure(plan_of(sides, Inputs(args, kwargs), device, moved=moved)).values())
 
 
@@ -82,6 +106,12 @@ def table(title: str, names: Sequence[str], rows: Mapping[str, Sequence[Measurem
     for _ in names[1:]:
         lines.add_column("ratio", justify="right")
     for label, sides in rows.items():
-        cells = [text for side in sides for text in (format_time(side.median), f"{side.bytes / side.median / 1e9:.1f}")]
-        lines.add_row(label, *cells, *(f"{sides[0].median / other.median:.2f}" for other in sides[1:]))
+        cells = [
+            text
+            for side in sides
+            for text in (format_time(side.median), f"{side.bytes / side.median / 1e9:.1f}")
+        ]
+        lines.add_row(
+            label, *cells, *(f"{sides[0].median / other.median:.2f}" for other in sides[1:])
+        )
     return lines

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WITHOUT_GPU = "sm_90"  # the arch that is built without a GPU
-_ELSEWHERE = ("OPJIT_LAYERS", "OPJIT_REMOTE", "OPJIT_OFFLINE")  # these would find the op somewhere, or forbid to build it
+_ELSEWHERE = (
+    "OPJIT_LAYERS",
+    "OPJIT_REMOTE",
+    "OPJIT_OFFLINE",
+)  # these would find the op somewhere, or forbid to build it
 _CHILD = """
 import torch
 from time import perf_counter
@@ -45,23 +49,35 @@ def show(console: Console, errors: Console) -> None:
             cold = _fresh(cache)
         with errors.status("loading allreduce in a fresh process"):
             warm = _fresh(cache)
-    table = Table(title="allreduce: the sum of 2^20 float32", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(
+        title="allreduce: the sum of 2^20 float32",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("built for", no_wrap=True, style="cyan")
     for name in ("cold", "warm", "call", "torch.sum", "ratio", "error", "torch's"):
-        table.add_column(name, justify="right", no_wrap=True, style="bold" if name in ("cold", "warm") else "")
+        table.add_column(
+            name, justify="right", no_wrap=True, style="bold" if name in ("cold", "warm") else ""
+        )
     for target, first in cold.items():
         table.add_row(target, *_row(target, first, warm[target]))
     console.print(table)
-    console.print("cold: import opjit, compile, link, verify, load\n"
-                  "warm: import opjit and load from the cache, in a fresh process\n"
-                  "call: the median of turns; error: the difference from the sum in float64")
+    console.print(
+        "cold: import opjit, compile, link, verify, load\n"
+        "warm: import opjit and load from the cache, in a fresh process\n"
+        "call: the median of turns; error: the difference from the sum in float64"
+    )
     if any("result" not in first for first in cold.values()):
         console.print(f"No GPU is here: the CUDA op was built for {_WITHOUT_GPU}, and did not run.")
     opjit = "opjit" if shutil.which("opjit") else f"{shlex.quote(sys.executable)} -m opjit"
-    console.print(f"\nThe binaries, with all that they were made from, lie in\n  {default_root()}/v1/opjit.allreduce\n"
-                  "\nTry next: an op of your own, its checks, its speed\n"
-                  f"  [bold]{opjit} new mylib::scale_add[/]\n  [bold]{opjit} test ./scale_add[/]\n  [bold]{opjit} bench ./scale_add[/]",
-                  soft_wrap=True)
+    console.print(
+        f"\nThe binaries, with all that they were made from, lie in\n  {default_root()}/v1/opjit.allreduce\n"
+        "\nTry next: an op of your own, its checks, its speed\n"
+        f"  [bold]{opjit} new mylib::scale_add[/]\n  [bold]{opjit} test ./scale_add[/]\n  [bold]{opjit} bench ./scale_add[/]",
+        soft_wrap=True,
+    )
 
 
 def _row(target: str, cold: dict[str, float], warm: dict[str, float]) -> list[str]:
@@ -69,16 +85,30 @@ def _row(target: str, cold: dict[str, float], warm: dict[str, float]) -> list[st
     if "result" not in cold:
         return [format_time(cold["get"])]
     if warm["error"] > 1e-3 or cold["result"] != warm["result"]:
-        raise OpjitError(f"wrong results for {target}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}")
-    times = [format_time(seconds) for seconds in (cold["get"], warm["get"], warm["call"], warm["torch"])]
-    return [*times, f"{warm['call'] / warm['torch']:.2f}", f"{warm['error']:.0e}", f"{warm['torch_error']:.0e}"]
+        raise OpjitError(
+            f"wrong results for {target}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}"
+        )
+    times = [
+        format_time(seconds) for seconds in (cold["get"], warm["get"], warm["call"], warm["torch"])
+    ]
+    return [
+        *times,
+        f"{warm['call'] / warm['torch']:.2f}",
+        f"{warm['error']:.0e}",
+        f"{warm['torch_error']:.0e}",
+    ]
 
 
 def _fresh(cache: str) -> dict[str, dict[str, float]]:
     """Return what a fresh process measures, by target. Raises OpjitError if it failed."""
     variables = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-    result = subprocess.run([sys.executable, "-c", _CHILD.format(root=str(default_root()))], capture_output=True, text=True, check=False,
-                            env={**variables, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0", "OPJIT_CPP_AUTOGRAD": "0"})
+    result = subprocess.run(
+        [sys.executable, "-c", _CHILD.format(root=str(default_root()))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**variables, "OPJIT_CACHE": cache, "OPJIT_VERBOSE": "0", "OPJIT_CPP_AUTOGRAD": "0"},
+    )
     if result.returncode:
         raise OpjitError(f"the demo's process failed:\n{result.stderr.strip()}")
     measured: dict[str, dict[str, float]] = json.loads(result.stdout.splitlines()[-1])
@@ -101,11 +131,18 @@ def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
     from opjit.errors import ToolMissing
     from opjit.store.store import Store
 
-    imported, op, measured = time.perf_counter() - started, registry.find("allreduce"), dict[str, dict[str, float]]()
+    imported, op, measured = (
+        time.perf_counter() - started,
+        registry.find("allreduce"),
+        dict[str, dict[str, float]](),
+    )
     for device in op.devices():
         target, began = targets.here(backends.for_device(device)), time.perf_counter()
         allreduce = api.get("allreduce", device)
-        measured[str(target)] = {"get": imported + time.perf_counter() - began, **_compared(allreduce, device)}
+        measured[str(target)] = {
+            "get": imported + time.perf_counter() - began,
+            **_compared(allreduce, device),
+        }
         request.entry(op, target, Store(root))
     if "cuda" not in op.devices():
         with suppress(ToolMissing):
@@ -127,7 +164,14 @@ def _compared(allreduce: Callable[..., Any], device: str) -> dict[str, float]:
     x = torch.randn(1 << 20, device=device)
     exact = x.double().sum().item()
     with torch.inference_mode():
-        call, plain = measure(plan_of({"opjit": allreduce, "torch": torch.sum}, Inputs((x,)), device, moved=x.nbytes)).values()
+        call, plain = measure(
+            plan_of({"opjit": allreduce, "torch": torch.sum}, Inputs((x,)), device, moved=x.nbytes)
+        ).values()
         result = allreduce(x).item()
-        return {"call": call.median, "torch": plain.median, "result": result, "error": abs(result - exact),
-                "torch_error": abs(torch.sum(x).item() - exact)}
+        return {
+            "call": call.median,
+            "torch": plain.median,
+            "result": result,
+            "error": abs(result - exact),
+            "torch_error": abs(torch.sum(x).item() - exact),
+        }

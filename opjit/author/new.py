@@ -15,10 +15,38 @@ from opjit.errors import DeclarationError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROJECT = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_TAKEN = {"torch", "opjit", "Any", "Iterator", "annotations", "reference", "samples", "workloads", "setup_context", "backward"}
+_TAKEN = {
+    "torch",
+    "opjit",
+    "Any",
+    "Iterator",
+    "annotations",
+    "reference",
+    "samples",
+    "workloads",
+    "setup_context",
+    "backward",
+}
 # Torch's, without an import of torch, which takes seconds.
-_NAMESPACES = {"aten", "c10d", "export", "inductor", "mkl", "mkldnn", "onednn", "prim", "prims", "profiler", "quantized", "rngprims",
-               "sparse", "static_runtime", "symm_mem", "torchaudio", "torchvision"}
+_NAMESPACES = {
+    "aten",
+    "c10d",
+    "export",
+    "inductor",
+    "mkl",
+    "mkldnn",
+    "onednn",
+    "prim",
+    "prims",
+    "profiler",
+    "quantized",
+    "rngprims",
+    "sparse",
+    "static_runtime",
+    "symm_mem",
+    "torchaudio",
+    "torchvision",
+}
 
 
 def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
@@ -32,23 +60,42 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
     """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build hook, a package with an op, tests."""
     package = package_name(project)
     _split(f"{package}::scale_add")
-    archs = ["armv8-a", "neoverse-v2"] if platform.machine() == "aarch64" else ["x86-64-v3", "x86-64-v4"]
+    archs = (
+        ["armv8-a", "neoverse-v2"]
+        if platform.machine() == "aarch64"
+        else ["x86-64-v3", "x86-64-v4"]
+    )
     listed = ", ".join(f'"{arch}"' for arch in [*archs, *(["sm_80", "sm_90"] if cuda else [])])
     values = {"project": project, "package": package, "archs": listed}
-    texts = {"pyproject.toml": "pyproject.toml", "README.md": "README.md", f"src/{package}/__init__.py": "package.py",
-             f"tests/test_{package}.py": "test.py"}
+    texts = {
+        "pyproject.toml": "pyproject.toml",
+        "README.md": "README.md",
+        f"src/{package}/__init__.py": "package.py",
+        f"tests/test_{package}.py": "test.py",
+    }
     op = _op_files(package, "scale_add", backward, cuda)
     del op["test_scale_add.py"]  # the project's own tests look at every op
-    _write(parent / project, {**{file: _filled(f"project/{template}", values) for file, template in texts.items()},
-                              **{f"src/{package}/scale_add/{file}": text for file, text in op.items()}})
+    _write(
+        parent / project,
+        {
+            **{file: _filled(f"project/{template}", values) for file, template in texts.items()},
+            **{f"src/{package}/scale_add/{file}": text for file, text in op.items()},
+        },
+    )
     return parent / project
 
 
 def new_backend(name: str, parent: Path) -> Path:
     """Write a backend for a device type of torch that opjit does not know: the object to register, a kernel, a test."""
     _check_name(name, {"cpu", "cuda", *_TAKEN}, f"{name!r} cannot be a backend's name")
-    texts = {"backend.py": "backend.py", f"kernels/opjit/tensor_negate.{name}.c": "kernel.c", f"test_{name}.py": "test.py"}
-    filled = {file: _filled(f"backend/{template}", {"name": name}) for file, template in texts.items()}
+    texts = {
+        "backend.py": "backend.py",
+        f"kernels/opjit/tensor_negate.{name}.c": "kernel.c",
+        f"test_{name}.py": "test.py",
+    }
+    filled = {
+        file: _filled(f"backend/{template}", {"name": name}) for file, template in texts.items()
+    }
     _write(parent / name, {"__init__.py": "", **filled})
     return parent / name
 
@@ -56,34 +103,49 @@ def new_backend(name: str, parent: Path) -> Path:
 def _op_files(namespace: str, name: str, backward: bool, cuda: bool) -> dict[str, str]:
     values = {"namespace": namespace, "name": name, "folder": f".{os.sep}{name}"}
     values["backward"] = _filled("op/backward.py", values) if backward else ""
-    texts = {"op.py": "op.py", f"{name}.c": "kernel.c", f"test_{name}.py": "test.py", **({f"{name}.cu": "kernel.cu"} if cuda else {})}
+    texts = {
+        "op.py": "op.py",
+        f"{name}.c": "kernel.c",
+        f"test_{name}.py": "test.py",
+        **({f"{name}.cu": "kernel.cu"} if cuda else {}),
+    }
     return {file: _filled(f"op/{template}", values) for file, template in texts.items()}
 
 
 def _split(qualified: str) -> tuple[str, str]:
     namespace, colons, name = qualified.partition("::")
     if not colons:
-        raise DeclarationError(f"expected namespace::name, such as mylib::{qualified or 'scale_add'}, got {qualified!r}: your own "
-                               "namespace keeps the op apart from other people's")
+        raise DeclarationError(
+            f"expected namespace::name, such as mylib::{qualified or 'scale_add'}, got {qualified!r}: your own "
+            "namespace keeps the op apart from other people's"
+        )
     refusal = f"{qualified!r} cannot be an op's name"
     _check_name(namespace, _NAMESPACES, refusal)
     _check_name(name, _TAKEN, refusal)
     if namespace == "opjit" and (resources.folder("kernels_c") / name).exists():
-        raise DeclarationError(f"{refusal}, as opjit has this op; choose another, such as mylib::{name}")
+        raise DeclarationError(
+            f"{refusal}, as opjit has this op; choose another, such as mylib::{name}"
+        )
     return namespace, name
 
 
 def _check_name(name: str, taken: Collection[str], refusal: str) -> None:
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("__"):
-        raise DeclarationError(f"{refusal}: {name!r} is not a valid name in both C and Python; use letters, digits and _")
+        raise DeclarationError(
+            f"{refusal}: {name!r} is not a valid name in both C and Python; use letters, digits and _"
+        )
     if name in taken:
-        raise DeclarationError(f"{refusal}: {name!r} is taken, by torch or by the files that `opjit new` writes; choose another")
+        raise DeclarationError(
+            f"{refusal}: {name!r} is taken, by torch or by the files that `opjit new` writes; choose another"
+        )
 
 
 def package_name(project: str) -> str:
     """Return the importable form of a project's name. Raises DeclarationError if it has none."""
     if not _PROJECT.fullmatch(project):
-        raise DeclarationError(f"{project!r} cannot be a wheel's name: expected letters, digits, '-' and '_', with a letter first")
+        raise DeclarationError(
+            f"{project!r} cannot be a wheel's name: expected letters, digits, '-' and '_', with a letter first"
+        )
     return re.sub(r"[-.]+", "_", project)
 
 
@@ -96,7 +158,9 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     staged = folder.parent / f".{folder.name}.{files.unique()}"
     try:
         if folder.exists() or folder.is_symlink():
-            raise DeclarationError(f"{folder} exists already; nothing was written. Choose another name, or another folder to put it in")
+            raise DeclarationError(
+                f"{folder} exists already; nothing was written. Choose another name, or another folder to put it in"
+            )
         settings = _filled("clangd", {"include": json.dumps(f"-I{resources.include_path()}")})
         for name, text in {**texts, ".clangd": settings}.items():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +168,8 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
         os.rename(staged, folder)
     except OSError as error:
         why = "it exists already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else str(error)
-        raise DeclarationError(f"{folder} cannot be written: {why}; choose another folder") from error
+        raise DeclarationError(
+            f"{folder} cannot be written: {why}; choose another folder"
+        ) from error
     finally:
         files.remove_tree(staged)

@@ -32,9 +32,16 @@ _SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)
 _WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # keeps quotes, which a schema may have
 _FLAGS = ("cflags", "cuda_cflags", "ldflags", "include")  # in the order of `flags.check`
 _VALUES = ("like", "fake", "reference", "test", "bench", "over", "arch", *_FLAGS)
-_LINE = click.Command("%%opjit", context_settings={"ignore_unknown_options": True}, add_help_option=False, params=[
-    click.Argument(["schema"], nargs=-1, required=True), click.Option(["--cuda"], is_flag=True),
-    *(click.Option([f"--{name.replace('_', '-')}"]) for name in _VALUES)])
+_LINE = click.Command(
+    "%%opjit",
+    context_settings={"ignore_unknown_options": True},
+    add_help_option=False,
+    params=[
+        click.Argument(["schema"], nargs=-1, required=True),
+        click.Option(["--cuda"], is_flag=True),
+        *(click.Option([f"--{name.replace('_', '-')}"]) for name in _VALUES),
+    ],
+)
 
 
 @magics_class
@@ -83,12 +90,16 @@ class OpjitMagics(Magics):
         names: dict[str, Any] = self.shell.user_ns
         return names
 
-    def _recipe(self, schema: str, options: Mapping[str, Any], sources: Mapping[str, str]) -> Callable[[], Op]:
+    def _recipe(
+        self, schema: str, options: Mapping[str, Any], sources: Mapping[str, str]
+    ) -> Callable[[], Op]:
         fake = self._function("--fake", options["fake"]) if options["fake"] else None
         like = options["like"].split(",") if options["like"] else None
         flags = [shlex.split(options[name] or "") for name in _FLAGS]
         module = self._names.get("__name__", "__main__")
-        return partial(inline.make, schema, sources, like, fake, module, "a notebook's cell", "cell", flags)
+        return partial(
+            inline.make, schema, sources, like, fake, module, "a notebook's cell", "cell", flags
+        )
 
     def _bench(self, op: Op, options: Mapping[str, Any]) -> None:
         """Time calls, and the same calls of a reference, and show a table of medians."""
@@ -100,12 +111,18 @@ class OpjitMagics(Magics):
         else:
             name, _, values = options["over"].partition("=")
             if not values:
-                raise UsageError(f"--over takes a name and its numbers, such as n=2**10, 2**20; it has {options['over']!r}")
-            rows = {f"{value:,}": cells.compare(sides, *self._arguments(given, {name.strip(): value}))
-                    for value in eval(f"[{values}]", self._names)}
+                raise UsageError(
+                    f"--over takes a name and its numbers, such as n=2**10, 2**20; it has {options['over']!r}"
+                )
+            rows = {
+                f"{value:,}": cells.compare(sides, *self._arguments(given, {name.strip(): value}))
+                for value in eval(f"[{values}]", self._names)
+            }
         display(cells.table(name, list(sides), rows))
 
-    def _arguments(self, text: str, more: Mapping[str, Any] = {}) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(
+        self, text: str, more: Mapping[str, Any] = {}
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Evaluate the arguments of a call in Python's notation, such as ``x, a=2.0``."""
         names = {**self._names, **more, "opjit_given": lambda *args, **kwargs: (args, kwargs)}
         return eval(f"opjit_given({text})", names)  # type: ignore[no-any-return]
@@ -137,12 +154,18 @@ def parse(line: str) -> tuple[str, dict[str, Any]]:
     if options["over"] and not options["bench"]:
         raise UsageError("--over is about --bench, which the line does not have")
     if options["test"] and not options["reference"]:
-        raise UsageError("--test compares with a reference: --reference NAME, a function of the same arguments in plain torch")
+        raise UsageError(
+            "--test compares with a reference: --reference NAME, a function of the same arguments in plain torch"
+        )
     return " ".join(schema), {name: _unquoted(value) for name, value in options.items()}
 
 
 def _unquoted(value: Any) -> Any:
-    return value[1:-1] if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    return (
+        value[1:-1]
+        if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        else value
+    )
 
 
 def split(cell: str, cuda: bool) -> dict[str, str]:
@@ -150,8 +173,11 @@ def split(cell: str, cuda: bool) -> dict[str, str]:
     separator = _SEPARATOR.search(cell)
     if cuda or separator is None:
         return {"cuda" if cuda else "cpu": f"\n{cell}"}
-    above = cell[:separator.end()]
-    return {"cpu": f"\n{cell[:separator.start()]}", "cuda": "\n" * (1 + above.count("\n")) + cell[separator.end():]}
+    above = cell[: separator.end()]
+    return {
+        "cpu": f"\n{cell[: separator.start()]}",
+        "cuda": "\n" * (1 + above.count("\n")) + cell[separator.end() :],
+    }
 
 
 def _declare(op: Op, arch: str | None) -> Op:
@@ -161,15 +187,21 @@ def _declare(op: Op, arch: str | None) -> Op:
     if "cuda" in missing and arch:
         target, started = target_of("cuda", arch), time.perf_counter()
         request.entry(op, target)
-        print(f"{op.qualified} for {target}: compiled in {time.perf_counter() - started:.2f} s; no GPU here runs it")
+        print(
+            f"{op.qualified} for {target}: compiled in {time.perf_counter() - started:.2f} s; no GPU here runs it"
+        )
         if len(sources) == 1:
             reload.install([op])
             return op
     present = [backend for backend in sources if backend.name not in missing]
     if not present:
-        reasons = [reason.partition("; ")[0] for reason in missing.values()]  # the rest applies to ops in files only
-        raise UsageError(f"there is no device for this cell: {'; '.join(reasons)}; --arch sm_90 only compiles it; without --cuda a "
-                         "cell is C, for the CPU")
+        reasons = [
+            reason.partition("; ")[0] for reason in missing.values()
+        ]  # the rest applies to ops in files only
+        raise UsageError(
+            f"there is no device for this cell: {'; '.join(reasons)}; --arch sm_90 only compiles it; without --cuda a "
+            "cell is C, for the CPU"
+        )
     return _build(op, present)
 
 
@@ -184,9 +216,14 @@ def _build(op: Op, present: list[Backend]) -> Op:
         with progress.on(progress.STATUS, show):
             [known] = reload.install([op], op.qualified, present)
     except BaseException:  # also an interrupt
-        show(f"{op.qualified}: not built" + "; the previous version stays in use" * (registry.declared(op.qualified) is not None))
+        show(
+            f"{op.qualified}: not built"
+            + "; the previous version stays in use" * (registry.declared(op.qualified) is not None)
+        )
         raise
-    show(f"{known.qualified} for {' and '.join(backend.name for backend in present)}: ready in {time.perf_counter() - started:.2f} s")
+    show(
+        f"{known.qualified} for {' and '.join(backend.name for backend in present)}: ready in {time.perf_counter() - started:.2f} s"
+    )
     return known
 
 

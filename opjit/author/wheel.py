@@ -39,8 +39,14 @@ class WheelError(OpjitError):
     """These ops, or this project, cannot make a wheel."""
 
 
-def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: str | None = None, version: str = "0.1.0",
-         hosts: Sequence[str] = ()) -> Path:
+def make(
+    folders: Sequence[Path],
+    archs: Sequence[str],
+    directory: Path,
+    name: str | None = None,
+    version: str = "0.1.0",
+    hosts: Sequence[str] = (),
+) -> Path:
     """Write a wheel of op folders, with a package that declares them, into a directory, and return its path. Each becomes
     a folder of the package. `name` is the project's, and with ``_`` for ``-`` the package's; default: the ops' namespace and ``-ops``."""
     for folder in folders:
@@ -49,30 +55,48 @@ def make(folders: Sequence[Path], archs: Sequence[str], directory: Path, name: s
     ops = {folder.resolve(): arguments.ops(os.path.join(".", folder)) for folder in folders}
     twice, count = Counter(folder.name for folder in ops).most_common(1)[0]
     if count > 1:
-        raise WheelError(f"two folders are named {twice}; rename one, as each becomes a folder of the wheel's package")
+        raise WheelError(
+            f"two folders are named {twice}; rename one, as each becomes a folder of the wheel's package"
+        )
     every = [op for found in ops.values() for op in found]
     namespaces = sorted({op.schema.namespace for op in every})
     if name is None and len(namespaces) > 1:
-        raise WheelError(f"the ops have {len(namespaces)} namespaces, {' and '.join(namespaces)}; name the wheel with --name NAME")
+        raise WheelError(
+            f"the ops have {len(namespaces)} namespaces, {' and '.join(namespaces)}; name the wheel with --name NAME"
+        )
     name = name or f"{namespaces[0]}-ops"
     package, targets = package_name(name), targets_for(every, archs, hosts)
     values = {"ops": ", ".join(op.qualified for op in every), "archs": ", ".join(map(str, targets))}
-    project = {"name": name, "version": version, "description": f"The torch operators {values['ops']}", "requires-python": ">=3.10",
-               "dependencies": [f"opjit>={opjit.__version__}", "torch>=2.10"],
-               "entry-points": {"opjit.ops": dict.fromkeys(namespaces, package)}}
+    project = {
+        "name": name,
+        "version": version,
+        "description": f"The torch operators {values['ops']}",
+        "requires-python": ">=3.10",
+        "dependencies": [f"opjit>={opjit.__version__}", "torch>=2.10"],
+        "entry-points": {"opjit.ops": dict.fromkeys(namespaces, package)},
+    }
     with TemporaryDirectory(prefix="opjit-wheel-") as staged:
         root = Path(staged, package)
         builder = _builder(root, project)  # before anything is compiled, as it checks the version
         for folder, found in ops.items():
             shutil.copytree(folder, root / folder.name, ignore=LEFT_OUT)
             add_binaries(found, targets, folder, root / folder.name)
-        (root / "__init__.py").write_text(Template(resources.template("wheel/package.py.in")).substitute(values), encoding="utf-8")
+        (root / "__init__.py").write_text(
+            Template(resources.template("wheel/package.py.in")).substitute(values), encoding="utf-8"
+        )
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            return Path(builder.build_standard(str(directory), **{**builder.get_default_build_data(), **binary_tag(root)}))
+            return Path(
+                builder.build_standard(
+                    str(directory), **{**builder.get_default_build_data(), **binary_tag(root)}
+                )
+            )
         except OSError as error:
-            raise BuildError(f"the wheel cannot be written to {directory}: {error}; choose another folder", op=values["ops"],
-                             target=values["archs"]) from error
+            raise BuildError(
+                f"the wheel cannot be written to {directory}: {error}; choose another folder",
+                op=values["ops"],
+                target=values["archs"],
+            ) from error
 
 
 def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
@@ -93,8 +117,10 @@ def targets_for(ops: Sequence[Op], archs: Sequence[str], hosts: Sequence[str] = 
     found = batch.targets_of(archs, Store(default_root()), hosts)
     for target in found:
         if not batch.pairs(ops, [target]):
-            raise NoKernel(f"no kernel for {target.backend.name} in {', '.join(op.qualified for op in ops)}, so there is nothing to build "
-                           f"for {target.arch}; leave it out")
+            raise NoKernel(
+                f"no kernel for {target.backend.name} in {', '.join(op.qualified for op in ops)}, so there is nothing to build "
+                f"for {target.arch}; leave it out"
+            )
     return found
 
 
@@ -105,11 +131,17 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
         entry, source = request.entry(op, target), op.source(target.backend)
         manifest = manifests.parse((entry.folder / manifests.NAME).read_bytes())
         if "debug" in manifest.document:
-            raise WheelError("OPJIT_DEBUG is set, and a wheel holds no debug builds, as they name folders of this machine; unset it")
+            raise WheelError(
+                "OPJIT_DEBUG is set, and a wheel holds no debug builds, as they name folders of this machine; unset it"
+            )
         for name in manifest.document["inputs"]:
             place = Path(os.path.normpath(source.parent / name))
-            if not name.startswith("<opjit>/") and (name.startswith("<") or not place.is_relative_to(root)):
-                raise WheelError(f"{op.qualified} includes {name}, which lies outside {root} and so is not in the wheel; move it there")
+            if not name.startswith("<opjit>/") and (
+                name.startswith("<") or not place.is_relative_to(root)
+            ):
+                raise WheelError(
+                    f"{op.qualified} includes {name}, which lies outside {root} and so is not in the wheel; move it there"
+                )
         # Without the time that the build took: the same sources make the same wheel.
         manifest = manifest._replace(built_with={"opjit": opjit.__version__})
         put_binary(op, target, entry, manifest, to / source.parent.relative_to(root))
@@ -118,6 +150,13 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
 def binary_tag(folder: Path) -> dict[str, Any]:
     """Return a wheel's tag for the libraries in a folder, ``py3-none-manylinux_2_17_x86_64``, with a part for each of their processors."""
     contents = [library.read_bytes() for library in folder.rglob(f"{layers.FOLDER}/**/*.so")]
-    oldest = max([_OLDEST_GLIBC, *(int(version) for content in contents for version in _GLIBC.findall(content))])
-    platforms = sorted(f"manylinux_2_{oldest}_{machine}" for machine in {*map(elf.machine, contents)})
+    oldest = max(
+        [
+            _OLDEST_GLIBC,
+            *(int(version) for content in contents for version in _GLIBC.findall(content)),
+        ]
+    )
+    platforms = sorted(
+        f"manylinux_2_{oldest}_{machine}" for machine in {*map(elf.machine, contents)}
+    )
     return {"pure_python": False, "tag": f"py3-none-{'.'.join(platforms)}"}

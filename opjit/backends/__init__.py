@@ -161,8 +161,10 @@ def for_device(device_type: str) -> Backend:
         if device_type in (backend.name, backend.device_type):
             return backend
     names = ", ".join(backend.name for backend in all_backends())
-    raise UnknownDevice(f"no backend for device {device_type!r}; there are: {names}. A package can add one with "
-                        "opjit.register_backend")
+    raise UnknownDevice(
+        f"no backend for device {device_type!r}; there are: {names}. A package can add one with "
+        "opjit.register_backend"
+    )
 
 
 def for_dispatch_key(key: str) -> Backend | None:

@@ -18,31 +18,85 @@ _LEVELS: dict[str, dict[str, set[str]]] = {
         "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
     },
     "aarch64": {
-        "neoverse-v2": {"sve", "sve2", "svebf16", "svei8mm", "bf16", "i8mm", "asimdfhm", "fcma", "jscvt", "lrcpc", "ilrcpc", "flagm",
-                        "flagm2", "frint", "sb"},
+        "neoverse-v2": {
+            "sve",
+            "sve2",
+            "svebf16",
+            "svei8mm",
+            "bf16",
+            "i8mm",
+            "asimdfhm",
+            "fcma",
+            "jscvt",
+            "lrcpc",
+            "ilrcpc",
+            "flagm",
+            "flagm2",
+            "frint",
+            "sb",
+        },
         "armv8.2-a+fp16+dotprod": {"atomics", "asimdrdm", "crc32", "fphp", "asimdhp", "asimddp"},
         "armv8-a": set(),
     },
 }
 MACHINES = tuple(_LEVELS)
 _MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not know the CPU
-_OF_MACHINE = {"aarch64": ("-mno-outline-atomics",)}  # functions of gcc's that ask for the CPU, and run code when a binary is opened
+_OF_MACHINE = {
+    "aarch64": ("-mno-outline-atomics",)
+}  # functions of gcc's that ask for the CPU, and run code when a binary is opened
 # The fields of /proc/cpuinfo that tell CPU models apart.
-_MAKE = {"vendor_id", "cpu family", "model", "cache size", "flags",
-         "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"}
+_MAKE = {
+    "vendor_id",
+    "cpu family",
+    "model",
+    "cache size",
+    "flags",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+    "Features",
+}
 
-NEEDED = frozenset({"libtorch_cpu.so", "libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"})
+NEEDED = frozenset(
+    {
+        "libtorch_cpu.so",
+        "libc.so.6",
+        "libm.so.6",
+        "libgcc_s.so.1",
+        "ld-linux-x86-64.so.2",
+        "ld-linux-aarch64.so.1",
+    }
+)
 
 # Mistakes that C compilers accept and that would show as a failed load or a crash.
-STRICT = ("-Werror=implicit-function-declaration", "-Werror=implicit-int", "-Werror=int-conversion",
-          "-Werror=incompatible-pointer-types", "-Werror=return-type", "-Werror=unused-result")
+STRICT = (
+    "-Werror=implicit-function-declaration",
+    "-Werror=implicit-int",
+    "-Werror=int-conversion",
+    "-Werror=incompatible-pointer-types",
+    "-Werror=return-type",
+    "-Werror=unused-result",
+)
 # Keep this machine's folders out of the binary: __FILE__ becomes the plain file name.
 # The last matching map wins: an op's folder may lie inside the include folder.
-PREFIX_MAPS = ("-ffile-prefix-map={staging}/=", "-ffile-prefix-map={include}/=", "-ffile-prefix-map={folder}/=")
+PREFIX_MAPS = (
+    "-ffile-prefix-map={staging}/=",
+    "-ffile-prefix-map={include}/=",
+    "-ffile-prefix-map={folder}/=",
+)
 # Lists every file that the compiler reads, system headers included, for the check after the build; torch's rule keeps no list.
 DEPENDENCIES = "-Wp,-MD,{unique}.deps"
 # For all glue code. torch's exceptions pass through it, hence -fexceptions; torch calls only its exported functions.
-GLUE = ("-pipe", "-fexceptions", "-fvisibility=hidden", "-fno-plt", *STRICT, *PREFIX_MAPS, DEPENDENCIES)
+GLUE = (
+    "-pipe",
+    "-fexceptions",
+    "-fvisibility=hidden",
+    "-fno-plt",
+    *STRICT,
+    *PREFIX_MAPS,
+    DEPENDENCIES,
+)
 
 
 class Cpu:
@@ -57,7 +111,11 @@ class Cpu:
 
     def available(self) -> str | None:
         machine = platform.machine()
-        return None if machine in _LEVELS else f"opjit supports {' and '.join(_LEVELS)}, and this machine is {machine}"
+        return (
+            None
+            if machine in _LEVELS
+            else f"opjit supports {' and '.join(_LEVELS)}, and this machine is {machine}"
+        )
 
     def host_arch(self) -> str:
         return _host_arch()
@@ -79,8 +137,17 @@ class Cpu:
 
     def flags(self, arch: str, runtime: str) -> Flags:
         # errno and floating-point exceptions would keep gcc from vectorising plain loops; no op reports them
-        c = ("-x", "c", "-std=gnu11", "-O3", f"-march={_MARCH.get(arch, arch)}", "-fno-math-errno", "-fno-trapping-math",
-             *_OF_MACHINE.get(machine_of(arch) or "", ()), *GLUE)
+        c = (
+            "-x",
+            "c",
+            "-std=gnu11",
+            "-O3",
+            f"-march={_MARCH.get(arch, arch)}",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            *_OF_MACHINE.get(machine_of(arch) or "", ()),
+            *GLUE,
+        )
         return Flags(c, (), ("-lm",), ("libtorch_cpu",), NEEDED)
 
 
@@ -103,7 +170,9 @@ def _host_arch() -> str:
 def identity() -> str:
     """Return the SHA-256 of the CPUs' model, caches and flags, which decide what -march=native means."""
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as cpuinfo:
-        lines = [line for line in iter(cpuinfo.readline, "") if line.partition(":")[0].strip() in _MAKE]
+        lines = [
+            line for line in iter(cpuinfo.readline, "") if line.partition(":")[0].strip() in _MAKE
+        ]
     return hashlib.sha256("".join(sorted(set(lines))).encode()).hexdigest()
 
 

@@ -18,7 +18,9 @@ class Target(NamedTuple):
     host: str = platform.machine()  # the processor of the glue: "x86_64" or "aarch64"
 
     def __str__(self) -> str:
-        return f"{self.backend.name} {self._device}" + (f" on {self.host}" if self.host != host_of(self.arch) else "")
+        return f"{self.backend.name} {self._device}" + (
+            f" on {self.host}" if self.host != host_of(self.arch) else ""
+        )
 
     @property
     def folder(self) -> str:
@@ -40,18 +42,24 @@ def device_type(device: object) -> str:
     import torch  # late: the command's help and versions do without
 
     if device is None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        accelerator = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
         return accelerator.type if accelerator is not None else "cpu"
     if isinstance(device, torch.device):
         return device.type
     name, colon, index = str(device).partition(":")
-    if name in {backend.name for backend in backends.all_backends()} and index.isdecimal() == bool(colon):
+    if name in {backend.name for backend in backends.all_backends()} and index.isdecimal() == bool(
+        colon
+    ):
         return name
     try:
         return torch.device(str(device)).type
     except RuntimeError:
         names = ", ".join(backend.name for backend in backends.all_backends())
-        raise UnknownDevice(f"expected a device such as 'cpu' or 'cuda', got {device!r}; backends: {names}") from None
+        raise UnknownDevice(
+            f"expected a device such as 'cpu' or 'cuda', got {device!r}; backends: {names}"
+        ) from None
 
 
 def here(backend: Backend) -> Target:
@@ -63,13 +71,20 @@ def here(backend: Backend) -> Target:
     if override:
         of = named(override).host  # raises for an unknown arch
         if of != platform.machine():
-            raise UnknownArch(f"OPJIT_ARCH is {override!r}, which is for {of}, and this machine is {platform.machine()}; unset it here, "
-                              f"and build for {of} with `opjit precompile --arch {override}`")
+            raise UnknownArch(
+                f"OPJIT_ARCH is {override!r}, which is for {of}, and this machine is {platform.machine()}; unset it here, "
+                f"and build for {of} with `opjit precompile --arch {override}`"
+            )
     arch = override if override and backend.takes(override) else backend.host_arch()
     return Target(backend, arch, backend.runtime(None), host_of(arch))
 
 
-def named(arch: str, backend: Backend | None = None, cuda_version: str | None = None, host: str | None = None) -> Target:
+def named(
+    arch: str,
+    backend: Backend | None = None,
+    cuda_version: str | None = None,
+    host: str | None = None,
+) -> Target:
     """Return the target of a named arch, such as ``"sm_90"``, independent of this machine, for a version of the toolkit (None is torch's)
     and a processor, see `host_of`. Raises UnknownArch if no backend has it."""
     if host not in (None, *cpu.MACHINES):

@@ -2,4 +2,6 @@
 
 import threading
 
-torch_call = threading.local()  # during a build: `names`, those of torch's module, to whose functions opjit's own go on
+torch_call = (
+    threading.local()
+)  # during a build: `names`, those of torch's module, to whose functions opjit's own go on

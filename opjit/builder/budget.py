@@ -54,7 +54,11 @@ def launcher(need: int) -> list[str]:
     from opjit import files
     from opjit.store import lock
 
-    limited = [str(group) for group in _groups(Path("/")) if _limit(group) < _UNLIMITED or _read(group / "cpu.max")[:1].isdecimal()]
+    limited = [
+        str(group)
+        for group in _groups(Path("/"))
+        if _limit(group) < _UNLIMITED or _read(group / "cpu.max")[:1].isdecimal()
+    ]
     limits = repr((sorted(os.sched_getaffinity(0)), limited)).encode()
     with suppress(OSError):
         folder = lock.folder() / f"shares-{hashlib.sha256(limits).hexdigest()[:16]}"
@@ -87,7 +91,9 @@ def _take(need: int, folder: Path, flags: int = 0) -> int | None:
         scarce = not number and (sum(each for each, _ in held) + need > total or need > free)
         if held and (scarce or sum(each <= need for each, _ in held) >= (number or cpus())):
             return None
-        taken = os.open(folder / f"{need}.{total}.{os.getpid()}.{os.urandom(8).hex()}", _NEW | os.O_EXCL, 0o600)
+        taken = os.open(
+            folder / f"{need}.{total}.{os.getpid()}.{os.urandom(8).hex()}", _NEW | os.O_EXCL, 0o600
+        )
         fcntl.flock(taken, fcntl.LOCK_EX)
         return taken
 
@@ -127,7 +133,11 @@ def memory(root: Path = Path("/")) -> int:
     found = _number(r"MemAvailable: *(\d+)", _read(root / "proc/meminfo"), _UNLIMITED >> 10) << 10
     for group in _groups(root):
         if (limit := _limit(group)) < _UNLIMITED:
-            used = _number(r"(\d+)", _read(group / "memory.current") or _read(group / "memory.usage_in_bytes"), _UNLIMITED)
+            used = _number(
+                r"(\d+)",
+                _read(group / "memory.current") or _read(group / "memory.usage_in_bytes"),
+                _UNLIMITED,
+            )
             # Cached files count as used, and the kernel drops them on demand.
             cached = _number(r"(?:total_)?inactive_file (\d+)", _read(group / "memory.stat"), 0)
             found = min(found, max(0, limit - used + cached))
@@ -135,16 +145,23 @@ def memory(root: Path = Path("/")) -> int:
 
 
 def _limit(group: Path) -> int:
-    return _number(r"(\d+)", _read(group / "memory.max") or _read(group / "memory.limit_in_bytes"), _UNLIMITED)
+    return _number(
+        r"(\d+)", _read(group / "memory.max") or _read(group / "memory.limit_in_bytes"), _UNLIMITED
+    )
 
 
 def _groups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's control group and of its parents, of version 2, and of version 1 for memory. Each may set a
     limit."""
-    for pattern, place in ((r"^0::(.*)$", "sys/fs/cgroup"), (r"^\d+:(?:.*,)?memory(?:,.*)?:(.*)$", "sys/fs/cgroup/memory")):
+    for pattern, place in (
+        (r"^0::(.*)$", "sys/fs/cgroup"),
+        (r"^\d+:(?:.*,)?memory(?:,.*)?:(.*)$", "sys/fs/cgroup/memory"),
+    ):
         own = re.search(pattern, _read(root / "proc/self/cgroup"), re.MULTILINE)
         names = [name for name in own[1].split("/") if name not in ("", "..")] if own else []
-        for length in range(len(names), -1, -1):  # a container, which has its own group at the top, may name folders that it does not see
+        for length in range(
+            len(names), -1, -1
+        ):  # a container, which has its own group at the top, may name folders that it does not see
             yield root.joinpath(place, *names[:length])
 
 
@@ -164,7 +181,10 @@ def _number(pattern: str, text: str, default: int) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _, place, size, *command = sys.argv
-    with suppress(OSError), _locked(Path(place, f"queue-{size}")):  # where no file can be locked, it runs without a share
+    with (
+        suppress(OSError),
+        _locked(Path(place, f"queue-{size}")),
+    ):  # where no file can be locked, it runs without a share
         while _take(int(size), Path(place)) is None:
             time.sleep(0.05)
     code = os.spawnvp(os.P_WAIT, command[0], command)

@@ -20,8 +20,23 @@ import torch
 
 from opjit import files, progress, resources
 from opjit.backends import Flags, Shared
-from opjit.builder import budget, compile_warnings, cuda, cuda_mistakes, glue, kernel_usage, runtime_objects, torch_builder
-from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc, compile_by_own, workspace
+from opjit.builder import (
+    budget,
+    compile_warnings,
+    cuda,
+    cuda_mistakes,
+    glue,
+    kernel_usage,
+    runtime_objects,
+    torch_builder,
+)
+from opjit.builder.compile_step import (
+    BuildTools,
+    CompilerFailed,
+    by_nvrtc_or_nvcc,
+    compile_by_own,
+    workspace,
+)
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.publish import Subject, publish, write_entry
@@ -36,7 +51,9 @@ from opjit.store.entry import Entry, check_library
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
-_FROM_COMPILER = re.compile(r".*/cc\w+\.s|.*/tmpxft_\w+[.-]opjit_(kernel|source\d+)\..*")  # an assembler's own input
+_FROM_COMPILER = re.compile(
+    r".*/cc\w+\.s|.*/tmpxft_\w+[.-]opjit_(kernel|source\d+)\..*"
+)  # an assembler's own input
 # No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -46,10 +63,19 @@ def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
     CompileError or, where the tools left no valid binary or the store failed, BuildError."""
     tools = _tools(recipe, store)
     name, target = recipe.schema.qualified, recipe.target
-    subject = Subject(name, str(target), target, lambda store, _: store.folder(name, target), headers.unreadable(recipe.inputs), must_store)
+    subject = Subject(
+        name,
+        str(target),
+        target,
+        lambda store, _: store.folder(name, target),
+        headers.unreadable(recipe.inputs),
+        must_store,
+    )
     if _UNNAMEABLE.search(str(recipe.folder)):
-        raise subject.fault(f"the path of its folder, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
-                            " no build file can name; rename the folder")
+        raise subject.fault(
+            f"the path of its folder, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
+            " no build file can name; rename the folder"
+        )
     output = ""
 
     def make(staged: Path, base: Path) -> Manifest:
@@ -67,14 +93,30 @@ def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
 
 def check(recipe: Recipe, store: Store) -> None:
     """Compile a recipe with -Wall and -Wextra, and give the compilers' warnings. Keeps nothing. Raises what `build` raises."""
-    flags, every = recipe.flags, ("-Wall", "-Wextra")  # before the others, so that the author's -Wno-... is heard
+    flags, every = (
+        recipe.flags,
+        ("-Wall", "-Wextra"),
+    )  # before the others, so that the author's -Wno-... is heard
     for_nvcc = tuple(part for flag in every for part in ("-Xcompiler", flag)) if flags.cuda else ()
-    _warn(recipe, _output(recipe._replace(flags=flags._replace(c=(*every, *flags.c), cuda=(*for_nvcc, *flags.cuda))), store))
+    _warn(
+        recipe,
+        _output(
+            recipe._replace(
+                flags=flags._replace(c=(*every, *flags.c), cuda=(*for_nvcc, *flags.cuda))
+            ),
+            store,
+        ),
+    )
 
 
 def usage_of(recipe: Recipe, store: Store) -> list[KernelUsage]:
     """Compile a recipe for CUDA, and return what its kernels take of a GPU. Keeps nothing. Raises what `build` raises."""
-    return kernel_usage.parse(_output(recipe._replace(flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))), store))
+    return kernel_usage.parse(
+        _output(
+            recipe._replace(flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))),
+            store,
+        )
+    )
 
 
 def _output(recipe: Recipe, store: Store) -> str:
@@ -82,49 +124,91 @@ def _output(recipe: Recipe, store: Store) -> str:
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         work = Path(folder)
         sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
-        return _compile(recipe, f"opjit_{files.unique()}", sources, work, _tools(recipe, store), store.base).output
+        return _compile(
+            recipe, f"opjit_{files.unique()}", sources, work, _tools(recipe, store), store.base
+        ).output
 
 
 def _warn(recipe: Recipe, output: str) -> None:
     """Give the compilers' warnings about the author's files."""
     folder, source = str(recipe.folder), str(recipe.source)
-    paths = [headers.normalized(headers.path_of(name, folder, recipe.flags.include)) for name in recipe.inputs
-             if not name.startswith("<opjit>/")]
-    names = {**{os.path.basename(path): path for path in paths}, **{path: path for path in paths}}  # NVRTC names a file without its folder
+    paths = [
+        headers.normalized(headers.path_of(name, folder, recipe.flags.include))
+        for name in recipe.inputs
+        if not name.startswith("<opjit>/")
+    ]
+    names = {
+        **{os.path.basename(path): path for path in paths},
+        **{path: path for path in paths},
+    }  # NVRTC names a file without its folder
     found = compile_warnings.find(output, names.get, source)
     if recipe.target.backend.uses_nvcc:
-        found += [each for path in dict.fromkeys([source, *paths]) for each in cuda_mistakes.find(Path(path))]
+        found += [
+            each
+            for path in dict.fromkeys([source, *paths])
+            for each in cuda_mistakes.find(Path(path))
+        ]
     compile_warnings.emit(found, recipe.source, recipe.label)
 
 
 def _tools(recipe: Recipe, store: Store) -> BuildTools:
     compiler = toolchain.require_compiler(store.notes, recipe.target.host)
     if compiler.machine.partition("-")[0] not in elf.MACHINES:
-        raise ToolMissing("cc", f"the C compiler's target is {compiler.machine}, but opjit builds for {' and '.join(elf.MACHINES)}; "
-                                "set CC to another")
-    ninja, target, cross = toolchain.require_ninja(), recipe.target, toolchain.is_other(recipe.target.host)
+        raise ToolMissing(
+            "cc",
+            f"the C compiler's target is {compiler.machine}, but opjit builds for {' and '.join(elf.MACHINES)}; "
+            "set CC to another",
+        )
+    ninja, target, cross = (
+        toolchain.require_ninja(),
+        recipe.target,
+        toolchain.is_other(recipe.target.host),
+    )
     if not target.backend.uses_nvcc:
         wanted = target.backend.compiler
         if wanted and cross:
-            raise ToolMissing(wanted.command, f"{wanted.command} is not known to build for {target.host}; build {recipe} on such a machine")
-        return BuildTools(compiler, None, None, ninja, toolchain.require_own(target.backend, wanted, store.notes) if wanted else None)
+            raise ToolMissing(
+                wanted.command,
+                f"{wanted.command} is not known to build for {target.host}; build {recipe} on such a machine",
+            )
+        return BuildTools(
+            compiler,
+            None,
+            None,
+            ninja,
+            toolchain.require_own(target.backend, wanted, store.notes) if wanted else None,
+        )
     nvrtc = toolchain.find_nvrtc(target.runtime, store.notes)
     if nvrtc is not None:
         folders = [*nvrtc.headers.split(":"), *libraries.include_folders(recipe.flags.shared)]
         nvrtc = nvrtc._replace(headers=":".join(dict.fromkeys(folders)))
     if cross and nvrtc is None:
-        raise ToolMissing("NVRTC", f"no NVRTC for {target.runtime}, which compiles {recipe}, as nvcc builds for this machine only; "
-                                   f"{INSTALL_NVRTC}")
-    nvcc = None if cross else toolchain.working_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
+        raise ToolMissing(
+            "NVRTC",
+            f"no NVRTC for {target.runtime}, which compiles {recipe}, as nvcc builds for this machine only; "
+            f"{INSTALL_NVRTC}",
+        )
+    nvcc = (
+        None
+        if cross
+        else toolchain.working_nvcc(store.notes)
+        if nvrtc
+        else toolchain.require_nvcc(store.notes)
+    )
     if nvcc is not None and target.backend.runtime(nvcc.version) != target.runtime:
         if nvrtc is None:
-            raise ToolMissing("nvcc", f"{recipe} needs a CUDA Toolkit of torch's own major version, but the nvcc in {nvcc.root} is that of "
-                                      f"CUDA {nvcc.version}; set CUDA_HOME to another")
+            raise ToolMissing(
+                "nvcc",
+                f"{recipe} needs a CUDA Toolkit of torch's own major version, but the nvcc in {nvcc.root} is that of "
+                f"CUDA {nvcc.version}; set CUDA_HOME to another",
+            )
         nvcc = None
     return BuildTools(compiler, nvcc, nvrtc, ninja)
 
 
-def _make_entry(recipe: Recipe, subject: Subject, tools: BuildTools, work: Path, entry: Path, base: Path) -> tuple[Manifest, str]:
+def _make_entry(
+    recipe: Recipe, subject: Subject, tools: BuildTools, work: Path, entry: Path, base: Path
+) -> tuple[Manifest, str]:
     """Compile in `work`, check the binary, and write a complete entry. Returns its manifest, and the compilers' output."""
     sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
     started = time.perf_counter()
@@ -135,8 +219,14 @@ def _make_entry(recipe: Recipe, subject: Subject, tools: BuildTools, work: Path,
     seconds = time.perf_counter() - started
     progress.step("checking")
     content = _checked(recipe, subject, work, name, tools)
-    manifest = write_entry(entry, f"{recipe.schema.namespace}.{recipe.schema.name}.so", content, [*sources, work / "build.ninja"],
-                           recipe.document(), {"torch": torch.__version__, "seconds": f"{seconds:.3f}", **library.remark})
+    manifest = write_entry(
+        entry,
+        f"{recipe.schema.namespace}.{recipe.schema.name}.so",
+        content,
+        [*sources, work / "build.ninja"],
+        recipe.document(),
+        {"torch": torch.__version__, "seconds": f"{seconds:.3f}", **library.remark},
+    )
     return manifest, library.output
 
 
@@ -148,26 +238,51 @@ class _CompiledLibrary(NamedTuple):
     remark: Mapping[str, str] = MappingProxyType({})  # on them, for the manifest
 
 
-def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: BuildTools, base: Path) -> _CompiledLibrary:
+def _compile(
+    recipe: Recipe, name: str, sources: list[Path], work: Path, tools: BuildTools, base: Path
+) -> _CompiledLibrary:
     """Compile and link: CUDA code with NVRTC or else nvcc, another device's with its own compiler."""
     libraries.require_plain(recipe.schema.qualified, recipe.flags)
     flags = recipe.target.backend.flags(recipe.target.arch, recipe.target.runtime)
     flags = for_debugger(flags) if recipe.flags.debug else flags
 
     def by_nvrtc(nvrtc: Nvrtc) -> _CompiledLibrary:
-        linking_to, found = _with_stubs(recipe, nvrtc, tools.compiler, work) if toolchain.is_other(recipe.target.host) else (recipe, nvrtc)
+        linking_to, found = (
+            _with_stubs(recipe, nvrtc, tools.compiler, work)
+            if toolchain.is_other(recipe.target.host)
+            else (recipe, nvrtc)
+        )
         with ThreadPoolExecutor(1) as pool:
             linking = pool.submit(_parts, base, tools.compiler, flags, work)
             every = [*sources[1:], *_including(recipe, work)]
-            registrations, kernels, said = cuda.compile_kernels(recipe, every, work, tools.compiler, found)
+            registrations, kernels, said = cuda.compile_kernels(
+                recipe, every, work, tools.compiler, found
+            )
             linked = linking.result()
         objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]
-        runtime = f"-L{found.runtime}", f"-l:libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
-        said += _link(linking_to, name, [sources[0], *registrations], objects, runtime, linked, work, tools._replace(nvcc=None), base)
+        runtime = (
+            f"-L{found.runtime}",
+            f"-l:libcudart.so.{recipe.target.runtime.removeprefix('cuda')}",
+        )
+        said += _link(
+            linking_to,
+            name,
+            [sources[0], *registrations],
+            objects,
+            runtime,
+            linked,
+            work,
+            tools._replace(nvcc=None),
+            base,
+        )
         return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), said)
 
     def by_others() -> _CompiledLibrary:
-        shown = recipe._replace(flags=recipe.flags._replace(cuda=tuple(flag for flag in recipe.flags.cuda if flag not in hidden)))
+        shown = recipe._replace(
+            flags=recipe.flags._replace(
+                cuda=tuple(flag for flag in recipe.flags.cuda if flag not in hidden)
+            )
+        )
         linked = _parts(base, tools.compiler, flags, work)
         every = [*sources, *_including(shown, work)]
         kernels, said = list[Path](), ""
@@ -177,22 +292,34 @@ def _compile(recipe: Recipe, name: str, sources: list[Path], work: Path, tools: 
             except CompilerFailed as failed:
                 raise _diagnosed(shown, str(failed), base) from None
         objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]
-        output = _link(shown, name, every[:1] if tools.own else every, objects, (), linked, work, tools, base)
-        return _CompiledLibrary(toolchain.identity(tools.compiler, tools.nvcc or tools.own), said + output)
+        output = _link(
+            shown, name, every[:1] if tools.own else every, objects, (), linked, work, tools, base
+        )
+        return _CompiledLibrary(
+            toolchain.identity(tools.compiler, tools.nvcc or tools.own), said + output
+        )
 
-    hidden = set() if recipe.flags.debug else LINE_INFO  # in which nvcc names folders of this machine
-    library, remark = by_nvrtc_or_nvcc(str(recipe), tools, by_nvrtc, by_others, lambda output: _diagnosed(recipe, output, base))
+    hidden = (
+        set() if recipe.flags.debug else LINE_INFO
+    )  # in which nvcc names folders of this machine
+    library, remark = by_nvrtc_or_nvcc(
+        str(recipe), tools, by_nvrtc, by_others, lambda output: _diagnosed(recipe, output, base)
+    )
     if remark.startswith("nvcc") and hidden & {*recipe.flags.cuda}:
         remark += "; without line information, in which nvcc names folders of this machine"
     return library._replace(remark={"cuda": remark} if remark else {})
 
 
-def _with_stubs(recipe: Recipe, nvrtc: Nvrtc, compiler: Compiler, work: Path) -> tuple[Recipe, Nvrtc]:
+def _with_stubs(
+    recipe: Recipe, nvrtc: Nvrtc, compiler: Compiler, work: Path
+) -> tuple[Recipe, Nvrtc]:
     """Name stubs in the place of CUDA's libraries here, which a linker for another processor refuses."""
     cudart = f"libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
     libraries = [Shared(cudart, f"{nvrtc.runtime}/{cudart}"), *recipe.flags.shared]
     stubs = runtime_objects.stubs_of(libraries, compiler, work / "stubs")
-    return recipe._replace(flags=recipe.flags._replace(shared=stubs[1:])), nvrtc._replace(runtime=str(work / "stubs"))
+    return recipe._replace(flags=recipe.flags._replace(shared=stubs[1:])), nvrtc._replace(
+        runtime=str(work / "stubs")
+    )
 
 
 def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> Path:
@@ -208,22 +335,58 @@ def _including(recipe: Recipe, work: Path) -> list[Path]:
     suffix = recipe.target.backend.suffix
     paths = [work / f"opjit_source{number}{suffix}" for number in range(len(recipe.flags.sources))]
     for path, source in zip(paths, recipe.flags.sources, strict=True):
-        path.write_text(f'#include "{os.path.relpath(source, recipe.folder)}"\n', "utf-8", "surrogateescape")
+        path.write_text(
+            f'#include "{os.path.relpath(source, recipe.folder)}"\n', "utf-8", "surrogateescape"
+        )
     return paths
 
 
-def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], link: Iterable[str], linked: Path, work: Path,
-          tools: BuildTools, base: Path) -> str:
+def _link(
+    recipe: Recipe,
+    name: str,
+    sources: list[Path],
+    objects: list[Path],
+    link: Iterable[str],
+    linked: Path,
+    work: Path,
+    tools: BuildTools,
+    base: Path,
+) -> str:
     """Compile sources, the glue first, and link them with object files, by torch's load. Returns the tools' output."""
     flags, places = recipe.flags, {**recipe.places(work), "unique": torch_builder.UNIQUE}
-    include, listing = [f"-I{folder}" for folder in recipe.include_path], toolchain.listing(tools.compiler, torch_builder.UNIQUE)
-    c = [*include, compile_warnings.LARGE_FRAME, *(flag.format(**places) for flag in flags.c), *listing]
-    cuda = [*(flag.format(**places) for flag in flags.cuda),
-            *(part for folder in libraries.include_folders(flags.shared) for part in ("-isystem", folder)),
-            *(part for flag in listing for part in ("-Xcompiler", flag))]
+    include, listing = (
+        [f"-I{folder}" for folder in recipe.include_path],
+        toolchain.listing(tools.compiler, torch_builder.UNIQUE),
+    )
+    c = [
+        *include,
+        compile_warnings.LARGE_FRAME,
+        *(flag.format(**places) for flag in flags.c),
+        *listing,
+    ]
+    cuda = [
+        *(flag.format(**places) for flag in flags.cuda),
+        *(
+            part
+            for folder in libraries.include_folders(flags.shared)
+            for part in ("-isystem", folder)
+        ),
+        *(part for flag in listing for part in ("-Xcompiler", flag)),
+    ]
     stubs = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
-    link = [*map(str, objects), "-shared", "-fno-lto", f"-L{linked}", "-Wl,--no-as-needed", *stubs, "-Wl,--as-needed", *link,
-            *libraries.arguments(flags), *([] if flags.debug else ["-Wl,-s"]), "-Wl,-z,defs"]
+    link = [
+        *map(str, objects),
+        "-shared",
+        "-fno-lto",
+        f"-L{linked}",
+        "-Wl,--no-as-needed",
+        *stubs,
+        "-Wl,--as-needed",
+        *link,
+        *libraries.arguments(flags),
+        *([] if flags.debug else ["-Wl,-s"]),
+        "-Wl,-z,defs",
+    ]
     environment = {
         **toolchain.NEUTRAL,
         "CC": tools.compiler.path,  # nvcc's host compiler
@@ -233,20 +396,29 @@ def _link(recipe: Recipe, name: str, sources: list[Path], objects: list[Path], l
         "PYTORCH_NVCC": None,
     }
     try:
-        return torch_builder.call("load", {
-            "name": name,
-            "sources": [str(source) for source in sources],
-            "extra_cflags": [*map(torch_builder.quote, c)],
-            "extra_cuda_cflags": [*map(torch_builder.quote, nvcc_flags.for_nvcc(include, cuda))],
-            "extra_ldflags": [*map(torch_builder.quote, link)],
-            "build_directory": str(work),
-            "with_cuda": tools.nvcc is not None,
-            "is_python_module": False,
-            "is_standalone": True,  # torch's build file makes an executable; -shared makes it a library
-        }, tools.ninja, environment, {
-            "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
-            "CUDA_HOME": tools.nvcc.root if tools.nvcc else None,
-        }, (budget.C_JOB, budget.NVCC_JOB))
+        return torch_builder.call(
+            "load",
+            {
+                "name": name,
+                "sources": [str(source) for source in sources],
+                "extra_cflags": [*map(torch_builder.quote, c)],
+                "extra_cuda_cflags": [
+                    *map(torch_builder.quote, nvcc_flags.for_nvcc(include, cuda))
+                ],
+                "extra_ldflags": [*map(torch_builder.quote, link)],
+                "build_directory": str(work),
+                "with_cuda": tools.nvcc is not None,
+                "is_python_module": False,
+                "is_standalone": True,  # torch's build file makes an executable; -shared makes it a library
+            },
+            tools.ninja,
+            environment,
+            {
+                "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
+                "CUDA_HOME": tools.nvcc.root if tools.nvcc else None,
+            },
+            (budget.C_JOB, budget.NVCC_JOB),
+        )
     except CompilerFailed as failed:
         raise _diagnosed(recipe, str(failed), base) from None
 
@@ -261,42 +433,92 @@ def _diagnosed(recipe: Recipe, output: str, base: Path) -> BuildError:
 
 def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: BuildTools) -> bytes:
     """Check which files the compilers read, and what the library needs and defines. Returns its bytes."""
-    read, assembled = (dict.fromkeys(path for listing in work.rglob(names)
-                                     for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape")))
-                       for names in ("*.deps", f"*{toolchain.ASSEMBLED}"))
+    read, assembled = (
+        dict.fromkeys(
+            path
+            for listing in work.rglob(names)
+            for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))
+        )
+        for names in ("*.deps", f"*{toolchain.ASSEMBLED}")
+    )
     _check_dependencies(recipe, subject, work, read, tools)
     own = files.inside([str(work)])
-    taken = [path for path in assembled if not (_FROM_COMPILER.fullmatch(str(path)) or os.path.realpath(work / path).startswith(own))]
+    taken = [
+        path
+        for path in assembled
+        if not (
+            _FROM_COMPILER.fullmatch(str(path)) or os.path.realpath(work / path).startswith(own)
+        )
+    ]
     if taken:
-        raise subject.fault(f"its assembly takes in {taken[0]} with .incbin, so a change of that file would go unnoticed; put its bytes "
-                            "into a header (xxd -i)")
+        raise subject.fault(
+            f"its assembly takes in {taken[0]} with .incbin, so a change of that file would go unnoticed; put its bytes "
+            "into a header (xxd -i)"
+        )
     try:
         content = elf.without_run_path((work / name).read_bytes())
         check_library(content, recipe.target, recipe.flags.link)
     except (FileNotFoundError, EntryError) as error:
-        raise subject.fault(f"{tools.compiler.path} reported success but left no valid library: {error}", tools.compiler.path) from None
+        raise subject.fault(
+            f"{tools.compiler.path} reported success but left no valid library: {error}",
+            tools.compiler.path,
+        ) from None
     return content
 
 
-def _check_dependencies(recipe: Recipe, subject: Subject, work: Path, read: Iterable[Path], tools: BuildTools) -> None:
+def _check_dependencies(
+    recipe: Recipe, subject: Subject, work: Path, read: Iterable[Path], tools: BuildTools
+) -> None:
     """Compare the files that the compilers read with those that the key covers: it must cover all that decide the binary."""
-    include, folder, added = str(resources.folder("kernels_c")), str(recipe.folder), recipe.flags.include
+    include, folder, added = (
+        str(resources.folder("kernels_c")),
+        str(recipe.folder),
+        recipe.flags.include,
+    )
     own = recipe.target.backend.compiler
-    trusted = files.inside([str(work), *tools.compiler.includes.split(":"), *([tools.nvcc.root] if tools.nvcc else []),
-                            *(map(os.path.realpath, own.folders) if own else ()),
-                            *libraries.include_folders(recipe.flags.shared), *(tools.nvrtc.headers.split(":") if tools.nvrtc else [])])
-    forbidden = files.inside([os.path.dirname(torch.__file__), sysconfig.get_path("include"), sysconfig.get_path("platinclude")])
-    place = cache(os.path.realpath)  # it asks the kernel about each part of a path, and many files lie in few folders
+    trusted = files.inside(
+        [
+            str(work),
+            *tools.compiler.includes.split(":"),
+            *([tools.nvcc.root] if tools.nvcc else []),
+            *(map(os.path.realpath, own.folders) if own else ()),
+            *libraries.include_folders(recipe.flags.shared),
+            *(tools.nvrtc.headers.split(":") if tools.nvrtc else []),
+        ]
+    )
+    forbidden = files.inside(
+        [
+            os.path.dirname(torch.__file__),
+            sysconfig.get_path("include"),
+            sysconfig.get_path("platinclude"),
+        ]
+    )
+    place = cache(
+        os.path.realpath
+    )  # it asks the kernel about each part of a path, and many files lie in few folders
     for path in read:
         real = os.path.join(place(os.path.join(work, path.parent)), path.name)
         real = os.path.realpath(real) if os.path.islink(real) else real
         if real.startswith(forbidden):
-            raise subject.fault(f"it includes {path}: an op is plain C over opjit.h; torch's and Python's headers would tie its binary to "
-                                "one version of them")
+            raise subject.fault(
+                f"it includes {path}: an op is plain C over opjit.h; torch's and Python's headers would tie its binary to "
+                "one version of them"
+            )
         if real.startswith(trusted):
             continue
-        names = {headers.portable_name(headers.normalized(os.path.join(work, path)), folder, include, added),
-                 headers.portable_name(real, os.path.realpath(folder), os.path.realpath(include), tuple(map(os.path.realpath, added)))}
+        names = {
+            headers.portable_name(
+                headers.normalized(os.path.join(work, path)), folder, include, added
+            ),
+            headers.portable_name(
+                real,
+                os.path.realpath(folder),
+                os.path.realpath(include),
+                tuple(map(os.path.realpath, added)),
+            ),
+        }
         if not names & recipe.inputs.keys():
-            raise subject.fault(f"it includes {path} in a way that a scan of its #include lines does not find, so a change of that "
-                                "file would go unnoticed; name the file in an #include line")
+            raise subject.fault(
+                f"it includes {path} in a way that a scan of its #include lines does not find, so a change of that "
+                "file would go unnoticed; name the file in an #include line"
+            )

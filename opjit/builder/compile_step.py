@@ -65,8 +65,13 @@ def run_tool(command: Sequence[str], work: Path, need: int = 0) -> str:
     return done.stdout
 
 
-def by_nvrtc_or_nvcc(name: str, tools: BuildTools, by_nvrtc: Callable[[Nvrtc], _Result], by_nvcc: Callable[[], _Result],
-                     diagnose: Callable[[str], BuildError]) -> tuple[_Result, str]:
+def by_nvrtc_or_nvcc(
+    name: str,
+    tools: BuildTools,
+    by_nvrtc: Callable[[Nvrtc], _Result],
+    by_nvcc: Callable[[], _Result],
+    diagnose: Callable[[str], BuildError],
+) -> tuple[_Result, str]:
     """Compile with NVRTC, or else with nvcc. Returns the result, and a remark on the compiler for the manifest, empty without either.
     Raises ToolMissing if only nvcc can compile it, and there is none."""
     reason = ""
@@ -77,41 +82,80 @@ def by_nvrtc_or_nvcc(name: str, tools: BuildTools, by_nvrtc: Callable[[Nvrtc], _
             reason = str(refusal)
             if tools.nvcc is None:
                 other = toolchain.is_other(machine := tools.compiler.machine.partition("-")[0])
-                way = f"build it on a machine with {machine}, as nvcc here does not" if other else "install the CUDA Toolkit"
+                way = (
+                    f"build it on a machine with {machine}, as nvcc here does not"
+                    if other
+                    else "install the CUDA Toolkit"
+                )
                 raise ToolMissing("nvcc", f"{name} needs nvcc, as {reason}; {way}") from None
         except CompilerFailed as failed:
             if tools.nvcc is None:
                 raise diagnose(str(failed)) from None
-            first = next((line.strip() for line in str(failed).splitlines() if "error" in line), "no message")
+            first = next(
+                (line.strip() for line in str(failed).splitlines() if "error" in line), "no message"
+            )
             reason = f"NVRTC or the C++ compiler refused it: {first}"
         progress.log(f"{name} is compiled by nvcc, as {reason}")
-    return by_nvcc(), f"nvcc {tools.nvcc.build}{f', as {reason}' if reason else ''}" if tools.nvcc else ""
+    return (
+        by_nvcc(),
+        f"nvcc {tools.nvcc.build}{f', as {reason}' if reason else ''}" if tools.nvcc else "",
+    )
 
 
-def compile_by_own(recipe: Recipe, sources: Sequence[Path], work: Path, own: Own) -> tuple[list[Path], str]:
+def compile_by_own(
+    recipe: Recipe, sources: Sequence[Path], work: Path, own: Own
+) -> tuple[list[Path], str]:
     """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output. Raises CompilerFailed if
     the compiler refused a source, BuildError if it was killed, or left no object file or no list of the files that it read."""
     objects, output = [], ""
     for source in sources:
         compiled, listed = work / f"{source.stem}.o", work / f"{source.stem}.deps"
-        places = {**recipe.places(work), "source": str(source), "object": str(compiled), "dependencies": str(listed)}
-        command = [own.path, *(flag.format(**places, path=folder) for flag in recipe.flags.device
-                               for folder in (recipe.include_path if "{path}" in flag else ("",)))]
+        places = {
+            **recipe.places(work),
+            "source": str(source),
+            "object": str(compiled),
+            "dependencies": str(listed),
+        }
+        command = [
+            own.path,
+            *(
+                flag.format(**places, path=folder)
+                for flag in recipe.flags.device
+                for folder in (recipe.include_path if "{path}" in flag else ("",))
+            ),
+        ]
         done = toolchain.run(command, work)
         if done.returncode < 0:
-            raise _fault(recipe, command, f"was killed by signal {-done.returncode}; try again, with more memory if it needs it")
+            raise _fault(
+                recipe,
+                command,
+                f"was killed by signal {-done.returncode}; try again, with more memory if it needs it",
+            )
         if done.returncode:
             toolchain.refuse_full_disk(done.stdout, work)
-            raise CompilerFailed(f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}")  # as ninja reports it
-        for path, what in ((compiled, "object file, {object}"), (listed, "list of the files that it read, {dependencies}")):
+            raise CompilerFailed(
+                f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}"
+            )  # as ninja reports it
+        for path, what in (
+            (compiled, "object file, {object}"),
+            (listed, "list of the files that it read, {dependencies}"),
+        ):
             if not path.is_file():
                 of = recipe.target.backend.name
-                raise _fault(recipe, command, f"reported success but left no {what}, in the flags of the backend {of}")
+                raise _fault(
+                    recipe,
+                    command,
+                    f"reported success but left no {what}, in the flags of the backend {of}",
+                )
         objects.append(compiled)
         output += done.stdout
     return objects, output
 
 
 def _fault(recipe: Recipe, command: Sequence[str], what: str) -> BuildError:
-    return BuildError(f"{recipe} was not built: {command[0]} {what}", op=recipe.schema.qualified, target=str(recipe.target),
-                      command=shlex.join(command))
+    return BuildError(
+        f"{recipe} was not built: {command[0]} {what}",
+        op=recipe.schema.qualified,
+        target=str(recipe.target),
+        command=shlex.join(command),
+    )

@@ -12,14 +12,18 @@ from typing import NamedTuple
 
 from opjit.errors import CompileWarning
 
-_WARNING = re.compile(r"(?P<file>[^\s:(][^:(]*)(?::(?P<line>\d+)(?::\d+)?: |\((?P<row>\d+)\): )warning(?: #[\w-]+)?: (?P<text>.+)")
+_WARNING = re.compile(
+    r"(?P<file>[^\s:(][^:(]*)(?::(?P<line>\d+)(?::\d+)?: |\((?P<row>\d+)\): )warning(?: #[\w-]+)?: (?P<text>.+)"
+)
 _NOTE = re.compile(r"(?P<file>[^\s:][^:]*):(?P<line>\d+):\d+: note: (?P<text>.+)")
 _OF_PTXAS = re.compile(r"ptxas(?P<where> .*)?warning ?: (?P<text>.+)")
 # Not part of the key, as it changes no byte; before an author's flags, so that they can change it.
 LARGE_FRAME = f"-Wframe-larger-than={1 << 20}"
 _IS_LARGE = re.compile(r"(the|stack) frame size .*\[-Wframe-larger-than=?\]")
-_ADVICE = (": a thread's stack has some MB, and a process whose stack overflows dies of SIGSEGV; take the memory from opjit_scratch, or "
-           "pass extra_cflags=['-Wno-frame-larger-than']")
+_ADVICE = (
+    ": a thread's stack has some MB, and a process whose stack overflows dies of SIGSEGV; take the memory from opjit_scratch, or "
+    "pass extra_cflags=['-Wno-frame-larger-than']"
+)
 
 
 class Found(NamedTuple):
@@ -38,9 +42,14 @@ def find(output: str, own: Callable[[str], str | None], source: str) -> list[Fou
     for index, line in enumerate(lines):
         match, of_ptxas = _WARNING.match(line), _OF_PTXAS.match(line)
         if match:
-            excerpt = takewhile(lambda line: line.startswith(" ") or _NOTE.match(line), lines[index + 1:])
+            excerpt = takewhile(
+                lambda line: line.startswith(" ") or _NOTE.match(line), lines[index + 1 :]
+            )
             notes = filter(None, map(_NOTE.match, excerpt))
-            places = [(own(place["file"]), int(place["line"] or match["row"])) for place in (match, *notes)]
+            places = [
+                (own(place["file"]), int(place["line"] or match["row"]))
+                for place in (match, *notes)
+            ]
             place = next(((file, number) for file, number in places if file), None)
             if place is not None:
                 advice = _ADVICE if _IS_LARGE.match(match["text"]) else ""
@@ -54,5 +63,11 @@ def emit(found: Iterable[Found], source: Path, label: str | None) -> None:
     """Give Python's warnings, at the author's lines. An inline source has a label, and its messages hold the line."""
     for each in found:
         inline = label is not None and each.file == str(source)
-        text = f"{each.text}\n  {linecache.getline(str(source), each.line).strip()}" if inline else each.text
-        warnings.warn_explicit(CompileWarning(text), CompileWarning, str(label) if inline else each.file, each.line)
+        text = (
+            f"{each.text}\n  {linecache.getline(str(source), each.line).strip()}"
+            if inline
+            else each.text
+        )
+        warnings.warn_explicit(
+            CompileWarning(text), CompileWarning, str(label) if inline else each.file, each.line
+        )

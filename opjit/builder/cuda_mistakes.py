@@ -10,22 +10,38 @@ from opjit.builder.compile_step import NvccOnly
 from opjit.builder.compile_warnings import Found
 from opjit.builder.tokens import Token, matched, tokens_of
 
-_NO_STREAM = ("the launch names no stream, so it runs on CUDA's default one, beside torch's work; pass the op's: "
-              "kernel<<<blocks, threads, 0, stream>>>(…)")
-_UNCHECKED = "nothing between the launch and this return asks whether CUDA took it; return OPJIT_LAUNCHED()"
-_SYNCHRONISES = ("cudaDeviceSynchronize stops the host until all streams are done, and is an error in a CUDA graph; "
-                 "work on the op's stream is in order without it")
-_HOST_POINTER = ("a kernel cannot read opjit_tensor *, which points to the host's memory; pass x->data, x->numel and, for strides, "
-                 "opjit_layout_of(x)")
-_UNALIGNED = (r"\g<at> * wants an address that is a multiple of its size, up to 16 bytes, and a tensor may start at any element: x[1:]; "
-              "check it first: opjit_is_aligned of opjit_pack.h")
+_NO_STREAM = (
+    "the launch names no stream, so it runs on CUDA's default one, beside torch's work; pass the op's: "
+    "kernel<<<blocks, threads, 0, stream>>>(…)"
+)
+_UNCHECKED = (
+    "nothing between the launch and this return asks whether CUDA took it; return OPJIT_LAUNCHED()"
+)
+_SYNCHRONISES = (
+    "cudaDeviceSynchronize stops the host until all streams are done, and is an error in a CUDA graph; "
+    "work on the op's stream is in order without it"
+)
+_HOST_POINTER = (
+    "a kernel cannot read opjit_tensor *, which points to the host's memory; pass x->data, x->numel and, for strides, "
+    "opjit_layout_of(x)"
+)
+_UNALIGNED = (
+    r"\g<at> * wants an address that is a multiple of its size, up to 16 bytes, and a tensor may start at any element: x[1:]; "
+    "check it first: opjit_is_aligned of opjit_pack.h"
+)
 # Each is at the group `at` of what its pattern finds in the code without comments, strings and directives.
-_MISTAKES = [(re.compile(r"\b(?P<at>cudaDeviceSynchronize)\b"), _SYNCHRONISES),
-             (re.compile(r"\b__global__\b[^{;]*\b(?P<at>opjit_tensor)\s*(?:const\s*)?\*"), _HOST_POINTER)]
-_CAST = re.compile(r"[(<]\s*(?:const\s+)?(?P<at>(?:u?(?:char|short|int|long|longlong)|float|double)[24])\s*(?:const\s*)?\*\s*[)>]"
-                   r"[^\w;]*(?P<of>\w+)")
+_MISTAKES = [
+    (re.compile(r"\b(?P<at>cudaDeviceSynchronize)\b"), _SYNCHRONISES),
+    (re.compile(r"\b__global__\b[^{;]*\b(?P<at>opjit_tensor)\s*(?:const\s*)?\*"), _HOST_POINTER),
+]
+_CAST = re.compile(
+    r"[(<]\s*(?:const\s+)?(?P<at>(?:u?(?:char|short|int|long|longlong)|float|double)[24])\s*(?:const\s*)?\*\s*[)>]"
+    r"[^\w;]*(?P<of>\w+)"
+)
 _ALIGNS = re.compile(r"(?i)align|uintptr_t|opjit_packs?\b|__shared__")
-_LAUNCH_OR_CHECK = re.compile(r"(?P<launch><<<)|(?P<at>\breturn\s+OPJIT_OK\b)|(?i:LAUNCH|CHECK|LastError|Synchronize)")
+_LAUNCH_OR_CHECK = re.compile(
+    r"(?P<launch><<<)|(?P<at>\breturn\s+OPJIT_OK\b)|(?i:LAUNCH|CHECK|LastError|Synchronize)"
+)
 
 
 def find(path: Path) -> list[Found]:
@@ -38,24 +54,40 @@ def find(path: Path) -> list[Found]:
         return []
     letters = [" "] * len(text)
     for token in tokens:
-        letters[token.start:token.end] = token.text
+        letters[token.start : token.end] = token.text
     code = "".join(letters)
     found = [*_launches(tokens, closing), *_returns(code, tokens, closing)]
-    found += [(match.start("at"), advice) for pattern, advice in _MISTAKES for match in pattern.finditer(code)]
-    if not _ALIGNS.search(code):  # nor is a cast of the author's own array, whose alignment is known
-        found += [(match.start("at"), match.expand(_UNALIGNED)) for match in _CAST.finditer(code)
-                  if not re.search(rf"\b(?!return\b|else\b)\w+\s+{match['of']}\s*\[", code)]
-    return [Found(str(path), text.count("\n", 0, start) + 1, message) for start, message in sorted(found)]
+    found += [
+        (match.start("at"), advice)
+        for pattern, advice in _MISTAKES
+        for match in pattern.finditer(code)
+    ]
+    if not _ALIGNS.search(
+        code
+    ):  # nor is a cast of the author's own array, whose alignment is known
+        found += [
+            (match.start("at"), match.expand(_UNALIGNED))
+            for match in _CAST.finditer(code)
+            if not re.search(rf"\b(?!return\b|else\b)\w+\s+{match['of']}\s*\[", code)
+        ]
+    return [
+        Found(str(path), text.count("\n", 0, start) + 1, message)
+        for start, message in sorted(found)
+    ]
 
 
 def _launches(tokens: list[Token], closing: dict[int, int]) -> Iterator[tuple[int, str]]:
     """Yield the launches with fewer than four values between their angle brackets."""
     for begin in (index for index, token in enumerate(tokens) if token.text == "<<<"):
         at, commas = begin + 1, list[int]()
-        while at + 2 < len(tokens) and [token.text for token in tokens[at:at + 3]] != [">", ">", ">"]:
+        while at + 2 < len(tokens) and [token.text for token in tokens[at : at + 3]] != [
+            ">",
+            ">",
+            ">",
+        ]:
             commas += [at] if tokens[at].text == "," else []
             at = closing.get(at, at) + 1
-        if len(commas) < 3 or [token.text for token in tokens[commas[2] + 1:at]] == ["0"]:
+        if len(commas) < 3 or [token.text for token in tokens[commas[2] + 1 : at]] == ["0"]:
             yield tokens[begin].start, _NO_STREAM
 
 

@@ -11,67 +11,129 @@ from pathlib import Path
 from opjit import files, processes
 from opjit.errors import BuildError, CompileError
 
-_COMPLAINT = re.compile(r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
-                        r"Unresolved extern function |not supported on \.target |cannot find -l|: error: |fatal error|"
-                        r"multiple definition of |ptxas (?:error|fatal) )")
+_COMPLAINT = re.compile(
+    r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
+    r"Unresolved extern function |not supported on \.target |cannot find -l|: error: |fatal error|"
+    r"multiple definition of |ptxas (?:error|fatal) )"
+)
 # A tool that was killed, often for the memory that it took, or that crashed.
-_DIED = re.compile(r"Killed signal terminated|error: Killed|^Killed|signal (?:9|15)\b|[Oo]ut of memory|[Cc]annot allocate memory|"
-                   rf"memory exhausted|Segmentation fault|internal compiler error|{processes.LATE}", re.MULTILINE)
+_DIED = re.compile(
+    r"Killed signal terminated|error: Killed|^Killed|signal (?:9|15)\b|[Oo]ut of memory|[Cc]annot allocate memory|"
+    rf"memory exhausted|Segmentation fault|internal compiler error|{processes.LATE}",
+    re.MULTILINE,
+)
 # Lines about the command, not the code: ninja's, and gcc's remark on a C++ flag that torch always passes.
-_FRAME = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: |collect2: error: |Error building extension|"
-                    r".*option '-std=c\+\+\d+' is valid for C\+\+|"
-                    r"In file included from .*opjit_(?:glue|kernel)\.[\w.]+:\d+)")
+_FRAME = re.compile(
+    r"^(?:\[\d+/\d+\] |FAILED: |ninja: |collect2: error: |Error building extension|"
+    r".*option '-std=c\+\+\d+' is valid for C\+\+|"
+    r"In file included from .*opjit_(?:glue|kernel)\.[\w.]+:\d+)"
+)
 # Remarks on a complaint that was shown: gcc's, with gcc's second note of the header to include, clang's and nvcc's.
-_REMARK = re.compile(r"note: each undeclared identifier is reported only once|some warnings being treated as errors|"
-                     r"warning: incompatible implicit declaration of built-in function|^\d+ (?:warnings? and \d+ )?errors? generated\.|"
-                     r"^\d+ errors? detected in the compilation of ")
+_REMARK = re.compile(
+    r"note: each undeclared identifier is reported only once|some warnings being treated as errors|"
+    r"warning: incompatible implicit declaration of built-in function|^\d+ (?:warnings? and \d+ )?errors? generated\.|"
+    r"^\d+ errors? detected in the compilation of "
+)
 _OF_REMARK = re.compile(r" *(?:\d+|\+\+\+)? *\||.*: note: include '<")  # its excerpt, and that note
 _NOT_C = "; an op's kernel is plain C over opjit.h: "
 _NO_TORCH = "an op cannot use torch's headers; build C++ code with opjit.load"
 # Hints about a complaint and its next line; the first match is used. _OF_C is for ops in C, _OF_OPS for all ops.
-_OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in [
-    (r"error: '(?:std|nullptr|static_cast|reinterpret_cast|const_cast|constexpr)' undeclared|before '::'|"
-     r"error: unknown type name '(?:template|class|namespace|using|constexpr|typename)'",
-     "this is C++; write it in C, or build C++ code with opjit.load"),
-    (r"fatal error: '?[\w/]+'?(?:: No such file| file not found)", "a header without .h is a C++ header; build C++ code with opjit.load"),
-    (r"error: (?:implicit declaration of function|call to undeclared function) 'opjit_printf'", "#include \"opjit_printf.h\""),
-    (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", "leave out extern \"C\""),
-]]
+_OF_C = [
+    (re.compile(pattern), _NOT_C + hint)
+    for pattern, hint in [
+        (
+            r"error: '(?:std|nullptr|static_cast|reinterpret_cast|const_cast|constexpr)' undeclared|before '::'|"
+            r"error: unknown type name '(?:template|class|namespace|using|constexpr|typename)'",
+            "this is C++; write it in C, or build C++ code with opjit.load",
+        ),
+        (
+            r"fatal error: '?[\w/]+'?(?:: No such file| file not found)",
+            "a header without .h is a C++ header; build C++ code with opjit.load",
+        ),
+        (
+            r"error: (?:implicit declaration of function|call to undeclared function) 'opjit_printf'",
+            '#include "opjit_printf.h"',
+        ),
+        (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", 'leave out extern "C"'),
+    ]
+]
 _OF_OPS = [
-    (re.compile(r"\b(?:CUDA_KERNEL_LOOP|CUDA_POST_KERNEL_CHECK|CAFFE_GET_BLOCKS|CAFFE_CUDA_NUM_THREADS|caffe_cuda_macro)\b|"
-                r"int 512 = 512"),  # what opjit_caffe.h makes of Caffe's own line
-     "; Caffe's macros are in opjit_caffe.h: include it, after any other header that has them"),
-    (re.compile(r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*(?::\d+:\d+|\(\d+\)): (?:fatal )?error: |"
-                r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)"), f"{_NOT_C}{_NO_TORCH}"),
-    (re.compile(r"undefined reference to [`'](?:omp_|GOMP_|__kmpc)"),
-     "; an op runs on torch's threads: call opjit_parallel_for, and leave out -fopenmp"),
-    (re.compile(r"undefined reference to [`'](\w+)\(.*\)'"),  # a name with parameters is a C++ function's
-     r'; if C code of the op or of a library defines \1, declare it extern "C" here; else define it, or add the file that does to '
-     "extra_sources"),
-    (re.compile(r"undefined reference to |Unresolved extern function "),
-     "; define it in the op's source, add the file that does to extra_sources, or name its library in extra_ldflags"),
-    (re.compile(r"uses too much shared data"),
-     "; a block has 48 KiB by default: for more, declare it extern __shared__, pass its bytes at the launch, and raise the kernel's "
-     "cudaFuncAttributeMaxDynamicSharedMemorySize with cudaFuncSetAttribute"),
+    (
+        re.compile(
+            r"\b(?:CUDA_KERNEL_LOOP|CUDA_POST_KERNEL_CHECK|CAFFE_GET_BLOCKS|CAFFE_CUDA_NUM_THREADS|caffe_cuda_macro)\b|"
+            r"int 512 = 512"
+        ),  # what opjit_caffe.h makes of Caffe's own line
+        "; Caffe's macros are in opjit_caffe.h: include it, after any other header that has them",
+    ),
+    (
+        re.compile(
+            r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*(?::\d+:\d+|\(\d+\)): (?:fatal )?error: |"
+            r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)"
+        ),
+        f"{_NOT_C}{_NO_TORCH}",
+    ),
+    (
+        re.compile(r"undefined reference to [`'](?:omp_|GOMP_|__kmpc)"),
+        "; an op runs on torch's threads: call opjit_parallel_for, and leave out -fopenmp",
+    ),
+    (
+        re.compile(
+            r"undefined reference to [`'](\w+)\(.*\)'"
+        ),  # a name with parameters is a C++ function's
+        r'; if C code of the op or of a library defines \1, declare it extern "C" here; else define it, or add the file that does to '
+        "extra_sources",
+    ),
+    (
+        re.compile(r"undefined reference to |Unresolved extern function "),
+        "; define it in the op's source, add the file that does to extra_sources, or name its library in extra_ldflags",
+    ),
+    (
+        re.compile(r"uses too much shared data"),
+        "; a block has 48 KiB by default: for more, declare it extern __shared__, pass its bytes at the launch, and raise the kernel's "
+        "cudaFuncAttributeMaxDynamicSharedMemorySize with cudaFuncSetAttribute",
+    ),
 ]
 _OF_ALL = [
     # Code of torch's years before 2.
-    (re.compile(r"DeprecatedTypeProperties"), "; where old code has x.type(), write x.scalar_type()"),
-    (re.compile(r"at::Tensor::data<|Tensor['\"] has no member (?:named )?['\"]data['\"]"),
-     "; where old code has x.data<T>(), write x.data_ptr<T>()"),
+    (
+        re.compile(r"DeprecatedTypeProperties"),
+        "; where old code has x.type(), write x.scalar_type()",
+    ),
+    (
+        re.compile(r"at::Tensor::data<|Tensor['\"] has no member (?:named )?['\"]data['\"]"),
+        "; where old code has x.data<T>(), write x.data_ptr<T>()",
+    ),
     (re.compile(r"['\"]AT_CHECK['\"]"), "; AT_CHECK is TORCH_CHECK now"),
-    (re.compile(r"fatal error: '?THCU?/|['\"`]THC\w+"),
-     "; THC left torch with 1.11: the stream is at::cuda::getCurrentCUDAStream(), in an op its last argument; THCudaCheck is "
-     "C10_CUDA_CHECK, in an op OPJIT_CUDA_CHECK; THCudaMalloc is torch::empty, in an op opjit_scratch"),
-    (re.compile(r"fatal error: '?(cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
-     r"; neither the CUDA Toolkit nor pip's packages have it here: install the package of pip whose name starts with nvidia-\1"),
-    (re.compile(r"cannot (?:execute|find) '?(?:\S*/)?(?:as|ld)\b"), "; install binutils (Debian and Ubuntu: apt install binutils)"),
-    (re.compile(r"cannot execute '?cc1plus"), "; CUDA code needs the C++ compiler, too (Debian and Ubuntu: apt install g++)"),
-    (re.compile(r"fatal error: .*(?:No such file|file not found)"), "; pass the header's folder in extra_include_paths"),
-    (re.compile(r"not supported on \.target 'sm_\d+'"), "; features of one arch alone need a target that ends in a, such as sm_90a"),
+    (
+        re.compile(r"fatal error: '?THCU?/|['\"`]THC\w+"),
+        "; THC left torch with 1.11: the stream is at::cuda::getCurrentCUDAStream(), in an op its last argument; THCudaCheck is "
+        "C10_CUDA_CHECK, in an op OPJIT_CUDA_CHECK; THCudaMalloc is torch::empty, in an op opjit_scratch",
+    ),
+    (
+        re.compile(r"fatal error: '?(cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
+        r"; neither the CUDA Toolkit nor pip's packages have it here: install the package of pip whose name starts with nvidia-\1",
+    ),
+    (
+        re.compile(r"cannot (?:execute|find) '?(?:\S*/)?(?:as|ld)\b"),
+        "; install binutils (Debian and Ubuntu: apt install binutils)",
+    ),
+    (
+        re.compile(r"cannot execute '?cc1plus"),
+        "; CUDA code needs the C++ compiler, too (Debian and Ubuntu: apt install g++)",
+    ),
+    (
+        re.compile(r"fatal error: .*(?:No such file|file not found)"),
+        "; pass the header's folder in extra_include_paths",
+    ),
+    (
+        re.compile(r"not supported on \.target 'sm_\d+'"),
+        "; features of one arch alone need a target that ends in a, such as sm_90a",
+    ),
 ]
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_DEFINITION = re.compile(r"^[ \t]*[A-Za-z_][\w\"* \t]*[\s*](?P<name>\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE)
+_DEFINITION = re.compile(
+    r"^[ \t]*[A-Za-z_][\w\"* \t]*[\s*](?P<name>\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE
+)
 _SHOWN = 16  # lines of the compiler's output in the message
 _NOTE = re.compile(r"(?P<place>[^\s:]+:\d+:\d+): note: in expansion of macro '(?P<macro>\w+)'")
 _HEADER = re.compile(r"(?:\S*/)?opjit\w*\.h(?::|$)")
@@ -79,7 +141,9 @@ _PLACE = re.compile(r"(?P<file>[^\s:]+):\d+:\d+: (?P<text>(?:fatal )?error: .*)"
 _UNDEFINED = re.compile(r"undefined reference to [`'](?P<name>\w+)(?:\(.*\))?'")
 
 
-def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str, str] | None = None) -> BuildError:
+def diagnose(
+    output: str, op: str, target: str, logs: Path, expected: tuple[str, str] | None = None
+) -> BuildError:
     """Make the error of a failed build from the tools' output, which a file in `logs` keeps: a CompileError if a tool refused the source,
     and not if it was killed, which another rank's may not be. `expected` is an op's source, and the prototype that it must define."""
     path = logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.unique()}.log"
@@ -89,7 +153,11 @@ def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str,
     command = found[1] if found else None
     of_code = [line for line in output.splitlines() if not _FRAME.match(line) and line != command]
     lines = _left_out(of_code, _REMARK.search, _OF_REMARK.match)
-    mismatch = next(filter(None, (_mismatch(line, op, expected) for line in lines)), None) if expected else None
+    mismatch = (
+        next(filter(None, (_mismatch(line, op, expected) for line in lines)), None)
+        if expected
+        else None
+    )
     if mismatch is not None:
         return CompileError(mismatch, op=op, target=target, command=command, log=log)
     first = next((index for index, line in enumerate(lines) if _COMPLAINT.search(line)), None)
@@ -99,10 +167,17 @@ def diagnose(output: str, op: str, target: str, logs: Path, expected: tuple[str,
     else:
         source = expected[0] if expected else None
         hint = _hint(lines[first:], source)
-        complaint, *more = _at_author(lines[first:], source)[:_SHOWN] if source else lines[first:first + _SHOWN]
+        complaint, *more = (
+            _at_author(lines[first:], source)[:_SHOWN] if source else lines[first : first + _SHOWN]
+        )
         more = [] if hint.endswith(_NO_TORCH) else more
-        message = "\n".join([f"{complaint.strip().rstrip('.')}{hint}" if hint else complaint.strip(),
-                             f"while building {op} for {target}{':' if more else ''}", *more])
+        message = "\n".join(
+            [
+                f"{complaint.strip().rstrip('.')}{hint}" if hint else complaint.strip(),
+                f"while building {op} for {target}{':' if more else ''}",
+                *more,
+            ]
+        )
     message += f"\nfull output: {log}" if log else ""
     kind = BuildError if _DIED.search(output) else CompileError
     return kind(message, op=op, target=target, command=command, log=log)
@@ -113,18 +188,34 @@ def _at_author(lines: list[str], source: str) -> list[str]:
     undefined, place = _UNDEFINED.search(lines[0]), _PLACE.match(lines[0].strip())
     if undefined:
         return [f"{_used(source, undefined['name'])}: error: {undefined[0]}", *lines[1:]]
-    lines = _left_out(lines, lambda line: _HEADER.match(line) and ": note: " in line, lambda line: line.startswith(" "))
+    lines = _left_out(
+        lines,
+        lambda line: _HEADER.match(line) and ": note: " in line,
+        lambda line: line.startswith(" "),
+    )
     if place is None or not _HEADER.match(place["file"]):
         return lines
-    end = next((index for index, line in enumerate(lines[1:], 1) if _PLACE.match(line.strip())), len(lines))
-    for index, note in reversed([*enumerate(map(_NOTE.match, lines[:end]))]):  # the last is the innermost macro that the author uses
+    end = next(
+        (index for index, line in enumerate(lines[1:], 1) if _PLACE.match(line.strip())), len(lines)
+    )
+    for index, note in reversed(
+        [*enumerate(map(_NOTE.match, lines[:end]))]
+    ):  # the last is the innermost macro that the author uses
         if note:
-            others = [] if any(map(_HEADER.match, lines[end:end + 1])) else lines[end:]  # the same for the next dtype
-            return [f"{note['place']}: {place['text']}, in what {note['macro']} expands to", *lines[index + 1:end], *others]
+            others = (
+                [] if any(map(_HEADER.match, lines[end : end + 1])) else lines[end:]
+            )  # the same for the next dtype
+            return [
+                f"{note['place']}: {place['text']}, in what {note['macro']} expands to",
+                *lines[index + 1 : end],
+                *others,
+            ]
     return lines
 
 
-def _left_out(lines: list[str], starts: Callable[[str], object], follows: Callable[[str], object]) -> list[str]:
+def _left_out(
+    lines: list[str], starts: Callable[[str], object], follows: Callable[[str], object]
+) -> list[str]:
     """Leave out the lines at which remarks start, each with the lines that follow it."""
     rest, inside = list[str](), False
     for line in lines:
@@ -157,7 +248,9 @@ def _mismatch(line: str, op: str, expected: tuple[str, str]) -> str | None:
     other = rf"error: (?:conflicting types for|(?:static|non-static) declaration of) '{function}'"
     of_glue = r"opjit_kernel\.\S+ error: (?:.*cannot be used to initialize an entity|invalid conversion from)"
     if re.search(missing, line):
-        defined = ", ".join(text for _, text in _definitions(source).values() if text.startswith("opjit_status "))
+        defined = ", ".join(
+            text for _, text in _definitions(source).values() if text.startswith("opjit_status ")
+        )
         return f"{source}: error: it does not define {function}, which {op} calls: expected {prototype}, found {defined or 'no function'}"
     if not re.search(f"{other}|{of_glue}", line):
         return None
@@ -170,15 +263,29 @@ def _mismatch(line: str, op: str, expected: tuple[str, str]) -> str | None:
 def _definitions(source: str) -> dict[str, tuple[str, str]]:
     """Return the place, as ``:line:column``, and the prototype of each function that a source defines, by name."""
     with suppress(OSError):
-        text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), Path(source).read_text("utf-8", "replace"))
-        return {match["name"]: (f":{text.count(chr(10), 0, match.start('name')) + 1}:"
-                                f"{match.start('name') - text.rfind(chr(10), 0, match.start('name'))}",
-                                " ".join(match[0].rstrip("{").split())) for match in _DEFINITION.finditer(text)}
+        text = _COMMENT.sub(
+            lambda match: re.sub(r"[^\n]", " ", match[0]),
+            Path(source).read_text("utf-8", "replace"),
+        )
+        return {
+            match["name"]: (
+                f":{text.count(chr(10), 0, match.start('name')) + 1}:"
+                f"{match.start('name') - text.rfind(chr(10), 0, match.start('name'))}",
+                " ".join(match[0].rstrip("{").split()),
+            )
+            for match in _DEFINITION.finditer(text)
+        }
     return {}
 
 
 def _hint(lines: list[str], source: str | None) -> str:
     """Return advice on a complaint, or an empty text."""
     complaint = "\n".join(lines[:2])
-    hints = [*(_OF_OPS if source else []), *(_OF_C if source and source.endswith(".c") else []), *_OF_ALL]
-    return next((found.expand(hint) for pattern, hint in hints if (found := pattern.search(complaint))), "")
+    hints = [
+        *(_OF_OPS if source else []),
+        *(_OF_C if source and source.endswith(".c") else []),
+        *_OF_ALL,
+    ]
+    return next(
+        (found.expand(hint) for pattern, hint in hints if (found := pattern.search(complaint))), ""
+    )

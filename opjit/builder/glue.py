@@ -13,33 +13,142 @@ from opjit import resources
 from opjit.backends import Backend, Stream
 from opjit.recipe.schema import Argument, Result, Schema
 
-_C_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "str": "const char *", "ScalarType": "opjit_dtype",
-            "Generator": "uint64_t"}
-_UNBOX = {"int": "(int64_t){}", "float": "opjit_double({})", "bool": "opjit_bool({})", "ScalarType": "opjit_dtype_of({})"}
-_BOX = {"Tensor": "opjit_handle_value({}.handle)", "int": "(torch_ivalue){}", "float": "opjit_double_value({})", "bool": "(torch_ivalue){}"}
+_C_TYPES = {
+    "int": "int64_t",
+    "float": "double",
+    "bool": "bool",
+    "str": "const char *",
+    "ScalarType": "opjit_dtype",
+    "Generator": "uint64_t",
+}
+_UNBOX = {
+    "int": "(int64_t){}",
+    "float": "opjit_double({})",
+    "bool": "opjit_bool({})",
+    "ScalarType": "opjit_dtype_of({})",
+}
+_BOX = {
+    "Tensor": "opjit_handle_value({}.handle)",
+    "int": "(torch_ivalue){}",
+    "float": "opjit_double_value({})",
+    "bool": "(torch_ivalue){}",
+}
 _RESULT_TYPES = {"Tensor": "opjit_tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 # Reserved words of C11, GNU C, C++17 and system headers, and the name of a CUDA kernel's last parameter.
-_RESERVED = frozenset([
-    "NULL", "EOF", "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char",
-    "char16_t", "char32_t", "class", "compl", "const", "const_cast", "constexpr", "continue", "decltype", "default", "delete", "do",
-    "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline",
-    "int", "linux", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator", "or", "or_eq", "private",
-    "protected", "public", "register", "reinterpret_cast", "restrict", "return", "short", "signed", "sizeof", "static", "static_assert",
-    "static_cast", "stream", "struct", "switch", "template", "this", "thread_local", "throw", "true", "try", "typedef", "typeid",
-    "typename", "typeof", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
-])
+_RESERVED = frozenset(
+    [
+        "NULL",
+        "EOF",
+        "alignas",
+        "alignof",
+        "and",
+        "and_eq",
+        "asm",
+        "auto",
+        "bitand",
+        "bitor",
+        "bool",
+        "break",
+        "case",
+        "catch",
+        "char",
+        "char16_t",
+        "char32_t",
+        "class",
+        "compl",
+        "const",
+        "const_cast",
+        "constexpr",
+        "continue",
+        "decltype",
+        "default",
+        "delete",
+        "do",
+        "double",
+        "dynamic_cast",
+        "else",
+        "enum",
+        "explicit",
+        "export",
+        "extern",
+        "false",
+        "float",
+        "for",
+        "friend",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "linux",
+        "long",
+        "mutable",
+        "namespace",
+        "new",
+        "noexcept",
+        "not",
+        "not_eq",
+        "nullptr",
+        "operator",
+        "or",
+        "or_eq",
+        "private",
+        "protected",
+        "public",
+        "register",
+        "reinterpret_cast",
+        "restrict",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "static_assert",
+        "static_cast",
+        "stream",
+        "struct",
+        "switch",
+        "template",
+        "this",
+        "thread_local",
+        "throw",
+        "true",
+        "try",
+        "typedef",
+        "typeid",
+        "typename",
+        "typeof",
+        "union",
+        "unix",
+        "unsigned",
+        "using",
+        "virtual",
+        "void",
+        "volatile",
+        "wchar_t",
+        "while",
+        "xor",
+        "xor_eq",
+    ]
+)
 # Types and macros of opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h>; and what C keeps for itself and compilers.
-_OF_HEADERS = re.compile(r"_[A-Z_].*|linux|unix|errno|"
-                         r"(opjit|OPJIT|torch|aoti)_.*|u?int(_fast|_least)?\d+_t|u?int(max|ptr)_t|(size|ptrdiff|max_align|cudaStream)_t|"
-                         r"offsetof|[A-Z][A-Z0-9_]*_(MAX|MIN|BIT|WIDTH)|U?INT(MAX|\d+)_C")
+_OF_HEADERS = re.compile(
+    r"_[A-Z_].*|linux|unix|errno|"
+    r"(opjit|OPJIT|torch|aoti)_.*|u?int(_fast|_least)?\d+_t|u?int(max|ptr)_t|(size|ptrdiff|max_align|cudaStream)_t|"
+    r"offsetof|[A-Z][A-Z0-9_]*_(MAX|MIN|BIT|WIDTH)|U?INT(MAX|\d+)_C"
+)
 
 
 def c_names(schema: Schema) -> list[str]:
     """Return the C names of the arguments, then of the results (default: ``out``). A taken name gets a ``_`` appended."""
     results = schema.results
     names: list[str] = []
-    for name in [*(argument.name for argument in schema.arguments),
-                 *(result.name or ("out" if len(results) == 1 else f"out{index}") for index, result in enumerate(results))]:
+    for name in [
+        *(argument.name for argument in schema.arguments),
+        *(
+            result.name or ("out" if len(results) == 1 else f"out{index}")
+            for index, result in enumerate(results)
+        ),
+    ]:
         name += "_" if _OF_HEADERS.fullmatch(name) else ""
         while name in _RESERVED or name in names:
             name += "_"
@@ -59,7 +168,10 @@ def parameters(schema: Schema) -> list[str]:
 
 def _types(schema: Schema) -> list[str]:
     """Return the C types of the kernel's parameters, as they stand before a name."""
-    return [*map(_c_type, schema.arguments), *(f"{_result_type(result)} *" for result in schema.results)]
+    return [
+        *map(_c_type, schema.arguments),
+        *(f"{_result_type(result)} *" for result in schema.results),
+    ]
 
 
 def prototype(schema: Schema, backend: Backend) -> str:
@@ -80,58 +192,119 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     """Return the glue files of an op for a backend, by file name: the C glue, which includes the author's source, a kernel in C; for a
     device with a compiler of its own, beside it the file that this compiler takes."""
     function, stream = function_name(schema, backend.name), backend.stream
-    shim = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")  # it lacks some of torch's tags
-    literal = re.sub(r'[\\"?\n]', lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", schema.text.partition("::")[2])
-    text = {"op": schema.qualified, "schema": schema.text.replace("*/", "* /"), "backend": backend.name, "namespace": schema.namespace,
-            "name": schema.name, "schema_literal": f'"{literal}"',
-            "tags": ", ".join(f"torch_tag_{name}" for name in schema.all_tags if f" torch_tag_{name}(" in shim),
-            "tensors": f"UINT64_C({sum(1 << i for i, each in enumerate(schema.arguments[:64]) if each.plain):#x})",
-            "dispatch_key": backend.dispatch_key, "function": function, "source": source}
+    shim = (resources.folder("kernels_c") / "opjit_shim.h").read_text(
+        encoding="utf-8"
+    )  # it lacks some of torch's tags
+    literal = re.sub(
+        r'[\\"?\n]',
+        lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}",
+        schema.text.partition("::")[2],
+    )
+    text = {
+        "op": schema.qualified,
+        "schema": schema.text.replace("*/", "* /"),
+        "backend": backend.name,
+        "namespace": schema.namespace,
+        "name": schema.name,
+        "schema_literal": f'"{literal}"',
+        "tags": ", ".join(
+            f"torch_tag_{name}" for name in schema.all_tags if f" torch_tag_{name}(" in shim
+        ),
+        "tensors": f"UINT64_C({sum(1 << i for i, each in enumerate(schema.arguments[:64]) if each.plain):#x})",
+        "dispatch_key": backend.dispatch_key,
+        "function": function,
+        "source": source,
+    }
     device = _device(stream, backend.name) if stream else ""
     if not (backend.compiler or backend.uses_nvcc):
         device = f'#include "{stream.header}"\n\n{device}' if stream else ""
         declared, kernel = prototype(schema, backend), f'#include "{source}"'
-        return {"opjit_glue.c": _c_glue(schema, text, device, declared, kernel, function, f"({stream.type})stream" if stream else None)}
+        return {
+            "opjit_glue.c": _c_glue(
+                schema,
+                text,
+                device,
+                declared,
+                kernel,
+                function,
+                f"({stream.type})stream" if stream else None,
+            )
+        }
     beside = f"opjit_kernel{backend.suffix}"
     declared = f"opjit_status opjit_{function}({', '.join([*parameters(schema), *(['void *stream'] if stream else [])])})"
     kernel = f"/* compiled beside this file, from {beside} */"
-    c_glue = _c_glue(schema, text, device, declared, kernel, f"opjit_{function}", "stream" if stream else None)
+    c_glue = _c_glue(
+        schema, text, device, declared, kernel, f"opjit_{function}", "stream" if stream else None
+    )
     return {"opjit_glue.c": c_glue, beside: _wrapper(schema, text, stream)}
 
 
 def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str:
     """Return the file for the device's compiler: the kernel, and a function around it that C can call."""
     types = _types(schema)
-    numbered = [f"opjit_{i}" for i in range(len(types))]  # the author's macros may redefine the schema's names
+    numbered = [
+        f"opjit_{i}" for i in range(len(types))
+    ]  # the author's macros may redefine the schema's names
     parameters = [f"{of}{name}" for of, name in zip(types, numbered, strict=True)]
     headers = ["opjit.h"]
     if stream:
         types, headers = [*types, stream.type], [stream.header, *headers]
-        numbered, parameters = [*numbered, f"({stream.type})opjit_stream"], [*parameters, "void *opjit_stream"]
+        numbered, parameters = (
+            [*numbered, f"({stream.type})opjit_stream"],
+            [*parameters, "void *opjit_stream"],
+        )
     return Template(resources.template("kernel.in")).substitute(
-        text, include="\n".join(f'#include "{header}"' for header in headers), types=", ".join(types), parameters=", ".join(parameters),
-        arguments=", ".join(numbered))
+        text,
+        include="\n".join(f'#include "{header}"' for header in headers),
+        types=", ".join(types),
+        parameters=", ".join(parameters),
+        arguments=", ".join(numbered),
+    )
 
 
 def _device(stream: Stream, name: str) -> str:
     """Return the declarations of the device's functions that the glue calls."""
-    signatures = {"current": "int32_t device_index, void **stream", "exchange": "int32_t device_index, int32_t *before",
-                  "allocate": "uint64_t bytes, void **memory", "free": "void *memory"}
+    signatures = {
+        "current": "int32_t device_index, void **stream",
+        "exchange": "int32_t device_index, int32_t *before",
+        "allocate": "uint64_t bytes, void **memory",
+        "free": "void *memory",
+    }
     functions = {field: getattr(stream, field) for field in signatures if getattr(stream, field)}
     torchs = all(function.startswith("aoti_torch_") for function in functions.values())
-    members = [f'.name = "{name}"', *(f".{field} = {function}" for field, function in functions.items()),
-               f".torchs = {'true' if torchs else 'false'}"]
-    return "".join(f"int32_t {function}({signatures[field]});\n" for field, function in functions.items()) \
+    members = [
+        f'.name = "{name}"',
+        *(f".{field} = {function}" for field, function in functions.items()),
+        f".torchs = {'true' if torchs else 'false'}",
+    ]
+    return (
+        "".join(
+            f"int32_t {function}({signatures[field]});\n" for field, function in functions.items()
+        )
         + f"static const opjit_device opjit_this_device = {{\n{_lines([f'{member},' for member in members])}\n}};\n\n"
+    )
 
 
-def _c_glue(schema: Schema, text: dict[str, str], device: str, declared: str, kernel: str, function: str, stream: str | None) -> str:
+def _c_glue(
+    schema: Schema,
+    text: dict[str, str],
+    device: str,
+    declared: str,
+    kernel: str,
+    function: str,
+    stream: str | None,
+) -> str:
     """Return the C glue, which calls `function`, whose prototype is `declared`. `device` has declarations for `opjit_enter_device`, and
     `stream` is the expression that passes the stream, if there is one."""
     count = range(len(schema.arguments))
     results = range(len(schema.results))
-    run_parameters = [*(f"torch_ivalue boxed{i}" for i in count), *(f"{_result_type(schema.results[i])} *out{i}" for i in results)]
-    locals_ = [f"torch_ivalue boxed{i} = stack[{i}];" for i in count] + [_declare(r, i) for i, r in enumerate(schema.results)]
+    run_parameters = [
+        *(f"torch_ivalue boxed{i}" for i in count),
+        *(f"{_result_type(schema.results[i])} *out{i}" for i in results),
+    ]
+    locals_ = [f"torch_ivalue boxed{i} = stack[{i}];" for i in count] + [
+        _declare(r, i) for i, r in enumerate(schema.results)
+    ]
     return Template(resources.template("glue.c.in")).substitute(
         text,
         device=device,
@@ -140,17 +313,37 @@ def _c_glue(schema: Schema, text: dict[str, str], device: str, declared: str, ke
         run_parameters=", ".join(["opjit_call *call", *run_parameters]),
         body=_lines(_body(schema, function, stream)),
         locals=_lines(locals_),
-        run_arguments=", ".join(["&call", *(f"boxed{i}" for i in count), *(f"&out{i}" for i in results)]),
+        run_arguments=", ".join(
+            ["&call", *(f"boxed{i}" for i in count), *(f"&out{i}" for i in results)]
+        ),
         fresh_checks=_lines(_fresh_checks(schema)),
-        free_arguments=_lines([line for i, argument in enumerate(schema.arguments) if i not in schema.returned
-                               for line in _free(argument, f"boxed{i}")]),
-        box_results=_lines([f"status = opjit_box_{'list' if r.list else 'optional'}(status, &out{i}, &box{i});"
-                            for i, r in enumerate(schema.results) if r.list or r.optional]),
-        free_results=_lines([line for i in _tensor_results(schema) for line in _free_result(schema.results[i], i)]
-                            + [f"opjit_free_tensor(boxed{i});" for i in schema.returned], 2),
-        results=_lines([f"stack[{i}] = {f'box{i}' if r.list or r.optional else _BOX[r.kind].format(f'out{i}')};"
-                        for i, r in enumerate(schema.results)]
-                       + [f"stack[{i}] = boxed{place};" for i, place in enumerate(schema.returned)]),
+        free_arguments=_lines(
+            [
+                line
+                for i, argument in enumerate(schema.arguments)
+                if i not in schema.returned
+                for line in _free(argument, f"boxed{i}")
+            ]
+        ),
+        box_results=_lines(
+            [
+                f"status = opjit_box_{'list' if r.list else 'optional'}(status, &out{i}, &box{i});"
+                for i, r in enumerate(schema.results)
+                if r.list or r.optional
+            ]
+        ),
+        free_results=_lines(
+            [line for i in _tensor_results(schema) for line in _free_result(schema.results[i], i)]
+            + [f"opjit_free_tensor(boxed{i});" for i in schema.returned],
+            2,
+        ),
+        results=_lines(
+            [
+                f"stack[{i}] = {f'box{i}' if r.list or r.optional else _BOX[r.kind].format(f'out{i}')};"
+                for i, r in enumerate(schema.results)
+            ]
+            + [f"stack[{i}] = boxed{place};" for i, place in enumerate(schema.returned)]
+        ),
     )
 
 
@@ -195,7 +388,10 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
         passed.append(expression)
     passed += [f"out{i}" for i in range(len(schema.results))]
     if stream:
-        lines += ["void *stream;", "OPJIT_TRY(opjit_enter_device(call, &opjit_this_device, &stream));"]
+        lines += [
+            "void *stream;",
+            "OPJIT_TRY(opjit_enter_device(call, &opjit_this_device, &stream));",
+        ]
         passed.append(stream)
     else:
         lines.append("(void)call;")
@@ -204,34 +400,60 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     for index, argument in enumerate(schema.arguments):
         if argument.writes:
             lines += _wrote(argument, f"arg{index}")
-    names = c_names(schema)[len(schema.arguments):]
-    lines += [f'OPJIT_TRY(opjit_check_output{"s" * schema.results[i].list}(out{i}, "{names[i]}"));'
-              for i in _tensor_results(schema) if not schema.results[i].optional]
+    names = c_names(schema)[len(schema.arguments) :]
+    lines += [
+        f'OPJIT_TRY(opjit_check_output{"s" * schema.results[i].list}(out{i}, "{names[i]}"));'
+        for i in _tensor_results(schema)
+        if not schema.results[i].optional
+    ]
     return lines
 
 
 def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
     """Return statements that unbox a value into `name`, and the expression to pass to the kernel."""
     if argument.kind == "Generator":
-        return [f"const uint64_t *{name};", f"OPJIT_TRY(opjit_draw_seed(call, {boxed}, &{name}));"], name
+        return [
+            f"const uint64_t *{name};",
+            f"OPJIT_TRY(opjit_draw_seed(call, {boxed}, &{name}));",
+        ], name
     if argument.optional:
         inner, expression = _read(argument._replace(optional=False), "cell", f"{name}_value")
         pointer = _c_type(argument)
-        address = expression if pointer == "const char *" or expression.startswith("&") else f"&{name}_value"
+        address = (
+            expression
+            if pointer == "const char *" or expression.startswith("&")
+            else f"&{name}_value"
+        )
         declared = [line for line in inner if not line.startswith("OPJIT_")]
         assigned = [line for line in inner if line.startswith("OPJIT_")]
         if not inner:  # a plain number, which needs a variable for the pointer
             declared = [f"{_C_TYPES[argument.kind]} {name}_value;"]
             assigned = [f"{name}_value = {expression};"]
-        return ([*declared, f"{pointer}{name} = NULL;", f"if ({boxed}) {{", f"    torch_ivalue cell = opjit_cell({boxed});",
-                 *(f"    {line}" for line in assigned), f"    {name} = {address};", "}"], name)
+        return (
+            [
+                *declared,
+                f"{pointer}{name} = NULL;",
+                f"if ({boxed}) {{",
+                f"    torch_ivalue cell = opjit_cell({boxed});",
+                *(f"    {line}" for line in assigned),
+                f"    {name} = {address};",
+                "}",
+            ],
+            name,
+        )
     writes = "true" if argument.writes else "false"
     if argument.list:
         read = f"opjit_read_{argument.kind.lower()}s(call, {boxed}, "
         read += f'{writes}, "{argument.name}", ' if argument.kind == "Tensor" else ""
-        return [f"opjit_{argument.kind.lower()}s {name};", f"OPJIT_TRY({read}&{name}));"], f"&{name}"
+        return [
+            f"opjit_{argument.kind.lower()}s {name};",
+            f"OPJIT_TRY({read}&{name}));",
+        ], f"&{name}"
     if argument.kind == "Tensor":
-        return [f"opjit_tensor {name};", f'OPJIT_TRY(opjit_read_tensor(call, {boxed}, {writes}, "{argument.name}", &{name}));'], f"&{name}"
+        return [
+            f"opjit_tensor {name};",
+            f'OPJIT_TRY(opjit_read_tensor(call, {boxed}, {writes}, "{argument.name}", &{name}));',
+        ], f"&{name}"
     if argument.kind == "str":
         return [f"const char *{name};", f"OPJIT_TRY(opjit_read_string({boxed}, &{name}));"], name
     return [], _UNBOX[argument.kind].format(boxed)
@@ -240,8 +462,15 @@ def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
 def _wrote(argument: Argument, name: str) -> list[str]:
     if argument.list:
         view = f"{name}{'->' if argument.optional else '.'}"
-        lines = [f"for (int64_t i = 0; i < {view}len; i++)", f"    OPJIT_TRY(opjit_wrote({view}data + i));"]
-        return [f"if ({name}) {{", *(f"    {line}" for line in lines), "}"] if argument.optional else lines
+        lines = [
+            f"for (int64_t i = 0; i < {view}len; i++)",
+            f"    OPJIT_TRY(opjit_wrote({view}data + i));",
+        ]
+        return (
+            [f"if ({name}) {{", *(f"    {line}" for line in lines), "}"]
+            if argument.optional
+            else lines
+        )
     if argument.optional:
         return [f"if ({name})", f"    OPJIT_TRY(opjit_wrote({name}));"]
     return [f"OPJIT_TRY(opjit_wrote(&{name}));"]
@@ -262,11 +491,15 @@ def _fresh_checks(schema: Schema) -> list[str]:
             boxed = f"opjit_cell(boxed{index})" if argument.optional else f"boxed{index}"
             guard = f"if (boxed{index}) " if argument.optional else ""
             lines.append(f'{guard}{each}status = {check}(status, {boxed}, {item}, "{name}");')
-        for earlier in (index for index in _tensor_results(schema) if index < out or (index == out and listed)):
+        for earlier in (
+            index for index in _tensor_results(schema) if index < out or (index == out and listed)
+        ):
             end = "i" if earlier == out else f"out{earlier}.len"
             every = f"for (int64_t k = 0; k < {end}; k++) " if schema.results[earlier].list else ""
             handle = f"out{earlier}.data[k].handle" if every else f"out{earlier}.handle"
-            lines.append(f'{each}{every}status = opjit_check_fresh(status, opjit_handle_value({handle}), {item}, "{name}");')
+            lines.append(
+                f'{each}{every}status = opjit_check_fresh(status, opjit_handle_value({handle}), {item}, "{name}");'
+            )
     return lines
 
 
@@ -275,8 +508,14 @@ def _free_result(result: Result, index: int) -> list[str]:
     if result.list:
         return [f"if (box{index}) opjit_free_tensors(box{index});"]
     free = [f"opjit_free_tensor(opjit_handle_value(out{index}.handle));"]
-    return [*free, f"if (box{index}) {{ opjit_free_tensor(opjit_cell(box{index})); opjit_free_cell(box{index}); }}"] \
-        if result.optional else free
+    return (
+        [
+            *free,
+            f"if (box{index}) {{ opjit_free_tensor(opjit_cell(box{index})); opjit_free_cell(box{index}); }}",
+        ]
+        if result.optional
+        else free
+    )
 
 
 def _free(argument: Argument, boxed: str) -> list[str]:
@@ -284,7 +523,11 @@ def _free(argument: Argument, boxed: str) -> list[str]:
         return [f"opjit_free_generator({boxed});"]
     if argument.optional:
         inner = _free(argument._replace(optional=False), f"opjit_cell({boxed})")
-        return [f"if ({boxed}) {{", *(f"    {line}" for line in [*inner, f"opjit_free_cell({boxed});"]), "}"]
+        return [
+            f"if ({boxed}) {{",
+            *(f"    {line}" for line in [*inner, f"opjit_free_cell({boxed});"]),
+            "}",
+        ]
     if argument.list:
         return [f"opjit_free_{'tensors' if argument.kind == 'Tensor' else 'list'}({boxed});"]
     if argument.kind in ("Tensor", "str"):

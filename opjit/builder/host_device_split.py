@@ -16,12 +16,38 @@ from typing import NamedTuple
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.tokens import MATCHING, Token, matched, other_angle, tokens_of
 
-_DEVICE_HEADER = re.compile(r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)")
+_DEVICE_HEADER = re.compile(
+    r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)"
+)
 # Names whose parentheses do not hold parameters.
-_ATTRIBUTES = {"__launch_bounds__", "__attribute__", "alignas", "__align__", "__cluster_dims__", "__maxnreg__", "__block_size__",
-               "decltype", "noexcept", "__declspec", "asm", "__asm__", "requires", "explicit"}
+_ATTRIBUTES = {
+    "__launch_bounds__",
+    "__attribute__",
+    "alignas",
+    "__align__",
+    "__cluster_dims__",
+    "__maxnreg__",
+    "__block_size__",
+    "decltype",
+    "noexcept",
+    "__declspec",
+    "asm",
+    "__asm__",
+    "requires",
+    "explicit",
+}
 _REFUSED = {"__managed__", "__nv_pure__", "__nv_register_params__", "nvstd"}
-_TYPES = {"using", "typedef", "struct", "class", "union", "enum", "namespace", "static_assert", "friend"}  # not of the host alone
+_TYPES = {
+    "using",
+    "typedef",
+    "struct",
+    "class",
+    "union",
+    "enum",
+    "namespace",
+    "static_assert",
+    "friend",
+}  # not of the host alone
 _SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
 _Edit = tuple[int, int, str]  # the text between two places
 
@@ -48,7 +74,9 @@ def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
     """Return the execution spaces that each macro of some files expands to, such as ``{"HD": {"__host__", "__device__"}}``."""
     bodies: dict[str, set[str]] = {}
     for text in texts:
-        for match in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", text, re.MULTILINE):
+        for match in re.finditer(
+            r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", text, re.MULTILINE
+        ):
             bodies.setdefault(match[1], set()).update(re.findall(r"[A-Za-z_]\w*", match[2]))
     spaces = {name: words & _SPACES for name, words in bodies.items()}
     for _ in range(8):  # a macro may use another
@@ -63,8 +91,14 @@ def split(text: str, macros: Mapping[str, set[str]], unnamed: str = "opjit_unnam
     and no other file's. Raises NvccOnly if only nvcc compiles it."""
     splitter = _Splitter(text, macros, unnamed)
     splitter.scope(0, len(splitter.tokens), ())
-    return Halves(_edited(text, splitter.host), _edited(text, splitter.device), frozenset(splitter.kernels), frozenset(splitter.internal),
-                 splitter.templates, tuple(splitter.variables))
+    return Halves(
+        _edited(text, splitter.host),
+        _edited(text, splitter.device),
+        frozenset(splitter.kernels),
+        frozenset(splitter.internal),
+        splitter.templates,
+        tuple(splitter.variables),
+    )
 
 
 def _edited(text: str, edits: list[_Edit]) -> str:
@@ -94,13 +128,21 @@ class _Splitter:
             raise NvccOnly(f"it uses {min(refused)}")
         self.closing = matched(self.tokens)
         self._launches(self.tokens, self.closing)
-        for before, token in zip([None, *every], every, strict=False):  # the host's part needs no headers for the device alone
+        for before, token in zip(
+            [None, *every], every, strict=False
+        ):  # the host's part needs no headers for the device alone
             if (token.kind == "directive" and _DEVICE_HEADER.match(token.text)) or (
-                    token.text == "__noinline__" and before is not None and before.text != "("):  # for g++ an attribute's name alone
+                token.text == "__noinline__" and before is not None and before.text != "("
+            ):  # for g++ an attribute's name alone
                 self._replace(self.host, token.start, token.end)
-        for directive in (token for token in every if token.kind == "directive" and "<<<" in token.text):
+        for directive in (
+            token for token in every if token.kind == "directive" and "<<<" in token.text
+        ):
             at = directive.start + directive.text.index("#") + 1
-            inner = [token._replace(start=token.start + at, end=token.end + at) for token in tokens_of(self.text[at:directive.end])]
+            inner = [
+                token._replace(start=token.start + at, end=token.end + at)
+                for token in tokens_of(self.text[at : directive.end])
+            ]
             self._launches(inner, matched(inner))
 
     def _replace(self, part: list[_Edit], start: int, end: int, text: str = "") -> None:
@@ -123,9 +165,16 @@ class _Splitter:
             if end + 3 >= len(tokens) or tokens[end + 3].text != "(":
                 raise NvccOnly("it has a launch without arguments in parentheses")
             first, last = tokens[_callee(tokens, index, closing)], tokens[closing[end + 3]]
-            configuration = self.text[token.end:tokens[end].start]
-            self.host += [(first.start, first.start, f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : "),
-                          (token.start, tokens[end + 2].end, ""), (last.end, last.end, ")")]
+            configuration = self.text[token.end : tokens[end].start]
+            self.host += [
+                (
+                    first.start,
+                    first.start,
+                    f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : ",
+                ),
+                (token.start, tokens[end + 2].end, ""),
+                (last.end, last.end, ")"),
+            ]
 
     def scope(self, at: int, end: int, names: tuple[str, ...], in_class: bool = False) -> None:
         """Walk the declarations of a namespace or class."""
@@ -143,7 +192,9 @@ class _Splitter:
                 at = self.closing[at]
             at += 1
 
-    def _block(self, begin: int, at: int, names: tuple[str, ...], in_class: bool) -> tuple[int, int]:
+    def _block(
+        self, begin: int, at: int, names: tuple[str, ...], in_class: bool
+    ) -> tuple[int, int]:
         """Handle a brace and the declaration before it. Returns where to go on, and where the declaration in progress begins."""
         begin = self._after_macros(begin, at)
         head, close = self.tokens[begin:at], self.closing[at]
@@ -151,20 +202,32 @@ class _Splitter:
         if "namespace" in words and "(" not in words:
             if words[-1] == "namespace":  # nvcc's and NVRTC's names of an unnamed namespace differ
                 for part in (self.host, self.device):
-                    part += [(head[0].start, head[0].start, "inline "), (head[-1].end, head[-1].end, f" {self.unnamed}")]
+                    part += [
+                        (head[0].start, head[0].start, "inline "),
+                        (head[-1].end, head[-1].end, f" {self.unnamed}"),
+                    ]
                 inner = (*names, self.unnamed)
             else:
-                inner = (*names, *(word for word in words[words.index("namespace") + 1:] if word not in ("::", "inline")))
+                inner = (
+                    *names,
+                    *(
+                        word
+                        for word in words[words.index("namespace") + 1 :]
+                        if word not in ("::", "inline")
+                    ),
+                )
             self.scope(at + 1, close, inner)
             return close + 1, close + 1
         if words[:1] == ["extern"] and len(head) == 2 and head[1].kind == "string":
             self.scope(at + 1, close, names)
             return close + 1, close + 1
         declared = _after_template(head)
-        if "enum" in words[declared:declared + 1]:
+        if "enum" in words[declared : declared + 1]:
             return close + 1, begin
         parameters = self._parameters(begin + declared, at)
-        if parameters is not None and "=" not in (token.text for token in self._outer(begin + declared, parameters)):
+        if parameters is not None and "=" not in (
+            token.text for token in self._outer(begin + declared, parameters)
+        ):
             self._function(begin, declared, parameters, at, names, in_class)
             return close + 1, close + 1
         if {"struct", "class", "union"} & set(words[declared:]):
@@ -191,8 +254,16 @@ class _Splitter:
         at, found = begin, None
         while at < end and self.tokens[at].text != ":":
             before = self.tokens[at - 1]
-            if self.tokens[at].text == "(" and at > begin and before.text not in _ATTRIBUTES \
-                    and (before.kind == "name" or before.text == ">" or (before.text == ")" and self.tokens[at - 3].text == "operator")):
+            if (
+                self.tokens[at].text == "("
+                and at > begin
+                and before.text not in _ATTRIBUTES
+                and (
+                    before.kind == "name"
+                    or before.text == ">"
+                    or (before.text == ")" and self.tokens[at - 3].text == "operator")
+                )
+            ):
                 found = at
             at = self.closing.get(at, at) + 1
         return found
@@ -201,7 +272,15 @@ class _Splitter:
         words = [token.text for token in self._outer(begin, end)]
         return (_SPACES & {*words}).union(*(self.macros.get(word, ()) for word in words))
 
-    def _function(self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...], in_class: bool) -> None:
+    def _function(
+        self,
+        begin: int,
+        declared: int,
+        parameters: int,
+        body: int,
+        names: tuple[str, ...],
+        in_class: bool,
+    ) -> None:
         spaces = self._spaces(begin + declared, parameters)
         after = self.closing[body]
         launches = any(token.text == "<<<" for token in self.tokens[body:after])
@@ -211,12 +290,21 @@ class _Splitter:
             if launches:
                 raise NvccOnly("it launches a kernel from a kernel")
             if "__host__" not in spaces and not spaces & {"constexpr", "consteval"}:
-                start = next((token for token in self._outer(self.closing[parameters] + 1, body) if token.text == ":"), self.tokens[body])
+                start = next(
+                    (
+                        token
+                        for token in self._outer(self.closing[parameters] + 1, body)
+                        if token.text == ":"
+                    ),
+                    self.tokens[body],
+                )
                 self._replace(self.host, start.start, self.tokens[after].end, ";")
         elif not in_class and not spaces & {"constexpr", "consteval"}:
             self._replace(self.device, self.tokens[begin].start, self.tokens[after].end)
 
-    def _kernel(self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...]) -> None:
+    def _kernel(
+        self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...]
+    ) -> None:
         """Give a kernel external linkage in both parts, and in the host's a body that launches it."""
         if "*" in names:
             raise NvccOnly("a kernel is a member of a class")
@@ -225,15 +313,25 @@ class _Splitter:
         if self.tokens[at].text == ">":  # an explicit specialisation
             at = other_angle(self.tokens, at) - 1
         name = self.tokens[at].text
-        arguments = "" if not declared or at != parameters - 1 else _template_arguments(self.tokens[begin:begin + declared])
+        arguments = (
+            ""
+            if not declared or at != parameters - 1
+            else _template_arguments(self.tokens[begin : begin + declared])
+        )
         groups = self._groups(parameters)
         named = [_parameter(group) for group in groups]
-        types = ", ".join(self.text[group[0].start:end] for group, (_, end) in zip(groups, named, strict=True))
+        types = ", ".join(
+            self.text[group[0].start : end] for group, (_, end) in zip(groups, named, strict=True)
+        )
         addresses = "".join(f"(void *)&{name}, " for name, _ in named)
-        callee = self.text[self.tokens[at].start:self.tokens[parameters].start].strip() + arguments
+        callee = (
+            self.text[self.tokens[at].start : self.tokens[parameters].start].strip() + arguments
+        )
         start, end = self.tokens[body].start, self.tokens[self.closing[body]].end
-        stub = (f"{{ void *opjit_arguments[] = {{{addresses}nullptr}}; "
-                f"opjit_launch((const void *)static_cast<void (*)({types})>(&{callee}), opjit_arguments); }}")
+        stub = (
+            f"{{ void *opjit_arguments[] = {{{addresses}nullptr}}; "
+            f"opjit_launch((const void *)static_cast<void (*)({types})>(&{callee}), opjit_arguments); }}"
+        )
         self._replace(self.host, start, end, stub.replace("\n", " "))
         self.kernels.add("::".join((*names, name)))
         self.internal |= {"::".join((*names, name))} if internal and not declared else set()
@@ -241,7 +339,9 @@ class _Splitter:
 
     def _external(self, begin: int, end: int) -> bool:
         """Leave out of a kernel's declaration what would keep its name in this file. Returns whether there was something."""
-        return self._drop(self._outer(begin, end), ("static", "inline", "__inline__", "__forceinline__"))
+        return self._drop(
+            self._outer(begin, end), ("static", "inline", "__inline__", "__forceinline__")
+        )
 
     def _groups(self, parameters: int) -> list[list[Token]]:
         """Return the tokens of each parameter; ``(void)`` and ``()`` have none."""
@@ -253,7 +353,7 @@ class _Splitter:
             if token.text == "," and angles <= 0:
                 groups.append([])
             else:
-                groups[-1] += self.tokens[at:self.closing.get(at, at) + 1]
+                groups[-1] += self.tokens[at : self.closing.get(at, at) + 1]
             at = self.closing.get(at, at) + 1
         return [] if [token.text for token in groups[0]] in ([], ["void"]) else groups
 
@@ -268,22 +368,34 @@ class _Splitter:
         parameters = self._parameters(begin + declared, end)
         words = [token.text for token in declaration]
         is_function = parameters is not None and parameters - begin - declared > 1
-        if spaces & {"__device__", "__constant__"} and not is_function and "__global__" not in spaces and words[0] != "template":
+        if (
+            spaces & {"__device__", "__constant__"}
+            and not is_function
+            and "__global__" not in spaces
+            and words[0] != "template"
+        ):
             self._variable(declaration, begin, "__constant__" in spaces, names)
         elif "__global__" in spaces and is_function and parameters is not None:
             if self._external(begin + declared, parameters) and not declared:
                 self.internal.add("::".join((*names, self.tokens[parameters - 1].text)))
         elif spaces or "__shared__" in words:
             return
-        elif is_function or (parameters is None and len(words) > 1 and "const" not in words and not declared):
+        elif is_function or (
+            parameters is None and len(words) > 1 and "const" not in words and not declared
+        ):
             self._replace(self.device, declaration[0].start, declaration[-1].end)
 
-    def _variable(self, declaration: list[Token], begin: int, constant: bool, names: tuple[str, ...]) -> None:
+    def _variable(
+        self, declaration: list[Token], begin: int, constant: bool, names: tuple[str, ...]
+    ) -> None:
         """Note a variable in device memory, and give it external linkage."""
         words = [token.text for token in declaration]
         if "extern" in words or "constexpr" in words:
             raise NvccOnly("a device variable is extern or constexpr")
-        end = next((index for index, token in enumerate(declaration) if token.text in ("=", "[", "{")), len(declaration))
+        end = next(
+            (index for index, token in enumerate(declaration) if token.text in ("=", "[", "{")),
+            len(declaration),
+        )
         if "," in (token.text for token in self._outer(begin, begin + end)):
             raise NvccOnly("one declaration has several device variables")
         self._drop(declaration[:end], ("static",))
@@ -296,8 +408,11 @@ def _configuration_end(tokens: list[Token], index: int, closing: Mapping[int, in
     """Return the index of the first of the three ``>`` that end a launch's configuration."""
     at = index + 1
     while at + 2 < len(tokens):
-        if [token.text for token in tokens[at:at + 3]] == [">", ">", ">"] and tokens[at].start + 2 == tokens[at + 2].start \
-                and (at + 3 == len(tokens) or tokens[at + 3].text == "("):
+        if (
+            [token.text for token in tokens[at : at + 3]] == [">", ">", ">"]
+            and tokens[at].start + 2 == tokens[at + 2].start
+            and (at + 3 == len(tokens) or tokens[at + 3].text == "(")
+        ):
             return at
         at = closing.get(at, at) + 1
     raise NvccOnly("it has <<< without >>>")
@@ -316,7 +431,11 @@ def _callee(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
         if tokens[at - 1].text == "##" and at >= 2:  # in a macro
             at -= 2
             continue
-        if at >= 2 and tokens[at - 1].text == "::" and (tokens[at - 2].kind == "name" or tokens[at - 2].text == ">"):
+        if (
+            at >= 2
+            and tokens[at - 1].text == "::"
+            and (tokens[at - 2].kind == "name" or tokens[at - 2].text == ">")
+        ):
             at -= 2
             continue
         if tokens[at - 1].text in ("template", "::"):
@@ -327,7 +446,7 @@ def _callee(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
 def _after_template(head: list[Token]) -> int:
     """Return the index after ``template <...>``; 0 without it."""
     at = 0
-    while [token.text for token in head[at:at + 2]] == ["template", "<"]:
+    while [token.text for token in head[at : at + 2]] == ["template", "<"]:
         at = other_angle(head, at + 1) + 1
     return at
 
@@ -360,8 +479,24 @@ def _parameter(group: list[Token]) -> tuple[str, int]:
     end = next((index for index, token in enumerate(group) if token.text == "="), len(group))
     named = next((index for index, token in enumerate(group) if token.text == "["), end)
     name = group[named - 1]
-    if named < 2 or name.kind != "name" or name.text in ("int", "float", "double", "char", "bool", "long", "short", "unsigned", "const",
-                                                         "__restrict__", "half"):
+    if (
+        named < 2
+        or name.kind != "name"
+        or name.text
+        in (
+            "int",
+            "float",
+            "double",
+            "char",
+            "bool",
+            "long",
+            "short",
+            "unsigned",
+            "const",
+            "__restrict__",
+            "half",
+        )
+    ):
         raise NvccOnly("a kernel has an unnamed parameter")
     pack = named >= 4 and group[named - 2].text == "."
     return name.text + ("..." if pack else ""), group[end - 1].end

@@ -31,9 +31,17 @@ class KernelUsage(NamedTuple):
 def parse(output: str) -> list[KernelUsage]:
     """Return the usage of each kernel in ptxas's output, in its order."""
     found = list(_entries(output))
-    names = toolchain.run(["c++filt", "--no-params", *(usage.kernel for usage in found)]).stdout.splitlines() if found else []
-    return [usage._replace(kernel=re.sub(r"_INTERNAL_\w+::|\(anonymous namespace\)::|^void ", "", name))
-            for usage, name in zip(found, names, strict=True)]
+    names = (
+        toolchain.run(
+            ["c++filt", "--no-params", *(usage.kernel for usage in found)]
+        ).stdout.splitlines()
+        if found
+        else []
+    )
+    return [
+        usage._replace(kernel=re.sub(r"_INTERNAL_\w+::|\(anonymous namespace\)::|^void ", "", name))
+        for usage, name in zip(found, names, strict=True)
+    ]
 
 
 def _entries(output: str) -> Iterator[KernelUsage]:

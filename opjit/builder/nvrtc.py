@@ -24,16 +24,71 @@ from opjit import processes, resources
 from opjit.builder.compile_step import CompilerFailed
 
 # Headers by their names in #include lines. NVRTC knows the functions of most; those of kernels_c/nvrtc/device have the rest.
-_EMPTY = ("stdbool.h", "string.h", "cstring", "stdlib.h", "cstdlib", "stdio.h", "cstdio", "time.h", "errno.h", "unistd.h",
-          "device_launch_parameters.h", "vector_types.h", "vector_functions.h",
-          # for the host alone
-          "vector", "string", "map", "unordered_map", "set", "list", "memory", "mutex", "functional", "iostream", "sstream", "iomanip",
-          "fstream", "stdexcept", "algorithm", "numeric", "random", "chrono", "thread", "cstdarg", "stdarg.h")
-_OF_FILES = {"stdint.h": ("stdint.h", "inttypes.h", "cstdint"), "limits.h": ("limits.h", "climits"), "math.h": ("math.h", "cmath"),
-             "float.h": ("float.h", "cfloat"), "assert.h": ("assert.h", "cassert"), "stddef.h": ("stddef.h", "cstddef"),
-             "cuda_runtime.h": ("cuda_runtime.h", "cuda_runtime_api.h", "cuda.h"),
-             "libraries.h": ("cublas_v2.h", "cublasLt.h", "cudnn.h", "nccl.h", "cufft.h", "curand.h", "cusolverDn.h", "cusparse.h")}
-_OF_LIBCUDACXX = ("type_traits", "limits", "utility", "array", "tuple", "initializer_list", "complex")
+_EMPTY = (
+    "stdbool.h",
+    "string.h",
+    "cstring",
+    "stdlib.h",
+    "cstdlib",
+    "stdio.h",
+    "cstdio",
+    "time.h",
+    "errno.h",
+    "unistd.h",
+    "device_launch_parameters.h",
+    "vector_types.h",
+    "vector_functions.h",
+    # for the host alone
+    "vector",
+    "string",
+    "map",
+    "unordered_map",
+    "set",
+    "list",
+    "memory",
+    "mutex",
+    "functional",
+    "iostream",
+    "sstream",
+    "iomanip",
+    "fstream",
+    "stdexcept",
+    "algorithm",
+    "numeric",
+    "random",
+    "chrono",
+    "thread",
+    "cstdarg",
+    "stdarg.h",
+)
+_OF_FILES = {
+    "stdint.h": ("stdint.h", "inttypes.h", "cstdint"),
+    "limits.h": ("limits.h", "climits"),
+    "math.h": ("math.h", "cmath"),
+    "float.h": ("float.h", "cfloat"),
+    "assert.h": ("assert.h", "cassert"),
+    "stddef.h": ("stddef.h", "cstddef"),
+    "cuda_runtime.h": ("cuda_runtime.h", "cuda_runtime_api.h", "cuda.h"),
+    "libraries.h": (
+        "cublas_v2.h",
+        "cublasLt.h",
+        "cudnn.h",
+        "nccl.h",
+        "cufft.h",
+        "curand.h",
+        "cusolverDn.h",
+        "cusparse.h",
+    ),
+}
+_OF_LIBCUDACXX = (
+    "type_traits",
+    "limits",
+    "utility",
+    "array",
+    "tuple",
+    "initializer_list",
+    "complex",
+)
 _turn = processes.Lock()
 _START = 0.1  # seconds that another process takes to start
 _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from opjit.builder import nvrtc; nvrtc.answer()"
@@ -48,9 +103,14 @@ def own_header(name: str) -> str:
 @cache
 def headers() -> dict[str, str]:
     """Return the texts of the headers that every device code may include, by name."""
-    return {**dict.fromkeys(_EMPTY, ""), **{name: own_header(file) for file, names in _OF_FILES.items() for name in names},
-            **{name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
-               for name in _OF_LIBCUDACXX}}
+    return {
+        **dict.fromkeys(_EMPTY, ""),
+        **{name: own_header(file) for file, names in _OF_FILES.items() for name in names},
+        **{
+            name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
+            for name in _OF_LIBCUDACXX
+        },
+    }
 
 
 class DeviceCode(NamedTuple):
@@ -70,8 +130,14 @@ def _library(path: str) -> ctypes.CDLL:
     return library
 
 
-def compile_for(path: str, source: str, name: str, more: Mapping[str, str], options: Sequence[str],
-                expressions: Sequence[str]) -> DeviceCode:
+def compile_for(
+    path: str,
+    source: str,
+    name: str,
+    more: Mapping[str, str],
+    options: Sequence[str],
+    expressions: Sequence[str],
+) -> DeviceCode:
     """Compile device code for one arch with the libnvrtc.so at `path`. Raises CompilerFailed with the compiler's messages. `more` has texts
     of headers, by the names in #include lines; the first option is the arch, ``--gpu-architecture=sm_90`` for machine code and
     ``compute_90`` for PTX; `expressions` are template instances and variables to keep, such as ``scale<float>`` and ``&table``."""
@@ -80,8 +146,13 @@ def compile_for(path: str, source: str, name: str, more: Mapping[str, str], opti
         with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryFile() as file:
             file.write(pickle.dumps(given))
             file.seek(0)
-            answer = processes.run([sys.executable, "-c", _CHILD, *map(os.path.abspath, sys.path)], check=True, stdin=file,
-                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+            answer = processes.run(
+                [sys.executable, "-c", _CHILD, *map(os.path.abspath, sys.path)],
+                check=True,
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            ).stdout
             made, refused = pickle.loads(answer)
             if refused is not None:
                 raise CompilerFailed(refused)
@@ -103,14 +174,33 @@ def answer() -> None:
     sys.stdout.buffer.write(pickle.dumps((made, refused)))
 
 
-def _compiled(path: str, source: str, name: str, more: Mapping[str, str], options: Sequence[str], expressions: Sequence[str]) -> DeviceCode:
+def _compiled(
+    path: str,
+    source: str,
+    name: str,
+    more: Mapping[str, str],
+    options: Sequence[str],
+    expressions: Sequence[str],
+) -> DeviceCode:
     """Compile in this process; see `compile_for`."""
+
     def encoded(texts: Collection[str]) -> ctypes.Array[ctypes.c_char_p]:
-        return (ctypes.c_char_p * len(texts))(*(text.encode("utf-8", "surrogateescape") for text in texts))
+        return (ctypes.c_char_p * len(texts))(
+            *(text.encode("utf-8", "surrogateescape") for text in texts)
+        )
 
     library, program, included = _library(path), ctypes.c_void_p(), {**headers(), **more}
-    _checked(library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode("utf-8", "surrogateescape"), name.encode(),
-                                                 len(included), encoded(included.values()), encoded(included)))
+    _checked(
+        library,
+        library.nvrtcCreateProgram(
+            ctypes.byref(program),
+            source.encode("utf-8", "surrogateescape"),
+            name.encode(),
+            len(included),
+            encoded(included.values()),
+            encoded(included),
+        ),
+    )
     try:
         for expression in expressions:
             _checked(library, library.nvrtcAddNameExpression(program, expression.encode()))
@@ -120,9 +210,14 @@ def _compiled(path: str, source: str, name: str, more: Mapping[str, str], option
             raise CompilerFailed(log)
         symbols, symbol = dict[str, str](), ctypes.c_char_p()
         for expression in expressions:
-            _checked(library, library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)))
+            _checked(
+                library,
+                library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)),
+            )
             symbols[expression] = (symbol.value or b"").decode()
-        return DeviceCode(_bytes(library, program, "PTX" if "=compute_" in options[0] else "CUBIN"), symbols, log)
+        return DeviceCode(
+            _bytes(library, program, "PTX" if "=compute_" in options[0] else "CUBIN"), symbols, log
+        )
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -156,8 +251,21 @@ def fatbin(codes: Mapping[str, bytes]) -> bytes:
             more = struct.pack("<IIx", 72, len(compatible)) + compatible if compatible else b""
             more += bytes(-len(more) % 8)
             flags = 0x11 | feature | (0x1000000 if more else 0)
-        header = struct.pack("<HHIQIIHHIIIQ16x", kind, 0x101, 64 + len(more), len(padded), 0, 64 if more else 0, minor, major, number, 0, 0,
-                             flags)
+        header = struct.pack(
+            "<HHIQIIHHIIIQ16x",
+            kind,
+            0x101,
+            64 + len(more),
+            len(padded),
+            0,
+            64 if more else 0,
+            minor,
+            major,
+            number,
+            0,
+            0,
+            flags,
+        )
         parts += [header, more, padded]
     content = b"".join(parts)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
@@ -165,8 +273,17 @@ def fatbin(codes: Mapping[str, bytes]) -> bytes:
 
 def _section(cubin: bytes, name: bytes) -> bytes:
     """Return the content of a section of an ELF file; empty if there is none."""
-    start, = struct.unpack_from("<Q", cubin, 40)
+    (start,) = struct.unpack_from("<Q", cubin, 40)
     size, count, names = struct.unpack_from("<3H", cubin, 58)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, start + index * size) for index in range(count)]
-    strings = cubin[sections[names][4]:]
-    return next((cubin[section[4]:section[4] + section[5]] for section in sections if strings.startswith(name + b"\0", section[0])), b"")
+    sections = [
+        struct.unpack_from("<IIQQQQ", cubin, start + index * size) for index in range(count)
+    ]
+    strings = cubin[sections[names][4] :]
+    return next(
+        (
+            cubin[section[4] : section[4] + section[5]]
+            for section in sections
+            if strings.startswith(name + b"\0", section[0])
+        ),
+        b"",
+    )

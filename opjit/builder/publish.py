@@ -38,7 +38,9 @@ class Subject(NamedTuple):
 
     def fault(self, what: str, command: str | None = None) -> BuildError:
         """Make an error of its build."""
-        return BuildError(f"{self} was not built: {what}", op=self.name, target=self.purpose, command=command)
+        return BuildError(
+            f"{self} was not built: {what}", op=self.name, target=self.purpose, command=command
+        )
 
 
 def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
@@ -54,8 +56,10 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
         try:
             entry = _publish_in(Store(files.until_exit()), subject, make)
         except (OSError, EntryError) as error:
-            raise subject.fault(f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
-                                "folder that you can write") from error
+            raise subject.fault(
+                f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
+                "folder that you can write"
+            ) from error
     usage.count(store.base, "builds")
     progress.log(f"built {subject} in {time.perf_counter() - started:.2f} s: {entry.folder}")
     return replace(entry, origin="built")
@@ -67,11 +71,18 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
     try:
         manifest = make(staged, store.base)
         progress.step("publishing")
-        entry = store.put(staged / "entry", subject.folder(store, manifest) / manifest.key, manifest, subject.target)
+        entry = store.put(
+            staged / "entry",
+            subject.folder(store, manifest) / manifest.key,
+            manifest,
+            subject.target,
+        )
     except CompileError as error:
         if os.path.isdir(staged):
             raise
-        raise EntryError(f"its staging folder {staged} was removed") from error  # which makes the compilers fail
+        raise EntryError(
+            f"its staging folder {staged} was removed"
+        ) from error  # which makes the compilers fail
     finally:
         files.remove_tree(staged)
     if store.root == default_root():  # other stores are never pruned
@@ -83,23 +94,46 @@ def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
     if subject.must_store and subject.unread:
         raise subject.fault(f"{reason}; make it readable") from reason
     if subject.must_store:
-        advice = "or name another store" if isinstance(reason, UntrustedFolder) else "make room there or name another store"
-        raise subject.fault(f"the store {store.root} cannot hold it: {reason}; {advice}") from reason
+        advice = (
+            "or name another store"
+            if isinstance(reason, UntrustedFolder)
+            else "make room there or name another store"
+        )
+        raise subject.fault(
+            f"the store {store.root} cannot hold it: {reason}; {advice}"
+        ) from reason
     if isinstance(reason, UntrustedFolder):
         store.warn_unused(str(reason))
         return
     advice = "make it readable" if subject.unread else "set OPJIT_CACHE to a folder of your own"
-    warnings.warn(CacheWarning(f"the cache cannot be used, so {subject.name} is built for this process only: {reason}; {advice}"),
-                  stacklevel=3)
+    warnings.warn(
+        CacheWarning(
+            f"the cache cannot be used, so {subject.name} is built for this process only: {reason}; {advice}"
+        ),
+        stacklevel=3,
+    )
 
 
-def write_entry(folder: Path, library: str, content: bytes, others: Iterable[Path], document: dict[str, Any],
-                built_with: Mapping[str, str]) -> Manifest:
+def write_entry(
+    folder: Path,
+    library: str,
+    content: bytes,
+    others: Iterable[Path],
+    document: dict[str, Any],
+    built_with: Mapping[str, str],
+) -> Manifest:
     """Make the folder of an entry with its files, and return its manifest. The hash of `document` is the key; people read `built_with`."""
     folder.mkdir(mode=0o700)
     for path in others:
         files.write_synced(folder / path.name, path.read_bytes())
     files.write_synced(folder / library, content)
-    manifest = Manifest(document_key(document), document, library, len(content), hashlib.sha256(content).hexdigest(), {**built_with})
+    manifest = Manifest(
+        document_key(document),
+        document,
+        library,
+        len(content),
+        hashlib.sha256(content).hexdigest(),
+        {**built_with},
+    )
     files.write_synced(folder / NAME, manifest.dump())
     return manifest

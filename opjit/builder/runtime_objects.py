@@ -33,7 +33,12 @@ PARTS = "parts"  # the folder of parts in a store
 _LIST = "parts.json"
 _MAX_BYTES = 1 << 28  # of a part
 _OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
-_UNUSED = ("c10", "torch", "c10_cuda", "torch_cuda")  # named by torch's own link flags, needed by no op
+_UNUSED = (
+    "c10",
+    "torch",
+    "c10_cuda",
+    "torch_cuda",
+)  # named by torch's own link flags, needed by no op
 
 
 def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
@@ -45,25 +50,37 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
     return kept(base, content, OBJECTS, lambda staged: _make(staged, include, compiler, flags))
 
 
-def kept(base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]) -> Path:
+def kept(
+    base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]
+) -> Path:
     """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
     ones; a layer may have them. Raises UntrustedFolder if others can write the store's folder of parts."""
     is_good = partial(is_whole, needed=needed)
     return find(base, content, is_good) or put(base, content, is_good, make)
 
 
-def find(base: Path, content: object, is_good: Callable[[Path], bool], kind: str = PARTS) -> Path | None:
+def find(
+    base: Path, content: object, is_good: Callable[[Path], bool], kind: str = PARTS
+) -> Path | None:
     """Return a good folder of parts in a layer or a store's folder; None if `put` has to make it."""
     for folder in (*(Store(root).base for root in layers.named()), base):
         place = folder / kind / _key(content)
         if is_good(place) and files.distrusted(place.parent) is None:
             with suppress(OSError):
-                os.utime(place)  # for `prune`, which leaves parts alone that a build may be linking with
+                os.utime(
+                    place
+                )  # for `prune`, which leaves parts alone that a build may be linking with
             return place
     return None
 
 
-def put(base: Path, content: object, is_good: Callable[[Path], bool], make: Callable[[Path], None], kind: str = PARTS) -> Path:
+def put(
+    base: Path,
+    content: object,
+    is_good: Callable[[Path], bool],
+    make: Callable[[Path], None],
+    kind: str = PARTS,
+) -> Path:
     """Make a folder of parts in place of one that is not good. Raises UntrustedFolder if others can write the folder of parts."""
     place = base / kind / _key(content)
     files.make_private(place.parent)
@@ -77,7 +94,10 @@ def put(base: Path, content: object, is_good: Callable[[Path], bool], make: Call
         for path in (parts := sorted(staged.iterdir())):
             path.chmod(0o644)
             files.sync(path)
-        files.write_synced(staged / _LIST, json.dumps({path.name: files.digest(str(path)) for path in parts}).encode())
+        files.write_synced(
+            staged / _LIST,
+            json.dumps({path.name: files.digest(str(path)) for path in parts}).encode(),
+        )
         files.put_in_place(staged, place, aside, is_good)
     finally:
         files.remove_tree(staged)
@@ -93,14 +113,21 @@ def is_whole(place: Path, needed: Collection[str]) -> bool:
     """Return whether the parts are complete and unchanged, and no other user can have written them."""
     try:
         digests = dict(json.loads(files.read(place / _LIST, _MAX_BYTES)))
-        return digests.keys() >= set(needed) and files.distrusted(place) is None and all(
-            hashlib.sha256(files.read(place / name, _MAX_BYTES)).hexdigest() == digest for name, digest in digests.items())
+        return (
+            digests.keys() >= set(needed)
+            and files.distrusted(place) is None
+            and all(
+                hashlib.sha256(files.read(place / name, _MAX_BYTES)).hexdigest() == digest
+                for name, digest in digests.items()
+            )
+        )
     except (OSError, EntryError, ValueError, TypeError, RecursionError):
         return False
 
 
 def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     """Make all parts. -O1 and side by side: 0.45 s for the first get, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py)."""
+
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
         options = [flag.format(**paths) for flag in flags.c]
@@ -113,15 +140,23 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     header = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
     declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
     for library in flags.stubs:
-        functions = [name for name in declared if bool(_OF_CUDA.search(name)) == (library == "libtorch_cuda")]
+        functions = [
+            name for name in declared if bool(_OF_CUDA.search(name)) == (library == "libtorch_cuda")
+        ]
         stub(compiler, f"{library}.so", functions, work)
     for name in _UNUSED:
         (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
 
 
 def stub(compiler: Compiler, soname: str, functions: Iterable[str], work: Path) -> None:
-    (work / f"{soname}.c").write_text("".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii")
-    run(compiler, ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", soname, f"{soname}.c"], work)
+    (work / f"{soname}.c").write_text(
+        "".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii"
+    )
+    run(
+        compiler,
+        ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", soname, f"{soname}.c"],
+        work,
+    )
 
 
 def stubs_of(libraries: Iterable[Shared], compiler: Compiler, work: Path) -> tuple[Shared, ...]:
@@ -129,8 +164,17 @@ def stubs_of(libraries: Iterable[Shared], compiler: Compiler, work: Path) -> tup
     work.mkdir()
     made = []
     for library in libraries:
-        rows = [line.split() for line in run_tool(["readelf", "--dyn-syms", "--wide", library.path], work).splitlines()]
-        names = {row[7].partition("@")[0] for row in rows if len(row) == 8 and row[3] == "FUNC" and row[6] != "UND"}
+        rows = [
+            line.split()
+            for line in run_tool(
+                ["readelf", "--dyn-syms", "--wide", library.path], work
+            ).splitlines()
+        ]
+        names = {
+            row[7].partition("@")[0]
+            for row in rows
+            if len(row) == 8 and row[3] == "FUNC" and row[6] != "UND"
+        }
         stub(compiler, library.soname, sorted(names), work)
         made.append(Shared(library.soname, str(work / library.soname)))
     return tuple(made)
@@ -142,5 +186,9 @@ def run(compiler: Compiler, arguments: Sequence[str], work: Path) -> None:
         run_tool([compiler.path, *arguments], work)
     except CompilerFailed as failed:
         said = str(failed).strip()[:2000]
-        raise BuildError(f"{compiler.path} failed to compile opjit's runtime: {with_advice(said)}", op="opjit's runtime",
-                         target=compiler.machine, command=" ".join([compiler.path, *arguments])) from None
+        raise BuildError(
+            f"{compiler.path} failed to compile opjit's runtime: {with_advice(said)}",
+            op="opjit's runtime",
+            target=compiler.machine,
+            command=" ".join([compiler.path, *arguments]),
+        ) from None

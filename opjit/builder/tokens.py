@@ -8,14 +8,17 @@ from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly
 
-_TOKEN = re.compile(r"""
+_TOKEN = re.compile(
+    r"""
     (?P<space>(?:\s|\\\n|//(?:\\\n|[^\n])*|/\*.*?\*/)+)
   | (?P<string>(?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
   | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])*')
   | (?P<name>[A-Za-z_]\w*)
   | (?P<number>\.?\d(?:[eEpP][+-]|'[0-9a-fA-F]|[\w.])*)
   | (?P<mark_>\#\#|\#|<<<|::|->|&&|\|\||[^\w\s])
-""", re.VERBOSE | re.DOTALL)
+""",
+    re.VERBOSE | re.DOTALL,
+)
 _DIRECTIVE = re.compile(r"#(?:\\\n|/\*.*?\*/|[^\n])*", re.DOTALL)
 MATCHING = {"(": ")", "[": "]", "{": "}"}
 
@@ -29,12 +32,14 @@ class Token(NamedTuple):
     end: int
 
 
-@lru_cache(32)  # an op's variants share their texts: 288 of them take a second, not 12, of Python (tests/benchmarks/tune.py)
+@lru_cache(
+    32
+)  # an op's variants share their texts: 288 of them take a second, not 12, of Python (tests/benchmarks/tune.py)
 def tokens_of(text: str) -> list[Token]:
     """Return the tokens of a C++ source without blanks and comments; a preprocessor directive is one token."""
     found, at = [], 0
     while at < len(text):
-        directive = text[at] == "#" and not text[text.rfind("\n", 0, at) + 1:at].strip()
+        directive = text[at] == "#" and not text[text.rfind("\n", 0, at) + 1 : at].strip()
         match = (_DIRECTIVE if directive else _TOKEN).match(text, at)
         if match is None:
             raise NvccOnly(f"a character at offset {at} starts no token")

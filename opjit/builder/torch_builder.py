@@ -64,21 +64,33 @@ def original(function: str) -> Any:
 
 def _rebound(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """Return a function that has other global names."""
-    rebound = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    rebound = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
     rebound.__kwdefaults__ = function.__kwdefaults__
     return rebound
 
 
 def settings() -> dict[str, Any]:
     """Return the constants of torch's module, which a program may have changed; none if it has not imported the module."""
-    return {name: value for name, value in list(vars(_imported() or SimpleNamespace()).items()) if name.isupper()}
+    return {
+        name: value
+        for name, value in list(vars(_imported() or SimpleNamespace()).items())
+        if name.isupper()
+    }
 
 
 def _imported() -> ModuleType | None:
     """Return the program's torch.utils.cpp_extension, once a thread that is importing it has done so."""
     named = importlib.import_module(_NAME) if _NAME in sys.modules else None
-    return next((each for each in (named, getattr(torch.utils, "cpp_extension", None))
-                 if isinstance(each, ModuleType) and each.__name__ == _NAME), None)
+    return next(
+        (
+            each
+            for each in (named, getattr(torch.utils, "cpp_extension", None))
+            if isinstance(each, ModuleType) and each.__name__ == _NAME
+        ),
+        None,
+    )
 
 
 class _Empty(ModuleType):
@@ -98,7 +110,9 @@ def _copy() -> ModuleType:
 
 
 def _executed(names: dict[str, Any]) -> ModuleType:
-    spec = PathFinder.find_spec(_NAME, torch.utils.__path__)  # no other finder: `opjit run` has one that replaces load
+    spec = PathFinder.find_spec(
+        _NAME, torch.utils.__path__
+    )  # no other finder: `opjit run` has one that replaces load
     assert spec is not None
     assert spec.loader is not None  # the module is a file
     module = importlib.util.module_from_spec(spec)
@@ -108,7 +122,11 @@ def _executed(names: dict[str, Any]) -> ModuleType:
 
 
 def _import(name: str, *details: Any, **named: Any) -> ModuleType:
-    return _Empty("setuptools") if name.partition(".")[0] == "setuptools" else builtins.__import__(name, *details, **named)
+    return (
+        _Empty("setuptools")
+        if name.partition(".")[0] == "setuptools"
+        else builtins.__import__(name, *details, **named)
+    )
 
 
 @contextmanager
@@ -127,15 +145,29 @@ def _without_cuda() -> Iterator[None]:
             os.environ.pop(_ASK_NVML, None)
 
 
-def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: Mapping[str, str | None],
-         variables: Mapping[str, Any], needs: tuple[int, int], around: AbstractContextManager[None] | None = None) -> str:
+def call(
+    function: str,
+    arguments: Mapping[str, Any],
+    ninja: str,
+    environment: Mapping[str, str | None],
+    variables: Mapping[str, Any],
+    needs: tuple[int, int],
+    around: AbstractContextManager[None] | None = None,
+) -> str:
     """Build in ``arguments["build_directory"]`` by torch's load or load_inline, with `variables` in torch's module, and load nothing.
     Returns ninja's output. Only torch and the compilers see `environment`, where None removes a variable. `needs` are the bytes that the
     compiler of C or C++ takes for a file, and nvcc. `around` is a block around ninja's run, to which it may give another build.ninja.
     Raises NinjaFailed if a tool failed, OSError if the disk is full."""
     work, output = Path(arguments["build_directory"]), list[str]()
-    path = os.pathsep.join(filter(None, (os.environ.get("PATH"), ninja)))  # last: the folder may have another compiler, too
-    changed: dict[str, str | None] = {**os.environ, "PATH": path, "NINJA_STATUS": None, **environment}
+    path = os.pathsep.join(
+        filter(None, (os.environ.get("PATH"), ninja))
+    )  # last: the folder may have another compiler, too
+    changed: dict[str, str | None] = {
+        **os.environ,
+        "PATH": path,
+        "NINJA_STATUS": None,
+        **environment,
+    }
     set_now = {name: value for name, value in changed.items() if value is not None}
 
     def run(*_: Any, **__: Any) -> None:
@@ -145,7 +177,10 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
     names = _names({**variables, "_run_ninja_build": run}, set_now)
     builder.torch_call.names = names
     public = vars(_imported() or SimpleNamespace())
-    for name in ("_jit_compile", "remove_extension_h_precompiler_headers"):  # which torch's load and load_inline go on to
+    for name in (
+        "_jit_compile",
+        "remove_extension_h_precompiler_headers",
+    ):  # which torch's load and load_inline go on to
         theirs = public.get(name)
         if theirs is not None and theirs.__module__ != __name__:
             public[name] = _led(name, theirs)
@@ -154,8 +189,12 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
         if not output:  # the program's function did not go on to torch's
             names[function](**arguments)
     except UnicodeEncodeError as error:
-        raise OSError(errno.EILSEQ, f"a path or flag of the build has {error.object[error.start:error.end]!a}, which this process's "
-                                    f"encoding, {error.encoding}, cannot represent", str(work)) from None
+        raise OSError(
+            errno.EILSEQ,
+            f"a path or flag of the build has {error.object[error.start : error.end]!a}, which this process's "
+            f"encoding, {error.encoding}, cannot represent",
+            str(work),
+        ) from None
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         if isinstance(error, OpjitError):
             raise
@@ -168,46 +207,79 @@ def call(function: str, arguments: Mapping[str, Any], ninja: str, environment: M
 
 def _names(variables: Mapping[str, Any], environment: dict[str, str]) -> dict[str, Any]:
     """Return the names of torch's module for one build: its functions see these, and no other thread does."""
+
     def check_output(command: Any, **more: Any) -> Any:
-        return processes.run(command, check=True, stdout=subprocess.PIPE, **{"env": environment, **more}).stdout
+        return processes.run(
+            command, check=True, stdout=subprocess.PIPE, **{"env": environment, **more}
+        ).stdout
 
     own = vars(copy())
     names: dict[str, Any] = {
-        **own, **variables,
+        **own,
+        **variables,
         "os": SimpleNamespace(**{**vars(os), "environ": environment, "getenv": environment.get}),
         "subprocess": SimpleNamespace(**{**vars(subprocess), "check_output": check_output}),
-        "JIT_EXTENSION_VERSIONER": type(own["JIT_EXTENSION_VERSIONER"])(),  # else torch names the second build of a name NAME_v1
-        "FileLock": lambda *_: nullcontext(),  # torch's, from 2.15; flock may block, and the folder is this build's
+        "JIT_EXTENSION_VERSIONER": type(
+            own["JIT_EXTENSION_VERSIONER"]
+        )(),  # else torch names the second build of a name NAME_v1
+        "FileLock": lambda *_: (
+            nullcontext()
+        ),  # torch's, from 2.15; flock may block, and the folder is this build's
         "_import_module_from_library": lambda *_: None,
         "verify_ninja_availability": lambda: None,  # would run ninja, which opjit has found already
-        "remove_extension_h_precompiler_headers": lambda: None,  # they lie in torch's folder and are the user's
+        "remove_extension_h_precompiler_headers": lambda: (
+            None
+        ),  # they lie in torch's folder and are the user's
     }
-    rebound = {name: _rebound(value, names) for name, value in names.items() if getattr(value, "__globals__", None) is own}
+    rebound = {
+        name: _rebound(value, names)
+        for name, value in names.items()
+        if getattr(value, "__globals__", None) is own
+    }
     names.update(rebound)
     return names
 
 
 def _led(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that goes on to that of the thread's build, if it builds."""
-    return lambda *args, **named: getattr(builder.torch_call, "names", {name: theirs})[name](*args, **named)
+    return lambda *args, **named: getattr(builder.torch_call, "names", {name: theirs})[name](
+        *args, **named
+    )
 
 
-def run_ninja(work: Path, ninja: str, needs: tuple[int, int], environment: Mapping[str, str], verbose: bool = False,
-              objects: Sequence[str] = ()) -> str:
+def run_ninja(
+    work: Path,
+    ninja: str,
+    needs: tuple[int, int],
+    environment: Mapping[str, str],
+    verbose: bool = False,
+    objects: Sequence[str] = (),
+) -> str:
     """Run ninja for some objects or for all, and return its output. Each compiler waits for its share of the machine; `needs`: see `call`.
     Raises NinjaFailed if a tool failed. An interrupt ends ninja's compilers, too."""
     text = (work / "build.ninja").read_text("utf-8", "surrogateescape")
     rules = [rule for out, rule in _COMPILES.findall(text) if not objects or out in objects]
     program = [os.path.join(ninja, "ninja"), "-v", "-j", str(budget.jobs(budget.C_JOB))]
     launchers = [shlex.join(budget.launcher(need)) for need in needs]
-    with budget.share(needs["cuda_compile" in rules]) if len(rules) < 2 else nullcontext(launchers[0]) as waits:
+    with (
+        budget.share(needs["cuda_compile" in rules])
+        if len(rules) < 2
+        else nullcontext(launchers[0]) as waits
+    ):
         if waits:
             for name, words in zip(("cxx", "nvcc"), launchers, strict=True):
                 text = text.replace(f"\n{name} = ", f"\n{name} = {words.replace('$', '$$')} ", 1)
             (work / _SHARED).write_text(text, "utf-8", "surrogateescape")  # people read torch's own
             program += ["-f", _SHARED]
-        done = processes.run([*program, *objects], cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, limit=toolchain.time_limit())
+        done = processes.run(
+            [*program, *objects],
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            limit=toolchain.time_limit(),
+        )
     output = str(done.stdout, errors="replace")
     for words in launchers if waits else ():
         output = output.replace(f"{words} ", "")

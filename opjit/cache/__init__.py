@@ -21,8 +21,22 @@ from opjit.store.inventory import Item
 from opjit.store.prune import AGE, Cleared, Pruned
 from opjit.store.store import Store, default_root
 
-__all__ = ["Cleared", "Finding", "Item", "Pruned", "Stats", "TransferReport", "clear", "entries", "pack", "path", "prune", "stats",
-           "unpack", "verify"]
+__all__ = [
+    "Cleared",
+    "Finding",
+    "Item",
+    "Pruned",
+    "Stats",
+    "TransferReport",
+    "clear",
+    "entries",
+    "pack",
+    "path",
+    "prune",
+    "stats",
+    "unpack",
+    "verify",
+]
 
 
 class Stats(NamedTuple):
@@ -52,7 +66,9 @@ def entries() -> list[Item]:
         >>> [(item.op, item.arch) for item in opjit.cache.entries()]
         [('opjit::allreduce', 'x86-64-v…')]
     """
-    return sorted(inventory.scan(Store(default_root())), key=lambda item: (item.op, item.arch, item.key))
+    return sorted(
+        inventory.scan(Store(default_root())), key=lambda item: (item.op, item.arch, item.key)
+    )
 
 
 def stats() -> Stats:
@@ -92,7 +108,13 @@ def prune(size: int | str | None = None, age: float | str | None = None) -> Prun
         >>> opjit.cache.prune(size="2GiB", age="30d").freed
         0
     """
-    bound = _pruning.size_wanted() if size is None else _pruning.parse_size(size) if isinstance(size, str) else size
+    bound = (
+        _pruning.size_wanted()
+        if size is None
+        else _pruning.parse_size(size)
+        if isinstance(size, str)
+        else size
+    )
     oldest = AGE if age is None else _pruning.parse_age(age) if isinstance(age, str) else age
     if not (bound >= 0 and oldest >= 0):
         raise BadSetting(f"expected a size and an age of 0 or more, got {size!r} and {age!r}")

@@ -43,14 +43,18 @@ class _Remote:
     def __init__(self, url: str | None, shown: str | None = None) -> None:
         url = url or os.environ.get("OPJIT_REMOTE")
         if not url:
-            raise RemoteError("expected the URL of a remote, such as s3://bucket/opjit or file:///folder: name one, or set OPJIT_REMOTE")
+            raise RemoteError(
+                "expected the URL of a remote, such as s3://bucket/opjit or file:///folder: name one, or set OPJIT_REMOTE"
+            )
         self.objects = Objects(url)
         self.objects.load()
         self.shown = shown or self.objects.shown
 
     def read(self, name: str) -> bytes:
         """Read an object's bytes. Raises FileNotFoundError for a missing object, and EntryError for one that is too long."""
-        return self._in_time(lambda: self.objects.read(name, remote.MAX_BYTES, time.monotonic() + _SECONDS))
+        return self._in_time(
+            lambda: self.objects.read(name, remote.MAX_BYTES, time.monotonic() + _SECONDS)
+        )
 
     def write(self, name: str, content: bytes) -> None:
         try:
@@ -68,7 +72,11 @@ class _Remote:
             return []
 
     def names(self) -> list[str]:
-        return [name for name in self._in_time(lambda: self.objects.names("v1")) if _OBJECT.fullmatch(name) and name.endswith(".opjit")]
+        return [
+            name
+            for name in self._in_time(lambda: self.objects.names("v1"))
+            if _OBJECT.fullmatch(name) and name.endswith(".opjit")
+        ]
 
     def _in_time(self, call: Callable[[], _Result]) -> _Result:
         try:
@@ -79,15 +87,27 @@ class _Remote:
             raise RemoteError(f"{self.shown} cannot be used: {remote.reason(error)}") from error
 
 
-def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (),
-         say: Callable[[str], object] = lambda line: None) -> TransferReport:
+def push(
+    url: str | None = None,
+    *,
+    sign: Path | None,
+    ops: Sequence[str] = (),
+    say: Callable[[str], object] = lambda line: None,
+) -> TransferReport:
     """Upload the cache's entries of `ops` (names as in `opjit cache ls`; default: all) that a remote, OPJIT_REMOTE's by default, does
     not have. Without a private key, `sign`, only OPJIT_TRUST=unsigned accepts them. Raises RemoteError for a bad remote or key."""
     place, report = _Remote(url), TransferReport([], 0, [])
     if place.objects.is_http:
-        raise RemoteError(f"{place.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or copy the folder of "
-                          "a push to file://… onto the web server")
-    for entry, content in _outgoing(Store(default_root()), ops, signer(sign) if sign is not None else lambda each: each, report.problems):
+        raise RemoteError(
+            f"{place.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or copy the folder of "
+            "a push to file://… onto the web server"
+        )
+    for entry, content in _outgoing(
+        Store(default_root()),
+        ops,
+        signer(sign) if sign is not None else lambda each: each,
+        report.problems,
+    ):
         known = place.has(entry.name)
         if not known:
             place.write(entry.name, content)
@@ -96,14 +116,24 @@ def push(url: str | None = None, *, sign: Path | None, ops: Sequence[str] = (),
         for pointer in entry.pointers:
             before = place.pointed(pointer)
             if not known or not before or (entry.most > 1 and entry.key not in before):
-                place.write(pointer, "\n".join([entry.key, *(key for key in before if key != entry.key)][:entry.most]).encode("ascii"))
+                place.write(
+                    pointer,
+                    "\n".join(
+                        [entry.key, *(key for key in before if key != entry.key)][: entry.most]
+                    ).encode("ascii"),
+                )
         report = report._replace(there=report.there + known)
     return report
 
 
-def _outgoing(root: Store, ops: Sequence[str], sign: Callable[[Bundle], Bundle], problems: list[str]) -> Iterator[tuple[Origin, bytes]]:
+def _outgoing(
+    root: Store, ops: Sequence[str], sign: Callable[[Bundle], Bundle], problems: list[str]
+) -> Iterator[tuple[Origin, bytes]]:
     """Yield the cache's entries of ops, verified and sorted by name, with their objects' bytes. Each that fails is in `problems`."""
-    folders = {"/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder for item in inventory.scan(root)}
+    folders = {
+        "/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder
+        for item in inventory.scan(root)
+    }
     for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):
         try:
             content = bundle.of(folders[name])
@@ -116,7 +146,9 @@ def _outgoing(root: Store, ops: Sequence[str], sign: Callable[[Bundle], Bundle],
                 raise EntryError("it lies among another op's entries")
             signed = sign(content).dump()
             if len(signed) > remote.MAX_BYTES:
-                raise EntryError(f"it is larger than {remote.MAX_BYTES} bytes, the most that a request fetches")
+                raise EntryError(
+                    f"it is larger than {remote.MAX_BYTES} bytes, the most that a request fetches"
+                )
         except FileNotFoundError:
             continue  # removed meanwhile
         except (OSError, OpjitError) as error:
@@ -125,21 +157,32 @@ def _outgoing(root: Store, ops: Sequence[str], sign: Callable[[Bundle], Bundle],
         yield belongs, signed
 
 
-def pull(url: str | None = None, *, ops: Sequence[str] = (), say: Callable[[str], object] = lambda line: None) -> TransferReport:
+def pull(
+    url: str | None = None,
+    *,
+    ops: Sequence[str] = (),
+    say: Callable[[str], object] = lambda line: None,
+) -> TransferReport:
     """Fetch a remote's entries that the cache does not have, for every arch; arguments and errors as of `push`."""
     place = _Remote(url)
     if place.objects.is_http:
-        raise RemoteError(f"{place.shown} cannot list its entries: set OPJIT_REMOTE to it, and requests and `opjit precompile` fetch what "
-                          "they need")
+        raise RemoteError(
+            f"{place.shown} cannot list its entries: set OPJIT_REMOTE to it, and requests and `opjit precompile` fetch what "
+            "they need"
+        )
     return _take_in(place, remote.required_trust(place.shown), ops, say)
 
 
-def _take_in(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], object]) -> TransferReport:
+def _take_in(
+    place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], object]
+) -> TransferReport:
     root, report = Store(default_root()), TransferReport([], 0, [])
     for name in _selected(place.names(), ops, report.problems, f"{place.shown} has no entry of it"):
         folder = root.root / name.removesuffix(".opjit")
         if os.path.isfile(folder / manifests.NAME):
-            report = report._replace(there=report.there + 1)  # if it is damaged, its next use replaces it
+            report = report._replace(
+                there=report.there + 1
+            )  # if it is damaged, its next use replaces it
             continue
         try:
             received, belongs = _checked(name, place.read(name), trusted)
@@ -153,13 +196,20 @@ def _take_in(place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[
         try:
             root.receive(received, folder, belongs.target)
         except (OSError, EntryError) as error:  # the entry is good, so the cache is at fault
-            raise RemoteError(f"the cache {root.root} cannot be written: {error}; set OPJIT_CACHE to a folder of your own") from error
+            raise RemoteError(
+                f"the cache {root.root} cannot be written: {error}; set OPJIT_CACHE to a folder of your own"
+            ) from error
         report.moved.append(name)
         say(name)
     return report
 
 
-def pack(path: str | os.PathLike[str], *, sign: str | os.PathLike[str] | None = None, ops: Sequence[str] = ()) -> TransferReport:
+def pack(
+    path: str | os.PathLike[str],
+    *,
+    sign: str | os.PathLike[str] | None = None,
+    ops: Sequence[str] = (),
+) -> TransferReport:
     """Write the cache's entries, of all hosts and archs, into one tar: what `push` writes into a folder. Equal entries give equal bytes.
 
     Args:
@@ -179,24 +229,37 @@ def pack(path: str | os.PathLike[str], *, sign: str | os.PathLike[str] | None = 
         with TemporaryDirectory(prefix="opjit-") as folder:
             report = push(f"file://{folder}", sign=None if sign is None else Path(sign), ops=ops)
             if not report.moved:
-                raise RemoteError("\n".join([f"{default_root()} has no entry to pack; `opjit precompile` builds some", *report.problems]))
+                raise RemoteError(
+                    "\n".join(
+                        [
+                            f"{default_root()} has no entry to pack; `opjit precompile` builds some",
+                            *report.problems,
+                        ]
+                    )
+                )
             with tarfile.open(staged, "x") as archive:
                 for file in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
-                    member = tarfile.TarInfo(file.relative_to(folder).as_posix())  # of nobody, and of no date
+                    member = tarfile.TarInfo(
+                        file.relative_to(folder).as_posix()
+                    )  # of nobody, and of no date
                     member.size = file.stat().st_size
                     with file.open("rb") as content:
                         archive.addfile(member, content)
         files.sync(staged)
         os.replace(staged, place)
     except OSError as error:
-        raise RemoteError(f"{place} cannot be written: {error}; choose another place, or make room there or in TMPDIR") from error
+        raise RemoteError(
+            f"{place} cannot be written: {error}; choose another place, or make room there or in TMPDIR"
+        ) from error
     finally:
         with suppress(OSError):
             staged.unlink()
     return report
 
 
-def unpack(path: str | os.PathLike[str], *, say: Callable[[str], object] = lambda line: None) -> TransferReport:
+def unpack(
+    path: str | os.PathLike[str], *, say: Callable[[str], object] = lambda line: None
+) -> TransferReport:
     """Pull the entries of a file that `pack` wrote into the cache. OPJIT_TRUST must name the key that signed them.
 
     Raises:
@@ -211,26 +274,41 @@ def unpack(path: str | os.PathLike[str], *, say: Callable[[str], object] = lambd
         try:
             _extract(Path(path), folder)
         except Exception as error:  # tarfile raises many kinds about damaged files
-            raise RemoteError(f"{path} is not unpacked: {error}; expected a file from `opjit cache pack`") from error
+            raise RemoteError(
+                f"{path} is not unpacked: {error}; expected a file from `opjit cache pack`"
+            ) from error
         return _take_in(_Remote(f"file://{folder}", os.fspath(path)), trusted, (), say)
 
 
 def _extract(pack: Path, folder: str) -> None:
     """Extract a pack, which may be hostile. It is not compressed, so it makes no more bytes than it has. As a stream, it is read only
     forwards and in small pieces, whatever its headers say."""
-    with open(pack, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # opening a pipe must not block
+    with open(
+        pack, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    ) as file:  # opening a pipe must not block
         with tarfile.open(fileobj=file, mode="r|") as archive:
             for member in archive:
-                plain = member.type == tarfile.REGTYPE and not member.issparse() and 0 <= member.size <= remote.MAX_BYTES
+                plain = (
+                    member.type == tarfile.REGTYPE
+                    and not member.issparse()
+                    and 0 <= member.size <= remote.MAX_BYTES
+                )
                 if plain and _OBJECT.fullmatch(member.name):
                     place = Path(folder, member.name)
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    with place.open("wb") as to:  # extract() has no safe filter before Python 3.11.4
+                    with place.open(
+                        "wb"
+                    ) as to:  # extract() has no safe filter before Python 3.11.4
                         shutil.copyfileobj(cast("IO[bytes]", archive.extractfile(member)), to)
                 elif not member.isdir():
-                    raise EntryError(f"{ascii(member.name)[:200]} is no file of at most {remote.MAX_BYTES} bytes with an entry's name")
+                    raise EntryError(
+                        f"{ascii(member.name)[:200]} is no file of at most {remote.MAX_BYTES} bytes with an entry's name"
+                    )
         # tarfile takes a damaged header for the end
-        if not os.listdir(folder) or os.pread(file.fileno(), len(_PACK_END), archive.offset) != _PACK_END:
+        if (
+            not os.listdir(folder)
+            or os.pread(file.fileno(), len(_PACK_END), archive.offset) != _PACK_END
+        ):
             raise EntryError(f"it is damaged or cut off at byte {archive.offset}")
 
 
@@ -244,7 +322,9 @@ def _checked(name: str, content: bytes, trusted: Trust) -> tuple[Bundle, Origin]
     return received, belongs
 
 
-def _selected(names: Iterable[str], ops: Sequence[str], problems: list[str], missing: str) -> Iterator[str]:
+def _selected(
+    names: Iterable[str], ops: Sequence[str], problems: list[str], missing: str
+) -> Iterator[str]:
     """Yield the objects of the named ops, or all objects. Adds the line `missing` to `problems` for each op without an object."""
     folders = {(op if "::" in op else f"opjit::{op}").replace("::", "."): op for op in ops}
     seen = set()
@@ -253,4 +333,6 @@ def _selected(names: Iterable[str], ops: Sequence[str], problems: list[str], mis
         if not ops or folder in folders:
             seen.add(folder)
             yield name
-    problems += [f"{op} is left out: {missing}" for folder, op in folders.items() if folder not in seen]
+    problems += [
+        f"{op} is left out: {missing}" for folder, op in folders.items() if folder not in seen
+    ]

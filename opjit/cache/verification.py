@@ -40,11 +40,27 @@ def origin(manifest: Manifest) -> Origin:
     if document.get("made_by") is None:
         schema, target = op_of(manifest)
         folder = remote.folder_name(schema.qualified, target)
-        return Origin(f"{schema.qualified} for {target}", folder, manifest.key, target, (f"{folder}/{base_key(document)}.key",), 1)
+        return Origin(
+            f"{schema.qualified} for {target}",
+            folder,
+            manifest.key,
+            target,
+            (f"{folder}/{base_key(document)}.key",),
+            1,
+        )
     kind = "library" if document["made_by"] == LIBRARY else "extension"
     folder, known = f"v1/{entries_folder(document)}", {**document, "found": {}}  # see remote.py
-    pointers = dict.fromkeys(f"{folder}/{key}.key" for key in (base_key(known), document_key(known)))
-    return Origin(f"the {kind} {document['name']}", folder, manifest.key, None, tuple(pointers), remote.MOST_KEYS)
+    pointers = dict.fromkeys(
+        f"{folder}/{key}.key" for key in (base_key(known), document_key(known))
+    )
+    return Origin(
+        f"the {kind} {document['name']}",
+        folder,
+        manifest.key,
+        None,
+        tuple(pointers),
+        remote.MOST_KEYS,
+    )
 
 
 class Finding(NamedTuple):
@@ -61,7 +77,9 @@ def verify(root: Store) -> Iterator[Finding]:
             finding = Finding(item, GOOD, _verify(root, item))
         except (OpjitError, OSError) as error:
             finding = Finding(item, BAD, str(error))
-        if finding.verdict == GOOD or os.path.lexists(item.folder):  # otherwise it was removed meanwhile
+        if finding.verdict == GOOD or os.path.lexists(
+            item.folder
+        ):  # otherwise it was removed meanwhile
             yield finding
 
 
@@ -74,6 +92,8 @@ def _verify(root: Store, item: Item) -> str:
         return f"only its bytes were compared: there is no backend {backend!r}; opjit.register_backend adds it"
     belongs = origin(manifest)
     if root.root / belongs.folder != item.folder.parent:
-        raise EntryError(f"it is an entry of {belongs.title}, but lies in another op's or target's folder")
+        raise EntryError(
+            f"it is an entry of {belongs.title}, but lies in another op's or target's folder"
+        )
     entry.verify(item.folder, belongs.target)
     return ""

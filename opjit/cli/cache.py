@@ -34,10 +34,17 @@ def ls(print_json: helps.PrintJson) -> None:
         print_json([{**item._asdict(), "used": item.used} for item in items])
         return
     now = time.time()
-    rows = [(item.op, item.arch, _size(item.size), ago(now - item.used), item.key) for item in items]
+    rows = [
+        (item.op, item.arch, _size(item.size), ago(now - item.used), item.key) for item in items
+    ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-    click.echo("".join(f"{op:<{widths[0]}}  {arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key}\n"
-                       for op, arch, size, used, key in rows), nl=False)
+    click.echo(
+        "".join(
+            f"{op:<{widths[0]}}  {arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key}\n"
+            for op, arch, size, used, key in rows
+        ),
+        nl=False,
+    )
     if items:
         click.echo(f"{_entries(len(items))}, {_size(sum(item.size for item in items))}")
 
@@ -52,7 +59,11 @@ def stats(print_json: helps.PrintJson) -> None:
     if print_json is not None:
         print_json({"path": cache.path(), **found._asdict()})
         return
-    since = time.strftime("since %Y-%m-%d %H:%M", time.localtime(found.since)) if found.since else "nothing was counted yet"
+    since = (
+        time.strftime("since %Y-%m-%d %H:%M", time.localtime(found.since))
+        if found.since
+        else "nothing was counted yet"
+    )
     click.echo(f"hits {found.hits}, fetches {found.fetches}, builds {found.builds}; {since}")
 
 
@@ -65,7 +76,9 @@ def verify() -> None:
     found = cache.verify()
     for each in found:
         if each.reason:
-            click.echo(f"{each.verdict}: {each.item.op}  {each.item.arch}  {each.item.key}: {each.reason}")
+            click.echo(
+                f"{each.verdict}: {each.item.op}  {each.item.arch}  {each.item.key}: {each.reason}"
+            )
     counts = [(verdict, sum(each.verdict == verdict for each in found)) for verdict in (GOOD, BAD)]
     parts = [f"{count} {verdict}" for verdict, count in counts if count]
     click.echo(f"{_entries(len(found))}{': ' if parts else ''}{', '.join(parts)}")
@@ -73,16 +86,25 @@ def verify() -> None:
 
 
 @cache.command(epilog=helps.examples("opjit cache prune --size 5GiB --age 30d"))
-@click.option("--size", help="Remove the least recently used entries beyond this size; default: OPJIT_CACHE_SIZE, else 10GiB.")
-@click.option("--age", help="Remove entries unused for this long (30d, 12h, 2w; 0: no limit); default: 90d.")
+@click.option(
+    "--size",
+    help="Remove the least recently used entries beyond this size; default: OPJIT_CACHE_SIZE, else 10GiB.",
+)
+@click.option(
+    "--age", help="Remove entries unused for this long (30d, 12h, 2w; 0: no limit); default: 90d."
+)
 def prune(size: str | None, age: str | None) -> None:
     """Remove entries that were not used for long. Builds also do so, once a day. Loaded binaries keep working."""
     from opjit import cache
 
     done = cache.prune(size, age)
-    click.echo(f"removed {_entries(done.removed)}, {_size(done.freed)}; {_entries(done.kept)}, {_size(done.size)}, remain")
+    click.echo(
+        f"removed {_entries(done.removed)}, {_size(done.freed)}; {_entries(done.kept)}, {_size(done.size)}, remain"
+    )
     if done.fresh:
-        click.echo(f"kept {_entries(done.fresh)} from the last hour; `opjit cache clear` removes everything")
+        click.echo(
+            f"kept {_entries(done.fresh)} from the last hour; `opjit cache clear` removes everything"
+        )
     if done.failed:
         raise click.ClickException(f"{_entries(done.failed)} could not be removed")
 
@@ -102,7 +124,11 @@ def clear(ops: tuple[str, ...]) -> None:
 @cache.command(epilog=helps.examples("opjit cache push s3://bucket/opjit --sign keys/ci.key"))
 @click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option("--sign", type=helps.FILE, help="Sign the entries with the private key in this file.")
-@click.option("--unsigned", is_flag=True, help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.")
+@click.option(
+    "--unsigned",
+    is_flag=True,
+    help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.",
+)
 def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
     """Upload entries to a remote. Uploads the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already
     there.
@@ -112,7 +138,9 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
     from opjit.cache import transfer
 
     if (sign is None) != unsigned:
-        raise click.UsageError("expected --sign KEY (opjit keygen makes one), or --unsigned to upload without a signature")
+        raise click.UsageError(
+            "expected --sign KEY (opjit keygen makes one), or --unsigned to upload without a signature"
+        )
     url, names = _url(ops)
     _print_report("uploaded", *transfer.push(url, sign=sign, ops=names, say=click.echo))
 
@@ -134,7 +162,11 @@ def pull(ops: tuple[str, ...]) -> None:
 @cache.command(epilog=helps.examples("opjit cache pack ops.tar --sign keys/ci.key"))
 @click.argument("file", type=helps.FILE)
 @click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
-@click.option("--sign", type=helps.FILE, help="Sign with the private key in this file; only OPJIT_TRUST=unsigned accepts unsigned entries.")
+@click.option(
+    "--sign",
+    type=helps.FILE,
+    help="Sign with the private key in this file; only OPJIT_TRUST=unsigned accepts unsigned entries.",
+)
 def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
     """Write entries into one file. FILE becomes a tar with the cache's entries of OPs (default: all), of all hosts and archs."""
     from opjit.cache import transfer
@@ -156,7 +188,14 @@ def _entries(count: int) -> str:
 
 
 def _size(count: float) -> str:
-    unit, size = next((each for each in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)) if count >= each[1]), ("B", 1))
+    unit, size = next(
+        (
+            each
+            for each in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+            if count >= each[1]
+        ),
+        ("B", 1),
+    )
     return f"{count / size:.{int(size > 1)}f} {unit}"
 
 

@@ -22,9 +22,13 @@ def show_usage(ops: Sequence[Op], target: Target) -> None:
     store = Store(default_root())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CompileWarning)  # the build gives them
-        usages = [usage for op in ops for usage in build.usage_of(describe(op, target, store), store)]
+        usages = [
+            usage for op in ops for usage in build.usage_of(describe(op, target, store), store)
+        ]
     Console(stderr=True, highlight=False).print(
-        kernel_usage.table(usages), "smem: bytes of shared memory that the kernel declares; spill: bytes stored and loaded")
+        kernel_usage.table(usages),
+        "smem: bytes of shared memory that the kernel declares; spill: bytes stored and loaded",
+    )
 
 
 def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:
@@ -41,4 +45,7 @@ def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:
 def show_all_warnings(ops: Sequence[Op], device: str | None) -> None:
     """Print the warnings for a device, by default for each that an op has a kernel for, as far as the ops compile."""
     with suppress(OpjitError):  # the checks report an op that does not compile
-        show_warnings(ops, [target_of(device, None)] if device else batch.targets_of([], Store(default_root())))
+        show_warnings(
+            ops,
+            [target_of(device, None)] if device else batch.targets_of([], Store(default_root())),
+        )

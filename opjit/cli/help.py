@@ -11,9 +11,15 @@ import click
 from click.shell_completion import CompletionItem
 
 # The commands under each heading; what they do is the first sentence of their docstrings.
-SECTIONS = {"Start": ["demo", "list", "get", "doctor"], "Write an op": ["new", "test", "bench", "tune", "judge", "wheel"],
-            "Existing programs": ["run", "record", "why"], "Many machines": ["precompile", "cache", "keygen"],
-            "Inspect": ["path", "ls", "stats", "verify"], "Maintain": ["prune", "clear"], "Exchange": ["push", "pull", "pack", "unpack"]}
+SECTIONS = {
+    "Start": ["demo", "list", "get", "doctor"],
+    "Write an op": ["new", "test", "bench", "tune", "judge", "wheel"],
+    "Existing programs": ["run", "record", "why"],
+    "Many machines": ["precompile", "cache", "keygen"],
+    "Inspect": ["path", "ls", "stats", "verify"],
+    "Maintain": ["prune", "clear"],
+    "Exchange": ["push", "pull", "pack", "unpack"],
+}
 FIRST_STEPS = """\
 opjit: torch operators in plain C or CUDA C, built on first use.
 
@@ -25,7 +31,10 @@ opjit: torch operators in plain C or CUDA C, built on first use.
 opjit --help lists every command, and opjit COMMAND --help has an example of each.
 """
 PrintJson = Callable[[object], None] | None  # prints the document; None without --json
-FILE, FOLDER = click.Path(dir_okay=False, path_type=Path), click.Path(file_okay=False, path_type=Path)
+FILE, FOLDER = (
+    click.Path(dir_okay=False, path_type=Path),
+    click.Path(file_okay=False, path_type=Path),
+)
 
 
 def examples(*lines: str) -> str:
@@ -49,7 +58,9 @@ class Group(click.Group):
         for title, names in SECTIONS.items():
             if names[0] in self.commands:
                 with formatter.section(title):
-                    formatter.write_dl([(name, self.commands[name].get_short_help_str(80)) for name in names])
+                    formatter.write_dl(
+                        [(name, self.commands[name].get_short_help_str(80)) for name in names]
+                    )
 
 
 def print_include(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -83,11 +94,17 @@ def archs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
     return [CompletionItem(f"{before}{comma}{arch}") for arch in known if arch.startswith(last)]
 
 
-def devices(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def devices(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     from opjit import api, backends
 
     api.declare_all()
-    return [CompletionItem(backend.name) for backend in backends.all_backends() if backend.name.startswith(incomplete)]
+    return [
+        CompletionItem(backend.name)
+        for backend in backends.all_backends()
+        if backend.name.startswith(incomplete)
+    ]
 
 
 def _json_printer(ctx: click.Context, _: click.Parameter, asked: bool) -> PrintJson:
@@ -99,9 +116,28 @@ def _json_printer(ctx: click.Context, _: click.Parameter, asked: bool) -> PrintJ
     return lambda document: click.echo(json.dumps(document, indent=1, default=str), file=stdout)
 
 
-json_option = click.option("--json", "print_json", is_flag=True, callback=_json_printer, help="Print one JSON document, for scripts.")
-device_option = click.option("--device", shell_complete=devices, help="Device to use; default: the current accelerator, else the CPU.")
-host_option = click.option("--host", "hosts", metavar="CPUS", default="",
-                           callback=lambda _, __, text: text.replace(" ", "").split(",") if text else [],
-                           help="Processors that run what is built for GPUs: x86_64,aarch64. Default: this machine's.")
-devices_option = click.option("--device", shell_complete=devices, help="Device to use; default: each here that an op has a kernel for.")
+json_option = click.option(
+    "--json",
+    "print_json",
+    is_flag=True,
+    callback=_json_printer,
+    help="Print one JSON document, for scripts.",
+)
+device_option = click.option(
+    "--device",
+    shell_complete=devices,
+    help="Device to use; default: the current accelerator, else the CPU.",
+)
+host_option = click.option(
+    "--host",
+    "hosts",
+    metavar="CPUS",
+    default="",
+    callback=lambda _, __, text: text.replace(" ", "").split(",") if text else [],
+    help="Processors that run what is built for GPUs: x86_64,aarch64. Default: this machine's.",
+)
+devices_option = click.option(
+    "--device",
+    shell_complete=devices,
+    help="Device to use; default: each here that an op has a kernel for.",
+)

@@ -36,14 +36,30 @@ from opjit.store.store import Store, default_root
 
 __all__ = ["load", "load_inline", "patched"]
 
-_opened: dict[str, set[tuple[int, int]]] = {}  # by name: the device and inode of the libraries that this process has opened
+_opened: dict[
+    str, set[tuple[int, int]]
+] = {}  # by name: the device and inode of the libraries that this process has opened
 
 
-def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = None, extra_cuda_cflags: list[str] | None = None,
-         extra_sycl_cflags: list[str] | None = None, extra_ldflags: list[str] | None = None, extra_include_paths: list[str] | None = None,
-         build_directory: str | None = None, verbose: bool = False, with_cuda: bool | None = None, with_sycl: bool | None = None,
-         is_python_module: bool = True, is_standalone: bool = False, keep_intermediates: bool = True, *, fast: bool = True,
-         **newer: Any) -> Any:
+def load(
+    name: str,
+    sources: str | list[str],
+    extra_cflags: list[str] | None = None,
+    extra_cuda_cflags: list[str] | None = None,
+    extra_sycl_cflags: list[str] | None = None,
+    extra_ldflags: list[str] | None = None,
+    extra_include_paths: list[str] | None = None,
+    build_directory: str | None = None,
+    verbose: bool = False,
+    with_cuda: bool | None = None,
+    with_sycl: bool | None = None,
+    is_python_module: bool = True,
+    is_standalone: bool = False,
+    keep_intermediates: bool = True,
+    *,
+    fast: bool = True,
+    **newer: Any,
+) -> Any:
     """torch.utils.cpp_extension.load with opjit's cache.
 
     The arguments mean the same as torch's. The differences are:
@@ -88,14 +104,30 @@ def load(name: str, sources: str | list[str], extra_cflags: list[str] | None = N
     return _load(LoadCall(**locals()))
 
 
-def load_inline(name: str, cpp_sources: str | list[str], cuda_sources: str | list[str] | None = None,
-                sycl_sources: str | list[str] | None = None, functions: str | list[str] | dict[str, str] | None = None,
-                extra_cflags: list[str] | None = None, extra_cuda_cflags: list[str] | None = None,
-                extra_sycl_cflags: list[str] | None = None, extra_ldflags: list[str] | None = None,
-                extra_include_paths: list[str] | None = None, build_directory: str | None = None, verbose: bool = False,
-                with_cuda: bool | None = None, with_sycl: bool | None = None, is_python_module: bool = True,
-                with_pytorch_error_handling: bool = True, keep_intermediates: bool = True, use_pch: bool = False,
-                no_implicit_headers: bool = False, *, fast: bool = True, **newer: Any) -> Any:
+def load_inline(
+    name: str,
+    cpp_sources: str | list[str],
+    cuda_sources: str | list[str] | None = None,
+    sycl_sources: str | list[str] | None = None,
+    functions: str | list[str] | dict[str, str] | None = None,
+    extra_cflags: list[str] | None = None,
+    extra_cuda_cflags: list[str] | None = None,
+    extra_sycl_cflags: list[str] | None = None,
+    extra_ldflags: list[str] | None = None,
+    extra_include_paths: list[str] | None = None,
+    build_directory: str | None = None,
+    verbose: bool = False,
+    with_cuda: bool | None = None,
+    with_sycl: bool | None = None,
+    is_python_module: bool = True,
+    with_pytorch_error_handling: bool = True,
+    keep_intermediates: bool = True,
+    use_pch: bool = False,
+    no_implicit_headers: bool = False,
+    *,
+    fast: bool = True,
+    **newer: Any,
+) -> Any:
     """torch.utils.cpp_extension.load_inline with opjit's cache; see `load` for the differences. `use_pch` changes nothing: torch writes a
     precompiled header of 749 MB into its own folder, which takes longer than most builds.
 
@@ -133,7 +165,11 @@ def run_program(words: Sequence[str]) -> NoReturn:
     """Become ``python WORDS`` with opjit's functions in torch's module, for `opjit run`, and in children; see site/sitecustomize.py."""
     path = [str(Path(__file__).parent / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, *words], {**os.environ, "PYTHONPATH": os.pathsep.join(path)})
+    os.execve(
+        sys.executable,
+        [sys.executable, *words],
+        {**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+    )
 
 
 def __getattr__(name: str) -> Any:
@@ -150,7 +186,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _load(call: LoadCall | InlineCall) -> Any:
-    if hasattr(builder.torch_call, "names"):  # the program put this function in torch's place, and a build calls torch's
+    if hasattr(
+        builder.torch_call, "names"
+    ):  # the program put this function in torch's place, and a build calls torch's
         return builder.torch_call.names[call.function](**call.for_torch())
     try:
         wanted = binary.of_call(call, Store(default_root()).notes)
@@ -164,7 +202,9 @@ def load_by_torch(call: LoadCall | InlineCall) -> Any:
     from opjit.builder import torch_builder
 
     if os.environ.get("OPJIT_RECORD"):
-        progress.logger().warning("the C++ extension %s is not recorded: only torch can build it", call.name)
+        progress.logger().warning(
+            "the C++ extension %s is not recorded: only torch can build it", call.name
+        )
     return torch_builder.original(call.function)(**call.for_torch())
 
 
@@ -185,12 +225,18 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
     if directory:
         delivered = Path(directory, f"{name}.so")
         binary.copy_entry(entry, delivered)
-    from_there = directory and any("ORIGIN" in word for word in wanted.content.flags["link"])  # its folder is part of its run path
+    from_there = directory and any(
+        "ORIGIN" in word for word in wanted.content.flags["link"]
+    )  # its folder is part of its run path
     with nullcontext(str(delivered)) if from_there else loader.pinned(entry) as library:
         status = os.stat(library)
         file, opened = (status.st_dev, status.st_ino), _opened.get(name, set())
-        torchs = getattr(sys.modules.get("torch.utils.cpp_extension"), "JIT_EXTENSION_VERSIONER", None)
-        if file not in opened and (opened or name in getattr(torchs, "entries", ())):  # the same names twice may end the process
+        torchs = getattr(
+            sys.modules.get("torch.utils.cpp_extension"), "JIT_EXTENSION_VERSIONER", None
+        )
+        if file not in opened and (
+            opened or name in getattr(torchs, "entries", ())
+        ):  # the same names twice may end the process
             static_init.check_in_child(library, name)
         place = delivered if from_there else entry.library
         try:

@@ -39,12 +39,21 @@ class LoaderCall:
     def of(cls: type[_C], arguments: Mapping[str, Any]) -> _C:
         """Return the call with some arguments. Raises TypeError if one is missing."""
         known = {each.name for each in fields(cls)} - {"newer"}
-        return cls(**{name: value for name, value in arguments.items() if name in known},
-                   newer={name: value for name, value in arguments.items() if name not in known})
+        return cls(
+            **{name: value for name, value in arguments.items() if name in known},
+            newer={name: value for name, value in arguments.items() if name not in known},
+        )
 
     def for_torch(self) -> dict[str, Any]:
         """Return the arguments of torch's function, by name."""
-        return {**{each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("fast", "newer")}, **self.newer}
+        return {
+            **{
+                each.name: getattr(self, each.name)
+                for each in fields(self)
+                if each.name not in ("fast", "newer")
+            },
+            **self.newer,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,4 +79,6 @@ class InlineCall(LoaderCall):
     no_implicit_headers: bool = False
 
 
-CALLS: Mapping[str, type[LoadCall | InlineCall]] = {each.function: each for each in (LoadCall, InlineCall)}
+CALLS: Mapping[str, type[LoadCall | InlineCall]] = {
+    each.function: each for each in (LoadCall, InlineCall)
+}

@@ -18,15 +18,25 @@ from opjit.store.store import Store, default_root
 def make(store: Store | None = None) -> None:
     """Fetch or build it, unless the store or, without one, a layer or the cache has it. After an error, the kernel in Python serves."""
     must_store, store = store is not None, store or Store(default_root())
-    call = LoadCall(name=cpp_autograd.NAME, sources=[str(cpp_autograd.source())], extra_cflags=["-O1"], with_cuda=False,
-                    is_python_module=False, fast=False)  # light headers bring more than it includes
+    call = LoadCall(
+        name=cpp_autograd.NAME,
+        sources=[str(cpp_autograd.source())],
+        extra_cflags=["-O1"],
+        with_cuda=False,
+        is_python_module=False,
+        fast=False,
+    )  # light headers bring more than it includes
     wanted = replace(binary.of_call(call, store.notes), must_store=must_store)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", CompileWarning)  # such as that of a second C++ library: no risk for some microseconds
+            warnings.simplefilter(
+                "error", CompileWarning
+            )  # such as that of a second C++ library: no risk for some microseconds
             request.look(wanted, store) or request.obtain(wanted, store)
     except (CompileError, CompileWarning) as error:
         cpp_autograd.refused(store, error)
-        progress.log(f"autograd's kernel in C++ does not fit torch {torch.__version__}, so that in Python serves: {error}")
+        progress.log(
+            f"autograd's kernel in C++ does not fit torch {torch.__version__}, so that in Python serves: {error}"
+        )
     except OpjitError as error:
         progress.log(f"autograd's kernel in C++ is not there, so that in Python serves: {error}")

@@ -26,22 +26,34 @@ from opjit.store.store import Store
 _R = TypeVar("_R")
 
 
-def of_call(call: LoadCall | InlineCall, notes: Path | None, archs: str | None = None) -> ExtensionBinary:
+def of_call(
+    call: LoadCall | InlineCall, notes: Path | None, archs: str | None = None
+) -> ExtensionBinary:
     """Return the request that a call of load or load_inline makes; see `identity.describe`."""
-    return ExtensionBinary(identity.describe(call, notes, archs), call=call, fast=call.fast and is_on("OPJIT_FAST", unset=True))
+    return ExtensionBinary(
+        identity.describe(call, notes, archs),
+        call=call,
+        fast=call.fast and is_on("OPJIT_FAST", unset=True),
+    )
 
 
 def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:
     """Return the request that a recorded call makes, for the archs that it was recorded for; `folder` is the list's. Raises RecordError if
     a source is missing or only torch can build the extension, BuildError if an argument is wrong."""
     try:
-        return of_call(CALLS[recorded.function].of(arguments_of(recorded, folder)), store.notes, recorded.archs)
+        return of_call(
+            CALLS[recorded.function].of(arguments_of(recorded, folder)), store.notes, recorded.archs
+        )
     except FileNotFoundError as error:
-        raise RecordError(f"the C++ extension {recorded.name} is not built: there is no {error.filename}; a list finds sources in its own "
-                          "folder, and others by their absolute paths") from error
+        raise RecordError(
+            f"the C++ extension {recorded.name} is not built: there is no {error.filename}; a list finds sources in its own "
+            "folder, and others by their absolute paths"
+        ) from error
     except (Unsupported, TypeError) as error:
-        raise RecordError(f"the C++ extension {recorded.name} is not built: its arguments are not those of "
-                          f"{recorded.function}, or only torch can build it") from error
+        raise RecordError(
+            f"the C++ extension {recorded.name} is not built: its arguments are not those of "
+            f"{recorded.function}, or only torch can build it"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,10 @@ class ExtensionBinary(ContentBinary[Extension]):
 
     @property
     def _light(self) -> tuple[Extension, ...]:
-        return tuple(replace(self.content, light=light.VERSION, toolchain=compilers) for compilers in self.content.light_toolchains)
+        return tuple(
+            replace(self.content, light=light.VERSION, toolchain=compilers)
+            for compilers in self.content.light_toolchains
+        )
 
     @cached_property
     def _stable(self) -> tuple[Extension, ...]:
@@ -66,13 +81,26 @@ class ExtensionBinary(ContentBinary[Extension]):
 
     def without_light(self) -> str | None:
         """Return why only torch/extension.h will do. It reads the sources, so only what has to fetch or build asks."""
-        if self._stable and self.content.toolchain is not None:  # light headers are another version's, and bind to Python
+        if (
+            self._stable and self.content.toolchain is not None
+        ):  # light headers are another version's, and bind to Python
             return f"it targets torch's stable ABI of {self._stable[0].stable}"
-        return policy.refusal(self.content, self.call.implicit) if self.fast else "fast=False or OPJIT_FAST=0"
+        return (
+            policy.refusal(self.content, self.call.implicit)
+            if self.fast
+            else "fast=False or OPJIT_FAST=0"
+        )
 
     def fetch(self, store: Store) -> Entry | None:
-        tried = self._light if os.environ.get("OPJIT_REMOTE") and self.without_light() is None else ()
-        return next(filter(None, (self.fetch_way(way, store) for way in (*self._stable, *tried, self.content))), None)
+        tried = (
+            self._light if os.environ.get("OPJIT_REMOTE") and self.without_light() is None else ()
+        )
+        return next(
+            filter(
+                None, (self.fetch_way(way, store) for way in (*self._stable, *tried, self.content))
+            ),
+            None,
+        )
 
     def build(self, store: Store) -> Entry:
         """Build with light headers and opjit's binding or, if that lacks a type, pybind11's; if these lack something, torch/extension.h."""
@@ -86,12 +114,21 @@ class ExtensionBinary(ContentBinary[Extension]):
                 refused, reason = lack, str(lack).partition("\n")[0]
                 if policy.UNKNOWN_TYPE not in str(lack):
                     break
-        if refused is not None and self.content.toolchain is None:  # there is no nvcc for torch/extension.h
+        if (
+            refused is not None and self.content.toolchain is None
+        ):  # there is no nvcc for torch/extension.h
             raise refused.error
-        return build.build(replace((*self._stable, self.content)[0], reason=reason or ""), self.call, store, self.must_store)
+        return build.build(
+            replace((*self._stable, self.content)[0], reason=reason or ""),
+            self.call,
+            store,
+            self.must_store,
+        )
 
 
-def with_entry(wanted: ExtensionBinary, use: Callable[[Entry], _R], found: Entry | None = None) -> _R:
+def with_entry(
+    wanted: ExtensionBinary, use: Callable[[Entry], _R], found: Entry | None = None
+) -> _R:
     """Find or build an extension, unless the caller has `found` it, and use its entry: another one, if it is removed before that."""
     for store in request.stores():
         entry = found or request.look(wanted, store) or request.obtain(wanted, store)

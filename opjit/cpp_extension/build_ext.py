@@ -45,7 +45,9 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._wants_ninja = bool(options.get("use_ninja", True))  # torch's own attribute is False where no ninja is on PATH, too
+        self._wants_ninja = bool(
+            options.get("use_ninja", True)
+        )  # torch's own attribute is False where no ninja is on PATH, too
 
     def build_extensions(self) -> None:
         """Build all. torch's method, which wants a CUDA Toolkit for CUDA, gets only what is left to it."""
@@ -57,7 +59,11 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             super(_Torchs, self).build_extensions()
             for each in theirs:
                 name = getattr(each, "name", each)
-                logger().warning("torch's BuildExtension builds %s, without opjit's cache: %s", name, reasons[id(each)])
+                logger().warning(
+                    "torch's BuildExtension builds %s, without opjit's cache: %s",
+                    name,
+                    reasons[id(each)],
+                )
             if theirs:
                 self.extensions = theirs
                 super().build_extensions()
@@ -77,7 +83,9 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         except OpjitError as error:
             raise CompileError(str(error)) from None  # setuptools shows it without frames
         except (Unsupported, TypeError):
-            raise CompileError(f"{ext.name}: its sources and flags must be strings in lists") from None
+            raise CompileError(
+                f"{ext.name}: its sources and flags must be strings in lists"
+            ) from None
 
     def _refusal(self, ext: Any) -> str | None:
         """Return why only torch's BuildExtension will do."""
@@ -93,31 +101,68 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         if unknown or not ext.sources:
             return f"opjit does not compile {', '.join(sorted(unknown)) or 'an extension without sources'}"
         given = ext.extra_compile_args
-        others = [language for language in given if language not in ("cxx", "nvcc") and given[language]] if isinstance(given, dict) else []
+        others = (
+            [language for language in given if language not in ("cxx", "nvcc") and given[language]]
+            if isinstance(given, dict)
+            else []
+        )
         return f"opjit has no step for its flags of {', '.join(others)}" if others else None
 
     def _call(self, ext: Any) -> LoadCall:
         """Return the call of load that makes the binary of setuptools' and torch's commands."""
         compiler, given = self.compiler, ext.extra_compile_args
-        cxx, nvcc = (given.get("cxx", []), given.get("nvcc", [])) if isinstance(given, dict) else (given, given)
+        cxx, nvcc = (
+            (given.get("cxx", []), given.get("nvcc", []))
+            if isinstance(given, dict)
+            else (given, given)
+        )
         macros = [*ext.define_macros, *((name,) for name in ext.undef_macros)]
-        options = compiler._setup_compile(self.build_temp, macros, ext.include_dirs, [], [], [])[3]  # as torch's BuildExtension asks
-        common = [*(word for word in options if not word.startswith("-I")), *(["-g"] if self.debug else [])]
+        options = compiler._setup_compile(self.build_temp, macros, ext.include_dirs, [], [], [])[
+            3
+        ]  # as torch's BuildExtension asks
+        common = [
+            *(word for word in options if not word.startswith("-I")),
+            *(["-g"] if self.debug else []),
+        ]
         folders = [os.path.abspath(word[2:]) for word in options if word.startswith("-I")]
         return LoadCall(
-            name=ext.name.rpartition(".")[2], sources=list(ext.sources), verbose=self.verbose > 1,
-            extra_cflags=_quoted([*_flags(compiler.compiler_so), *common, *cxx]), extra_cuda_cflags=_quoted([*common, *nvcc]),
-            extra_include_paths=[folder for folder in folders if not folder.startswith(os.path.dirname(torch.__file__))],
-            extra_ldflags=_quoted(map(_in_place, self._link_words(ext))), build_directory=os.getcwd(),
-            with_cuda=any(os.fspath(source).endswith(".cu") for source in ext.sources))
+            name=ext.name.rpartition(".")[2],
+            sources=list(ext.sources),
+            verbose=self.verbose > 1,
+            extra_cflags=_quoted([*_flags(compiler.compiler_so), *common, *cxx]),
+            extra_cuda_cflags=_quoted([*common, *nvcc]),
+            extra_include_paths=[
+                folder
+                for folder in folders
+                if not folder.startswith(os.path.dirname(torch.__file__))
+            ],
+            extra_ldflags=_quoted(map(_in_place, self._link_words(ext))),
+            build_directory=os.getcwd(),
+            with_cuda=any(os.fspath(source).endswith(".cu") for source in ext.sources),
+        )
 
     def _link_words(self, ext: Any) -> list[str]:
         compiler = self.compiler
-        run_path = [compiler.runtime_library_dir_option(folder) for folder in (*ext.runtime_library_dirs, *compiler.runtime_library_dirs)]
-        return [*_flags(compiler.linker_so), *compiler.objects, *ext.extra_objects,
-                *(f"-L{os.path.abspath(folder)}" for folder in (*ext.library_dirs, *compiler.library_dirs)),
-                *(word for words in run_path for word in ([words] if isinstance(words, str) else words)),
-                *(f"-l{name}" for name in (*self.get_libraries(ext), *compiler.libraries)), *ext.extra_link_args]
+        run_path = [
+            compiler.runtime_library_dir_option(folder)
+            for folder in (*ext.runtime_library_dirs, *compiler.runtime_library_dirs)
+        ]
+        return [
+            *_flags(compiler.linker_so),
+            *compiler.objects,
+            *ext.extra_objects,
+            *(
+                f"-L{os.path.abspath(folder)}"
+                for folder in (*ext.library_dirs, *compiler.library_dirs)
+            ),
+            *(
+                word
+                for words in run_path
+                for word in ([words] if isinstance(words, str) else words)
+            ),
+            *(f"-l{name}" for name in (*self.get_libraries(ext), *compiler.libraries)),
+            *ext.extra_link_args,
+        ]
 
 
 def _flags(command: list[str]) -> list[str]:
@@ -127,7 +172,10 @@ def _flags(command: list[str]) -> list[str]:
 
 def _in_place(word: str) -> str:
     """Return a word for the linker with absolute paths of the files in it, as ninja runs the linker in another folder."""
-    return "".join(os.path.abspath(part) if os.path.isfile(part) else part for part in re.split(r"([,=])", word))
+    return "".join(
+        os.path.abspath(part) if os.path.isfile(part) else part
+        for part in re.split(r"([,=])", word)
+    )
 
 
 def _quoted(words: Iterable[str]) -> list[str]:

@@ -26,44 +26,91 @@ class ExtensionEntry(NamedTuple):
     built: float  # when, in seconds since 1970
     document: Mapping[str, Any]
     headers: str  # which it was built with, and why not with light ones
-    differences: tuple[Difference, ...]  # those from the entry that was built before it; none for the first
+    differences: tuple[
+        Difference, ...
+    ]  # those from the entry that was built before it; none for the first
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes for JSON."""
-        return {**self._asdict(), "differences": [difference._asdict() for difference in self.differences]}
+        return {
+            **self._asdict(),
+            "differences": [difference._asdict() for difference in self.differences],
+        }
 
     def __str__(self) -> str:
         document = self.document
-        inline = [f"{len(texts)} {name}" for name, texts in document["inline"].items() if name.endswith("_sources") and texts]
-        flags = [f"{kind}: {' '.join(document['flags'][kind])}" for kind in ("c", "cuda", "link") if document["flags"].get(kind)]
-        archs = document["archs"] if isinstance(document["archs"], str) else " ".join(document["archs"] or ())
-        torch = f"torch {document['torch'][0]}, Python {document['python'][1]}" if "torch" in document else ""
-        made_for = torch or (f"any Python and torch from {document['stable'][0]} on" if "stable" in document else
-                             f"any program on {document['host']}")
+        inline = [
+            f"{len(texts)} {name}"
+            for name, texts in document["inline"].items()
+            if name.endswith("_sources") and texts
+        ]
+        flags = [
+            f"{kind}: {' '.join(document['flags'][kind])}"
+            for kind in ("c", "cuda", "link")
+            if document["flags"].get(kind)
+        ]
+        archs = (
+            document["archs"]
+            if isinstance(document["archs"], str)
+            else " ".join(document["archs"] or ())
+        )
+        torch = (
+            f"torch {document['torch'][0]}, Python {document['python'][1]}"
+            if "torch" in document
+            else ""
+        )
+        made_for = torch or (
+            f"any Python and torch from {document['stable'][0]} on"
+            if "stable" in document
+            else f"any program on {document['host']}"
+        )
         tools = ", ".join(str(version) for version in (document["toolchain"] or {}).values())
-        changes = [f"    changed since the one before: {change.what}: {change.text}" for change in self.differences]
-        return "\n".join([f"  built {progress.ago(time.time() - self.built)}: {self.folder}",
-                          f"    from {', '.join([*document['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
-                          f"    for {made_for}{f', CUDA archs {archs}' if archs else ''}; by {tools}",
-                          *([f"    with {self.headers}"] if document["made_by"] == EXTENSION else []),
-                          *changes[:_MOST_SHOWN], *([f"    and {len(changes) - _MOST_SHOWN} more"] if changes[_MOST_SHOWN:] else [])])
+        changes = [
+            f"    changed since the one before: {change.what}: {change.text}"
+            for change in self.differences
+        ]
+        return "\n".join(
+            [
+                f"  built {progress.ago(time.time() - self.built)}: {self.folder}",
+                f"    from {', '.join([*document['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
+                f"    for {made_for}{f', CUDA archs {archs}' if archs else ''}; by {tools}",
+                *([f"    with {self.headers}"] if document["made_by"] == EXTENSION else []),
+                *changes[:_MOST_SHOWN],
+                *([f"    and {len(changes) - _MOST_SHOWN} more"] if changes[_MOST_SHOWN:] else []),
+            ]
+        )
 
 
 def entries(name: str, store: Store) -> list[ExtensionEntry]:
     """Return the usable entries of the extensions and the libraries of that name, the newest first. It writes and builds nothing."""
     found = []
-    for folder in (path for made_by in (EXTENSION, LIBRARY) for path in (store.base / folder_name(made_by, name)).glob("*/[!.]*")):
+    for folder in (
+        path
+        for made_by in (EXTENSION, LIBRARY)
+        for path in (store.base / folder_name(made_by, name)).glob("*/[!.]*")
+    ):
         try:
             entry, manifest = verify(folder, None)
             built = entry.library.stat().st_mtime
         except (EntryError, OSError):  # damaged, being removed, or not an entry
             continue
         if manifest.document.get("name") == name:
-            found.append((built, folder, manifest.document, manifest.built_with.get("headers", "torch's own headers")))
+            found.append(
+                (
+                    built,
+                    folder,
+                    manifest.document,
+                    manifest.built_with.get("headers", "torch's own headers"),
+                )
+            )
     found.sort(key=lambda each: each[:2])
     before = [None, *(document for _, _, document, _ in found)]
-    return [ExtensionEntry(folder, built, document, headers, () if older is None else _differences(older, document))
-            for (built, folder, document, headers), older in zip(found, before, strict=False)][::-1]
+    return [
+        ExtensionEntry(
+            folder, built, document, headers, () if older is None else _differences(older, document)
+        )
+        for (built, folder, document, headers), older in zip(found, before, strict=False)
+    ][::-1]
 
 
 def failed_build(name: str, store: Store) -> Path | None:
@@ -74,8 +121,19 @@ def failed_build(name: str, store: Store) -> Path | None:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Difference, ...]:
-    def flat(document: Mapping[str, Any]) -> dict[str, Any]:  # as an op's, where all that is read is an input
+    def flat(
+        document: Mapping[str, Any],
+    ) -> dict[str, Any]:  # as an op's, where all that is read is an input
         inline = {name: document_key({name: value}) for name, value in document["inline"].items()}
-        return {**document, "inputs": {**document["inputs"], **document["found"], **inline}, "found": {}, "inline": {}}
+        return {
+            **document,
+            "inputs": {**document["inputs"], **document["found"], **inline},
+            "found": {},
+            "inline": {},
+        }
 
-    return why.document_differences(flat(before), flat(now), {*before["sources"], *now["sources"], *before["inline"], *now["inline"]})
+    return why.document_differences(
+        flat(before),
+        flat(now),
+        {*before["sources"], *now["sources"], *before["inline"], *now["inline"]},
+    )

@@ -41,33 +41,64 @@ class Extension(Content):
     """What decides an extension's bytes; its name is TORCH_EXTENSION_NAME, its sources are sorted."""
 
     made_by = EXTENSION
-    inline: Mapping[str, Any]  # the SHA-256 of inline sources, and arguments that only torch interprets
-    archs: str | None  # as in TORCH_CUDA_ARCH_LIST; empty if flags name them; None without CUDA code
+    inline: Mapping[
+        str, Any
+    ]  # the SHA-256 of inline sources, and arguments that only torch interprets
+    archs: (
+        str | None
+    )  # as in TORCH_CUDA_ARCH_LIST; empty if flags name them; None without CUDA code
     # The compilers' versions with light headers: with NVRTC, which is preferred, and with nvcc.
     light_toolchains: tuple[Mapping[str, str] | None, ...] = (None,)
-    light: str = ""  # the version of light headers that it is built with; empty for torch/extension.h
+    light: str = (
+        ""  # the version of light headers that it is built with; empty for torch/extension.h
+    )
     pybind11: bool = False  # whether pybind11's own headers bind it with light headers
     stable: str = ""  # the version of torch's stable ABI that its binary needs; empty if it needs this torch and Python
     reason: str = ""  # why it is built with torch's own, for people
 
     @property
     def purpose(self) -> str:
-        return f"torch {torch.__version__} and Python {platform.python_version()}" + (f", CUDA archs {self.archs}" if self.archs else "")
+        return f"torch {torch.__version__} and Python {platform.python_version()}" + (
+            f", CUDA archs {self.archs}" if self.archs else ""
+        )
 
     def document(self) -> dict[str, Any]:
         document = {**super().document(), "inline": dict(self.inline), "archs": self.archs}
         if self.stable:  # see stable.py
-            return {**document, "stable": [self.stable, platform.machine(), None if self.archs is None else torch.version.cuda]}
-        return {**document, **({"light": self.light} if self.light else {}),
-                "torch": [str(torch.__version__), torch.version.git_version, torch.version.cuda, bool(torch._C._GLIBCXX_USE_CXX11_ABI)],
-                "python": [importlib.machinery.EXTENSION_SUFFIXES[0], platform.python_version()]}
+            return {
+                **document,
+                "stable": [
+                    self.stable,
+                    platform.machine(),
+                    None if self.archs is None else torch.version.cuda,
+                ],
+            }
+        return {
+            **document,
+            **({"light": self.light} if self.light else {}),
+            "torch": [
+                str(torch.__version__),
+                torch.version.git_version,
+                torch.version.cuda,
+                bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+            ],
+            "python": [importlib.machinery.EXTENSION_SUFFIXES[0], platform.python_version()],
+        }
 
 
-def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None = None) -> Extension:
+def describe(
+    call: LoadCall | InlineCall, memory: Path | None, archs: str | None = None
+) -> Extension:
     """Describe the extension that a call requests; `memory`: the folder of notes on compilers, `archs`: as in TORCH_CUDA_ARCH_LIST, None is
     this machine's. Raises Unsupported if only torch can handle it, FileNotFoundError for a source, BuildError, UnknownArch."""
     name = call.name
-    if not isinstance(name, str) or not name or "/" in name or sys.platform != "linux" or torch.version.hip:
+    if (
+        not isinstance(name, str)
+        or not name
+        or "/" in name
+        or sys.platform != "linux"
+        or torch.version.hip
+    ):
         raise Unsupported
     sources, texts = tuple[str, ...](), dict[str, bytes]()
     if isinstance(call, LoadCall):
@@ -77,39 +108,85 @@ def describe(call: LoadCall | InlineCall, memory: Path | None, archs: str | None
         languages = {os.path.splitext(path)[1] for path in sources}
     else:
         inline, texts = _inline(call)
-        languages = {suffix for suffix, given in ((".cu", call.cuda_sources), (".sycl", call.sycl_sources)) if given}
+        languages = {
+            suffix
+            for suffix, given in ((".cu", call.cuda_sources), (".sycl", call.sycl_sources))
+            if given
+        }
     if call.with_sycl or call.extra_sycl_cflags or ".sycl" in languages:
         raise Unsupported
     cuda = not languages.isdisjoint(CUDA) if call.with_cuda is None else bool(call.with_cuda)
     compilers, light, trusted = _find_compilers(memory, cuda)
     flags, command_line = _flags(call, cuda)
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
-    inherited = [folder for variable in _INCLUDE_VARIABLES for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
-    folders = (*header_folder(call, texts.values()), *extra, *command_line.include, *inherited, *map(os.path.dirname, command_line.forced),
-               content.USERS_FOLDER)
-    include = tuple(dict.fromkeys(folder for folder in folders if not (os.path.realpath(folder) + os.sep).startswith(trusted)))
-    archives = tuple(path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted))
+    inherited = [
+        folder
+        for variable in _INCLUDE_VARIABLES
+        for folder in os.environ.get(variable, "").split(os.pathsep)
+        if folder
+    ]
+    folders = (
+        *header_folder(call, texts.values()),
+        *extra,
+        *command_line.include,
+        *inherited,
+        *map(os.path.dirname, command_line.forced),
+        content.USERS_FOLDER,
+    )
+    include = tuple(
+        dict.fromkeys(
+            folder
+            for folder in folders
+            if not (os.path.realpath(folder) + os.sep).startswith(trusted)
+        )
+    )
+    archives = tuple(
+        path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted)
+    )
     if cuda and archs is None:
         archs = _cuda_archs(name, _strings("extra_cuda_cflags", call))
-    return Extension(name, sources, tuple(command_line.forced), texts, flags, archives, include, {}, compilers, inline,
-                     archs if cuda else None, light).scanned()
+    return Extension(
+        name,
+        sources,
+        tuple(command_line.forced),
+        texts,
+        flags,
+        archives,
+        include,
+        {},
+        compilers,
+        inline,
+        archs if cuda else None,
+        light,
+    ).scanned()
 
 
 def _flags(call: LoaderCall, cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
     command_line = CommandLine(call.build_directory or "")
-    flags = {"c": command_line.add(_strings("extra_cflags", call)), "link": command_line.add(_strings("extra_ldflags", call))}
+    flags = {
+        "c": command_line.add(_strings("extra_cflags", call)),
+        "link": command_line.add(_strings("extra_ldflags", call)),
+    }
     if cuda:
         flags["cuda"] = command_line.add(_strings("extra_cuda_cflags", call))
-        flags["environment"] = [f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES]
+        flags["environment"] = [
+            f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES
+        ]
         flags["torch"] = _changed_by_user()
-    if any("native" in word for language in flags.values() for word in language):  # its meaning differs between machines
+    if any(
+        "native" in word for language in flags.values() for word in language
+    ):  # its meaning differs between machines
         flags["native"] = [cpu.identity(), *(map(str, _capabilities()) if cuda else ())]
     return flags, command_line
 
 
 def _changed_by_user() -> list[str]:
     """What a user can change of torch's commands for CUDA: its nvcc, and the flags of its module, which only who imported it can change."""
-    found = [f"PYTORCH_NVCC={toolchain.named('PYTORCH_NVCC')[1]}"] if "PYTORCH_NVCC" in os.environ else []
+    found = (
+        [f"PYTORCH_NVCC={toolchain.named('PYTORCH_NVCC')[1]}"]
+        if "PYTORCH_NVCC" in os.environ
+        else []
+    )
     if "torch.utils.cpp_extension" in sys.modules:
         from opjit.builder import torch_builder
 
@@ -126,29 +203,47 @@ def _cuda_archs(name: str, flags: list[str]) -> str:
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if listed and listed != "native":
         return listed
-    named = [re.fullmatch(r"sm_(\d+)(\d)([af]?)", part) for part in os.environ.get("OPJIT_ARCH", "").split("+")]
+    named = [
+        re.fullmatch(r"sm_(\d+)(\d)([af]?)", part)
+        for part in os.environ.get("OPJIT_ARCH", "").split("+")
+    ]
     if all(named):
         return ";".join(f"{part[1]}.{part[2]}{part[3]}" for part in named if part)
     if torch.cuda.device_count() == 0:
-        raise UnknownArch(f"{name} has CUDA code, but no GPU is visible and no arch is set: set TORCH_CUDA_ARCH_LIST=9.0 or "
-                          "OPJIT_ARCH=sm_90, or add -gencode flags to extra_cuda_cflags")
-    newest = max((int(number[0]) // 10, int(number[0]) % 10) for arch in torch.cuda.get_arch_list()
-                 if (number := re.findall(r"^sm_(\d+)", arch)))
-    found = sorted({min(newest, capability) for capability in _capabilities()})  # of torch; with PTX for later ones
+        raise UnknownArch(
+            f"{name} has CUDA code, but no GPU is visible and no arch is set: set TORCH_CUDA_ARCH_LIST=9.0 or "
+            "OPJIT_ARCH=sm_90, or add -gencode flags to extra_cuda_cflags"
+        )
+    newest = max(
+        (int(number[0]) // 10, int(number[0]) % 10)
+        for arch in torch.cuda.get_arch_list()
+        if (number := re.findall(r"^sm_(\d+)", arch))
+    )
+    found = sorted(
+        {min(newest, capability) for capability in _capabilities()}
+    )  # of torch; with PTX for later ones
     return ";".join(f"{major}.{minor}" for major, minor in found) + "+PTX"
 
 
 def _capabilities() -> list[tuple[int, int]]:
     """The compute capabilities of the visible GPUs, without duplicates."""
-    return sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})
+    return sorted(
+        {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    )
 
 
 def _strings(parameter: str, call: LoaderCall) -> list[str]:
     """An argument that is a list of strings; None means an empty list."""
     value = getattr(call, parameter) or None
     if isinstance(value, str):
-        raise BuildError(one_string(call.name, parameter, value), op=call.name, target="torch's extension builder")
-    if not isinstance(value, (list, tuple, type(None))) or not all(isinstance(item, str) for item in value or ()):
+        raise BuildError(
+            one_string(call.name, parameter, value),
+            op=call.name,
+            target="torch's extension builder",
+        )
+    if not isinstance(value, (list, tuple, type(None))) or not all(
+        isinstance(item, str) for item in value or ()
+    ):
         raise Unsupported
     return [item.strip() for item in value or ()]
 
@@ -159,7 +254,15 @@ def header_folder(call: LoaderCall, texts: Iterable[bytes]) -> list[str]:
         return []
     folder = os.path.abspath(call.build_directory)
     scan = headers.Scan()
-    return [folder] if any(scan.find(kind, name, folder, ()) for text in texts for kind, name in headers.parsed(text)[1]) else []
+    return (
+        [folder]
+        if any(
+            scan.find(kind, name, folder, ())
+            for text in texts
+            for kind, name in headers.parsed(text)[1]
+        )
+        else []
+    )
 
 
 def _sources(given: object) -> tuple[str, ...]:
@@ -175,7 +278,10 @@ def _sources(given: object) -> tuple[str, ...]:
 def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The arguments from which torch makes the sources, and the inline sources among them."""
     found, texts = dict[str, Any](), dict[str, bytes]()
-    for parameter, given in (("cpp_sources", call.cpp_sources), ("cuda_sources", call.cuda_sources)):
+    for parameter, given in (
+        ("cpp_sources", call.cpp_sources),
+        ("cuda_sources", call.cuda_sources),
+    ):
         sources = [given] if isinstance(given, str) else given or []
         if not isinstance(sources, list) or not all(isinstance(text, str) for text in sources):
             raise Unsupported
@@ -184,9 +290,17 @@ def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
         texts |= {f"{INLINE}{parameter}/{number}": text for number, text in enumerate(encoded)}
     if not isinstance(call.functions, (str, list, dict, type(None))):
         raise Unsupported
-    functions = list(call.functions.items()) if isinstance(call.functions, dict) else call.functions  # in the order of the bindings
-    return found | _as_json({**call.newer, "functions": functions, "with_pytorch_error_handling": call.with_pytorch_error_handling,
-                             "no_implicit_headers": call.no_implicit_headers}), texts
+    functions = (
+        list(call.functions.items()) if isinstance(call.functions, dict) else call.functions
+    )  # in the order of the bindings
+    return found | _as_json(
+        {
+            **call.newer,
+            "functions": functions,
+            "with_pytorch_error_handling": call.with_pytorch_error_handling,
+            "no_implicit_headers": call.no_implicit_headers,
+        }
+    ), texts
 
 
 def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,9 +311,15 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise Unsupported from None
 
 
-def _find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
+def _find_compilers(
+    memory: Path | None, cuda: bool
+) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
     """The compilers' identity for the key, None if one is missing; those with light headers; and the trusted prefixes."""
-    python = os.path.join(sys.base_prefix, "include", f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}")
+    python = os.path.join(
+        sys.base_prefix,
+        "include",
+        f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}",
+    )
     try:
         cxx = toolchain.find_cxx(memory)
         compiler = toolchain.find_compiler(memory) if cuda else None
@@ -211,20 +331,43 @@ def _find_compilers(memory: Path | None, cuda: bool) -> tuple[dict[str, str] | N
         return None, (None,), trusted_prefixes([], python)
     full = compiler_identity(cxx, compiler, nvcc) if nvcc or not cuda else None
     light = [compiler_identity(cxx, None, nvrtc)] if nvrtc else []
-    return full, (*light, full) if full or not light else (*light,), trusted_prefixes([cxx, nvcc, nvrtc], python)
+    return (
+        full,
+        (*light, full) if full or not light else (*light,),
+        trusted_prefixes([cxx, nvcc, nvrtc], python),
+    )
 
 
 def find_nvrtc(memory: Path | None) -> Nvrtc | None:
     """The NVRTC of torch's version of CUDA; None if there is none."""
-    return toolchain.find_nvrtc(f"cuda{torch.version.cuda.partition('.')[0]}", memory) if torch.version.cuda else None
+    return (
+        toolchain.find_nvrtc(f"cuda{torch.version.cuda.partition('.')[0]}", memory)
+        if torch.version.cuda
+        else None
+    )
 
 
-def compiler_identity(cxx: Compiler, compiler: Compiler | None, cuda: Nvcc | Nvrtc | None) -> dict[str, str]:
+def compiler_identity(
+    cxx: Compiler, compiler: Compiler | None, cuda: Nvcc | Nvrtc | None
+) -> dict[str, str]:
     """The compilers' versions, which enter the key; their paths do not. `compiler` is nvcc's for the host."""
-    of_cuda = {} if cuda is None else {"nvrtc.version": cuda.version} if isinstance(cuda, Nvrtc) else {"nvcc.build": cuda.build}
-    return {"cxx.version": cxx.version, "cxx.machine": cxx.machine, **of_cuda, **({"cc.version": compiler.version} if compiler else {})}
+    of_cuda = (
+        {}
+        if cuda is None
+        else {"nvrtc.version": cuda.version}
+        if isinstance(cuda, Nvrtc)
+        else {"nvcc.build": cuda.build}
+    )
+    return {
+        "cxx.version": cxx.version,
+        "cxx.machine": cxx.machine,
+        **of_cuda,
+        **({"cc.version": compiler.version} if compiler else {}),
+    }
 
 
-def trusted_prefixes(tools: Iterable[Compiler | Nvcc | Nvrtc | None], *more: str) -> tuple[str, ...]:
+def trusted_prefixes(
+    tools: Iterable[Compiler | Nvcc | Nvrtc | None], *more: str
+) -> tuple[str, ...]:
     """The prefixes of real paths that a version in the key covers: of torch and the compilers, and more folders."""
     return content.trusted_prefixes(tools, [os.path.dirname(torch.__file__), *more])

@@ -23,35 +23,61 @@ from opjit.recipe.toolchain import Compiler
 
 _MACRO, _PYTHON = "TORCH_TARGET_VERSION", "Py_LIMITED_API"
 LISTING = ".read"  # the suffix of the files in which a C++ compiler lists all that it reads
-_FIRST = re.compile(rb"(?:\s|//[^\n]*\n|/\*.*?\*/)*#[ \t]*define[ \t]+" + _MACRO.encode() + rb"[ \t]+([^\n]+)", re.DOTALL)
-_VALUE = re.compile(r"0[xX]0*([1-9a-fA-F])([0-9a-fA-F]{2})0{12}[uUlL]*|\(\(\(0ULL \+ (\d+)\) << 56\) \| \(\(0ULL \+ (\d+)\) << 48\)\)")
-_HEADERS = re.compile(r"torch/(?:csrc/stable/(?!pyobject)|headeronly/|csrc/inductor/aoti_torch/(?:c/|generated/c_shim_aten\.h$))")
+_FIRST = re.compile(
+    rb"(?:\s|//[^\n]*\n|/\*.*?\*/)*#[ \t]*define[ \t]+" + _MACRO.encode() + rb"[ \t]+([^\n]+)",
+    re.DOTALL,
+)
+_VALUE = re.compile(
+    r"0[xX]0*([1-9a-fA-F])([0-9a-fA-F]{2})0{12}[uUlL]*|\(\(\(0ULL \+ (\d+)\) << 56\) \| \(\(0ULL \+ (\d+)\) << 48\)\)"
+)
+_HEADERS = re.compile(
+    r"torch/(?:csrc/stable/(?!pyobject)|headeronly/|csrc/inductor/aoti_torch/(?:c/|generated/c_shim_aten\.h$))"
+)
 _DECLARING = "#include <torch/csrc/stable/c/shim.h>\n#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>\n"
 _OF_PYTHON = "#if __has_include(<Python.h>)\n#include <Python.h>\n#endif\n"
 # What is not the same with every torch and Python that may build it.
-_DIFFERS = re.compile(r"\bTORCH_(?:VERSION(?!_\d)|ABI_VERSION)\w*|\bPY_\w*VERSION\w*|__has_include"
-                      rf"|#[ \t]*undef[ \t]+(?:{_MACRO}|{_PYTHON})")
-_SYSTEMS = re.compile(r"@(?:GLIBC|GLIBCXX|CXXABI|GCC|GOMP|OMP|libcu\w+\.so)[_.\d]|^(?:__gmon_start__|_ITM_\w+)$")
+_DIFFERS = re.compile(
+    r"\bTORCH_(?:VERSION(?!_\d)|ABI_VERSION)\w*|\bPY_\w*VERSION\w*|__has_include"
+    rf"|#[ \t]*undef[ \t]+(?:{_MACRO}|{_PYTHON})"
+)
+_SYSTEMS = re.compile(
+    r"@(?:GLIBC|GLIBCXX|CXXABI|GCC|GOMP|OMP|libcu\w+\.so)[_.\d]|^(?:__gmon_start__|_ITM_\w+)$"
+)
 
 
 def target(extension: Extension, implicit: bool) -> str:
     """Return the torch that all sources name first, such as ``"2.10"``; empty if not, with torch/extension.h, or if this torch or Python
     is an older one."""
     limits = _limits(extension).values()
-    if limits and (sysconfig.get_config_var("Py_GIL_DISABLED") or not all(3 <= limit <= sys.hexversion for limit in limits)):
+    if limits and (
+        sysconfig.get_config_var("Py_GIL_DISABLED")
+        or not all(3 <= limit <= sys.hexversion for limit in limits)
+    ):
         return ""
     try:
-        found = set() if implicit else {_named(extension, path) for path in (*extension.sources, *extension.texts)}
+        found = (
+            set()
+            if implicit
+            else {_named(extension, path) for path in (*extension.sources, *extension.texts)}
+        )
     except OSError:  # others say what is wrong
         return ""
     number = found.pop() if len(found) == 1 else None
-    return f"{number[0]}.{number[1]}" if number and number <= tuple(map(int, torch.__version__.split(".")[:2])) else ""
+    return (
+        f"{number[0]}.{number[1]}"
+        if number and number <= tuple(map(int, torch.__version__.split(".")[:2]))
+        else ""
+    )
 
 
 def _named(extension: Extension, path: str) -> tuple[int, int] | None:
     """Return the version that a source is compiled for."""
     cuda = path.endswith(CUDA) or "cuda_sources" in path
-    flags = [word.partition("=")[2] for word in extension.flags["cuda" if cuda else "c"] if _MACRO in word]
+    flags = [
+        word.partition("=")[2]
+        for word in extension.flags["cuda" if cuda else "c"]
+        if _MACRO in word
+    ]
     if not flags:
         first = _FIRST.match(extension.texts.get(path) or Path(path).read_bytes())
         flags = [first[1].decode("utf-8", "replace")] if first else []
@@ -63,19 +89,34 @@ def _named(extension: Extension, path: str) -> tuple[int, int] | None:
 
 def _limits(extension: Extension) -> dict[str, int]:
     """Return the oldest Python that each language's flags name: 0x030A0000 is 3.10, and 3 any; 0 for what is no number."""
-    found = [(language, re.fullmatch(rf"(?:-D)?{_PYTHON}=(0[xX][0-9a-fA-F]+|3)", word)) for language, words in extension.flags.items()
-             for word in words if _PYTHON in word]
+    found = [
+        (language, re.fullmatch(rf"(?:-D)?{_PYTHON}=(0[xX][0-9a-fA-F]+|3)", word))
+        for language, words in extension.flags.items()
+        for word in words
+        if _PYTHON in word
+    ]
     return {language: int(value[1], 0) if value else 0 for language, value in found}
 
 
 def listings(work: Path) -> list[list[str]]:
     """Return the files that the C++ compiler read for each source; build.py has it write these lists."""
-    return [[os.path.realpath(path) for path in read_dependencies(each.read_text("utf-8", "surrogateescape"))]
-            for each in work.glob(f"*{LISTING}")]
+    return [
+        [
+            os.path.realpath(path)
+            for path in read_dependencies(each.read_text("utf-8", "surrogateescape"))
+        ]
+        for each in work.glob(f"*{LISTING}")
+    ]
 
 
-def refusal(extension: Extension, implicit: bool, library: Path, cxx: Compiler, by_nvcc: set[str],
-            trusted: tuple[str, ...]) -> str | None:
+def refusal(
+    extension: Extension,
+    implicit: bool,
+    library: Path,
+    cxx: Compiler,
+    by_nvcc: set[str],
+    trusted: tuple[str, ...],
+) -> str | None:
     """Return why a binary, in the folder of its build, is for this torch and Python alone. None: it serves every torch from then on.
     `by_nvcc` are the files that nvcc read, and `trusted` the prefixes of those whose text need not be known."""
     words = [word for each in extension.flags.values() for word in each]
@@ -84,23 +125,52 @@ def refusal(extension: Extension, implicit: bool, library: Path, cxx: Compiler, 
         return f"it has {asked[0]}"
     work, by_cxx = library.parent, listings(library.parent)
     commands = (work / "build.ninja").read_text("utf-8", "surrogateescape")
-    if len(by_cxx) != commands.count(": compile ") or (": cuda_compile " in commands and not by_nvcc):
+    if len(by_cxx) != commands.count(": compile ") or (
+        ": cuda_compile " in commands and not by_nvcc
+    ):
         return "a compiler does not list what it reads"
     limits, (major, minor) = _limits(extension), map(int, extension.stable.split("."))
-    include, python = (f"{os.path.realpath(folder)}/" for folder in (headers.INCLUDE, sysconfig.get_path("include")))
+    include, python = (
+        f"{os.path.realpath(folder)}/"
+        for folder in (headers.INCLUDE, sysconfig.get_path("include"))
+    )
     source = work / "opjit_stable.h"
-    source.write_text((f"#define {_PYTHON} {min(limits.values()):#x}\n{_OF_PYTHON}" if limits else "") +
-                      f"#define {_MACRO} 0x{major:02x}{minor:02x}000000000000\n#define USE_CUDA\n{_DECLARING}")
-    text = run_tool([cxx.path, "-E", "-x", "c++", "-std=c++20", f"-I{include}", f"-I{python}", str(source)], work)
+    source.write_text(
+        (f"#define {_PYTHON} {min(limits.values()):#x}\n{_OF_PYTHON}" if limits else "")
+        + f"#define {_MACRO} 0x{major:02x}{minor:02x}000000000000\n#define USE_CUDA\n{_DECLARING}"
+    )
+    text = run_tool(
+        [cxx.path, "-E", "-x", "c++", "-std=c++20", f"-I{include}", f"-I{python}", str(source)],
+        work,
+    )
     limited = {*map(os.path.realpath, re.findall(r'^# \d+ "(.+)"', text, re.MULTILINE))}
     scanned = {os.path.realpath(extension.place(name)) for name in extension.inputs}
-    for language, read in (("c", itertools.chain(*by_cxx)), ("cuda", map(os.path.realpath, sorted(by_nvcc)))):
+    for language, read in (
+        ("c", itertools.chain(*by_cxx)),
+        ("cuda", map(os.path.realpath, sorted(by_nvcc))),
+    ):
         for path in read:
-            ours = _HEADERS.match(path[len(include):]) if path.startswith(include) else (
-                language in limits and path in limited if path.startswith(python) else path in scanned or path.startswith(trusted))
+            ours = (
+                _HEADERS.match(path[len(include) :])
+                if path.startswith(include)
+                else (
+                    language in limits and path in limited
+                    if path.startswith(python)
+                    else path in scanned or path.startswith(trusted)
+                )
+            )
             if not ours:
                 return f"it includes {path.removeprefix(python).removeprefix(include)}"
     declared = {*re.findall(r"\b(?:(?:aoti_)?torch_\w+(?=\()|_?Py\w+(?=[(;]))", text)}
-    imported = [line.split()[-1] for line in toolchain.run(["nm", "-D", "--undefined-only", str(library)]).stdout.splitlines()]
+    imported = [
+        line.split()[-1]
+        for line in toolchain.run(
+            ["nm", "-D", "--undefined-only", str(library)]
+        ).stdout.splitlines()
+    ]
     beyond = [name for name in imported if name not in declared and not _SYSTEMS.search(name)]
-    return f"it imports {beyond[0]}, which is no function of torch's stable ABI of {extension.stable}" if beyond else None
+    return (
+        f"it imports {beyond[0]}, which is no function of torch's stable ABI of {extension.stable}"
+        if beyond
+        else None
+    )

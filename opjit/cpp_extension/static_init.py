@@ -30,21 +30,32 @@ def check_in_child(path: str, name: str) -> bool:
         return ended == 0
     threw = re.search(r"what\(\): *(.*)", said)
     reason = f"it threw {threw[1].strip()!r}" if threw else f"it got {signal.Signals(-ended).name}"
-    raise LoadError(f"{name} cannot be loaded, as that would end this process: {reason} in a static initialiser (such as a global object's "
-                    f"constructor or TORCH_LIBRARY, which can define a namespace only once in a process)\n{said[:_SHOWN]}".rstrip())
+    raise LoadError(
+        f"{name} cannot be loaded, as that would end this process: {reason} in a static initialiser (such as a global object's "
+        f"constructor or TORCH_LIBRARY, which can define a namespace only once in a process)\n{said[:_SHOWN]}".rstrip()
+    )
 
 
 def _open_in_child(path: str, output: int) -> int:
     """Open the library in a forked child. Returns 0, 1 if it does not open, or the negative number of the signal that ended the child."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks with threads, but this child ends at once
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Python warns of forks with threads, but this child ends at once
         child = os.fork()
     if child == 0:
         code = 0
         try:
             os.dup2(output, 1)
             os.dup2(output, 2)
-            for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGALRM):
+            for number in (
+                signal.SIGABRT,
+                signal.SIGSEGV,
+                signal.SIGBUS,
+                signal.SIGFPE,
+                signal.SIGILL,
+                signal.SIGALRM,
+            ):
                 signal.signal(number, signal.SIG_DFL)
             signal.alarm(TIMEOUT)
             code = 1

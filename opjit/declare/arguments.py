@@ -21,10 +21,14 @@ def ops(text: str) -> list[Op]:
         raise
 
 
-def ops_on_devices(texts: Iterable[str], device: str | None, say: Callable[[str], object]) -> Iterator[tuple[Op, str]]:
+def ops_on_devices(
+    texts: Iterable[str], device: str | None, say: Callable[[str], object]
+) -> Iterator[tuple[Op, str]]:
     """Yield each op with a device to run it on; None is every device of this machine. Reports each op that runs on none of them."""
     for op in (op for text in texts for op in ops(text)):
         devices = [device] if device else op.devices()
         if not devices:
-            say(f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(op.backends()) or 'nothing'}")
+            say(
+                f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(op.backends()) or 'nothing'}"
+            )
         yield from ((op, each) for each in devices)

@@ -27,7 +27,9 @@ NAME = "opjit_autograd"
 # A process of its own compiles it, for some seconds and with the lowest priority, also when this one has ended.
 _LATER = 'nice -n 19 "$0" -c "$@" >/dev/null 2>&1 </dev/null &'
 _CODE = "import sys; sys.path[:] = sys.argv[1:]; from opjit.cpp_extension import autograd_part; autograd_part.make()"
-_state: dict[str, Any] = {}  # the library, once it is loaded; and whether this process has started a build
+_state: dict[
+    str, Any
+] = {}  # the library, once it is loaded; and whether this process has started a build
 _lock = processes.Lock()
 
 
@@ -38,17 +40,32 @@ def source() -> Path:
 @functools.cache
 def _wanted() -> list[Any]:
     """What the document of its entry says, whichever compiler made it."""
-    return [{source().name: files.digest(str(source()))}, importlib.machinery.EXTENSION_SUFFIXES[0],
-            [str(torch.__version__), torch.version.git_version, torch.version.cuda, bool(torch._C._GLIBCXX_USE_CXX11_ABI)]]
+    return [
+        {source().name: files.digest(str(source()))},
+        importlib.machinery.EXTENSION_SUFFIXES[0],
+        [
+            str(torch.__version__),
+            torch.version.git_version,
+            torch.version.cuda,
+            bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+        ],
+    ]
 
 
 def find() -> Entry | None:
     """Return its entry, from a layer or the cache."""
+
     def fits(document: Mapping[str, Any]) -> bool:
-        return [document.get("inputs"), document.get("python", [""])[0], document.get("torch")] == _wanted()
+        return [
+            document.get("inputs"),
+            document.get("python", [""])[0],
+            document.get("torch"),
+        ] == _wanted()
 
     for root in [*map(Store, layers.named()), Store(default_root())]:
-        for folder in sorted((root.base / f"cpp_extension.{NAME}").glob(f"*-torch{torch.__version__}-*")):
+        for folder in sorted(
+            (root.base / f"cpp_extension.{NAME}").glob(f"*-torch{torch.__version__}-*")
+        ):
             found = store.first(folder, None, fits) if root.trusted(folder.parent, folder) else None
             if found is not None:
                 return found
@@ -58,8 +75,14 @@ def find() -> Entry | None:
 def bind(qualified: str, key: str) -> Callable[[], None] | None:
     """Give an op the kernel at a key of autograd, if a cache has it. Returns what takes it back."""
     library = _library() if is_on("OPJIT_CPP_AUTOGRAD", unset=True) else None
-    bound = None if library is None else library.opjit_autograd_bind(qualified.encode(), key.encode())
-    return None if library is None or bound is None else functools.partial(library.opjit_autograd_unbind, bound)
+    bound = (
+        None if library is None else library.opjit_autograd_bind(qualified.encode(), key.encode())
+    )
+    return (
+        None
+        if library is None or bound is None
+        else functools.partial(library.opjit_autograd_unbind, bound)
+    )
 
 
 def _library() -> ctypes.CDLL | None:
@@ -68,7 +91,10 @@ def _library() -> ctypes.CDLL | None:
             with suppress(LoadError, OSError), loader.pinned(entry) as path:
                 library = ctypes.CDLL(path)
                 loader.name_as(library, entry.library)
-                library.opjit_autograd_bind.restype, library.opjit_autograd_unbind.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+                library.opjit_autograd_bind.restype, library.opjit_autograd_unbind.argtypes = (
+                    ctypes.c_void_p,
+                    (ctypes.c_void_p,),
+                )
                 _state["library"] = library
         return _state.get("library")
 
@@ -79,14 +105,25 @@ def make_later(root: Store) -> None:
         return
     _state["started"] = True
     with suppress(OSError, ToolMissing):
-        if sys.executable and find() is None and not refused(root) and (os.environ.get("OPJIT_REMOTE") or toolchain.find_cxx(root.notes)):
-            processes.run(["/bin/sh", "-c", _LATER, sys.executable, _CODE, *map(os.path.abspath, sys.path)], cwd=os.sep,
-                          start_new_session=True)
+        if (
+            sys.executable
+            and find() is None
+            and not refused(root)
+            and (os.environ.get("OPJIT_REMOTE") or toolchain.find_cxx(root.notes))
+        ):
+            processes.run(
+                ["/bin/sh", "-c", _LATER, sys.executable, _CODE, *map(os.path.abspath, sys.path)],
+                cwd=os.sep,
+                start_new_session=True,
+            )
 
 
 def refused(root: Store, error: Exception | None = None) -> bool:
     """Whether this compiler refused it, which an `error` notes. Raises ToolMissing if the environment names none."""
-    note, tried = root.base / "toolchain" / NAME, json.dumps([_wanted(), toolchain.find_cxx(root.notes)])
+    note, tried = (
+        root.base / "toolchain" / NAME,
+        json.dumps([_wanted(), toolchain.find_cxx(root.notes)]),
+    )
     if error is not None:
         files.write_note(note, tried)
     return files.stamp(note) is not None and files.read_regular(note).decode() == tried

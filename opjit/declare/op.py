@@ -47,19 +47,40 @@ class Op:
 
     overload: torch._ops.OpOverload
 
-    def __init__(self, text: str, fake: Function, folder: Path, extra: Flags | None = None, code: Code | None = None,
-                 where: str | None = None, file: Path | None = None, constant: bool = False, elementwise: bool = False,
-                 tags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        text: str,
+        fake: Function,
+        folder: Path,
+        extra: Flags | None = None,
+        code: Code | None = None,
+        where: str | None = None,
+        file: Path | None = None,
+        constant: bool = False,
+        elementwise: bool = False,
+        tags: Sequence[str] = (),
+    ) -> None:
         self.schema = schema.parse(text, tags)
         tensors = [argument for argument in self.schema.arguments if argument.kind == "Tensor"]
-        if elementwise and (self.schema.mutates or any(each.keyword_only or each.list for each in tensors)
-                            or any(each.kind != "Tensor" or each.list or each.optional for each in self.schema.results)):
-            raise DeclarationError(f"{self.qualified} is declared with elementwise=True, which is for an op that takes positional Tensors "
-                                   "and returns new ones; leave that out")
+        if elementwise and (
+            self.schema.mutates
+            or any(each.keyword_only or each.list for each in tensors)
+            or any(
+                each.kind != "Tensor" or each.list or each.optional for each in self.schema.results
+            )
+        ):
+            raise DeclarationError(
+                f"{self.qualified} is declared with elementwise=True, which is for an op that takes positional Tensors "
+                "and returns new ones; leave that out"
+            )
         self.folder = folder
         self.fake = fake
-        self.extra = self._own = extra  # its author's additions to a backend's flags; without the definitions of its first variant
-        self.definitions: dict[bool, variants.Definitions] = {}  # its variants, in C and (True) in CUDA
+        self.extra = self._own = (
+            extra  # its author's additions to a backend's flags; without the definitions of its first variant
+        )
+        self.definitions: dict[
+            bool, variants.Definitions
+        ] = {}  # its variants, in C and (True) in CUDA
         self.code = code  # its sources, if they are text
         self.where = where or str(folder)  # for messages
         self.file = file  # the Python file of its declaration; None for inline code
@@ -68,7 +89,9 @@ class Op:
         self.constant = constant
         self.elementwise = elementwise
         self.loaded: dict[str, Loaded] = {}
-        self.failed: dict[str, tuple[str, CompileError]] = {}  # the last build that failed, by backend name, and the key of its inputs
+        self.failed: dict[
+            str, tuple[str, CompileError]
+        ] = {}  # the last build that failed, by backend name, and the key of its inputs
         self.lock = processes.Lock()  # held while the op is readied or reloaded
         self._reference: Function | None = None
         self._samples: Function | None = None
@@ -78,7 +101,9 @@ class Op:
         self._vmap: Function | None = None
         self._autocast: transforms.AutocastRule | None = None
         self._sharding: Function | None = None
-        self.waived: dict[str, str] = {}  # checks of ``opjit test`` that the op need not pass, and why
+        self.waived: dict[
+            str, str
+        ] = {}  # checks of ``opjit test`` that the op need not pass, and why
         self._passes = False  # whether autograd's kernel in Python does nothing to a call that needs no derivative
         self._bound: set[str] = set()  # rules that torch knows
 
@@ -89,7 +114,9 @@ class Op:
         try:
             return self.overload(*args, **kwargs)
         except OpjitError as error:
-            raise error.with_traceback(None) from error.__cause__  # torch's and opjit's frames tell a user nothing
+            raise error.with_traceback(
+                None
+            ) from error.__cause__  # torch's and opjit's frames tell a user nothing
 
     @property
     def qualified(self) -> str:
@@ -127,9 +154,13 @@ class Op:
                 declared with differentiable=False.
         """
         if self.constant:
-            raise DeclarationError(f"{self.qualified} is declared with differentiable=False; leave that out, or the backward")
+            raise DeclarationError(
+                f"{self.qualified} is declared with differentiable=False; leave that out, or the backward"
+            )
         if self.schema.mutates:
-            raise DeclarationError(f"{self.qualified} writes an argument, and torch takes no backward for such an op; return a new tensor")
+            raise DeclarationError(
+                f"{self.qualified} writes an argument, and torch takes no backward for such an op; return a new tensor"
+            )
         self._refuse_keyword_only("backward")
         self._backward = function
         return function
@@ -140,7 +171,9 @@ class Op:
         self._setup_context = function
         return function
 
-    def variants(self, device: str | None = None, /, **values: Sequence[object]) -> Callable[[Function], Function]:
+    def variants(
+        self, device: str | None = None, /, **values: Sequence[object]
+    ) -> Callable[[Function], Function]:
         """Declare variants: each combination of values is a binary of its own, whose source sees them as -D definitions. opjit measures
         them at the first call on a device with tensors of about a size, and keeps the choice in the cache; see ``opjit tune``.
 
@@ -170,10 +203,23 @@ class Op:
 
     def _vary(self, device: str | None, combinations: Sequence[Mapping[str, object]]) -> None:
         if not combinations:
-            raise DeclarationError(f"{self.qualified} has no variant: no combination of values is one")
-        found = {" ".join(f"{name}={value}" for name, value in each.items()): each for each in combinations}
-        self.definitions = {**self.definitions, **dict.fromkeys((False, True) if device is None else (device == "cuda",), found)}
-        self.extra = self._with(*(next(iter(self.definitions.get(for_nvcc, {}).values()), {}) for for_nvcc in (False, True)))
+            raise DeclarationError(
+                f"{self.qualified} has no variant: no combination of values is one"
+            )
+        found = {
+            " ".join(f"{name}={value}" for name, value in each.items()): each
+            for each in combinations
+        }
+        self.definitions = {
+            **self.definitions,
+            **dict.fromkeys((False, True) if device is None else (device == "cuda",), found),
+        }
+        self.extra = self._with(
+            *(
+                next(iter(self.definitions.get(for_nvcc, {}).values()), {})
+                for for_nvcc in (False, True)
+            )
+        )
         self.bind_rules()
 
     def _with(self, c: Mapping[str, object], cuda: Mapping[str, object]) -> Flags:
@@ -184,15 +230,24 @@ class Op:
     def labels(self, backend: Backend) -> list[str]:
         """Return the names of its variants for a backend, ``"TILE=64 UNROLL=1"``; none if it has only one."""
         found = list(self.definitions.get(backend.uses_nvcc, ()))
-        return [] if backend.compiler or len(found) < 2 else found  # the flags of other compilers are not the author's to know
+        return (
+            [] if backend.compiler or len(found) < 2 else found
+        )  # the flags of other compilers are not the author's to know
 
     def variant(self, backend: Backend, label: str) -> "Op":
         """Return a variant as an op of its own, which torch does not know; the first is the op itself."""
         found = self.definitions[backend.uses_nvcc]
         if label == next(iter(found)):
             return self
-        return Op(self.schema.text, self.fake, self.folder, self._with(found[label], found[label]), self.code, self.where,
-                  tags=self.schema.tags)
+        return Op(
+            self.schema.text,
+            self.fake,
+            self.folder,
+            self._with(found[label], found[label]),
+            self.code,
+            self.where,
+            tags=self.schema.tags,
+        )
 
     def _choose(self, backend: Backend) -> None:
         """Let variants run, where the op has them for a backend on which it was loaded."""
@@ -214,8 +269,13 @@ class Op:
         return function
 
     def _refuse_keyword_only(self, what: str) -> None:
-        if any(argument.keyword_only and argument.kind == "Tensor" for argument in self.schema.arguments):
-            raise DeclarationError(f"{self.qualified} has a keyword-only Tensor, for which torch takes no {what}; make it positional")
+        if any(
+            argument.keyword_only and argument.kind == "Tensor"
+            for argument in self.schema.arguments
+        ):
+            raise DeclarationError(
+                f"{self.qualified} has a keyword-only Tensor, for which torch takes no {what}; make it positional"
+            )
 
     def autocast(self, dtype: torch.dtype | None = None, only: Sequence[str] | None = None) -> None:
         """In regions of torch.autocast, convert floating-point arguments before the call; without a rule, the op takes them as they are.
@@ -235,7 +295,9 @@ class Op:
             DeclarationError: the op writes an argument: it would write a converted copy; or it has no Tensor of a name.
         """
         if self.schema.mutates:
-            raise DeclarationError(f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there")
+            raise DeclarationError(
+                f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there"
+            )
         self._autocast = dtype, None if only is None else transforms.places(self.schema, only)
         self.bind_rules()
 
@@ -266,15 +328,24 @@ class Op:
     def bind_rules(self) -> None:
         """Tell torch the rules for vmap and autocast, each once, and let DTensor ask for the sharding rule anew."""
         if self.handle is not None:
-            self._bind_once("vmap", self._vmap is not None or self.elementwise,
-                            lambda: torch.library.register_vmap(self.qualified, self.run_vmap, lib=self.handle))
-            self._bind_once("autocast", self._autocast is not None, lambda: transforms.bind_autocast(self))
+            self._bind_once(
+                "vmap",
+                self._vmap is not None or self.elementwise,
+                lambda: torch.library.register_vmap(self.qualified, self.run_vmap, lib=self.handle),
+            )
+            self._bind_once(
+                "autocast", self._autocast is not None, lambda: transforms.bind_autocast(self)
+            )
             self._bind_once("variants", self.definitions, lambda: variants.bind(self))
             self.forget_sharding()
 
     def bind_late(self) -> None:
         """Tell DTensor the op's rule, and torch's compiler its variants, each once, if the process uses it."""
-        self._bind_once("sharding", self._sharding is not None or self.elementwise, lambda: sharding.bind(self.overload, self._shard))
+        self._bind_once(
+            "sharding",
+            self._sharding is not None or self.elementwise,
+            lambda: sharding.bind(self.overload, self._shard),
+        )
         self._bind_once("inductor", self.definitions, lambda: variants.feed_inductor(self))
 
     def _bind_once(self, rule: str, wanted: object, bind: Callable[[], object]) -> None:
@@ -290,32 +361,52 @@ class Op:
 
     def run_backward(self, ctx: Any, *grads: Any) -> Any:
         if self._backward is None:
-            raise RuntimeError(f"derivative for {self.qualified} is not implemented; add one with @{self.schema.name}.backward")
+            raise RuntimeError(
+                f"derivative for {self.qualified} is not implemented; add one with @{self.schema.name}.backward"
+            )
         return self._backward(ctx, *grads)
 
     def run_setup_context(self, **context: Any) -> None:
         if self._setup_context is not None:
             self._setup_context(**context)
 
-    def run_vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> Any:
+    def run_vmap(
+        self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any
+    ) -> Any:
         if self._vmap is not None:
             return self._vmap(info, in_dims, *args, **kwargs)
         if self.schema.draws and info.randomness != "different":  # torch's words and default
-            raise RuntimeError(f"vmap: called random operation {self.qualified} with randomness={info.randomness!r}; each element of the "
-                               "batch gets numbers of its own, so call torch.vmap(..., randomness='different')")
+            raise RuntimeError(
+                f"vmap: called random operation {self.qualified} with randomness={info.randomness!r}; each element of the "
+                "batch gets numbers of its own, so call torch.vmap(..., randomness='different')"
+            )
         rule = transforms.elementwise if self.elementwise else transforms.loop
         return rule(self.overload, info, in_dims, args, kwargs)
 
     def _shard(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sharding(*args, **kwargs) if self._sharding is not None else sharding.elementwise(self.overload, args)
+        return (
+            self._sharding(*args, **kwargs)
+            if self._sharding is not None
+            else sharding.elementwise(self.overload, args)
+        )
 
-    def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (args, kwargs) if self._autocast is None else transforms.cast(args, kwargs, self._autocast)
+    def cast(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (
+            (args, kwargs)
+            if self._autocast is None
+            else transforms.cast(args, kwargs, self._autocast)
+        )
 
     @property
     def batches(self) -> bool:
         """Whether torch.vmap takes the op by a rule: the declared one, or a loop for an op with a backward."""
-        return self._vmap is not None or self.elementwise or (self.differentiable and not transforms.has_list(self.schema))
+        return (
+            self._vmap is not None
+            or self.elementwise
+            or (self.differentiable and not transforms.has_list(self.schema))
+        )
 
     @property
     def differentiable(self) -> bool:
@@ -333,18 +424,42 @@ class Op:
     def keep(self, backend: Backend, loaded: Loaded) -> None:
         """Note a backend's kernel, let calls that need no derivative pass without Python, where that is compiled, and let variants run."""
         if self._passes:
-            loaded.unbind_autograd = cpp_autograd.bind(self.qualified, f"Autograd{backend.dispatch_key}")
+            loaded.unbind_autograd = cpp_autograd.bind(
+                self.qualified, f"Autograd{backend.dispatch_key}"
+            )
         self.loaded[backend.name] = loaded
         self._choose(backend)
 
     def stamp_now(self) -> tuple[int, ...] | None:
         """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""
-        return files.stamp(self.file) if self.file is not None and self.file.name == "op.py" else None
+        return (
+            files.stamp(self.file) if self.file is not None and self.file.name == "op.py" else None
+        )
 
     def adopt(self, newer: "Op") -> None:
         """Take over a newer declaration, except for its schema: see registration.redeclare."""
-        for name in ("folder", "fake", "extra", "_own", "definitions", "code", "where", "file", "stamp", "constant", "elementwise",
-                     "_reference", "_samples", "_workloads", "_backward", "_setup_context", "_vmap", "_autocast", "_sharding", "waived"):
+        for name in (
+            "folder",
+            "fake",
+            "extra",
+            "_own",
+            "definitions",
+            "code",
+            "where",
+            "file",
+            "stamp",
+            "constant",
+            "elementwise",
+            "_reference",
+            "_samples",
+            "_workloads",
+            "_backward",
+            "_setup_context",
+            "_vmap",
+            "_autocast",
+            "_sharding",
+            "waived",
+        ):
             setattr(self, name, getattr(newer, name))
         self.bind_rules()
         for backend in self.loaded:
@@ -365,7 +480,9 @@ class Op:
 
     def _declared(self, function: Function | None, what: str) -> Function:
         if function is None:
-            raise DeclarationError(f"{self.qualified} declares no {what}; add @{self.schema.name}.{what} to its op.py")
+            raise DeclarationError(
+                f"{self.qualified} declares no {what}; add @{self.schema.name}.{what} to its op.py"
+            )
         return function
 
     def write_code(self) -> None:
@@ -378,19 +495,33 @@ class Op:
         NoKernel if there is none. An inline op has its source after `write_code`."""
         if self.code is not None and backend.suffix in self.code.texts:
             return self.folder / f"{self.schema.name}{backend.suffix}"
-        names = dict.fromkeys(f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name))
-        of_device = [backend.kernels / self.schema.namespace / f"{self.schema.name}{backend.suffix}"] if backend.kernels else []
+        names = dict.fromkeys(
+            f"{stem}{backend.suffix}" for stem in (self.schema.name, self.folder.name)
+        )
+        of_device = (
+            [backend.kernels / self.schema.namespace / f"{self.schema.name}{backend.suffix}"]
+            if backend.kernels
+            else []
+        )
         for place in (*(self.folder / name for name in names), *of_device):
             if place.is_file():
                 return place
         if self.code is not None:
-            devices = " and ".join(each.name for each in backends.all_backends() if each.suffix in self.code.texts)
-            raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: its inline code is for {devices} only; declare it again "
-                           f"with code for {backend.name}, too")
-        raise NoKernel(f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in {self.folder}"
-                       f"{''.join(f', or {place}' for place in of_device)}{of_cpp(self.folder, self.schema.name, self.folder.name)}")
+            devices = " and ".join(
+                each.name for each in backends.all_backends() if each.suffix in self.code.texts
+            )
+            raise NoKernel(
+                f"{self.qualified} has no kernel for {backend.name}: its inline code is for {devices} only; declare it again "
+                f"with code for {backend.name}, too"
+            )
+        raise NoKernel(
+            f"{self.qualified} has no kernel for {backend.name}: expected {' or '.join(names)} in {self.folder}"
+            f"{''.join(f', or {place}' for place in of_device)}{of_cpp(self.folder, self.schema.name, self.folder.name)}"
+        )
 
-    def recipe(self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None) -> Recipe:
+    def recipe(
+        self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None
+    ) -> Recipe:
         """Describe what the op is built from for a target, now. Reads its files; writes none. Raises NoKernel, or OSError. `compilers`:
         their identities, the preferred first (see `toolchain.identities_of`); `scan` shares header scans between ops."""
         source, flags = self.source(target.backend), self.flags(target)
@@ -399,7 +530,16 @@ class Op:
             scan.texts[str(source)] = self.code.texts[target.backend.suffix].encode()
         shown = None if self.code is None else self.code.shown or source.name
         preferred = compilers[0] if compilers else None
-        return Recipe(self.schema, target, source, read_inputs(source, target, flags, scan), flags, preferred, shown, tuple(compilers[1:]))
+        return Recipe(
+            self.schema,
+            target,
+            source,
+            read_inputs(source, target, flags, scan),
+            flags,
+            preferred,
+            shown,
+            tuple(compilers[1:]),
+        )
 
     def flags(self, target: Target) -> Flags:
         """Return the backend's flags with the op's own."""
@@ -430,10 +570,18 @@ class Op:
     def devices(self) -> list[str]:
         """Return the names of the backends that the op has a source for and that this process can run."""
         own = self.backends()
-        return [backend.name for backend in backends.all_backends() if backend.name in own and backend.available() is None]
+        return [
+            backend.name
+            for backend in backends.all_backends()
+            if backend.name in own and backend.available() is None
+        ]
 
 
 def of_cpp(folder: Path, *stems: str) -> str:
     """Return advice on a C++ source in the place of an op's, or an empty text."""
     source = next((path for stem in stems for path in sorted(folder.glob(f"{stem}.c[pcx]*"))), None)
-    return f'; {source.name} is C++: build it with opjit.load("{source.stem}", ["{source}"])' if source else ""
+    return (
+        f'; {source.name} is C++: build it with opjit.load("{source.stem}", ["{source}"])'
+        if source
+        else ""
+    )

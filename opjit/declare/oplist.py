@@ -55,7 +55,9 @@ class RecordedExtension(NamedTuple):
 
     function: str  # "load" or "load_inline"; of a shared library, "build"
     arguments: dict[str, Any]  # the function's arguments, by name
-    archs: str | None  # the archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code
+    archs: (
+        str | None
+    )  # the archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code
 
     @property
     def name(self) -> str:
@@ -69,16 +71,30 @@ def _expect(condition: object, what: str, found: object) -> None:
 
 def parse_extension(fields: Any) -> RecordedExtension:
     """Validate one extension of a list. Raises ValueError, whose message says what is wrong."""
-    _expect(isinstance(fields, dict) and fields.keys() == set(RecordedExtension._fields),
-            f"the fields {', '.join(RecordedExtension._fields)} for each extension", fields)
+    _expect(
+        isinstance(fields, dict) and fields.keys() == set(RecordedExtension._fields),
+        f"the fields {', '.join(RecordedExtension._fields)} for each extension",
+        fields,
+    )
     found = RecordedExtension(**fields)
-    _expect(found.function in ("load", "load_inline", "build"), "load, load_inline or build as 'function'", found.function)
+    _expect(
+        found.function in ("load", "load_inline", "build"),
+        "load, load_inline or build as 'function'",
+        found.function,
+    )
     _expect(isinstance(found.archs, (str, type(None))), "a string or null as 'archs'", found.archs)
-    _expect(isinstance(found.arguments, dict) and isinstance(found.arguments.get("name"), str), "an object with a name as 'arguments'",
-            found.arguments)
+    _expect(
+        isinstance(found.arguments, dict) and isinstance(found.arguments.get("name"), str),
+        "an object with a name as 'arguments'",
+        found.arguments,
+    )
     for name, value in found.arguments.items():
-        _expect(isinstance(value, (str, bool)) or _are_texts(list(value.values()) if isinstance(value, dict) else value),
-                f"a string, a truth value, a list or an object of strings as {name!r}", value)
+        _expect(
+            isinstance(value, (str, bool))
+            or _are_texts(list(value.values()) if isinstance(value, dict) else value),
+            f"a string, a truth value, a list or an object of strings as {name!r}",
+            value,
+        )
     json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
     return found
 
@@ -87,17 +103,29 @@ def parse_op(fields: Any) -> RecordedOp:
     """Validate one op of a list. Raises ValueError, whose message says what is wrong."""
     _expect(isinstance(fields, dict), "an object for each op", fields)
     place = "code" if "code" in fields else "folder"
-    _expect(fields.keys() - {"tags"} == {*_TEXTS, "flags", place},
-            f"the fields {', '.join(_TEXTS)}, flags and folder or code", list(fields))
+    _expect(
+        fields.keys() - {"tags"} == {*_TEXTS, "flags", place},
+        f"the fields {', '.join(_TEXTS)}, flags and folder or code",
+        list(fields),
+    )
     for name in _TEXTS:
         _expect(isinstance(fields[name], str), f"a string as {name!r}", fields[name])
     flags, sources = fields["flags"], fields[place]
-    _expect(isinstance(flags, dict) and flags.keys() == set(FLAGS) and all(map(_are_texts, flags.values())),
-            f"lists of strings named {', '.join(FLAGS)} as 'flags'", flags)
+    _expect(
+        isinstance(flags, dict)
+        and flags.keys() == set(FLAGS)
+        and all(map(_are_texts, flags.values())),
+        f"lists of strings named {', '.join(FLAGS)} as 'flags'",
+        flags,
+    )
     if place == "folder":
         _expect(isinstance(sources, str), "a path as 'folder'", sources)
     else:
-        _expect(isinstance(sources, dict) and sources and _are_texts(list(sources.values())), "sources by backend as 'code'", sources)
+        _expect(
+            isinstance(sources, dict) and sources and _are_texts(list(sources.values())),
+            "sources by backend as 'code'",
+            sources,
+        )
     _expect(_are_texts(fields.get("tags", [])), "a list of strings as 'tags'", fields.get("tags"))
     json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
     return RecordedOp(**fields)
@@ -110,11 +138,16 @@ def _are_texts(values: object) -> bool:
 def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension] = ()) -> str:
     """Return the list's text: each op and target and each extension once, in an order that does not depend on the input's."""
     found = {json.dumps(each.fields(), sort_keys=True): each for each in ops}
-    ordered = sorted(found.items(), key=lambda item: (item[1].op, item[1].backend, item[1].arch, item[0]))
+    ordered = sorted(
+        found.items(), key=lambda item: (item[1].op, item[1].backend, item[1].arch, item[0])
+    )
     fields: dict[str, Any] = {"format": FORMAT, "ops": [each.fields() for _, each in ordered]}
     loaded = {json.dumps(each._asdict(), sort_keys=True): each for each in extensions}
     if loaded:
-        fields["extensions"] = [each._asdict() for _, each in sorted(loaded.items(), key=lambda item: (item[1].name, item[0]))]
+        fields["extensions"] = [
+            each._asdict()
+            for _, each in sorted(loaded.items(), key=lambda item: (item[1].name, item[0]))
+        ]
     return json.dumps(fields, indent=1) + "\n"
 
 
@@ -123,14 +156,22 @@ def read_list(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
     try:
         fields = json.loads(files.read_regular(path, MAX_BYTES))
         fields = {"extensions": [], **fields} if isinstance(fields, dict) else {}
-        if fields.keys() != {"format", "ops", "extensions"} or not all(isinstance(fields[name], list) for name in ("ops", "extensions")):
+        if fields.keys() != {"format", "ops", "extensions"} or not all(
+            isinstance(fields[name], list) for name in ("ops", "extensions")
+        ):
             raise ValueError("expected an object with 'format' and 'ops'")
         if fields["format"] != FORMAT or type(fields["format"]) is not int:
-            raise ValueError(f"its format is {fields['format']!r:.80}, and this opjit reads format {FORMAT}")
-        return [parse_op(each) for each in fields["ops"]], [parse_extension(each) for each in fields["extensions"]]
+            raise ValueError(
+                f"its format is {fields['format']!r:.80}, and this opjit reads format {FORMAT}"
+            )
+        return [parse_op(each) for each in fields["ops"]], [
+            parse_extension(each) for each in fields["extensions"]
+        ]
     except (OSError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise RecordError(f"{path} is not a list from `opjit record`: {reason}; record it again") from None
+        raise RecordError(
+            f"{path} is not a list from `opjit record`: {reason}; record it again"
+        ) from None
 
 
 def note(op: Op, target: Target) -> None:
@@ -143,21 +184,45 @@ def append(name: str, fields: dict[str, Any]) -> None:
     """Append a line about an op or an extension to that file, in a single write, as other processes append too."""
     path, text = os.environ["OPJIT_RECORD"], json.dumps(fields, sort_keys=True) + "\n"
     try:
-        with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)) as file:
+        with open(
+            path,
+            "ab",
+            buffering=0,
+            opener=lambda name, flags: os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW),
+        ) as file:
             file.write(text.encode("ascii"))
     except OSError as error:
-        warnings.warn(CacheWarning(f"{name} is not recorded: OPJIT_RECORD names {path!r}: {error}"), stacklevel=2)
+        warnings.warn(
+            CacheWarning(f"{name} is not recorded: OPJIT_RECORD names {path!r}: {error}"),
+            stacklevel=2,
+        )
 
 
 def _recorded(op: Op, target: Target) -> RecordedOp:
     flags: dict[str, list[str]] = {name: [] for name in FLAGS}
     if op.extra is not None:
         extra = op.extra  # the compilers' flags have doubled braces
-        flags["c"], flags["cuda"] = ([flag.replace("{{", "{").replace("}}", "}") for flag in each] for each in (extra.c, extra.cuda))
+        flags["c"], flags["cuda"] = (
+            [flag.replace("{{", "{").replace("}}", "}") for flag in each]
+            for each in (extra.c, extra.cuda)
+        )
         flags["link"], flags["cuda_link"] = as_written(extra.link), as_written(extra.cuda_link)
         flags["include"], flags["sources"] = list(extra.include), list(extra.sources)
     code = None
     if op.code is not None:
-        code = {backend.name: op.code.texts[backend.suffix] for backend in backends.all_backends() if backend.suffix in op.code.texts}
-    return RecordedOp(op.qualified, op.schema.text, target.backend.name, target.arch, target.runtime, flags,
-                      None if code else str(op.folder), code, list(op.schema.tags) or None)
+        code = {
+            backend.name: op.code.texts[backend.suffix]
+            for backend in backends.all_backends()
+            if backend.suffix in op.code.texts
+        }
+    return RecordedOp(
+        op.qualified,
+        op.schema.text,
+        target.backend.name,
+        target.arch,
+        target.runtime,
+        flags,
+        None if code else str(op.folder),
+        code,
+        list(op.schema.tags) or None,
+    )

@@ -15,16 +15,22 @@ from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
 from opjit.recipe.schema import Schema
 
-half_declared: dict[str, Any] = {}  # torch's objects for ops that a thread with `processes.declaring` is declaring, None before it has one
+half_declared: dict[
+    str, Any
+] = {}  # torch's objects for ops that a thread with `processes.declaring` is declaring, None before it has one
 _look_up = torch._ops._OpNamespace.__getattr__
-_placeholders: dict[str, torch.library.Library] = {}  # keeps torch's entry for an op that was taken back; see `forget`
+_placeholders: dict[
+    str, torch.library.Library
+] = {}  # keeps torch's entry for an op that was taken back; see `forget`
 
 
 def _not_ready(op: Op, backend: Backend) -> None:
     raise NoKernel(f"{op.qualified} cannot run on {backend.name} before `import opjit` has ended")
 
 
-ready: Callable[[Op, Backend], object] = _not_ready  # gives an op its C kernel for a backend; see registry.declare_bundled
+ready: Callable[[Op, Backend], object] = (
+    _not_ready  # gives an op its C kernel for a backend; see registry.declare_bundled
+)
 
 
 def define(op: Op, earlier: Op | None) -> None:
@@ -40,8 +46,10 @@ def define(op: Op, earlier: Op | None) -> None:
             try:
                 library.define(op.schema.text.partition("::")[2], tags=_tags(op.schema))
             except RuntimeError as error:
-                raise DeclarationError(f"torch refuses the op {op.qualified}, so choose another name or namespace: "
-                                       f"{str(error).splitlines()[0]}") from None
+                raise DeclarationError(
+                    f"torch refuses the op {op.qualified}, so choose another name or namespace: "
+                    f"{str(error).splitlines()[0]}"
+                ) from None
             op.handle = library
             _register(library, op)
             op.overload = look_up(getattr(torch.ops, namespace), name).default
@@ -72,13 +80,17 @@ def look_up(namespace: Any, name: str) -> Any:
     object each."""
     qualified = f"{namespace.name}::{name}"
     if qualified not in half_declared:
-        found = _look_up(torch._ops._OpNamespace(namespace.name), name)  # kept in a namespace that no other thread has
+        found = _look_up(
+            torch._ops._OpNamespace(namespace.name), name
+        )  # kept in a namespace that no other thread has
         if qualified not in half_declared:
             namespace._dir.append(name)
             return vars(namespace).setdefault(name, found)
     with processes.declaring:
         if qualified in half_declared:  # this thread declares it
-            half_declared[qualified] = half_declared[qualified] or _look_up(torch._ops._OpNamespace(namespace.name), name)
+            half_declared[qualified] = half_declared[qualified] or _look_up(
+                torch._ops._OpNamespace(namespace.name), name
+            )
             return half_declared[qualified]
     return getattr(namespace, name)
 
@@ -89,14 +101,25 @@ def _tags(schema: Schema) -> list[torch.Tag]:
 
 def _register(library: torch.library.Library, op: Op) -> None:
     name = op.schema.name
-    for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA"):  # the first leaves nested tensors out
+    for key in (
+        "CompositeExplicitAutograd",
+        "NestedTensorCPU",
+        "NestedTensorCUDA",
+    ):  # the first leaves nested tensors out
         library.impl(name, partial(_first_call, op), key, with_keyset=True)
     if op.schema.mutates:
         # torch's own kernels resolve these views, but assume that an op which writes an argument also returns it: without a result they
         # read invalid memory.
         for key in ("Conjugate", "Negative"):
-            library.impl(name, partial(_refuse, f"{op.qualified} writes an argument, so it takes no lazily conjugated or negated view; "
-                                       "call .resolve_conj() or .resolve_neg() on the tensor first"), key)
+            library.impl(
+                name,
+                partial(
+                    _refuse,
+                    f"{op.qualified} writes an argument, so it takes no lazily conjugated or negated view; "
+                    "call .resolve_conj() or .resolve_neg() on the tensor first",
+                ),
+                key,
+            )
     torch.library.register_fake(op.qualified, partial(_fake, op), lib=library)
 
 
@@ -105,8 +128,14 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
     schema, name = op.schema, f"{op.schema.name}_without_results"
     arguments = schema.text.partition("(")[2].rpartition(" -> ")[0]
     library.define(f"{name}({arguments} -> ()", tags=_tags(schema))
-    library.impl(name, lambda *args, **kwargs: [op.overload(*args, **kwargs), None][1], "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{schema.namespace}::{name}", lambda *args, **kwargs: None, lib=library)
+    library.impl(
+        name,
+        lambda *args, **kwargs: [op.overload(*args, **kwargs), None][1],
+        "CompositeExplicitAutograd",
+    )
+    torch.library.register_fake(
+        f"{schema.namespace}::{name}", lambda *args, **kwargs: None, lib=library
+    )
     form = getattr(getattr(torch.ops, schema.namespace), name).default
 
     def functionalized(context: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +148,10 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
 
 def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The arguments of a call that the op returns."""
-    found = [args[place] if place < len(args) else kwargs[schema.arguments[place].name] for place in schema.returned]
+    found = [
+        args[place] if place < len(args) else kwargs[schema.arguments[place].name]
+        for place in schema.returned
+    ]
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -127,8 +159,10 @@ def refuse_second(earlier: Op, newer: Op) -> None:
     """Refuse a second op of the same name. A later declaration from the same folder or module is the same op."""
     one, other = (op.folder if op.code is None else op.code.module for op in (earlier, newer))
     if one != other:
-        raise DeclarationError(f"two ops are named {newer.qualified}: one is declared in {earlier.where}, the other in {newer.where}; "
-                               "rename one or give it a namespace of its own")
+        raise DeclarationError(
+            f"two ops are named {newer.qualified}: one is declared in {earlier.where}, the other in {newer.where}; "
+            "rename one or give it a namespace of its own"
+        )
 
 
 def redeclare(op: Op, newer: Op) -> None:
@@ -148,7 +182,9 @@ def forget(op: Op) -> None:
         return
     if op.qualified not in _placeholders:
         _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
-        _placeholders[op.qualified].impl(op.schema.name, partial(_refuse, f"{op.qualified} has no kernel for Vulkan"), "Vulkan")
+        _placeholders[op.qualified].impl(
+            op.schema.name, partial(_refuse, f"{op.qualified} has no kernel for Vulkan"), "Vulkan"
+        )
     for loaded in op.loaded.values():
         loaded.unload()
     op.loaded.clear()
@@ -166,8 +202,10 @@ def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
     the check, a result on another device would be memory that no kernel filled."""
     devices = {str(tensor.device) for tensor in tensors_of((args, kwargs))}
     if len(devices) > 1:
-        raise RuntimeError(f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
-                           "move them with .to()")
+        raise RuntimeError(
+            f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
+            "move them with .to()"
+        )
     op.bind_late()  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
     result = op.fake(*args, **kwargs)
     return _returned(op.schema, args, kwargs) if op.schema.returned else result
@@ -178,12 +216,18 @@ def _first_call(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
     qualified, key = op.qualified, torch._C._dispatch_key_name(keys.highestPriorityTypeId())
     backend = backends.for_dispatch_key(key)
     if backend is None:
-        raise NoKernel(f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
-                       f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them")
+        raise NoKernel(
+            f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
+            f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them"
+        )
     try:
         ready(op, backend)
     except OpjitError as error:
-        raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
+        raise error.with_traceback(
+            None
+        ) from error.__cause__  # the frames below tell a user nothing
     if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
-        raise NoKernel(f"the kernel of {qualified} for {backend.name} did not register; call opjit.get({qualified!r}, {backend.name!r})")
+        raise NoKernel(
+            f"the kernel of {qualified} for {backend.name} did not register; call opjit.get({qualified!r}, {backend.name!r})"
+        )
     return op.overload.redispatch(keys, *args, **kwargs)

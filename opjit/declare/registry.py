@@ -31,8 +31,12 @@ GROUP = "opjit.ops"
 _ops: dict[str, Op] = {}
 _unfinished: set[str] = set()  # ops of an op.py that is still running; see `find`
 _searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
-_searching: set[str] = set()  # folders in OPJIT_PATH that are being read; their op.py may ask for ops, too
-_rerun: ContextVar[list[Op] | None] = ContextVar("rerun", default=None)  # collects the declarations of an op.py that runs again
+_searching: set[str] = (
+    set()
+)  # folders in OPJIT_PATH that are being read; their op.py may ask for ops, too
+_rerun: ContextVar[list[Op] | None] = ContextVar(
+    "rerun", default=None
+)  # collects the declarations of an op.py that runs again
 
 
 @contextmanager
@@ -84,12 +88,16 @@ def find(name: str) -> Op:
     """Return the op of a name; without a namespace, opjit's own. Raises UnknownOp with the most similar names, or DeclarationError if
     OPJIT_PATH names a folder without ops, or one that others can write."""
     qualified = name if "::" in name else f"opjit::{name}"
-    if declared(qualified) is None or qualified in _unfinished:  # the latter waits for the thread that runs its op.py
+    if (
+        declared(qualified) is None or qualified in _unfinished
+    ):  # the latter waits for the thread that runs its op.py
         search(qualified)
     op = declared(qualified)
     if op is None:
         short = [op.qualified.removeprefix("opjit::") for op in all_ops()]
-        closest = difflib.get_close_matches(qualified.removeprefix("opjit::"), short, n=3, cutoff=0.5)
+        closest = difflib.get_close_matches(
+            qualified.removeprefix("opjit::"), short, n=3, cutoff=0.5
+        )
         raise UnknownOp(qualified, closest)
     return op
 
@@ -103,13 +111,22 @@ def get_or_search(namespace: Any, name: str) -> Any:
     try:
         return registration.look_up(namespace, name)
     except AttributeError:
-        qualified, unread = f"{namespace.name}::{name}", any(path not in _searched for path in _path())
-        if qualified in registration.half_declared or name.startswith("__") or not (unread or namespace.name in _packaged_namespaces()):
+        qualified, unread = (
+            f"{namespace.name}::{name}",
+            any(path not in _searched for path in _path()),
+        )
+        if (
+            qualified in registration.half_declared
+            or name.startswith("__")
+            or not (unread or namespace.name in _packaged_namespaces())
+        ):
             raise  # torch asks for an op that it is about to define
         try:
             search(qualified)
         except OpjitError as error:  # hasattr() must not raise it
-            raise AttributeError(f"torch.ops.{namespace.name}.{name} was not found: {error}") from error
+            raise AttributeError(
+                f"torch.ops.{namespace.name}.{name} was not found: {error}"
+            ) from error
         if declared(qualified) is None:
             raise
         return registration.look_up(namespace, name)
@@ -144,7 +161,9 @@ def _add_named(path: str) -> None:
     """Add a folder that OPJIT_PATH names."""
     folder = Path(os.path.expanduser(path))
     if not folder.is_absolute():
-        raise DeclarationError(f"OPJIT_PATH names {path!r}, which depends on where the process starts; use an absolute path")
+        raise DeclarationError(
+            f"OPJIT_PATH names {path!r}, which depends on where the process starts; use an absolute path"
+        )
     try:
         add_trusted(folder)
     except (DeclarationError, OSError) as error:
@@ -157,7 +176,11 @@ def add_trusted(folder: Path) -> list[Op]:
     ours = Path(os.path.abspath(folder))
     paths = [ours]
     for each in op_folders(ours):
-        paths += [Path(place, name) for place, folders, names in os.walk(each) for name in (*folders, *names)]
+        paths += [
+            Path(place, name)
+            for place, folders, names in os.walk(each)
+            for name in (*folders, *names)
+        ]
     problem = next(filter(None, map(files.swappable, paths)), None)
     if problem is not None:
         raise DeclarationError(f"the op.py files in {ours} are not run: {problem}")
@@ -175,13 +198,18 @@ def _search_packages(namespace: str | None) -> None:
         _searched.add(name)
         try:
             with _running():
-                for path in getattr(point.load(), "__path__", []):  # of a package, which may be a folder of ops; a module declares its own
+                for path in getattr(
+                    point.load(), "__path__", []
+                ):  # of a package, which may be a folder of ops; a module declares its own
                     if op_folders(Path(path)):
                         add_path(path)
         except Exception as error:
             origin = f" of {point.dist.name}" if point.dist else ""
-            warnings.warn(f"the ops of the entry point {name}{origin} are missing: {type(error).__name__}: {error}", RuntimeWarning,
-                          stacklevel=5)
+            warnings.warn(
+                f"the ops of the entry point {name}{origin} are missing: {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
 
 def declare_bundled(ready: Callable[[Op, Backend], object], choose: variants.Choose) -> None:
@@ -213,8 +241,11 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
     place = Path(os.path.abspath(folder))
     folders = op_folders(place)
     if not folders:
-        raise DeclarationError(f"no op is declared in {place}: expected op.py in it or in its subfolders{of_cpp(place, '*')}"
-                               if place.is_dir() else f"there is no folder {place}")
+        raise DeclarationError(
+            f"no op is declared in {place}: expected op.py in it or in its subfolders{of_cpp(place, '*')}"
+            if place.is_dir()
+            else f"there is no folder {place}"
+        )
     ops = [op for each in folders for op in _declare(each / "op.py")]
     return sorted(ops, key=lambda op: op.qualified)
 
@@ -224,10 +255,15 @@ def op_folders(place: Path) -> list[Path]:
     try:
         if (place / "op.py").is_file():
             return [place]
-        return sorted(each for each in place.iterdir() if (each / "op.py").is_file()) if place.is_dir() else []
+        return (
+            sorted(each for each in place.iterdir() if (each / "op.py").is_file())
+            if place.is_dir()
+            else []
+        )
     except OSError as error:
-        raise DeclarationError(f"the folder {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it"
-                               ) from error
+        raise DeclarationError(
+            f"the folder {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it"
+        ) from error
 
 
 def _declare(file: Path) -> list[Op]:
@@ -247,7 +283,9 @@ def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
     modules beside it are its submodules: ``from .shapes import rows``."""
     file = folder / "op.py"
     name = f"{prefix}_{folder.name}".replace(".", "_")  # pickle would import the part before a dot
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(file):  # a folder of the same name elsewhere
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(
+        file
+    ):  # a folder of the same name elsewhere
         name = f"{name}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
     module = _new_module(name, file)
     assert module.__spec__ is not None
@@ -257,13 +295,17 @@ def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
         try:
             module.__spec__.loader.exec_module(module)
         except BaseException:
-            for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            for each in [
+                each for each in sys.modules if each == name or each.startswith(f"{name}.")
+            ]:
                 del sys.modules[each]  # as after an import that failed
             raise
 
 
 def _new_module(name: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)])
+    spec = importlib.util.spec_from_file_location(
+        name, file, submodule_search_locations=[str(file.parent)]
+    )
     assert spec is not None
     return importlib.util.module_from_spec(spec)
 
@@ -286,10 +328,19 @@ def rerun(op: Op) -> tuple[list[Op], ModuleType]:
     return newer, module
 
 
-def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (), extra_ldflags: Sequence[str] = (),
-       extra_cuda_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
-       extra_sources: Sequence[str | os.PathLike[str]] = (), differentiable: bool = True,
-       elementwise: bool = False, tags: Sequence[torch.Tag] = ()) -> Callable[[Function], Op]:
+def op(
+    text: str,
+    *,
+    extra_cflags: Sequence[str] = (),
+    extra_cuda_cflags: Sequence[str] = (),
+    extra_ldflags: Sequence[str] = (),
+    extra_cuda_ldflags: Sequence[str] = (),
+    extra_include_paths: Sequence[str | os.PathLike[str]] = (),
+    extra_sources: Sequence[str | os.PathLike[str]] = (),
+    differentiable: bool = True,
+    elementwise: bool = False,
+    tags: Sequence[torch.Tag] = (),
+) -> Callable[[Function], Op]:
     """Declare an op; the decorated function is its fake kernel.
 
     The op's C and CUDA sources lie beside the declaring file: ``<name>.c`` defines ``<name>_cpu``, ``<name>.cu`` defines
@@ -327,33 +378,60 @@ def op(text: str, *, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequen
     """
 
     if not all(isinstance(tag, torch.Tag) for tag in tags):
-        raise DeclarationError(f"{text.partition('(')[0]}: tags is a list of members of torch.Tag, such as "
-                               f"torch.Tag.pointwise, not {tags!r}")
+        raise DeclarationError(
+            f"{text.partition('(')[0]}: tags is a list of members of torch.Tag, such as "
+            f"torch.Tag.pointwise, not {tags!r}"
+        )
 
     def declare(fake: Function) -> Op:
         file = Path(inspect.unwrap(fake).__code__.co_filename).resolve()
         folder = file.parent
         extra = None
-        extras = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
+        extras = (
+            extra_cflags,
+            extra_cuda_cflags,
+            extra_ldflags,
+            extra_include_paths,
+            extra_cuda_ldflags,
+            extra_sources,
+        )
         if any(extras):
             from opjit.recipe import flags
 
             extra = flags.check(text.partition("(")[0], folder, *extras)
-        return add(Op(text, fake, folder, extra, file=file, constant=not differentiable, elementwise=elementwise,
-                      tags=[tag.name for tag in tags]))
+        return add(
+            Op(
+                text,
+                fake,
+                folder,
+                extra,
+                file=file,
+                constant=not differentiable,
+                elementwise=elementwise,
+                tags=[tag.name for tag in tags],
+            )
+        )
 
     return declare
 
 
 def _restored(qualified: str, where: str, declaration: str) -> Op:
     """Return the op that was pickled, maybe by another process; its op.py, if it has one, is run unless others can write it."""
-    if declared(qualified) is None and os.path.isfile(declaration) and Path(declaration).name == "op.py":
+    if (
+        declared(qualified) is None
+        and os.path.isfile(declaration)
+        and Path(declaration).name == "op.py"
+    ):
         add_trusted(Path(declaration).parent)  # the folder may be somebody else's by now
     try:
         return find(qualified)
     except UnknownOp as error:
-        error.args = (f"{qualified} was pickled by a process that declared it in {where}; import or load that here first",)
+        error.args = (
+            f"{qualified} was pickled by a process that declared it in {where}; import or load that here first",
+        )
         raise
 
 
-copyreg.pickle(Op, lambda op: (_restored, (op.qualified, op.where, str(op.file or ""))))  # by its name: a copy is the op itself
+copyreg.pickle(
+    Op, lambda op: (_restored, (op.qualified, op.where, str(op.file or "")))
+)  # by its name: a copy is the op itself

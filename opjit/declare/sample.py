@@ -34,7 +34,12 @@ class Sample(NamedTuple):
         """Return a sample as an author may yield it: a Sample, a tuple of arguments, ``(args, kwargs)``, or the only argument."""
         if isinstance(declared, Sample):
             return declared
-        if isinstance(declared, tuple) and len(declared) == 2 and isinstance(declared[0], tuple) and isinstance(declared[1], dict):
+        if (
+            isinstance(declared, tuple)
+            and len(declared) == 2
+            and isinstance(declared[0], tuple)
+            and isinstance(declared[1], dict)
+        ):
             return cls(*declared)
         return cls(declared if isinstance(declared, tuple) else (declared,))
 
@@ -47,7 +52,9 @@ class Sample(NamedTuple):
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor], note: str = "") -> "Sample":
         """Return the same call with each tensor changed."""
-        args, kwargs = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, self.values)
+        args, kwargs = tree_map(
+            lambda value: change(value) if isinstance(value, torch.Tensor) else value, self.values
+        )
         return self._replace(args=args, kwargs=kwargs, note=note or self.note)
 
     def replace(self, index: int, tensor: torch.Tensor, note: str = "") -> "Sample":
@@ -58,7 +65,10 @@ class Sample(NamedTuple):
     @property
     def kind(self) -> tuple[Any, ...]:
         """Samples of one kind test the same."""
-        return (*((t.dtype, t.dim(), t.is_contiguous(), t.numel() == 0) for t in self.tensors()), str(self.kwargs))
+        return (
+            *((t.dtype, t.dim(), t.is_contiguous(), t.numel() == 0) for t in self.tensors()),
+            str(self.kwargs),
+        )
 
     @property
     def numel(self) -> int:
@@ -69,7 +79,9 @@ class Sample(NamedTuple):
             if not isinstance(value, torch.Tensor):
                 return value
             strides = "" if value.is_contiguous() else f" strides {tuple(value.stride())}"
-            return _Shown(f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{strides}")
+            return _Shown(
+                f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{strides}"
+            )
 
         args, kwargs = tree_map(shown, self.values)
         named = [f"{name}={value!r}" for name, value in kwargs.items()]

@@ -46,4 +46,10 @@ def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> list[tuple[list[
 
     dims = [None, *(dim for dim, size in enumerate(shape) if size != 1)]
     results = len(overload._schema.returns)
-    return [([Replicate() if dim is None else Shard(dim)] * results, [placed(index, dim) for index in range(len(args))]) for dim in dims]
+    return [
+        (
+            [Replicate() if dim is None else Shard(dim)] * results,
+            [placed(index, dim) for index in range(len(args))],
+        )
+        for dim in dims
+    ]

@@ -19,22 +19,36 @@ from opjit.recipe.schema import Result
 Op = Any  # of op.py, which imports this file
 Definitions = Mapping[str, Mapping[str, object]]  # by the name of their variant
 Choose = Callable[[Op, Backend, "int | None", tuple[Any, ...], dict[str, Any]], int]
-choose: Choose | None = None  # the kernel of the variant of a number, or that for the tensors of a call; see registry.declare_bundled
+choose: Choose | None = (
+    None  # the kernel of the variant of a number, or that for the tensors of a call; see registry.declare_bundled
+)
 
 
-def combinations(op: Op, device: str | None, values: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
+def combinations(
+    op: Op, device: str | None, values: Mapping[str, Sequence[object]]
+) -> list[dict[str, object]]:
     """Return every combination of the values of definitions. Raises DeclarationError if they are not lists of numbers and strings, or for
     an op with results of several types, which torch up to 2.14 confuses when C calls an op."""
     if len({result._replace(name="") for result in op.schema.results}) > 1:
-        raise DeclarationError(f"{op.qualified} returns values of several types, and an op with variants returns Tensors, or one value; "
-                               "return numbers as Tensors")
+        raise DeclarationError(
+            f"{op.qualified} returns values of several types, and an op with variants returns Tensors, or one value; "
+            "return numbers as Tensors"
+        )
     if device not in (None, "cpu", "cuda") or not values:
-        raise DeclarationError(f"{op.qualified}: variants are declared as variants('cpu', TILE=(64, 128)), for 'cpu', 'cuda' or, without "
-                               f"a device, for both; this one has {device!r} and {len(values)} definitions")
+        raise DeclarationError(
+            f"{op.qualified}: variants are declared as variants('cpu', TILE=(64, 128)), for 'cpu', 'cuda' or, without "
+            f"a device, for both; this one has {device!r} and {len(values)} definitions"
+        )
     for name, each in values.items():
-        if not isinstance(each, (list, tuple, range)) or not each or not all(type(value) in (int, str) for value in each):
-            raise DeclarationError(f"{op.qualified}: variants take a list of numbers or strings for each definition: {name}=(1, 2), not "
-                                   f"{name}={each!r}")
+        if (
+            not isinstance(each, (list, tuple, range))
+            or not each
+            or not all(type(value) in (int, str) for value in each)
+        ):
+            raise DeclarationError(
+                f"{op.qualified}: variants take a list of numbers or strings for each definition: {name}=(1, 2), not "
+                f"{name}={each!r}"
+            )
     return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
 
@@ -44,9 +58,15 @@ def bind(op: Op) -> None:
     name, rest = op.schema.name, op.schema.text.partition("(")[2]
     for other, first in ((f"{name}_choose", ""), (f"{name}_variant", "int variant, ")):
         op.handle.define(f"{other}({first}{rest}", tags=op.overload.tags)
-        op.handle.impl(other, partial(_run, op, bool(first)), "CompositeExplicitAutograd", with_keyset=True)
+        op.handle.impl(
+            other, partial(_run, op, bool(first)), "CompositeExplicitAutograd", with_keyset=True
+        )
         op.handle.impl(other, torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"{op.qualified}_variant", lambda variant, *args, **kwargs: op.fake(*args, **kwargs), lib=op.handle)
+    torch.library.register_fake(
+        f"{op.qualified}_variant",
+        lambda variant, *args, **kwargs: op.fake(*args, **kwargs),
+        lib=op.handle,
+    )
 
 
 def feed_inductor(op: Op) -> bool:
@@ -56,9 +76,14 @@ def feed_inductor(op: Op) -> bool:
         return False
     schema = op.schema
     tensors = [argument for argument in schema.arguments if argument.kind == "Tensor"]
-    leading = all(argument.plain for argument in schema.arguments[:len(tensors)])
+    leading = all(argument.plain for argument in schema.arguments[: len(tensors)])
     single = [result._replace(name="") for result in schema.results] == [Result("", "Tensor")]
-    if torch.torch_version.TorchVersion(torch.__version__) < "2.13" or schema.mutates or schema.draws or not (leading and single):
+    if (
+        torch.torch_version.TorchVersion(torch.__version__) < "2.13"
+        or schema.mutates
+        or schema.draws
+        or not (leading and single)
+    ):
         return True
     from torch._inductor import config
     from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
@@ -66,7 +91,9 @@ def feed_inductor(op: Op) -> bool:
 
     def numbered(number: int) -> Callable[..., Any]:
         def variant(*args: Any, **kwargs: Any) -> Any:
-            return getattr(getattr(torch.ops, schema.namespace), f"{schema.name}_variant")(number, *args, **kwargs)
+            return getattr(getattr(torch.ops, schema.namespace), f"{schema.name}_variant")(
+                number, *args, **kwargs
+            )
 
         return variant
 
@@ -82,10 +109,14 @@ def feed_inductor(op: Op) -> bool:
 def _run(op: Op, numbered: bool, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
     """Run the variant of a number, the first argument of a call, or the one that suits its tensors."""
     number, args = (args[0], args[1:]) if numbered else (None, args)
-    keys = keys.remove(torch._C.DispatchKey.PythonDispatcher)  # torch's compiler switches it on while it measures
+    keys = keys.remove(
+        torch._C.DispatchKey.PythonDispatcher
+    )  # torch's compiler switches it on while it measures
     backend = backends.for_dispatch_key(torch._C._dispatch_key_name(keys.highestPriorityTypeId()))
     if backend is None or (number is not None and not 0 <= number < len(op.labels(backend))):
-        raise NoKernel(f"{op.qualified} has no variant {number} for {backend.name if backend else keys}")
+        raise NoKernel(
+            f"{op.qualified} has no variant {number} for {backend.name if backend else keys}"
+        )
     assert choose is not None  # once `import opjit` has ended
     kernel = choose(op, backend, number, args, kwargs)
     force = op.loaded[backend.name].registered.opjit_force

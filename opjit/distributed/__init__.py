@@ -16,7 +16,9 @@ import torch
 from opjit import backends, batch, cpp_extension, progress, request
 from opjit.backends import targets
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
-from opjit.cpp_extension.binary import of_call  # a module of the package would ask the package, which asks torch
+from opjit.cpp_extension.binary import (
+    of_call,
+)  # a module of the package would ask the package, which asks torch
 from opjit.cpp_extension.identity import Unsupported
 from opjit.declare import registry
 from opjit.distributed import ranks
@@ -117,7 +119,10 @@ def _load(call: LoadCall | InlineCall) -> Any:
 def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> list[RankTask]:
     """Find or build entries together with the job's other ranks, which also call this. Nothing is loaded, and errors are in the tasks.
     `ahead`: what is built must be in the store, and what this node had before is not sent to nodes that lack it."""
-    tasks = [RankTask(each.in_store() if ahead else each, request.look(each, store), store) for each in wanted]
+    tasks = [
+        RankTask(each.in_store() if ahead else each, request.look(each, store), store)
+        for each in wanted
+    ]
     rank = ranks.current()
     if rank is not None and rank.needs_store:
         _settle_with_others(rank, tasks, rank.leader and not rank.one_node and not ahead)
@@ -133,12 +138,25 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool) -> None:
     if not missing and rank.number != 0 and rank.one_node:
         return
     what = "binary" if len(tasks) == 1 else "binaries"
-    with progress.status(f"readying {len(tasks)} {what} with {rank.size} ranks") as show, progress.on(progress.STATUS, show):
+    with (
+        progress.status(f"readying {len(tasks)} {what} with {rank.size} ranks") as show,
+        progress.on(progress.STATUS, show),
+    ):
         try:
             if missing and rank.number != 0:
-                show("waiting for the job's store" + (f" on rank 0, at {':'.join(map(str, rank.address))}" if rank.address else ""))
-            Job(connect(rank, _CONNECT_TIMEOUT if missing else _OFFER_TIMEOUT), rank, show).run(offers, missing)
+                show(
+                    "waiting for the job's store"
+                    + (f" on rank 0, at {':'.join(map(str, rank.address))}" if rank.address else "")
+                )
+            Job(connect(rank, _CONNECT_TIMEOUT if missing else _OFFER_TIMEOUT), rank, show).run(
+                offers, missing
+            )
         except StoreLost as lost:
             if any(not task.settled for task in missing):
-                warnings.warn(CacheWarning(f"rank {rank.number} builds its missing ops alone, because the job's store is out of reach: "
-                                           f"{lost}"), stacklevel=4)
+                warnings.warn(
+                    CacheWarning(
+                        f"rank {rank.number} builds its missing ops alone, because the job's store is out of reach: "
+                        f"{lost}"
+                    ),
+                    stacklevel=4,
+                )

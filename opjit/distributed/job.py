@@ -56,7 +56,11 @@ class RankResult(NamedTuple):
         """Read another rank's result, which is not trusted."""
         try:
             found = cls(**json.loads(text))
-            valid_entry = re.fullmatch("[0-9a-f]{64}", found.key) and type(found.parts) is int and 0 <= found.parts <= _MAX_PARTS
+            valid_entry = (
+                re.fullmatch("[0-9a-f]{64}", found.key)
+                and type(found.parts) is int
+                and 0 <= found.parts <= _MAX_PARTS
+            )
             if isinstance(found.error, str) and (found.error or valid_entry):
                 return found
         except (ValueError, TypeError, RecursionError):
@@ -75,9 +79,14 @@ class RankTask:
         self.name = wanted.name  # what ranks with the same request call it
         self.able = wanted.buildable and not is_on("OPJIT_OFFLINE")
         self.error: OpjitError | None = None  # why there is no entry
-        self.failure: OpjitError | None = None  # the error after which this rank is not able to build it
+        self.failure: OpjitError | None = (
+            None  # the error after which this rank is not able to build it
+        )
         self.origin = "found"  # in a cache; or "built" by this rank, or "taken" from another rank
-        self.claim, self.since = b"", 0.0  # the claim when this rank last read it, and when that was new by this rank's clock
+        self.claim, self.since = (
+            b"",
+            0.0,
+        )  # the claim when this rank last read it, and when that was new by this rank's clock
 
     def __str__(self) -> str:
         return str(self.wanted)
@@ -91,7 +100,9 @@ class RankTask:
         folder = self.wanted.folder(self.store)
         for each in (self.store.base, folder.parent, folder):
             with suppress(OSError):
-                os.listdir(each)  # NFS remembers a missing name for a minute, unless its folder is opened again
+                os.listdir(
+                    each
+                )  # NFS remembers a missing name for a minute, unless its folder is opened again
         self.entry, self.origin = self.wanted.find(self.store, warn=False), "taken"
         return self.entry is not None
 
@@ -121,12 +132,16 @@ class Job:
     def __init__(self, jobstore: JobStore, rank: Rank, show: Callable[[str], None]) -> None:
         self.jobstore, self.rank, self.show = jobstore, rank, show
         self.name = f"rank-{rank.number}-on-{socket.gethostname()}"
-        self.poll_interval = max(0.02, rank.size * 1e-3)  # 2,000 ranks send some 4,000 requests per second to the one server
+        self.poll_interval = max(
+            0.02, rank.size * 1e-3
+        )  # 2,000 ranks send some 4,000 requests per second to the one server
         self.started = time.monotonic()
         self.shown = ""
         if jobstore.hosted:
             owner = os.getpid()
-            atexit.register(lambda: self._wait_for_others() if os.getpid() == owner else None)  # not in a forked child
+            atexit.register(
+                lambda: self._wait_for_others() if os.getpid() == owner else None
+            )  # not in a forked child
 
     def run(self, offers: list[RankTask], missing: list[RankTask]) -> None:
         """Publish the entries that others may miss, and settle the missing ones."""
@@ -154,17 +169,29 @@ class Job:
     def _wait_for_others(self) -> None:
         """Keep rank 0, the store's host, from exiting while others need the store."""
         end = time.monotonic() + HOST_TIMEOUT
-        with suppress(StoreLost), progress.status("waiting for the ranks that still need rank 0's store"):
+        with (
+            suppress(StoreLost),
+            progress.status("waiting for the ranks that still need rank 0's store"),
+        ):
             while (now := time.monotonic()) < end:
                 left, arrived = self.jobstore.add("left", 0), self.jobstore.add("arrived", 0)
-                late = arrived < self.rank.size and not self.rank.one_node and now - self.started < ARRIVAL_TIMEOUT
+                late = (
+                    arrived < self.rank.size
+                    and not self.rank.one_node
+                    and now - self.started < ARRIVAL_TIMEOUT
+                )
                 if left >= arrived and not late:
                     return
                 time.sleep(max(0.05, self.poll_interval))
 
     def _claim(self, task: RankTask) -> bool:
         """Claim an entry, unless its claim is no longer the one that this rank last read."""
-        return self._read_claim(task, self.jobstore.compare_set(f"claim/{task.name}", task.claim, self.name)) == self.name
+        return (
+            self._read_claim(
+                task, self.jobstore.compare_set(f"claim/{task.name}", task.claim, self.name)
+            )
+            == self.name
+        )
 
     def _read_claim(self, task: RankTask, claim: bytes) -> str:
         if claim != task.claim:
@@ -180,7 +207,10 @@ class Job:
         error, name = task.error, task.name
         in_source = isinstance(error, CompileError)
         if in_source or self.jobstore.add(f"failed/{name}") >= _TRIES:
-            self.jobstore.set(f"result/{name}", RankResult(error=f"{error}\n(reported by {self.name})", in_source=in_source).dump())
+            self.jobstore.set(
+                f"result/{name}",
+                RankResult(error=f"{error}\n(reported by {self.name})", in_source=in_source).dump(),
+            )
         else:  # the cause may be this rank's own
             task.error, task.failure, task.able = None, error, False
             self.jobstore.compare_set(f"claim/{name}", self.name.encode(), "")
@@ -192,7 +222,9 @@ class Job:
         with suppress(OSError, EntryError):  # the entry was removed: ranks that want it build it
             content = bundle.of(entry.folder).dump()
             for start in range(0, len(content), _PART_BYTES):
-                self.jobstore.set(f"bytes/{entry.key}/{parts}", content[start:start + _PART_BYTES])
+                self.jobstore.set(
+                    f"bytes/{entry.key}/{parts}", content[start : start + _PART_BYTES]
+                )
                 parts += 1
         for name in task.wanted.names(entry):
             self.jobstore.set(f"result/{name}", RankResult(entry.key, parts).dump())
@@ -204,7 +236,11 @@ class Job:
             self._settle(task, RankResult.parse(result))
             return
         builder = self._read_claim(task, self.jobstore.get(f"claim/{task.name}") or b"")
-        if task.able and (not builder or time.monotonic() - task.since > CLAIM_TIMEOUT) and self._claim(task):
+        if (
+            task.able
+            and (not builder or time.monotonic() - task.since > CLAIM_TIMEOUT)
+            and self._claim(task)
+        ):
             self._build(task)
             return
         late = time.monotonic() - self.started > GIVE_UP_TIMEOUT
@@ -226,7 +262,11 @@ class Job:
             return
         if result.error:
             error = task.wanted.fault(result.error)
-            task.error = CompileError(result.error, op=error.op, target=error.target) if result.in_source else error
+            task.error = (
+                CompileError(result.error, op=error.op, target=error.target)
+                if result.in_source
+                else error
+            )
             return
         if result.parts:
             self._fetch(task, result)
@@ -234,13 +274,24 @@ class Job:
             task.build()
 
     def _fetch(self, task: RankTask, result: RankResult) -> None:
-        from opjit.store import lock  # late: 30 ms of a warm start of 8 ranks (tests/benchmarks/ranks.py)
+        from opjit.store import (
+            lock,
+        )  # late: 30 ms of a warm start of 8 ranks (tests/benchmarks/ranks.py)
 
         with lock.held(result.key, lambda holder: self.show(f"waiting for {task}: {holder}")):
             if task.look():
                 return
             try:
-                task.accept(b"".join(self.jobstore.get(f"bytes/{result.key}/{number}") or b"" for number in range(result.parts)))
+                task.accept(
+                    b"".join(
+                        self.jobstore.get(f"bytes/{result.key}/{number}") or b""
+                        for number in range(result.parts)
+                    )
+                )
             except (EntryError, OSError) as error:
-                warnings.warn(CacheWarning(f"{task} is built here, because the bytes that another rank sent cannot be used: {error}"),
-                              stacklevel=2)
+                warnings.warn(
+                    CacheWarning(
+                        f"{task} is built here, because the bytes that another rank sent cannot be used: {error}"
+                    ),
+                    stacklevel=2,
+                )

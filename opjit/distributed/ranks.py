@@ -29,19 +29,39 @@ class Rank(NamedTuple):
 def current() -> Rank | None:
     """Return this process's rank, by its process group, else by the launcher's variables, or OpjitError; None if it is in no job."""
     distributed: Any = sys.modules.get("torch.distributed")
-    in_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    pair = (distributed.get_rank(), distributed.get_world_size()) if in_group else _pair("RANK", "WORLD_SIZE") \
-        or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") or _pair("PMI_RANK", "PMI_SIZE") or _slurm()
+    in_group = (
+        distributed is not None and distributed.is_available() and distributed.is_initialized()
+    )
+    pair = (
+        (distributed.get_rank(), distributed.get_world_size())
+        if in_group
+        else _pair("RANK", "WORLD_SIZE")
+        or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        or _pair("PMI_RANK", "PMI_SIZE")
+        or _slurm()
+    )
     if pair is None:
         return None
     number, size = pair
     if not 0 <= number < size:
-        raise OpjitError(f"the environment says that this is rank {number} of {size} ranks; expected a rank from 0 to {size - 1}")
+        raise OpjitError(
+            f"the environment says that this is rank {number} of {size} ranks; expected a rank from 0 to {size - 1}"
+        )
     local = _first("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
     local_size = _first("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-    one_node = local_size == size if local_size is not None else _number("SLURM_STEP_NUM_NODES") == 1
-    return Rank(number, size, local in (0, None), one_node or size == 1, _address(),
-                os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True", _number("TORCHELASTIC_RESTART_COUNT") or 0, in_group)
+    one_node = (
+        local_size == size if local_size is not None else _number("SLURM_STEP_NUM_NODES") == 1
+    )
+    return Rank(
+        number,
+        size,
+        local in (0, None),
+        one_node or size == 1,
+        _address(),
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        _number("TORCHELASTIC_RESTART_COUNT") or 0,
+        in_group,
+    )
 
 
 def _pair(rank: str, size: str) -> tuple[int, int] | None:
@@ -52,19 +72,29 @@ def _pair(rank: str, size: str) -> tuple[int, int] | None:
 def _slurm() -> tuple[int, int] | None:
     """Only srun sets the step's variables; Slurm's batch script has a SLURM_PROCID too, but is not a rank."""
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
-    return _pair("SLURM_PROCID", tasks) if tasks != "SLURM_NTASKS" or "SLURM_STEP_ID" in os.environ else None
+    return (
+        _pair("SLURM_PROCID", tasks)
+        if tasks != "SLURM_NTASKS" or "SLURM_STEP_ID" in os.environ
+        else None
+    )
 
 
 def _address() -> tuple[str, int] | None:
     """MASTER_ADDR and MASTER_PORT; under Slurm the step's first node, and a port derived from the job and the step."""
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST") or ""
-    host = os.environ.get("MASTER_ADDR") or first_node(nodes) or os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    host = (
+        os.environ.get("MASTER_ADDR")
+        or first_node(nodes)
+        or os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    )
     if not host:
         return None
     port, job = _number("MASTER_PORT"), _number("SLURM_JOB_ID")
     if port is None:
         # Below 32768, where the ports that Linux assigns itself start.
-        port = _PORT if job is None else 10000 + (job * 31 + (_number("SLURM_STEP_ID") or 0)) % 20000
+        port = (
+            _PORT if job is None else 10000 + (job * 31 + (_number("SLURM_STEP_ID") or 0)) % 20000
+        )
     return host, port
 
 
@@ -84,5 +114,7 @@ def _number(name: str) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,12}", text):
-        raise OpjitError(f"{name} is {text!r}; expected a number, as torchrun, mpirun and srun set it. Unset it outside such a job")
+        raise OpjitError(
+            f"{name} is {text!r}; expected a number, as torchrun, mpirun and srun set it. Unset it outside such a job"
+        )
     return int(text)

@@ -12,7 +12,11 @@ from opjit.distributed.ranks import Rank
 from opjit.share.transport import with_timeout
 
 ANSWER_TIMEOUT = 15.0  # seconds
-_STORE_ERRORS = (RuntimeError, OSError, ValueError)  # torch's own are RuntimeErrors; TimeoutError is an OSError
+_STORE_ERRORS = (
+    RuntimeError,
+    OSError,
+    ValueError,
+)  # torch's own are RuntimeErrors; TimeoutError is an OSError
 _hosted: dict[tuple[str, int], Any] = {}  # the stores that this process hosts, until it exits
 
 
@@ -74,22 +78,36 @@ def connect(rank: Rank, timeout: float) -> JobStore:
         except RuntimeError as error:
             raise StoreLost(f"the process group has no store: {_first_line(error)}") from None
         # A connection of its own, as one connection handles one request at a time.
-        return JobStore(lambda: PrefixStore(prefix, shared.clone() if hasattr(shared, "clone") else shared))
+        return JobStore(
+            lambda: PrefixStore(prefix, shared.clone() if hasattr(shared, "clone") else shared)
+        )
     if rank.address is None:
-        raise StoreLost("rank 0's address is unknown; set MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there")
+        raise StoreLost(
+            "rank 0's address is unknown; set MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there"
+        )
     host, port = rank.address
     limit = timedelta(seconds=ANSWER_TIMEOUT)
     libuv = os.environ.get("USE_LIBUV", "1") == "1"
     if rank.number == 0 and not rank.agent_store:
         try:
-            if rank.address not in _hosted:  # multi_tenant: other users of this port in this process get the same server
-                _hosted[rank.address] = TCPStore(host, port, None, True, limit, False, multi_tenant=True, use_libuv=libuv)
+            if (
+                rank.address not in _hosted
+            ):  # multi_tenant: other users of this port in this process get the same server
+                _hosted[rank.address] = TCPStore(
+                    host, port, None, True, limit, False, multi_tenant=True, use_libuv=libuv
+                )
         except _STORE_ERRORS as error:
-            raise StoreLost(f"rank 0 cannot host a store at {host}:{port}: {_first_line(error)}") from None
+            raise StoreLost(
+                f"rank 0 cannot host a store at {host}:{port}: {_first_line(error)}"
+            ) from None
         server = _hosted[rank.address]
         return JobStore(lambda: PrefixStore(prefix, server), hosted=True)
     _wait_for(host, port, timeout)
-    return JobStore(lambda: PrefixStore(prefix, TCPStore(host, port, None, False, limit, False, use_libuv=libuv)))
+    return JobStore(
+        lambda: PrefixStore(
+            prefix, TCPStore(host, port, None, False, limit, False, use_libuv=libuv)
+        )
+    )
 
 
 def _wait_for(host: str, port: int, timeout: float) -> None:

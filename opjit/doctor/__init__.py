@@ -13,7 +13,16 @@ from opjit.doctor.checks import NOTE, OK, PROBLEM, WARNING, Observation
 
 __all__ = ["NOTE", "OK", "PROBLEM", "WARNING", "Observation", "examine", "show"]
 
-CHECKS = (checks.versions, checks.tools, checks.c_op, checks.gpus, checks.cuda_op, checks.cache, checks.remote, checks.variables)
+CHECKS = (
+    checks.versions,
+    checks.tools,
+    checks.c_op,
+    checks.gpus,
+    checks.cuda_op,
+    checks.cache,
+    checks.remote,
+    checks.variables,
+)
 _COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", PROBLEM: "red"}
 
 
@@ -30,8 +39,12 @@ def examine(before: Callable[[str], object] = lambda name: None) -> Iterator[Obs
             yield from check()
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            yield Observation(check.__name__, WARNING, f"this check failed: {type(error).__name__}: {error} ({where.name})",
-                              "check it by hand; if the machine is not at fault, report a bug")
+            yield Observation(
+                check.__name__,
+                WARNING,
+                f"this check failed: {type(error).__name__}: {error} ({where.name})",
+                "check it by hand; if the machine is not at fault, report a bug",
+            )
 
 
 def show(print_json: Callable[[object], None] | None = None) -> int:
@@ -42,12 +55,19 @@ def show(print_json: Callable[[object], None] | None = None) -> int:
         for observation in examine(lambda name: status.update(f"checking: {name}")):
             found.append(observation)
             if print_json is None:
-                click.echo(f"{click.style(f'{observation.state:<8}', _COLOURS[observation.state])} {observation.about}: {observation.seen}")
+                click.echo(
+                    f"{click.style(f'{observation.state:<8}', _COLOURS[observation.state])} {observation.about}: {observation.seen}"
+                )
                 if observation.todo:
                     click.echo(f"{'':<8} do: {observation.todo}")
     states = [observation.state for observation in found]
     if print_json is not None:
         print_json([observation._asdict() for observation in found])
     else:
-        click.echo(", ".join(f"{states.count(state)} {state}{'s' * (states.count(state) != 1)}" for state in (PROBLEM, WARNING)))
+        click.echo(
+            ", ".join(
+                f"{states.count(state)} {state}{'s' * (states.count(state) != 1)}"
+                for state in (PROBLEM, WARNING)
+            )
+        )
     return 1 if PROBLEM in states else 0

@@ -55,11 +55,21 @@ def _from_error(about: str, error: Exception, todo: str) -> Observation:
 
 
 def versions() -> Iterator[Observation]:
-    yield Observation("opjit", OK, f"{opjit.__version__} in {Path(opjit.__file__).parent}, Python {platform.python_version()}")
-    torchs, oldest = (tuple(map(int, version.split(".")[:2])) for version in (torch.__version__, _OLDEST_TORCH))
+    yield Observation(
+        "opjit",
+        OK,
+        f"{opjit.__version__} in {Path(opjit.__file__).parent}, Python {platform.python_version()}",
+    )
+    torchs, oldest = (
+        tuple(map(int, version.split(".")[:2])) for version in (torch.__version__, _OLDEST_TORCH)
+    )
     if torchs < oldest:
-        yield Observation("torch", PROBLEM, f"torch {torch.__version__}: opjit needs {_OLDEST_TORCH} or later",
-                          f"pip install 'torch>={_OLDEST_TORCH}'")
+        yield Observation(
+            "torch",
+            PROBLEM,
+            f"torch {torch.__version__}: opjit needs {_OLDEST_TORCH} or later",
+            f"pip install 'torch>={_OLDEST_TORCH}'",
+        )
     else:
         yield Observation("torch", OK, f"{torch.__version__} in {Path(torch.__file__).parent}")
     cpu = backends.for_device("cpu")
@@ -67,13 +77,17 @@ def versions() -> Iterator[Observation]:
     if missing:
         yield Observation("machine", PROBLEM, missing, "use an x86-64 or aarch64 machine")
     else:
-        yield Observation("machine", OK, f"{platform.machine()}, {cpu.host_arch()}, Linux {platform.release()}")
+        yield Observation(
+            "machine", OK, f"{platform.machine()}, {cpu.host_arch()}, Linux {platform.release()}"
+        )
 
 
 def tools() -> Iterator[Observation]:
     try:
         compiler = toolchain.require_compiler(None)
-        yield Observation("C compiler", OK, f"{compiler.path}: {compiler.version}, for {compiler.machine}")
+        yield Observation(
+            "C compiler", OK, f"{compiler.path}: {compiler.version}, for {compiler.machine}"
+        )
     except (ToolMissing, OSError) as error:
         yield _from_error("C compiler", error, "set CC to a gcc or clang")
     try:
@@ -90,12 +104,24 @@ def gpus() -> Iterator[Observation]:
     missing = backends.for_device("cuda").available()
     if missing is None:
         names = {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
-        yield Observation("GPU", OK, f"{torch.cuda.device_count()} ({', '.join(sorted(names))}), {backends.for_device('cuda').host_arch()}")
+        yield Observation(
+            "GPU",
+            OK,
+            f"{torch.cuda.device_count()} ({', '.join(sorted(names))}), {backends.for_device('cuda').host_arch()}",
+        )
     elif os.path.exists("/dev/nvidiactl"):
-        yield Observation("GPU", WARNING, f"the machine has an NVIDIA driver, but {missing.partition(';')[0]}",
-                          "install a CUDA build of torch that this driver supports, and check CUDA_VISIBLE_DEVICES")
+        yield Observation(
+            "GPU",
+            WARNING,
+            f"the machine has an NVIDIA driver, but {missing.partition(';')[0]}",
+            "install a CUDA build of torch that this driver supports, and check CUDA_VISIBLE_DEVICES",
+        )
     else:
-        yield Observation("GPU", NOTE, f"none: {missing.partition(';')[0]}; CUDA ops can still be built for other machines")
+        yield Observation(
+            "GPU",
+            NOTE,
+            f"none: {missing.partition(';')[0]}; CUDA ops can still be built for other machines",
+        )
 
 
 def cuda_op() -> Iterator[Observation]:
@@ -103,7 +129,12 @@ def cuda_op() -> Iterator[Observation]:
     backend = backends.for_device("cuda")
     here, nvrtc = backend.available() is None, toolchain.find_nvrtc(backend.runtime(None), None)
     if nvrtc is None:
-        yield Observation("NVRTC", NOTE, "there is none, so nvcc compiles CUDA ops, in three times the time", toolchain.INSTALL_NVRTC)
+        yield Observation(
+            "NVRTC",
+            NOTE,
+            "there is none, so nvcc compiles CUDA ops, in three times the time",
+            toolchain.INSTALL_NVRTC,
+        )
     else:
         yield Observation("NVRTC", OK, f"CUDA {nvrtc.version.partition(' ')[0]}: {nvrtc.library}")
     try:
@@ -112,13 +143,20 @@ def cuda_op() -> Iterator[Observation]:
         yield _from_error("nvcc", error, "put another nvcc on PATH, or set CUDA_HOME")
         return
     if nvcc is None and nvrtc is None:
-        yield Observation("nvcc", WARNING if here else NOTE,
-                          "there is none, so CUDA ops cannot be built here; those in a cache or a wheel still work",
-                          f"{toolchain.INSTALL_NVRTC}, or install the CUDA Toolkit of torch's CUDA version")
+        yield Observation(
+            "nvcc",
+            WARNING if here else NOTE,
+            "there is none, so CUDA ops cannot be built here; those in a cache or a wheel still work",
+            f"{toolchain.INSTALL_NVRTC}, or install the CUDA Toolkit of torch's CUDA version",
+        )
         return
     mismatch = None
     if nvcc is None:
-        yield Observation("nvcc", NOTE, "there is none, so the few CUDA files that NVRTC does not take cannot be built")
+        yield Observation(
+            "nvcc",
+            NOTE,
+            "there is none, so the few CUDA files that NVRTC does not take cannot be built",
+        )
     else:
         yield Observation("nvcc", OK, f"CUDA {nvcc.version} ({nvcc.build}) in {nvcc.root}")
         mismatch = version_mismatch(nvcc, here and nvrtc is None)
@@ -130,13 +168,19 @@ def cuda_op() -> Iterator[Observation]:
 
 def version_mismatch(nvcc: Nvcc, gpu: bool) -> Observation | None:
     """Find a difference in major version: a binary needs the CUDA runtime of its nvcc, and the process has torch's."""
-    if torch.version.cuda is None or torch.version.cuda.partition(".")[0] == nvcc.version.partition(".")[0]:
+    if (
+        torch.version.cuda is None
+        or torch.version.cuda.partition(".")[0] == nvcc.version.partition(".")[0]
+    ):
         return None
     major = torch.version.cuda.partition(".")[0]
-    return Observation("CUDA versions", PROBLEM if gpu else WARNING,
-                       f"nvcc is from CUDA {nvcc.version} and torch {torch.__version__} from CUDA {torch.version.cuda}, so binaries "
-                       "of this nvcc do not run with this torch",
-                       f"set CUDA_HOME to a CUDA {major} toolkit, or install a torch for CUDA {nvcc.version.partition('.')[0]}")
+    return Observation(
+        "CUDA versions",
+        PROBLEM if gpu else WARNING,
+        f"nvcc is from CUDA {nvcc.version} and torch {torch.__version__} from CUDA {torch.version.cuda}, so binaries "
+        "of this nvcc do not run with this torch",
+        f"set CUDA_HOME to a CUDA {major} toolkit, or install a torch for CUDA {nvcc.version.partition('.')[0]}",
+    )
 
 
 def _in_subprocess(about: str, where: str) -> Observation:
@@ -144,27 +188,56 @@ def _in_subprocess(about: str, where: str) -> Observation:
     if any(tool.state == PROBLEM for tool in tools()):
         return Observation(about, NOTE, "not tried, because a tool is missing")
     with _temporary_folder(nearest_existing(default_root())) as cache:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPJIT_")}
-        environment |= {"OPJIT_CACHE": cache, "OPJIT_CPP_AUTOGRAD": "0"}  # a build that outlives the process would leave files
-        command = [sys.executable, "-c", f"from opjit.doctor import checks; checks.main({about!r}, {where!r})"]
-        done = processes.run(command, limit=TIMEOUT, env=environment, cwd=Path(opjit.__file__).parents[1], stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("OPJIT_")
+        }
+        environment |= {
+            "OPJIT_CACHE": cache,
+            "OPJIT_CPP_AUTOGRAD": "0",
+        }  # a build that outlives the process would leave files
+        command = [
+            sys.executable,
+            "-c",
+            f"from opjit.doctor import checks; checks.main({about!r}, {where!r})",
+        ]
+        done = processes.run(
+            command,
+            limit=TIMEOUT,
+            env=environment,
+            cwd=Path(opjit.__file__).parents[1],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
     last = (done.stdout.strip().splitlines() or ["no output"])[-1]
     if done.returncode == 0:
         return Observation(*json.loads(last))
     if last.startswith(processes.LATE):
-        return Observation(about, PROBLEM, f"still compiling or running after {TIMEOUT:.0f} s",
-                           f"run it by hand to see where it hangs: OPJIT_VERBOSE=1 opjit get {_OP}")
+        return Observation(
+            about,
+            PROBLEM,
+            f"still compiling or running after {TIMEOUT:.0f} s",
+            f"run it by hand to see where it hangs: OPJIT_VERBOSE=1 opjit get {_OP}",
+        )
     code = done.returncode
     ended = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
-    return Observation(about, PROBLEM, f"the subprocess ended with {ended}: {last}",
-                       "if this names torch, reinstall torch; otherwise report a bug with the output of this command")
+    return Observation(
+        about,
+        PROBLEM,
+        f"the subprocess ended with {ended}: {last}",
+        "if this names torch, reinstall torch; otherwise report a bug with the output of this command",
+    )
 
 
 def _temporary_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
     """Make a folder in `parent`, or in the system's temporary folder if that cannot be."""
     try:
-        return tempfile.TemporaryDirectory(prefix=".opjit-doctor-", dir=parent, ignore_cleanup_errors=True)
+        return tempfile.TemporaryDirectory(
+            prefix=".opjit-doctor-", dir=parent, ignore_cleanup_errors=True
+        )
     except OSError:
         return tempfile.TemporaryDirectory(prefix="opjit-doctor-", ignore_cleanup_errors=True)
 
@@ -188,7 +261,9 @@ def _build_and_call(where: str) -> str:
     seconds = time.perf_counter() - started
     x = torch.arange(1000, dtype=torch.float32, device=where)
     if not torch.equal(negate(x), -x):
-        raise OpjitError("built and run, but the result is wrong; the compiler or the machine is at fault: set CC to another compiler")
+        raise OpjitError(
+            "built and run, but the result is wrong; the compiler or the machine is at fault: set CC to another compiler"
+        )
     return f"built in {seconds:.2f} s, loaded and run: the result is correct"
 
 
@@ -197,27 +272,45 @@ def cache() -> Iterator[Observation]:
     root = default_root()
     place = nearest_existing(root)
     if not place.is_dir():
-        yield Observation("cache", WARNING, f"{place} is not a folder, so every process builds its ops again",
-                          "set OPJIT_CACHE to a folder of your own")
+        yield Observation(
+            "cache",
+            WARNING,
+            f"{place} is not a folder, so every process builds its ops again",
+            "set OPJIT_CACHE to a folder of your own",
+        )
         return
-    yield Observation("cache", OK, str(root) if place == root else f"{root}, to be created in {place}")
+    yield Observation(
+        "cache", OK, str(root) if place == root else f"{root}, to be created in {place}"
+    )
     base = Store(root).base
     own = [folder for folder in (base, base / "staging", base / "toolchain") if folder.exists()]
     for problem in filter(None, (files.swappable(root), *map(files.distrusted, own))):
         seen, _, todo = problem.partition("; ")
-        yield Observation("cache", WARNING, f"{seen}, so opjit does not trust it, and every process builds its ops again",
-                          todo or "set OPJIT_CACHE to a folder of your own")
+        yield Observation(
+            "cache",
+            WARNING,
+            f"{seen}, so opjit does not trust it, and every process builds its ops again",
+            todo or "set OPJIT_CACHE to a folder of your own",
+        )
     try:
         with tempfile.TemporaryDirectory(prefix=".opjit-doctor-", dir=place) as folder:
             files.write_synced(Path(folder, "file"), os.urandom(1 << 20))
     except OSError as error:
-        yield Observation("cache", WARNING, f"{place} cannot be written ({error.strerror}), so no new op is kept there",
-                          "free some space there, or set OPJIT_CACHE to a folder of your own on another filesystem")
+        yield Observation(
+            "cache",
+            WARNING,
+            f"{place} cannot be written ({error.strerror}), so no new op is kept there",
+            "free some space there, or set OPJIT_CACHE to a folder of your own on another filesystem",
+        )
     room = os.statvfs(place)
     free = room.f_bavail * room.f_frsize
     if free < _LOW_SPACE:
-        yield Observation("cache", WARNING, f"{free / 1e6:.1f} MB are free on its filesystem",
-                          "free some space: opjit cache clear removes every entry")
+        yield Observation(
+            "cache",
+            WARNING,
+            f"{free / 1e6:.1f} MB are free on its filesystem",
+            "free some space: opjit cache clear removes every entry",
+        )
     else:
         yield Observation("cache", OK, f"{free / 1e9:.1f} GB are free on its filesystem")
 
@@ -237,11 +330,19 @@ def remote() -> Iterator[Observation]:
     if trouble is None:
         yield Observation("remote", OK, f"{shown} answers in {time.monotonic() - started:.2f} s")
     else:
-        yield Observation("remote", WARNING, f"{shown} cannot be used, so ops are built here: {trouble.splitlines()[0]}",
-                          "check OPJIT_REMOTE, OPJIT_TRUST and the network, or unset OPJIT_REMOTE")
+        yield Observation(
+            "remote",
+            WARNING,
+            f"{shown} cannot be used, so ops are built here: {trouble.splitlines()[0]}",
+            "check OPJIT_REMOTE, OPJIT_TRUST and the network, or unset OPJIT_REMOTE",
+        )
     if os.environ.get("OPJIT_TRUST") == trust.UNSIGNED:
-        yield Observation("remote", WARNING, "OPJIT_TRUST=unsigned: anyone who can write to the remote can run code here",
-                          "sign what you push (opjit keygen), and set OPJIT_TRUST to the public key")
+        yield Observation(
+            "remote",
+            WARNING,
+            "OPJIT_TRUST=unsigned: anyone who can write to the remote can run code here",
+            "sign what you push (opjit keygen), and set OPJIT_TRUST to the public key",
+        )
 
 
 def variables() -> Iterator[Observation]:
@@ -250,13 +351,30 @@ def variables() -> Iterator[Observation]:
     for name, value in given.items():
         if name not in VARIABLES:
             close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
-            yield Observation("environment", WARNING, f"{name} is set, but opjit reads no such variable",
-                              f"did you mean {close[0]}?" if close else f"unset it; the variables are {', '.join(VARIABLES)}")
+            yield Observation(
+                "environment",
+                WARNING,
+                f"{name} is set, but opjit reads no such variable",
+                f"did you mean {close[0]}?"
+                if close
+                else f"unset it; the variables are {', '.join(VARIABLES)}",
+            )
         elif name in SWITCHES and value.lower() in ("false", "no", "off"):
-            yield Observation("environment", WARNING, f"{name}={value} switches it on: only 0 and an empty value switch it off",
-                              f"set {name}=0")
+            yield Observation(
+                "environment",
+                WARNING,
+                f"{name}={value} switches it on: only 0 and an empty value switch it off",
+                f"set {name}=0",
+            )
         else:
-            yield Observation("environment", OK, f"{name}={_PASSWORD.sub('//…@', value)} ({VARIABLES[name]})")
+            yield Observation(
+                "environment", OK, f"{name}={_PASSWORD.sub('//…@', value)} ({VARIABLES[name]})"
+            )
     for layer in layers.named():
         if not Store(layer).base.is_dir():  # a request goes on to the next layer without a word
-            yield Observation("environment", WARNING, f"{layer} in OPJIT_LAYERS is not a cache", "remove it from OPJIT_LAYERS, or mount it")
+            yield Observation(
+                "environment",
+                WARNING,
+                f"{layer} in OPJIT_LAYERS is not a cache",
+                "remove it from OPJIT_LAYERS, or mount it",
+            )

@@ -47,13 +47,23 @@ class Bench:
             return {}
         self.task = Task(message["task"], self.device, message["seed"], message["op"])
         assert self.task.op is not None
-        if any(changed(one.values, other.values) for one, other in zip(self.task.hidden(0), self.task.hidden(0), strict=True)):
-            raise DeclarationError(f"{self.task.name}: samples differ from time to time; draw them with torch's generator")
+        if any(
+            changed(one.values, other.values)
+            for one, other in zip(self.task.hidden(0), self.task.hidden(0), strict=True)
+        ):
+            raise DeclarationError(
+                f"{self.task.name}: samples differ from time to time; draw them with torch's generator"
+            )
         schema = self.task.op.schema
-        self.made = len(glue.c_names(schema)) - len(schema.arguments)  # results that are not arguments
+        self.made = len(glue.c_names(schema)) - len(
+            schema.arguments
+        )  # results that are not arguments
         results = self.task.results(self.task.timed.sample)
         self.spec, self.within = wire.spec(results), tolerances(self.task.timed.sample, results)
-        self.references = [Burst.of(self.task.reference, calls, self.spec, self.device) for calls in map(self._calls, range(_ROUNDS))]
+        self.references = [
+            Burst.of(self.task.reference, calls, self.spec, self.device)
+            for calls in map(self._calls, range(_ROUNDS))
+        ]
         return {}
 
     def _calls(self, seed: int) -> list[Any]:
@@ -64,26 +74,48 @@ class Bench:
         self._forget()
         screen.check_source(message["text"])
         assert self.task.op is not None
-        compiled = launch.compile_text(message["text"], self.task.op.schema.text, targets.here(backends.for_device("cuda")).arch)
+        compiled = launch.compile_text(
+            message["text"],
+            self.task.op.schema.text,
+            targets.here(backends.for_device("cuda")).arch,
+        )
         self.kernel = compiled.load()
-        return {"registers": compiled.registers, "spills": compiled.spills, "isolation": ["no host code"]}
+        return {
+            "registers": compiled.registers,
+            "spills": compiled.spills,
+            "isolation": ["no host code"],
+        }
 
     def on_check(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Make each hidden call twice, and compare the results; then prepare the timed calls."""
         runs = [self._called_twice(sample) for sample in self.task.hidden(message["seed"])]
-        pairs = [pair for run in runs if run is not None for pair in zip(*self._results(run), strict=True)]
+        pairs = [
+            pair
+            for run in runs
+            if run is not None
+            for pair in zip(*self._results(run), strict=True)
+        ]
         differ = torch.stack([referee.differ(one, other, _EXACT) for one, other in pairs]).any()
-        facts = self._compared((run, [sample] * 2, None) for run, sample in zip(runs, self.task.hidden(message["seed"]), strict=True)
-                               if run is not None)
+        facts = self._compared(
+            (run, [sample] * 2, None)
+            for run, sample in zip(runs, self.task.hidden(message["seed"]), strict=True)
+            if run is not None
+        )
         self.runs = [self._bound(self._calls(number), self.spec) for number in range(_ROUNDS)]
-        self.bursts = [Burst(run.functions, run.inputs, self.spec, self.device) for run in self.runs]
+        self.bursts = [
+            Burst(run.functions, run.inputs, self.spec, self.device) for run in self.runs
+        ]
         return {**facts, "nondeterministic": bool(differ)}
 
     def on_time(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Time the bursts of the candidate and of the reference in turns. Answers with the seconds of a call in each."""
         found: dict[str, Any] = {"seconds": [], "references": []}
-        for number, (run, reference, burst) in enumerate(zip(self.runs, self.references, self.bursts, strict=True)):
-            for own, new in storages(run.inputs, self._calls(message["seed"] + 1 + number)):  # no kernel has seen these
+        for number, (run, reference, burst) in enumerate(
+            zip(self.runs, self.references, self.bursts, strict=True)
+        ):
+            for own, new in storages(
+                run.inputs, self._calls(message["seed"] + 1 + number)
+            ):  # no kernel has seen these
                 own.copy_(new)
             run.results.clear()
             for name, each in (("references", reference), ("seconds", burst)):
@@ -93,8 +125,10 @@ class Bench:
 
     def on_compare(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Compare the results of all timed calls."""
-        facts = self._compared((run, self.task.burst(message["seed"] + 1 + number, _CALLS), self.within)
-                               for number, run in enumerate(self.runs))
+        facts = self._compared(
+            (run, self.task.burst(message["seed"] + 1 + number, _CALLS), self.within)
+            for number, run in enumerate(self.runs)
+        )
         self._forget()
         return facts
 
@@ -112,8 +146,11 @@ class Bench:
 
     def _bound(self, inputs: list[Any], spec: Sequence[dict[str, Any]]) -> _Run:
         assert self.kernel is not None
-        results = launch.GuardedResults(spec[:self.made], len(inputs), self.device)
-        functions = [self.kernel.bind(args, kwargs, made) for (args, kwargs), made in zip(inputs, results.of_calls, strict=True)]
+        results = launch.GuardedResults(spec[: self.made], len(inputs), self.device)
+        functions = [
+            self.kernel.bind(args, kwargs, made)
+            for (args, kwargs), made in zip(inputs, results.of_calls, strict=True)
+        ]
         return _Run(inputs, results, functions)
 
     def _forget(self) -> None:
@@ -125,16 +162,31 @@ class Bench:
 
     def _results(self, run: _Run) -> list[list[torch.Tensor]]:
         """The results of each call, and the arguments that it wrote."""
-        return [[*made, *(tensors_of(inputs) if self.task.mutates else [])]
-                for made, inputs in zip(run.results.of_calls, run.inputs, strict=True)]
+        return [
+            [*made, *(tensors_of(inputs) if self.task.mutates else [])]
+            for made, inputs in zip(run.results.of_calls, run.inputs, strict=True)
+        ]
 
-    def _compared(self, pairs: Iterable[tuple[_Run, list[Sample], list[Tolerance] | None]]) -> dict[str, Any]:
+    def _compared(
+        self, pairs: Iterable[tuple[_Run, list[Sample], list[Tolerance] | None]]
+    ) -> dict[str, Any]:
         """Hold calls against what they must be: inputs as drawn again, results within tolerances, and guards. Raises Ended."""
-        doubts, errors = list[torch.Tensor](), [torch.zeros((), dtype=torch.float64, device=self.device)]
-        known = [(run, samples, within or tolerances(samples[0], self.task.results(samples[0]))) for run, samples, within in pairs]
+        doubts, errors = (
+            list[torch.Tensor](),
+            [torch.zeros((), dtype=torch.float64, device=self.device)],
+        )
+        known = [
+            (run, samples, within or tolerances(samples[0], self.task.results(samples[0])))
+            for run, samples, within in pairs
+        ]
         for run, samples, within in known:
             expected = [self.task.results(sample) for sample in samples]
-            for limit, *columns in zip(within, zip(*self._results(run), strict=True), zip(*expected, strict=True), strict=True):
+            for limit, *columns in zip(
+                within,
+                zip(*self._results(run), strict=True),
+                zip(*expected, strict=True),
+                strict=True,
+            ):
                 got, right = map(_stacked, columns)
                 doubts.append(referee.differ(got, right, limit))
                 errors.append(referee.max_difference(got, right))
@@ -145,18 +197,28 @@ class Bench:
 
     def _beside(self, run: _Run, samples: list[Sample]) -> torch.Tensor:
         """Whether calls wrote to their inputs, or beside their results."""
-        pairs = [] if self.task.mutates else storages(run.inputs, [sample.values for sample in samples])
-        return torch.stack([run.results.overrun(), *(referee.differ(own, new, _EXACT) for own, new in pairs)]).any()
+        pairs = (
+            [] if self.task.mutates else storages(run.inputs, [sample.values for sample in samples])
+        )
+        return torch.stack(
+            [run.results.overrun(), *(referee.differ(own, new, _EXACT) for own, new in pairs)]
+        ).any()
 
     def _find_mistake(self, pairs: list[tuple[_Run, list[Sample], list[Tolerance]]]) -> None:
         """Raise Ended for the first call that is wrong, in words. NaN where NaN is expected is none."""
         for run, samples, within in pairs:
             beside = bool(self._beside(run, samples))
-            for index, (sample, results) in enumerate(zip(samples, self._results(run), strict=True)):
+            for index, (sample, results) in enumerate(
+                zip(samples, self._results(run), strict=True)
+            ):
                 call = Expected(sample, self.task.results(sample), within)
                 others = (self.task.results(other) for other in samples[:index])
                 found = referee.compare(results, call, others)
-                facts = {"max_error": referee.max_error(results, call.results), "sample": str(sample), "tolerance": list(within[0])}
+                facts = {
+                    "max_error": referee.max_error(results, call.results),
+                    "sample": str(sample),
+                    "tolerance": list(within[0]),
+                }
                 if found is not None:
                     raise Ended(*found, facts, not beside)
                 if beside:
@@ -169,4 +231,8 @@ _EXACT = Tolerance(0, 0)
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Tensors of one shape in one, or else as bytes of no meaning, which equal nothing."""
     same = all(each.shape == tensors[0].shape for each in tensors)
-    return torch.stack(list(tensors)) if same else torch.full((1,), float("nan"), device=tensors[0].device)
+    return (
+        torch.stack(list(tensors))
+        if same
+        else torch.full((1,), float("nan"), device=tensors[0].device)
+    )

@@ -29,12 +29,24 @@ from opjit.testing.compare import as_list
 from opjit.wanted import OpBinary, describe, target_of
 
 _M_PERTURB, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -6, -3, -1
-_REPLACEABLE = ("time", "torch", "torch.cuda", "torch.testing", "torch.nn.functional", "builtins", "os", "json", "socket")
+_REPLACEABLE = (
+    "time",
+    "torch",
+    "torch.cuda",
+    "torch.testing",
+    "torch.nn.functional",
+    "builtins",
+    "os",
+    "json",
+    "socket",
+)
 
 
 def import_all() -> None:
     """Import what children need, once for all of them."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that asks CUDA itself cannot fork children that use it
+    os.environ.setdefault(
+        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+    )  # a process that asks CUDA itself cannot fork children that use it
     api.declare_all()
     request.import_builder()
     with Recorder():
@@ -54,7 +66,9 @@ class JudgedCode:
         self.before: dict[str, Any] = {}
         warnings.simplefilter("ignore")  # to show one, Python reads files
         with suppress(Exception):  # the first use of the device says why
-            torch.ones(1 << 17, device=device).exp().sum().item()  # starts the threads and contexts that torch needs
+            torch.ones(
+                1 << 17, device=device
+            ).exp().sum().item()  # starts the threads and contexts that torch needs
         _fill_memory(False)
 
     def on_build(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
@@ -62,8 +76,16 @@ class JudgedCode:
         self.mutates = message["mutates"]
         screen.check_source(message["text"])
         name = message["name"]
-        self.op = inline.make(message["schema"], {self.device: message["text"]}, None, None, "opjit.judge", name, name,
-                              [(), (), (), [message["folder"]]])  # the folder of its headers
+        self.op = inline.make(
+            message["schema"],
+            {self.device: message["text"]},
+            None,
+            None,
+            "opjit.judge",
+            name,
+            name,
+            [(), (), (), [message["folder"]]],
+        )  # the folder of its headers
         target, store = target_of(self.device, None), Store(default_root())
         wanted = OpBinary(self.op, target, describe(self.op, target, store))
         found = request.look(wanted, store)
@@ -85,8 +107,12 @@ class JudgedCode:
     def on_python(self, message: dict[str, Any], data: list[bytearray]) -> dict[str, Any]:
         """Run a file with ModelNew, which may build extensions into a cache of its own."""
         screen.check_python(message["text"])
-        os.environ.update(OPJIT_LAYERS=str(default_root()), OPJIT_CACHE=str(self.folder / "cache"), HOME=str(self.folder),
-                          TORCH_EXTENSIONS_DIR=str(self.folder / "extensions"))
+        os.environ.update(
+            OPJIT_LAYERS=str(default_root()),
+            OPJIT_CACHE=str(self.folder / "cache"),
+            HOME=str(self.folder),
+            TORCH_EXTENSIONS_DIR=str(self.folder / "extensions"),
+        )
         self._give_up(str(self.folder))
         self.before = _functions()
         path = self.folder / "candidate.py"
@@ -117,9 +143,19 @@ class JudgedCode:
             written = written or self._wrote(values, data[0])
             poison(results)
         now = _functions() if self.before else {}
-        replaced = [name for name, value in now.items() if self.before.get(name) is not value
-                    and not str(getattr(value, "__module__", "")).startswith("torch")]  # torch does so itself as it imports more
-        return {"results": described, "changed": written, "operators": sorted(recorder.names), "replaced": replaced, "data": bytes_}
+        replaced = [
+            name
+            for name, value in now.items()
+            if self.before.get(name) is not value
+            and not str(getattr(value, "__module__", "")).startswith("torch")
+        ]  # torch does so itself as it imports more
+        return {
+            "results": described,
+            "changed": written,
+            "operators": sorted(recorder.names),
+            "replaced": replaced,
+            "data": bytes_,
+        }
 
     def on_prepare(self, message: dict[str, Any], data: list[bytearray]) -> dict[str, Any]:
         """Make a burst of calls ready to run."""
@@ -142,7 +178,10 @@ class JudgedCode:
     def on_results(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
         """Send the results of all calls."""
         bytes_ = bytearray()
-        described = [packed(self._effects(*each), bytes_) for each in zip(self.burst.results, self.burst.inputs, strict=True)]
+        described = [
+            packed(self._effects(*each), bytes_)
+            for each in zip(self.burst.results, self.burst.inputs, strict=True)
+        ]
         written = self._wrote(self.burst.inputs, self.sent)
         poison(self.burst.results)  # what a later call leaves unwritten is no result of this one
         return {"results": described, "changed": written, "data": bytes_}
@@ -152,7 +191,9 @@ class JudgedCode:
         results = as_list(result)
         for each in results:
             if isinstance(each, torch.Tensor) and type(each) is not torch.Tensor:
-                raise Ended("cheat", f"returns a tensor that computes later: a {type(each).__name__}")
+                raise Ended(
+                    "cheat", f"returns a tensor that computes later: a {type(each).__name__}"
+                )
         return [*results, *(tensors_of(values) if self.mutates else [])]
 
     def _wrote(self, values: Any, data: bytearray) -> bool:
@@ -162,11 +203,24 @@ class JudgedCode:
 
 def _fill_memory(fill: bool) -> None:
     """Have glibc fill new memory with a pattern, or else return none to the system: both take time, of builds and of measurements."""
-    for option, value in ((_M_PERTURB, int(fill)), (_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, 1 << 30)):
+    for option, value in (
+        (_M_PERTURB, int(fill)),
+        (_M_MMAP_THRESHOLD, 1 << 30),
+        (_M_TRIM_THRESHOLD, 1 << 30),
+    ):
         ctypes.CDLL(None).mallopt(option, value)
 
 
 def _functions() -> dict[str, Any]:
     """The functions of others that a candidate may want to replace."""
-    places = {**{name: sys.modules[name] for name in _REPLACEABLE}, "torch.Tensor": torch.Tensor, "torch.cuda.Event": torch.cuda.Event}
-    return {f"{place}.{name}": value for place, holder in places.items() for name, value in [*vars(holder).items()] if callable(value)}
+    places = {
+        **{name: sys.modules[name] for name in _REPLACEABLE},
+        "torch.Tensor": torch.Tensor,
+        "torch.cuda.Event": torch.cuda.Event,
+    }
+    return {
+        f"{place}.{name}": value
+        for place, holder in places.items()
+        for name, value in [*vars(holder).items()]
+        if callable(value)
+    }

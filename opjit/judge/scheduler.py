@@ -38,7 +38,10 @@ from opjit.store.store import Store, default_root
 from opjit.testing.compare import import_all, tolerance
 
 _ROUNDS = 5  # timed bursts, unless they differ
-_STEADY, _NOISY = 0.1, 0.3  # spreads: below the first no more bursts are needed; a median with more than the second tells nothing
+_STEADY, _NOISY = (
+    0.1,
+    0.3,
+)  # spreads: below the first no more bursts are needed; a median with more than the second tells nothing
 _BUILD = 300.0  # seconds for all compilers of a candidate
 _REMEMBERED = 1000  # verdicts
 _MOST_AHEAD = 2  # children that wait for a candidate: on an H100, one verdict waited 12 s while eight made their CUDA contexts
@@ -50,11 +53,15 @@ class _Lane(NamedTuple):
     leash: Channel
     job: Channel
 
-    def ask(self, message: dict[str, Any], *descriptors: int, seconds: float) -> tuple[dict[str, Any], list[bytearray]]:
+    def ask(
+        self, message: dict[str, Any], *descriptors: int, seconds: float
+    ) -> tuple[dict[str, Any], list[bytearray]]:
         """Send a message and wait for its answer. Raises Ended if there is none, or if it is an error."""
         with suppress(ConnectionError):  # the answer says why
             self.job.send(message, *descriptors)
-        seconds *= max(1.0, min(10.0, os.getloadavg()[0] / budget.cpus()))  # a busy machine is nobody's endless loop
+        seconds *= max(
+            1.0, min(10.0, os.getloadavg()[0] / budget.cpus())
+        )  # a busy machine is nobody's endless loop
         try:
             answer, received = self.job.receive(seconds)
             data = [content(each) for each in received]
@@ -63,7 +70,9 @@ class _Lane(NamedTuple):
         except EOFError:
             raise self._death() from None
         if "error" in answer:
-            word: Word = answer["error"] if answer["error"] in ("compile", "cheat", "crash") else "wrong"
+            word: Word = (
+                answer["error"] if answer["error"] in ("compile", "cheat", "crash") else "wrong"
+            )
             raise Ended(word, str(answer["message"]), answer.get("facts"), answer["reusable"])
         return answer, data
 
@@ -71,8 +80,13 @@ class _Lane(NamedTuple):
         with suppress(EOFError, TimeoutError):
             said, _ = self.leash.receive(10)
             if "SIGSYS" in said["ended"]:
-                return Ended("cheat", "makes a system call that computing does not need, for which the kernel ended it")
-            return Ended("crash", ": ".join([said["ended"], *said["stderr"].strip().splitlines()[-1:]]))
+                return Ended(
+                    "cheat",
+                    "makes a system call that computing does not need, for which the kernel ended it",
+                )
+            return Ended(
+                "crash", ": ".join([said["ended"], *said["stderr"].strip().splitlines()[-1:]])
+            )
         return Ended("crash", "its process ended")
 
     def end(self) -> None:
@@ -99,14 +113,33 @@ class Judge:
         ('correct', 12.7)
     """
 
-    def __init__(self, task: str, *, workers: int | None = None, device: str | None = None, gpus: Sequence[int] = (), seconds: float = 10.0,
-                 seed: int | None = None, op: str | None = None) -> None:
+    def __init__(
+        self,
+        task: str,
+        *,
+        workers: int | None = None,
+        device: str | None = None,
+        gpus: Sequence[int] = (),
+        seconds: float = 10.0,
+        seed: int | None = None,
+        op: str | None = None,
+    ) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.workers, self.seconds = workers or budget.jobs(budget.GIB // 2), seconds
-        self.seed, self.fixed = random.SystemRandom().getrandbits(31) if seed is None else seed, seed is not None
+        self.seed, self.fixed = (
+            random.SystemRandom().getrandbits(31) if seed is None else seed,
+            seed is not None,
+        )
         self._where, self._op, self._gpus = task, op, gpus
-        self._slots, self._forking, self._timing = threading.Semaphore(self.workers), threading.Lock(), threading.Lock()
-        self._waiting: dict[bool, deque[_Lane]] = {False: deque(), True: deque()}  # children forked ahead, and benches
+        self._slots, self._forking, self._timing = (
+            threading.Semaphore(self.workers),
+            threading.Lock(),
+            threading.Lock(),
+        )
+        self._waiting: dict[bool, deque[_Lane]] = {
+            False: deque(),
+            True: deque(),
+        }  # children forked ahead, and benches
         self._measuring: list[None] = []
         self._quiet = False
         self._known: dict[str, Verdict] = {}
@@ -127,10 +160,23 @@ class Judge:
         """Start the zygote and prepare the task. Raises what `Task` raises."""
         self._scratch = Path(tempfile.mkdtemp(prefix="opjit-judge-"))
         self._control, theirs = self._lanes
-        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for GPUs must not start CUDA in a process that forks
-                       **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus))} if self._gpus else {})}
-        self._zygote = subprocess.Popen([sys.executable, "-m", "opjit.judge.zygote", str(theirs.end.fileno()), str(self._scratch)],
-                                        pass_fds=[theirs.end.fileno()], start_new_session=True, env=environment)
+        environment = {
+            **os.environ,
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for GPUs must not start CUDA in a process that forks
+            **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus))} if self._gpus else {}),
+        }
+        self._zygote = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "opjit.judge.zygote",
+                str(theirs.end.fileno()),
+                str(self._scratch),
+            ],
+            pass_fds=[theirs.end.fileno()],
+            start_new_session=True,
+            env=environment,
+        )
         theirs.end.close()
         try:
             import_all()
@@ -139,7 +185,9 @@ class Judge:
             store = Store(default_root())
             if self.task.op is None and (compiler := toolchain.find_cxx(store.notes)) is not None:
                 with suppress(OSError):
-                    light.compiled_binding(store.base, compiler)  # children have caches of their own, above this one
+                    light.compiled_binding(
+                        store.base, compiler
+                    )  # children have caches of their own, above this one
         except BaseException:
             self.close()
             raise
@@ -162,7 +210,9 @@ class Judge:
         for number in range(ROUNDS):
             samples = self.task.burst(self.seed + number)
             calls = [Expected.of(sample, self.task.results(sample)) for sample in samples]
-            own = [sample.values for sample in self.task.burst(self.seed + number)]  # which the reference may write
+            own = [
+                sample.values for sample in self.task.burst(self.seed + number)
+            ]  # which the reference may write
             reference = Burst.of(self.task.reference, own, spec(calls[0].results), self.device)
             found.append((calls, saved([sample.values for sample in samples]), reference))
         return found
@@ -192,8 +242,16 @@ class Judge:
 
     def _fork(self, bench: bool) -> _Lane:
         (leash, theirs), (job, its) = Channel.pair(), Channel.pair()
-        self._control.send({"many": self.task.op is None, "memory": max(2 * budget.GIB, budget.memory() // 2), "device": self.device,
-                            "bench": bench}, theirs.end.fileno(), its.end.fileno())
+        self._control.send(
+            {
+                "many": self.task.op is None,
+                "memory": max(2 * budget.GIB, budget.memory() // 2),
+                "device": self.device,
+                "bench": bench,
+            },
+            theirs.end.fileno(),
+            its.end.fileno(),
+        )
         theirs.end.close()
         its.end.close()
         self._lanes = [each for each in self._lanes if each.end.fileno() >= 0] + [leash, job]
@@ -235,7 +293,9 @@ class _Trial:
 
     def __init__(self, judge: Judge, text: str, name: str) -> None:
         self.judge, self.task, self.text, self.name = judge, judge.task, text, name
-        self.tier = "python" if self.task.op is None else "device" if launch.RULE.search(text) else "op"
+        self.tier = (
+            "python" if self.task.op is None else "device" if launch.RULE.search(text) else "op"
+        )
         self.facts: dict[str, Any] = {"seconds": {}}
 
     def run(self) -> Verdict:
@@ -245,7 +305,9 @@ class _Trial:
         except Ended as ended:
             word, message = ended.word, ended.message
             self.facts |= ended.facts
-            if word == "compile" and (found := re.search(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):", message)):
+            if word == "compile" and (
+                found := re.search(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):", message)
+            ):
                 self.facts["line"] = int(next(filter(None, found.groups())))
         except (Untrusted, KeyError, TypeError, ValueError, OSError) as error:
             word, message = "cheat", f"writes to the pipes of the judge: {error}"
@@ -254,10 +316,15 @@ class _Trial:
     def _on_bench(self) -> tuple[Word, str]:
         """Judge a kernel in a process that stays: whatever it answers is the judge's own."""
         judge = self.judge
-        hidden = {"seed": judge.seed if judge.fixed else random.SystemRandom().getrandbits(31)}  # new for each
+        hidden = {
+            "seed": judge.seed if judge.fixed else random.SystemRandom().getrandbits(31)
+        }  # new for each
         limit = 4 * judge.seconds  # of all calls of a stage
         with judge.lane(bench=True) as lane:
-            lane.ask({"do": "open", "task": judge._where, "op": judge._op, "seed": judge.seed}, seconds=_BUILD)
+            lane.ask(
+                {"do": "open", "task": judge._where, "op": judge._op, "seed": judge.seed},
+                seconds=_BUILD,
+            )
             with self._stage("build"):
                 self.facts |= lane.ask({"do": "kernel", "text": self.text}, seconds=_BUILD)[0]
             with judge._slots, self._stage("check"):
@@ -272,7 +339,10 @@ class _Trial:
     def _in_child(self) -> tuple[Word, str]:
         """Judge in a process that ends with the candidate, and that is not believed."""
         with self.judge.lane() as self.lane:
-            with nullcontext() if self.judge.device == "cuda" else self.judge._slots, self._stage("build"):
+            with (
+                nullcontext() if self.judge.device == "cuda" else self.judge._slots,
+                self._stage("build"),
+            ):
                 self._build()
             with self._stage("check"):
                 for call in self.task.samples:
@@ -293,10 +363,16 @@ class _Trial:
         message: dict[str, Any] = {"text": self.text, "name": self.name}
         if self.task.op is None:
             with closing(saved(self.task.init)) as init:
-                self.facts |= self.lane.ask({**message, "do": "python", "seed": self.judge.seed}, init, seconds=_BUILD)[0]
+                self.facts |= self.lane.ask(
+                    {**message, "do": "python", "seed": self.judge.seed}, init, seconds=_BUILD
+                )[0]
             return
-        message |= {"schema": f"judged::{self.task.op.schema.text.partition('::')[2]}", "mutates": self.task.mutates,
-                    "folder": str(self.task.op.folder), "operators": self.task.operators}
+        message |= {
+            "schema": f"judged::{self.task.op.schema.text.partition('::')[2]}",
+            "mutates": self.task.mutates,
+            "folder": str(self.task.op.folder),
+            "operators": self.task.operators,
+        }
         self.facts |= self.lane.ask({**message, "do": "build"}, seconds=_BUILD)[0]
         self.facts |= self.lane.ask({"do": "load"}, seconds=self.judge.seconds)[0]
 
@@ -311,26 +387,49 @@ class _Trial:
         if answer["changed"]:
             raise Ended("wrong", "writes to its inputs, or beside its results")
         if answer["replaced"]:
-            raise Ended("cheat", f"replaces functions of others: {', '.join(answer['replaced'][:3])}")
-        if self.tier == "python" and self.task.operators and {*self.task.operators} <= {*answer["operators"]}:
-            raise Ended("cheat", f"calls torch's own operators for the result: {', '.join(self.task.operators)}")
-        self.facts["nondeterministic"] = self.facts.get("nondeterministic", False) or data[:at[0] // 2] != data[at[0] // 2:at[0]]
+            raise Ended(
+                "cheat", f"replaces functions of others: {', '.join(answer['replaced'][:3])}"
+            )
+        if (
+            self.tier == "python"
+            and self.task.operators
+            and {*self.task.operators} <= {*answer["operators"]}
+        ):
+            raise Ended(
+                "cheat",
+                f"calls torch's own operators for the result: {', '.join(self.task.operators)}",
+            )
+        self.facts["nondeterministic"] = (
+            self.facts.get("nondeterministic", False)
+            or data[: at[0] // 2] != data[at[0] // 2 : at[0]]
+        )
 
     def _compare(self, got: list[Any], call: Expected, all_calls: Sequence[Expected]) -> None:
         found = referee.compare(got, call, (each.results for each in all_calls if each is not call))
-        self.facts["max_error"] = max(referee.max_error(got, call.results), self.facts.get("max_error", 0.0))
+        self.facts["max_error"] = max(
+            referee.max_error(got, call.results), self.facts.get("max_error", 0.0)
+        )
         if found is not None:
             tensors = tensors_of(call.results)
-            self.facts |= {"sample": str(call.sample), "tolerance": [*tolerance(tensors[0], call.sample)] if tensors else None}
+            self.facts |= {
+                "sample": str(call.sample),
+                "tolerance": [*tolerance(tensors[0], call.sample)] if tensors else None,
+            }
             raise Ended(*found)
 
     def _measure(self) -> tuple[Word, str]:
         times: list[float] = []
         references: list[float] = []
         limit = self.judge.seconds
-        for calls, arguments, reference in random.SystemRandom().sample(self.judge.bursts, len(self.judge.bursts)):
+        for calls, arguments, reference in random.SystemRandom().sample(
+            self.judge.bursts, len(self.judge.bursts)
+        ):
             with self.judge._slots:
-                self.lane.ask({"do": "prepare", "results": spec(calls[0].results)}, arguments, seconds=limit * 2)
+                self.lane.ask(
+                    {"do": "prepare", "results": spec(calls[0].results)},
+                    arguments,
+                    seconds=limit * 2,
+                )
             with self.judge.alone():  # no longer than it takes: the others wait
                 with torch.inference_mode():
                     reference.arm()
@@ -345,7 +444,9 @@ class _Trial:
                 for description, call in zip(answer["results"], calls, strict=True):
                     self._compare(unpacked(description, data, at), call, calls)
                 if answer["changed"]:
-                    raise Ended("wrong", "writes to the inputs of timed calls, or beside its results")
+                    raise Ended(
+                        "wrong", "writes to the inputs of timed calls, or beside its results"
+                    )
             if len(times) > _ROUNDS and median_and_spread(times[1:])[1] <= _STEADY:
                 break
         return self._rated(times, references)
@@ -355,11 +456,22 @@ class _Trial:
         device, timed = self.judge.device, self.task.timed
         median, spread = median_and_spread(times[1:])  # the first warms up
         bound = machine.bound(device, timed.bytes, timed.flops, 4)
-        self.facts |= {"median_us": median * 1e6, "reference_us": statistics.median(references[1:]) * 1e6, "spread": spread, "sample": None,
-                       "roofline": bound / median if bound else None, "clock_mhz": machine.clock(device)}
-        held = machine.cache_bytes(device) // timed.calls  # bytes of a call that may stay in the cache
+        self.facts |= {
+            "median_us": median * 1e6,
+            "reference_us": statistics.median(references[1:]) * 1e6,
+            "spread": spread,
+            "sample": None,
+            "roofline": bound / median if bound else None,
+            "clock_mhz": machine.clock(device),
+        }
+        held = (
+            machine.cache_bytes(device) // timed.calls
+        )  # bytes of a call that may stay in the cache
         if (machine.bound(device, max(0, timed.bytes - held), timed.flops, 1) or 0) > median:
-            return "cheat", "takes less time than the device needs for its bytes: it does not do the work"
+            return (
+                "cheat",
+                "takes less time than the device needs for its bytes: it does not do the work",
+            )
         if spread > _NOISY:
             return "noisy", "right; the machine is too busy to say how fast"
         return "correct", "nondeterministic" * self.facts["nondeterministic"]

@@ -26,7 +26,9 @@ from opjit.testing.samples import SMALL, moved, replica, resized
 ROUNDS = 9  # bursts of a candidate at most, the one to warm up included
 _MOST_SAMPLES = 24
 _LARGEST_SAMPLE = 4 << 20  # elements
-_TIMED = 1 << 20  # bytes of a call that is timed, at most, if the task has such a one; on CUDA 64 times that
+_TIMED = (
+    1 << 20
+)  # bytes of a call that is timed, at most, if the task has such a one; on CUDA 64 times that
 _POOL = 192 << 20  # bytes of all timed calls
 _BURST = 0.01  # seconds
 _MOST_CALLS = 128  # of a burst
@@ -34,10 +36,53 @@ _ALIGNMENT = 512  # bytes, as torch's allocator gives
 _SIZES = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100)
 
 # Operators that make, move or view tensors, and compute nothing.
-_FREE = frozenset("""
-empty empty_strided empty_like new_empty zeros ones full zeros_like ones_like full_like clone copy copy_ _to_copy to set_ view _unsafe_view
-reshape expand permute transpose t unsqueeze squeeze slice select detach alias as_strided unbind split cat stack contiguous item
-_local_scalar_dense resize_ fill_ zero_ arange scalar_tensor lift_fresh""".split())  # noqa: SIM905 - a list of words
+_FREE = frozenset(
+    [
+        "empty",
+        "empty_strided",
+        "empty_like",
+        "new_empty",
+        "zeros",
+        "ones",
+        "full",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "clone",
+        "copy",
+        "copy_",
+        "_to_copy",
+        "to",
+        "set_",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "expand",
+        "permute",
+        "transpose",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "detach",
+        "alias",
+        "as_strided",
+        "unbind",
+        "split",
+        "cat",
+        "stack",
+        "contiguous",
+        "item",
+        "_local_scalar_dense",
+        "resize_",
+        "fill_",
+        "zero_",
+        "arange",
+        "scalar_tensor",
+        "lift_fresh",
+    ]
+)
 
 
 class Expected(NamedTuple):
@@ -87,7 +132,9 @@ class Task:
         if where.endswith(".py") and Path(where).name != "op.py":
             self._read_kernelbench(Path(where))
         else:
-            self.op = testing.refuse_unknown_waivers(_chosen(where.removesuffix("op.py") or ".", op))
+            self.op = testing.refuse_unknown_waivers(
+                _chosen(where.removesuffix("op.py") or ".", op)
+            )
             self.name = self.op.qualified
             self.reference: Callable[..., Any] = self.op.reference_function
         self.mutates = self.op is not None and self.op.schema.mutates
@@ -96,10 +143,14 @@ class Task:
 
     def _read_kernelbench(self, path: Path) -> None:
         module = run_file(path)
-        missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if not hasattr(module, name)]
+        missing = [
+            name for name in ("Model", "get_inputs", "get_init_inputs") if not hasattr(module, name)
+        ]
         if missing:
-            raise DeclarationError(f"{path} defines no {', '.join(missing)}; a task is an op's folder, or a file with Model, "
-                                   "get_inputs and get_init_inputs")
+            raise DeclarationError(
+                f"{path} defines no {', '.join(missing)}; a task is an op's folder, or a file with Model, "
+                "get_inputs and get_init_inputs"
+            )
         self.name = path.stem
         given = module.get_init_inputs()
         self.init = ((), given) if isinstance(given, dict) else (tuple(given), {})
@@ -137,13 +188,19 @@ class Task:
             declared = tensors_of(as_list(self.op.fake(*meta.args, **meta.kwargs)))
         except (RuntimeError, NotImplementedError):  # a shape depends on elements
             return True
-        return all(one.shape == other.shape for one, other in zip(declared, tensors_of(results), strict=False))
+        return all(
+            one.shape == other.shape
+            for one, other in zip(declared, tensors_of(results), strict=False)
+        )
 
     def results(self, sample: Sample) -> list[Any]:
         """What the reference returns, and the arguments that it writes."""
         own = sample.map(replica)
         with torch.inference_mode():
-            return [*as_list(self.reference(*own.args, **own.kwargs)), *(own.tensors() if self.mutates else [])]
+            return [
+                *as_list(self.reference(*own.args, **own.kwargs)),
+                *(own.tensors() if self.mutates else []),
+            ]
 
     def hidden(self, seed: int) -> Iterator[Sample]:
         """Yield the task's calls: as declared, with other values, and with other sizes. A seed draws the same ones again."""
@@ -151,11 +208,17 @@ class Task:
         draw, generator = random.Random(seed), torch.Generator(self.device).manual_seed(seed)
         if self.op is None:
             for _ in range(5):
-                yield from _varied(Sample(tuple(on(each, self.device) for each in self._inputs())), generator)
+                yield from _varied(
+                    Sample(tuple(on(each, self.device) for each in self._inputs())), generator
+                )
             return
-        declared = [each for each in self.op.samples_on(self.device) if each.numel <= _LARGEST_SAMPLE]
+        declared = [
+            each for each in self.op.samples_on(self.device) if each.numel <= _LARGEST_SAMPLE
+        ]
         kinds = {each.kind: number for number, each in enumerate(declared)}
-        order = sorted(range(len(declared)), key=lambda number: number not in kinds.values())[:_MOST_SAMPLES]
+        order = sorted(range(len(declared)), key=lambda number: number not in kinds.values())[
+            :_MOST_SAMPLES
+        ]
         yield from (declared[number] for number in sorted(order))
         small = [declared[number] for number in order if declared[number].numel <= SMALL]
         for sample in draw.sample(small, min(8, len(small))):
@@ -166,7 +229,11 @@ class Task:
 
     def burst(self, seed: int, most: int = _MOST_CALLS) -> list[Sample]:
         """Calls to time, each with values of its own."""
-        return _varied(self.timed.sample, torch.Generator(self.device).manual_seed(seed), min(most, self.timed.calls))
+        return _varied(
+            self.timed.sample,
+            torch.Generator(self.device).manual_seed(seed),
+            min(most, self.timed.calls),
+        )
 
     @cached_property
     def timed(self) -> TimedSample:
@@ -203,7 +270,10 @@ def run_file(path: Path) -> Any:
 
 def tolerances(sample: Sample, results: Sequence[Any]) -> list[Tolerance]:
     """The largest difference of each result that counts as rounding."""
-    return [tolerance(each, sample) if isinstance(each, torch.Tensor) else Tolerance(0, 0) for each in results]
+    return [
+        tolerance(each, sample) if isinstance(each, torch.Tensor) else Tolerance(0, 0)
+        for each in results
+    ]
 
 
 def _varied(sample: Sample, generator: torch.Generator, count: int = 1) -> list[Sample]:
@@ -212,16 +282,24 @@ def _varied(sample: Sample, generator: torch.Generator, count: int = 1) -> list[
     floating = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
 
     def change(t: torch.Tensor) -> Callable[[int], torch.Tensor]:
-        memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage())  # elements may share it
+        memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(
+            t.untyped_storage()
+        )  # elements may share it
         rows = memory.expand(count, -1)
         if t.is_floating_point() or t.is_complex():
-            factors = 0.75 + 0.5 * torch.rand(rows.shape, generator=generator, dtype=torch.float64, device=generator.device)
-            rows = (rows.to(torch.complex128 if t.is_complex() else torch.float64) * factors).to(t.dtype)
+            factors = 0.75 + 0.5 * torch.rand(
+                rows.shape, generator=generator, dtype=torch.float64, device=generator.device
+            )
+            rows = (rows.to(torch.complex128 if t.is_complex() else torch.float64) * factors).to(
+                t.dtype
+            )
         elif not floating:
-            rows = memory[torch.rand(rows.shape, generator=generator, device=generator.device).argsort()]
+            rows = memory[
+                torch.rand(rows.shape, generator=generator, device=generator.device).argsort()
+            ]
         pitch = -(-len(memory) * t.element_size() // _ALIGNMENT) * _ALIGNMENT // t.element_size()
         own = t.new_zeros(count, pitch)
-        own[:, :len(memory)] = rows
+        own[:, : len(memory)] = rows
         return lambda number: moved(t, own, number * pitch + int(t.storage_offset()))
 
     drawn = [change(t) for t in sample.tensors()]
@@ -239,7 +317,9 @@ def _chosen(where: str, name: str | None) -> Op:
     ops = arguments.ops(text)
     found = [op for op in ops if name in (None, op.qualified, op.schema.name)]
     if len(found) != 1:
-        raise BadSetting(f"{where} declares {', '.join(op.qualified for op in ops)}; name one of them with --op")
+        raise BadSetting(
+            f"{where} declares {', '.join(op.qualified for op in ops)}; name one of them with --op"
+        )
     return found[0]
 
 

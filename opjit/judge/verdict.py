@@ -12,7 +12,9 @@ Tier = Literal["device", "op", "python", ""]
 class Ended(Exception):
     """A candidate is judged. Reusable: its process may judge others."""
 
-    def __init__(self, word: Word, message: str, facts: dict[str, Any] | None = None, reusable: bool = False) -> None:
+    def __init__(
+        self, word: Word, message: str, facts: dict[str, Any] | None = None, reusable: bool = False
+    ) -> None:
         super().__init__(message)
         self.word, self.message, self.facts, self.reusable = word, message, facts or {}, reusable
 
@@ -68,12 +70,17 @@ class Verdict:
 
     def json(self) -> str:
         """The verdict as a line of JSON. A number that JSON has not is null."""
+
         def plain(value: Any) -> Any:
             if isinstance(value, float):
                 return round(value, 9) if math.isfinite(value) else None
             if isinstance(value, (list, tuple)):
                 return [plain(each) for each in value]
-            return {name: plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+            return (
+                {name: plain(each) for name, each in value.items()}
+                if isinstance(value, dict)
+                else value
+            )
 
         return json.dumps(plain(dataclasses.asdict(self)))
 
@@ -99,6 +106,11 @@ def schema() -> dict[str, Any]:
         return {"anyOf": [of(each) for each in get_args(hint)]}
 
     hints = get_type_hints(Verdict)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Verdict", "type": "object",
-            "properties": {field.name: of(hints[field.name]) for field in dataclasses.fields(Verdict)},
-            "required": [field.name for field in dataclasses.fields(Verdict)], "additionalProperties": False}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Verdict",
+        "type": "object",
+        "properties": {field.name: of(hints[field.name]) for field in dataclasses.fields(Verdict)},
+        "required": [field.name for field in dataclasses.fields(Verdict)],
+        "additionalProperties": False,
+    }

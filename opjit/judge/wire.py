@@ -18,7 +18,11 @@ from opjit.declare.sample import tensors_of
 _LARGEST = 60_000  # bytes of a message; longer ones go into a file of memory
 _LONGEST = 4 << 30  # bytes of a file that the judge reads
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
 
 
 class Untrusted(Exception):
@@ -46,7 +50,9 @@ class Channel:
 
     def receive(self, seconds: float | None = None) -> tuple[dict[str, Any], list[int]]:
         """Wait for a message and its descriptors. Raises EOFError if the other end is gone, TimeoutError, or Untrusted."""
-        if self.end.gettimeout() != seconds:  # setting it is a system call, which some children may not make
+        if (
+            self.end.gettimeout() != seconds
+        ):  # setting it is a system call, which some children may not make
             self.end.settimeout(seconds)
         try:
             body, descriptors, *_ = socket.recv_fds(self.end, _LARGEST + 1, 4)
@@ -77,7 +83,7 @@ def sealed(data: bytes | bytearray | memoryview) -> int:
     descriptor = os.memfd_create("opjit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view):]
+        view = view[os.write(descriptor, view) :]
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     return descriptor
 
@@ -114,15 +120,26 @@ def packed(results: Any, into: bytearray) -> Any:
     if isinstance(results, (list, tuple)):
         return [packed(each, into) for each in results]
     if not isinstance(results, torch.Tensor):
-        return {"value": results if isinstance(results, (bool, int, float, type(None))) else repr(results)}
+        return {
+            "value": results
+            if isinstance(results, (bool, int, float, type(None)))
+            else repr(results)
+        }
     tensor = results.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    into += memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B") if tensor.numel() else b""
+    into += (
+        memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+        if tensor.numel()
+        else b""
+    )
     return spec(tensor)[0]
 
 
 def spec(results: Any) -> list[dict[str, Any]]:
     """The dtypes and shapes of all tensors of results, in JSON's terms."""
-    return [{"dtype": str(each.dtype).removeprefix("torch."), "shape": list(each.shape)} for each in tensors_of(results)]
+    return [
+        {"dtype": str(each.dtype).removeprefix("torch."), "shape": list(each.shape)}
+        for each in tensors_of(results)
+    ]
 
 
 def unpacked(description: Any, data: bytearray, at: list[int]) -> Any:
@@ -136,6 +153,10 @@ def unpacked(description: Any, data: bytearray, at: list[int]) -> Any:
         start, at[0] = at[0], at[0] + shape.numel() * dtype.itemsize
         if min(shape, default=0) < 0 or at[0] > len(data):
             raise ValueError("a tensor beyond its file")
-        return torch.frombuffer(data[start:at[0]], dtype=dtype).reshape(shape) if shape.numel() else torch.empty(shape, dtype=dtype)
+        return (
+            torch.frombuffer(data[start : at[0]], dtype=dtype).reshape(shape)
+            if shape.numel()
+            else torch.empty(shape, dtype=dtype)
+        )
     except (KeyError, ValueError, TypeError, RuntimeError, RecursionError, OverflowError) as error:
         raise Untrusted(f"results that are none: {error}") from None

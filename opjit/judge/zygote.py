@@ -57,13 +57,19 @@ def main(control: Channel, scratch: Path) -> None:
 def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -> None:
     """In the keeper: run a child, watch it, and say how it ended. Never returns."""
     groups = Path("/sys/fs/cgroup")
-    group = (groups / "pids" if (groups / "pids").is_dir() else groups) / f"opjit-judge-{folder.name}"
+    group = (
+        groups / "pids" if (groups / "pids").is_dir() else groups
+    ) / f"opjit-judge-{folder.name}"
     try:
         end_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         folder.mkdir()
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
-        held = message["many"] and sandbox.can_have_own_processes(message["device"]) and sandbox.own_processes()
+        held = (
+            message["many"]
+            and sandbox.can_have_own_processes(message["device"])
+            and sandbox.own_processes()
+        )
         first = _first_process() if held else 0
 
         def run(_: object) -> None:
@@ -71,14 +77,23 @@ def _keep(leash: Channel, job: Channel, folder: Path, message: dict[str, Any]) -
             sandbox.limit(message["memory"])
             if first:
                 sandbox.few_processes(group, _MOST_PROCESSES)
-            serve(job, Bench(message["device"]) if message["bench"] else
-                  child.JudgedCode(folder, message["device"], ["own processes"] if first else []))
+            serve(
+                job,
+                Bench(message["device"])
+                if message["bench"]
+                else child.JudgedCode(
+                    folder, message["device"], ["own processes"] if first else []
+                ),
+            )
 
         with Child(run) as process:
             job.end.close()
             with os.fdopen(os.pidfd_open(process.pid)) as ended:  # or the judge lets go
                 ready, _, _ = select.select([ended.fileno(), leash.end.fileno()], [], [])
-                said = {"ended": process.end() if ended.fileno() in ready else "was ended", "stderr": process.stderr()[-2000:]}
+                said = {
+                    "ended": process.end() if ended.fileno() in ready else "was ended",
+                    "stderr": process.stderr()[-2000:],
+                }
             if first:
                 os.kill(first, signal.SIGKILL)  # and with it all processes of the namespace
         files.remove_tree(folder)
@@ -115,7 +130,9 @@ def serve(job: Channel, worker: Bench | child.JudgedCode) -> None:
         while True:
             message, descriptors = job.receive()
             try:
-                answer = getattr(worker, f"on_{message['do']}")(message, [content(each) for each in descriptors])
+                answer = getattr(worker, f"on_{message['do']}")(
+                    message, [content(each) for each in descriptors]
+                )
                 bytes_ = answer.pop("data", None)
             except Exception as error:
                 job.send(_problem(error))
@@ -129,9 +146,18 @@ def serve(job: Channel, worker: Bench | child.JudgedCode) -> None:
 
 def _problem(error: Exception) -> dict[str, Any]:
     if isinstance(error, Ended):
-        return {"error": error.word, "message": str(error), "facts": error.facts, "reusable": error.reusable}
-    kind = "compile" if isinstance(error, (CompileError, DeclarationError, SyntaxError)) else "wrong"
-    if "CUDA error" in str(error):  # the process can use the device no more; torch adds five lines of advice
+        return {
+            "error": error.word,
+            "message": str(error),
+            "facts": error.facts,
+            "reusable": error.reusable,
+        }
+    kind = (
+        "compile" if isinstance(error, (CompileError, DeclarationError, SyntaxError)) else "wrong"
+    )
+    if "CUDA error" in str(
+        error
+    ):  # the process can use the device no more; torch adds five lines of advice
         kind, error = "crash", RuntimeError(str(error).splitlines()[0])
     name = "" if isinstance(error, OpjitError) else f"{type(error).__name__}: "
     return {"error": kind, "message": f"{name}{error}"[:4000], "reusable": kind == "compile"}

@@ -21,12 +21,19 @@ from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 from opjit.wanted import target_of
 
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", layers.FOLDER, "test_*.py")  # of a copy of an op's folder
+LEFT_OUT = shutil.ignore_patterns(
+    ".*", "__pycache__", layers.FOLDER, "test_*.py"
+)  # of a copy of an op's folder
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
-def build_library(ops: str | Sequence[str], build_directory: str | os.PathLike[str], device: object = None, arch: str | None = None,
-                  name: str | None = None) -> Path:
+def build_library(
+    ops: str | Sequence[str],
+    build_directory: str | os.PathLike[str],
+    device: object = None,
+    arch: str | None = None,
+    name: str | None = None,
+) -> Path:
     """Build ops, or take them from the cache, and copy them with their declarations to a folder. Loads nothing.
 
     The folder holds all that another process needs: the folder of each op, so fake kernels and backwards, and the binaries beside its
@@ -61,19 +68,29 @@ def build_library(ops: str | Sequence[str], build_directory: str | os.PathLike[s
         raise BuildError("a library of no op: name one or more", op="", target="")
     target, shown = target_of(device, arch), ", ".join(op.qualified for op in requested)
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise BuildError(f"{name!r} cannot be a library's name: expected letters, digits, '_', '.', '+' and '-', with a letter or digit "
-                         "first, at most 100", op=shown, target=str(target))
+        raise BuildError(
+            f"{name!r} cannot be a library's name: expected letters, digits, '_', '.', '+' and '-', with a letter or digit "
+            "first, at most 100",
+            op=shown,
+            target=str(target),
+        )
     entries = {op: request.entry(op, target) for op in _together(requested, target)}
     _check(entries)
     try:
         root = _write(requested[0], target, entries, Path(build_directory), name)
     except (OSError, EntryError) as error:
-        raise BuildError(f"{shown} for {target} cannot be copied to {os.fspath(build_directory)!r}: {error}; choose a folder that "
-                         "you can write", op=shown, target=str(target)) from error
+        raise BuildError(
+            f"{shown} for {target} cannot be copied to {os.fspath(build_directory)!r}: {error}; choose a folder that "
+            "you can write",
+            op=shown,
+            target=str(target),
+        ) from error
     return root / f"{_dotted(requested[0])}.so" if isinstance(ops, str) else root
 
 
-def put_binary(op: Op, target: Target, entry: Entry, manifest: Manifest, source_folder: Path) -> Path:
+def put_binary(
+    op: Op, target: Target, entry: Entry, manifest: Manifest, source_folder: Path
+) -> Path:
     """Write a binary where `layers` looks for it beside the op's source. Returns the library's path."""
     folder = Store(source_folder / layers.FOLDER).folder(op.qualified, target) / entry.key
     folder.mkdir(parents=True)
@@ -109,20 +126,28 @@ def _check(ops: Iterable[Op]) -> None:
         linked = (*op.extra.link, *op.extra.cuda_link) if op.extra is not None else ()
         for each in (each for each in linked if os.path.isabs(each) and each.endswith(".so")):
             if not (_has_op_py(op) and Path(each).resolve().is_relative_to(op.folder.resolve())):
-                raise DeclarationError(f"{op.qualified} is linked with {each}, which lies outside the folder of its op.py and so is not "
-                                       "in the library; move it there")
+                raise DeclarationError(
+                    f"{op.qualified} is linked with {each}, which lies outside the folder of its op.py and so is not "
+                    "in the library; move it there"
+                )
         if not _has_op_py(op):
             continue
         other = places.setdefault(op.folder.name, op.folder)
         if other != op.folder:
-            raise DeclarationError(f"two folders of ops are named {other.name}: {other} and {op.folder}; rename one, as each becomes a "
-                                   "folder of the library")
+            raise DeclarationError(
+                f"two folders of ops are named {other.name}: {other} and {op.folder}; rename one, as each becomes a "
+                "folder of the library"
+            )
         if op.stamp != op.stamp_now():
-            raise DeclarationError(f"{op.file} changed after this process read it; build the library in a new process, or call "
-                                   f"opjit.get({op.qualified!r}, reload=True) first")
+            raise DeclarationError(
+                f"{op.file} changed after this process read it; build the library in a new process, or call "
+                f"opjit.get({op.qualified!r}, reload=True) first"
+            )
 
 
-def _write(first: Op, target: Target, entries: dict[Op, Entry], directory: Path, name: str | None) -> Path:
+def _write(
+    first: Op, target: Target, entries: dict[Op, Entry], directory: Path, name: str | None
+) -> Path:
     """Put the library's folder into a directory, unless it is there. Raises OSError or EntryError if that fails."""
     directory.mkdir(parents=True, exist_ok=True)
     staged = directory / f".{files.unique()}"
@@ -134,8 +159,11 @@ def _write(first: Op, target: Target, entries: dict[Op, Entry], directory: Path,
         digest = hashlib.sha256(repr(digests).encode()).hexdigest()
         place = directory / (name or f"{_dotted(first)}.{target.folder}.{digest[:20]}")
         if not files.put_if_free(staged, place) and _digests(place) != digests:
-            raise BuildError(f"{place} holds something else already, and nothing is overwritten; remove it, or choose another name",
-                             op=first.qualified, target=str(target))
+            raise BuildError(
+                f"{place} holds something else already, and nothing is overwritten; remove it, or choose another name",
+                op=first.qualified,
+                target=str(target),
+            )
         return place
     finally:
         files.remove_tree(staged)
@@ -148,9 +176,15 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
         shutil.copytree(op.folder, to, ignore=_left_out, copy_function=shutil.copyfile)
     elif not to.exists():
         to.mkdir()
-        values = {"schema": repr(op.schema.text), "differentiable": not op.constant, "elementwise": op.elementwise,
-                  "tags": ", ".join(f"torch.Tag.{name}" for name in op.schema.tags)}
-        (to / "op.py").write_text(Template(resources.template("library/op.py.in")).substitute(values), encoding="utf-8")
+        values = {
+            "schema": repr(op.schema.text),
+            "differentiable": not op.constant,
+            "elementwise": op.elementwise,
+            "tags": ", ".join(f"torch.Tag.{name}" for name in op.schema.tags),
+        }
+        (to / "op.py").write_text(
+            Template(resources.template("library/op.py.in")).substitute(values), encoding="utf-8"
+        )
     manifest = manifests.parse(files.read(entry.folder / manifests.NAME, manifests.MAX_BYTES))
     library = put_binary(op, target, entry, manifest, to)
     (root / f"{_dotted(op)}.so").symlink_to(library.relative_to(root))
@@ -158,7 +192,10 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
     """Return the names in an op's folder that its copy leaves out: also libraries that were built into it."""
-    return {*LEFT_OUT(folder, names), *(name for name in names if any(Path(folder, name).glob(f"*/{layers.FOLDER}")))}
+    return {
+        *LEFT_OUT(folder, names),
+        *(name for name in names if any(Path(folder, name).glob(f"*/{layers.FOLDER}"))),
+    }
 
 
 def _digests(root: Path, seal: bool = False) -> dict[str, str]:
@@ -168,7 +205,9 @@ def _digests(root: Path, seal: bool = False) -> dict[str, str]:
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - {"__pycache__"})
         for path in (Path(folder, name) for name in sorted(names)):
-            found[str(path.relative_to(root))] = os.readlink(path) if path.is_symlink() else files.digest(str(path))
+            found[str(path.relative_to(root))] = (
+                os.readlink(path) if path.is_symlink() else files.digest(str(path))
+            )
             if seal and not path.is_symlink():
                 path.chmod(0o644)
                 files.sync(path)

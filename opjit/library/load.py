@@ -48,15 +48,25 @@ def load_library(path: str | os.PathLike[str]) -> Any:
     place, shown = Path(os.path.realpath(path)), Path(os.path.abspath(path))
     try:
         _refuse_swappable(shown, shown)
-        found = {folder: [_verified(shown, each.parent) for each in sorted((folder / layers.FOLDER).glob(f"v1/*/*/*/{manifests.NAME}"))]
-                 for folder in _folders(place, shown, path)}
+        found = {
+            folder: [
+                _verified(shown, each.parent)
+                for each in sorted((folder / layers.FOLDER).glob(f"v1/*/*/*/{manifests.NAME}"))
+            ]
+            for folder in _folders(place, shown, path)
+        }
     except (OSError, EntryError) as error:
-        raise LoadError(f"{shown} is not loaded: {error}; build it again with opjit.build_library") from error
+        raise LoadError(
+            f"{shown} is not loaded: {error}; build it again with opjit.build_library"
+        ) from error
     for _, schema, target in (each for binaries in found.values() for each in binaries):
         _refuse_elsewhere(shown, schema, target)
     with processes.reading:
-        ops = [(_declared(shown, folder, schema), entry, target)
-               for folder, binaries in found.items() for entry, schema, target in binaries]
+        ops = [
+            (_declared(shown, folder, schema), entry, target)
+            for folder, binaries in found.items()
+            for entry, schema, target in binaries
+        ]
     for op, entry, target in ops:
         with op.lock:
             op.use(target.backend.name, entry, op.libraries(target))
@@ -77,9 +87,13 @@ def _folders(place: Path, shown: Path, path: str | os.PathLike[str]) -> list[Pat
             return [folder]
         raise EntryError(f"there is no {folder / 'op.py'}")
     elif place.is_file():
-        raise LoadError(f"{shown} is not loaded: it lies outside the folder of its library; copy the folder from opjit.build_library as a "
-                        "whole")
-    raise LoadError(f"there is no library {os.fspath(path)!r}: expected a path that opjit.build_library returned")
+        raise LoadError(
+            f"{shown} is not loaded: it lies outside the folder of its library; copy the folder from opjit.build_library as a "
+            "whole"
+        )
+    raise LoadError(
+        f"there is no library {os.fspath(path)!r}: expected a path that opjit.build_library returned"
+    )
 
 
 def _refuse_swappable(shown: Path, path: Path) -> None:
@@ -104,14 +118,19 @@ def _verified(shown: Path, folder: Path) -> tuple[Entry, Schema, Target]:
 
 def origin(manifest: Manifest) -> tuple[Schema, Target]:
     """Return the op and the target of a manifest. Raises EntryError if it names none that this process knows, or SchemaError."""
-    texts = [manifest.document.get(name) for name in ("schema", "backend", "dispatch_key", "arch", "runtime", "host")]
+    texts = [
+        manifest.document.get(name)
+        for name in ("schema", "backend", "dispatch_key", "arch", "runtime", "host")
+    ]
     if not all(isinstance(text, str) for text in texts):
         raise EntryError("its manifest names no op and target")
     schema, name, dispatch_key, arch, runtime, host = map(str, texts)
     backend = next((each for each in backends.all_backends() if each.name == name), None)
     if backend is None or backend.dispatch_key != dispatch_key:
-        raise EntryError(f"it was built for the backend {name!r} ({dispatch_key}), which this process does not have; add it with "
-                         "opjit.register_backend")
+        raise EntryError(
+            f"it was built for the backend {name!r} ({dispatch_key}), which this process does not have; add it with "
+            "opjit.register_backend"
+        )
     if not backend.takes(arch):
         raise EntryError(f"its manifest names the arch {arch!r}, which is not one of {name}'s")
     if host not in elf.MACHINES or not re.fullmatch(r"\w*", runtime):  # parts of a folder's name
@@ -125,9 +144,14 @@ def _refuse_elsewhere(shown: Path, schema: Schema, target: Target) -> None:
     if missing:
         raise DeviceUnavailable(f"{shown} is not loaded: {missing}")
     here = Target(target.backend, target.backend.host_arch(), target.backend.runtime(None))
-    if not target.backend.runs(target.arch) or (target.runtime, target.host) != (here.runtime, here.host):
-        raise LoadError(f"{shown} is not loaded: it was built for {target}, but this process runs {here}; build it for that: "
-                        f"opjit.build_library({schema.qualified!r}, DIR, arch={here.arch!r})")
+    if not target.backend.runs(target.arch) or (target.runtime, target.host) != (
+        here.runtime,
+        here.host,
+    ):
+        raise LoadError(
+            f"{shown} is not loaded: it was built for {target}, but this process runs {here}; build it for that: "
+            f"opjit.build_library({schema.qualified!r}, DIR, arch={here.arch!r})"
+        )
 
 
 def _declared(shown: Path, folder: Path, schema: Schema) -> Op:
@@ -136,11 +160,21 @@ def _declared(shown: Path, folder: Path, schema: Schema) -> Op:
         try:
             registry.add_trusted(folder)
         except Exception as error:
-            reason = error if isinstance(error, OpjitError) else f"its {folder.name}/op.py raised {type(error).__name__}: {error}"
+            reason = (
+                error
+                if isinstance(error, OpjitError)
+                else f"its {folder.name}/op.py raised {type(error).__name__}: {error}"
+            )
             raise LoadError(f"{shown} is not loaded: {reason}") from error
     op = registry.declared(schema.qualified)
     if op is None or op.schema.text != schema.text:
-        declares = f"this process declares {op.schema.text!r} (in {op.folder})" if op else f"its {folder.name}/op.py does not"
-        raise DeclarationError(f"{shown} is not loaded: it was built for {schema.text!r}, but {declares}; build the library "
-                               "again, or import the declaration that it was built from")
+        declares = (
+            f"this process declares {op.schema.text!r} (in {op.folder})"
+            if op
+            else f"its {folder.name}/op.py does not"
+        )
+        raise DeclarationError(
+            f"{shown} is not loaded: it was built for {schema.text!r}, but {declares}; build the library "
+            "again, or import the declaration that it was built from"
+        )
     return op

@@ -17,11 +17,21 @@ from opjit.recipe.schema import Schema
 from opjit.wanted import target_of
 
 _SHIMS = "aot_inductor.custom_ops_to_c_shims"
-_C_TYPES = {"Tensor": "AtenTensorHandle", "int": "int64_t", "float": "double", "bool": "int32_t", "ScalarType": "int32_t"}
+_C_TYPES = {
+    "Tensor": "AtenTensorHandle",
+    "int": "int64_t",
+    "float": "double",
+    "bool": "int32_t",
+    "ScalarType": "int32_t",
+}
 
 
-def aoti_compile_and_package(exported_program: torch.export.ExportedProgram, *, package_path: str | os.PathLike[str],
-                             inductor_configs: dict[str, Any] | None = None) -> str:
+def aoti_compile_and_package(
+    exported_program: torch.export.ExportedProgram,
+    *,
+    package_path: str | os.PathLike[str],
+    inductor_configs: dict[str, Any] | None = None,
+) -> str:
     """Compile a program as ``torch._inductor.aoti_compile_and_package`` does, into a package that holds the libraries of its ops, too.
 
     A C++ program needs no more than torch's ``AOTIModelPackageLoader`` to run it, without Python. The model calls an op directly, as one
@@ -39,19 +49,37 @@ def aoti_compile_and_package(exported_program: torch.export.ExportedProgram, *, 
         >>> opjit.aoti_compile_and_package(torch.export.export(model, (torch.ones(3),)), package_path="model.pt2")
         'model.pt2'
     """
-    configs, libraries, shims, defined = dict(inductor_configs or {}), dict[str, Path](), dict[Op, list[str]](), ""
+    configs, libraries, shims, defined = (
+        dict(inductor_configs or {}),
+        dict[str, Path](),
+        dict[Op, list[str]](),
+        "",
+    )
     for op, devices in _used(exported_program).items():
         names = {device: f"{op.qualified.replace('::', '.')}.so.{device}" for device in devices}
-        libraries |= {name: request.entry(op, target_of(device, None)).library for device, name in names.items()}
-        if all(_takes_shim(op.schema, device) for device in devices) and op.schema.name not in (other.schema.name for other in shims):
+        libraries |= {
+            name: request.entry(op, target_of(device, None)).library
+            for device, name in names.items()
+        }
+        if all(_takes_shim(op.schema, device) for device in devices) and op.schema.name not in (
+            other.schema.name for other in shims
+        ):
             shims[op] = [_shim(op.schema, device, name) for device, name in names.items()]
         else:
-            defined += "".join(f'{{"{name}", "opjit_{"register" if index else "define"}"}}, ' for index, name in enumerate(names.values()))
+            defined += "".join(
+                f'{{"{name}", "opjit_{"register" if index else "define"}"}}, '
+                for index, name in enumerate(names.values())
+            )
     if libraries:  # torch copies the texts in this order; it looks for none of its own ops, so the first key only carries a text
         text = Template(resources.template("package/library.cpp.in")).substitute(ops=defined)
-        texts = {torch.ops.aten.detach.default: [text], **{op.overload: shim for op, shim in shims.items()}}
+        texts = {
+            torch.ops.aten.detach.default: [text],
+            **{op.overload: shim for op, shim in shims.items()},
+        }
         configs[_SHIMS] = {**texts, **configs.get(_SHIMS, {})}
-    path = torch._inductor.aoti_compile_and_package(exported_program, package_path=os.fspath(package_path), inductor_configs=configs)
+    path = torch._inductor.aoti_compile_and_package(
+        exported_program, package_path=os.fspath(package_path), inductor_configs=configs
+    )
     with zipfile.ZipFile(path, "a") as archive:
         root = archive.namelist()[0].partition("/")[0]
         for name, library in libraries.items():
@@ -62,28 +90,63 @@ def aoti_compile_and_package(exported_program: torch.export.ExportedProgram, *, 
 def _used(program: torch.export.ExportedProgram) -> dict[Op, list[str]]:
     """Return the ops that a program calls, each with the devices of its tensors; a functionalized call has its op as an argument."""
     found: dict[Op, set[str]] = {}
-    for node in (node for module in program.graph_module.modules() for node in getattr(module, "graph", torch.fx.Graph()).nodes):
+    for node in (
+        node
+        for module in program.graph_module.modules()
+        for node in getattr(module, "graph", torch.fx.Graph()).nodes
+    ):
         for target in (node.target, *node.args[:1]):
-            op = registry.declared(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+            op = (
+                registry.declared(target._schema.name)
+                if isinstance(target, torch._ops.OpOverload)
+                else None
+            )
             if op is not None:
-                values = torch.utils._pytree.tree_leaves([each.meta.get("val") for each in node.all_input_nodes])
-                found.setdefault(op, set()).update(value.device.type for value in values if isinstance(value, torch.Tensor))
+                values = torch.utils._pytree.tree_leaves(
+                    [each.meta.get("val") for each in node.all_input_nodes]
+                )
+                found.setdefault(op, set()).update(
+                    value.device.type for value in values if isinstance(value, torch.Tensor)
+                )
     return {op: sorted(devices) for op, devices in found.items()}
 
 
 def _takes_shim(schema: Schema, device: str) -> bool:
     """Return whether a model can call an op directly. The names of shims have no namespace, and torch's headers declare some."""
-    plain = not schema.mutates and not any(each.list or each.kind not in _C_TYPES for each in schema.arguments)
-    tensors = bool(schema.results) and not any(each.list or each.optional or each.kind != "Tensor" for each in schema.results)
-    headers, name = Path(torch.__file__).parent.glob("include/torch/csrc/inductor/aoti_torch/**/*.h"), f"aoti_torch_{device}_{schema.name}("
-    return plain and tensors and not any(name in header.read_text(encoding="utf-8") for header in headers)
+    plain = not schema.mutates and not any(
+        each.list or each.kind not in _C_TYPES for each in schema.arguments
+    )
+    tensors = bool(schema.results) and not any(
+        each.list or each.optional or each.kind != "Tensor" for each in schema.results
+    )
+    headers, name = (
+        Path(torch.__file__).parent.glob("include/torch/csrc/inductor/aoti_torch/**/*.h"),
+        f"aoti_torch_{device}_{schema.name}(",
+    )
+    return (
+        plain
+        and tensors
+        and not any(name in header.read_text(encoding="utf-8") for header in headers)
+    )
 
 
 def _shim(schema: Schema, device: str, library: str) -> str:
     """Return a C shim for an op, which calls the kernel in its library."""
-    arguments, results = [f"arg{i}" for i in range(len(schema.arguments))], [f"ret{i}" for i in range(len(schema.results))]
-    parameters = [f"{_C_TYPES[each.kind]} {'*' * each.optional}{name}" for each, name in zip(schema.arguments, arguments, strict=True)]
+    arguments, results = (
+        [f"arg{i}" for i in range(len(schema.arguments))],
+        [f"ret{i}" for i in range(len(schema.results))],
+    )
+    parameters = [
+        f"{_C_TYPES[each.kind]} {'*' * each.optional}{name}"
+        for each, name in zip(schema.arguments, arguments, strict=True)
+    ]
     function = f"aoti_torch_{device}_{schema.name}({', '.join([*parameters, *(f'AtenTensorHandle *{name}' for name in results)])})"
     return Template(resources.template("package/shim.cpp.in")).substitute(
-        function=function, library=library, size=max(len(arguments), len(results)), num_arguments=len(arguments),
-        num_results=len(results), arguments=", ".join(arguments), results=", ".join(results))
+        function=function,
+        library=library,
+        size=max(len(arguments), len(results)),
+        num_arguments=len(arguments),
+        num_results=len(results),
+        arguments=", ".join(arguments),
+        results=", ".join(results),
+    )

@@ -20,11 +20,22 @@ from opjit.recipe.schema import Schema, parse
 NAMESPACE = "inline"
 
 
-def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: str | Sequence[str] | None = None,
-           fake: Function | None = None, extra_cflags: Sequence[str] = (), extra_cuda_cflags: Sequence[str] = (),
-           extra_ldflags: Sequence[str] = (), extra_include_paths: Sequence[str | os.PathLike[str]] = (),
-           extra_cuda_ldflags: Sequence[str] = (), extra_sources: Sequence[str | os.PathLike[str]] = (),
-           differentiable: bool = True, elementwise: bool = False) -> Op:
+def inline(
+    schema: str,
+    *,
+    c: str | None = None,
+    cuda: str | None = None,
+    like: str | Sequence[str] | None = None,
+    fake: Function | None = None,
+    extra_cflags: Sequence[str] = (),
+    extra_cuda_cflags: Sequence[str] = (),
+    extra_ldflags: Sequence[str] = (),
+    extra_include_paths: Sequence[str | os.PathLike[str]] = (),
+    extra_cuda_ldflags: Sequence[str] = (),
+    extra_sources: Sequence[str | os.PathLike[str]] = (),
+    differentiable: bool = True,
+    elementwise: bool = False,
+) -> Op:
     """Declare an op whose sources are strings. Like any op, it is compiled at the first call or `opjit.get`.
 
     If the same module declares it again with other code, it stays the same op: its loaded kernels are rebuilt at once, and the op and
@@ -67,56 +78,117 @@ def inline(schema: str, *, c: str | None = None, cuda: str | None = None, like: 
         tensor([2.5000, 2.5000])
     """
     caller = sys._getframe(1)
-    extras = (extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, extra_cuda_ldflags, extra_sources)
+    extras = (
+        extra_cflags,
+        extra_cuda_cflags,
+        extra_ldflags,
+        extra_include_paths,
+        extra_cuda_ldflags,
+        extra_sources,
+    )
     try:
-        op = make(schema, {"cpu": c, "cuda": cuda}, like, fake, caller.f_globals.get("__name__", "__main__"),
-                  f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}", extras=extras, differentiable=differentiable,
-                  elementwise=elementwise)
+        op = make(
+            schema,
+            {"cpu": c, "cuda": cuda},
+            like,
+            fake,
+            caller.f_globals.get("__name__", "__main__"),
+            f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}",
+            extras=extras,
+            differentiable=differentiable,
+            elementwise=elementwise,
+        )
         return reload.install([op])[0]
     except OpjitError as error:
-        raise error.with_traceback(None) from error.__cause__  # the frames below tell a user nothing
+        raise error.with_traceback(
+            None
+        ) from error.__cause__  # the frames below tell a user nothing
 
 
-def make(text: str, sources: Mapping[str, str | None], like: str | Sequence[str] | None, fake: Function | None, module: str, where: str,
-         shown: str | None = None, extras: Sequence[Sequence[Any]] = (), differentiable: bool = True, elementwise: bool = False) -> Op:
+def make(
+    text: str,
+    sources: Mapping[str, str | None],
+    like: str | Sequence[str] | None,
+    fake: Function | None,
+    module: str,
+    where: str,
+    shown: str | None = None,
+    extras: Sequence[Sequence[Any]] = (),
+    differentiable: bool = True,
+    elementwise: bool = False,
+) -> Op:
     """Make an op from strings, by backend name, undeclared. See `Code` and `Op` for `module` to `shown`, `flags.check` for `extras`."""
     schema = parse(text if "::" in text.partition("(")[0] else f"{NAMESPACE}::{text.strip()}")
-    texts = {backends.for_device(name).suffix: source for name, source in sources.items() if source is not None}
+    texts = {
+        backends.for_device(name).suffix: source
+        for name, source in sources.items()
+        if source is not None
+    }
     if not texts:
         prototype = glue.prototype(schema, backends.for_device("cpu"))
-        raise DeclarationError(f"{schema.qualified} has no code: give c= with {prototype}, or cuda=, or both")
+        raise DeclarationError(
+            f"{schema.qualified} has no code: give c= with {prototype}, or cuda=, or both"
+        )
     for suffix, source in texts.items():
         if not isinstance(source, str):
-            raise DeclarationError(f"{schema.qualified}: the code of {schema.name}{suffix} must be a string, not {source!r}")
+            raise DeclarationError(
+                f"{schema.qualified}: the code of {schema.name}{suffix} must be a string, not {source!r}"
+            )
     extra = flags.check(schema.qualified, Path.cwd(), *extras) if any(extras) else None
-    op = Op(schema.text, _fake_kernel(schema, like, fake), Path(), extra, code=Code(texts, module, shown), where=where,
-            constant=not differentiable, elementwise=elementwise)
+    op = Op(
+        schema.text,
+        _fake_kernel(schema, like, fake),
+        Path(),
+        extra,
+        code=Code(texts, module, shown),
+        where=where,
+        constant=not differentiable,
+        elementwise=elementwise,
+    )
     op.write_code()
     return op
 
 
-def _fake_kernel(schema: Schema, like: str | Sequence[str] | None, fake: Function | None) -> Function:
+def _fake_kernel(
+    schema: Schema, like: str | Sequence[str] | None, fake: Function | None
+) -> Function:
     if like is not None and fake is not None:
-        raise DeclarationError(f"{schema.qualified}: like= and fake= both describe the results; give one of them")
+        raise DeclarationError(
+            f"{schema.qualified}: like= and fake= both describe the results; give one of them"
+        )
     if fake is not None:
         return fake
     if like is None:
+
         def missing(*args: Any, **kwargs: Any) -> None:
             if schema.results:
-                raise DeclarationError(f"{schema.qualified} has no fake kernel, so it cannot be traced or called with meta tensors: "
-                                       "declare it with like= or fake=, a cell with --like X or --fake NAME")
+                raise DeclarationError(
+                    f"{schema.qualified} has no fake kernel, so it cannot be traced or called with meta tensors: "
+                    "declare it with like= or fake=, a cell with --like X or --fake NAME"
+                )
 
         return missing
     names = [like] if isinstance(like, str) else list(like)
-    places = {argument.name: index for index, argument in enumerate(schema.arguments)
-              if argument.kind == "Tensor" and not (argument.list or argument.optional)}
-    plain = all(result.kind == "Tensor" and not (result.list or result.optional) for result in schema.results)
+    places = {
+        argument.name: index
+        for index, argument in enumerate(schema.arguments)
+        if argument.kind == "Tensor" and not (argument.list or argument.optional)
+    }
+    plain = all(
+        result.kind == "Tensor" and not (result.list or result.optional)
+        for result in schema.results
+    )
     if not plain or len(names) != len(schema.results) or not set(names) <= set(places):
-        raise DeclarationError(f"{schema.qualified}: like= takes the name of a Tensor argument for each result, which must be a Tensor, "
-                               f"too; it has {like!r} for {schema.text}; pass a function as fake= instead")
+        raise DeclarationError(
+            f"{schema.qualified}: like= takes the name of a Tensor argument for each result, which must be a Tensor, "
+            f"too; it has {like!r} for {schema.text}; pass a function as fake= instead"
+        )
 
     def empty(*args: Any, **kwargs: Any) -> Any:
-        results = tuple(torch.empty_like(args[places[name]] if places[name] < len(args) else kwargs[name]) for name in names)
+        results = tuple(
+            torch.empty_like(args[places[name]] if places[name] < len(args) else kwargs[name])
+            for name in names
+        )
         return results[0] if len(results) == 1 else results
 
     return empty

@@ -17,7 +17,9 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.wanted import describe
 
-_reloading = processes.Lock()  # one reload at a time, so that no two of them wait for each other's ops
+_reloading = (
+    processes.Lock()
+)  # one reload at a time, so that no two of them wait for each other's ops
 
 
 def reload_op(name: str, device: object) -> torch._ops.OpOverload:
@@ -35,12 +37,16 @@ def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
             install([current], current.qualified, extra)
             return
         if stamp is None:
-            raise DeclarationError(f"{current.file}, which declares {current.qualified}, no longer exists; restore it")
+            raise DeclarationError(
+                f"{current.file}, which declares {current.qualified}, no longer exists; restore it"
+            )
         before = [op for op in registry.all_ops() if op.file == current.file]
         newer, module = registry.rerun(current)
         names = {op.qualified for op in newer}
         if current.qualified not in names:
-            raise DeclarationError(f"{current.file} no longer declares {current.qualified}, only {', '.join(sorted(names)) or 'nothing'}")
+            raise DeclarationError(
+                f"{current.file} no longer declares {current.qualified}, only {', '.join(sorted(names)) or 'nothing'}"
+            )
         install(newer, current.qualified, extra)
         for gone in (op for op in before if op.qualified not in names):
             registry.remove(gone)
@@ -59,7 +65,9 @@ def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()
             if current is not None:
                 refuse_second(current, op)
                 locks.enter_context(current.lock)
-            changes.append((current, op, _binaries(current, op, extra if op.qualified == wanted else ())))
+            changes.append(
+                (current, op, _binaries(current, op, extra if op.qualified == wanted else ()))
+            )
         return [_apply(*change) for change in changes]
 
 
@@ -81,7 +89,9 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
             continue
         if backend.name not in loaded or loaded[backend.name].key not in recipe.keys:
             entry = entries[backend.name] = request.entry(newer, target)
-            loader.open_library(entry, newer.qualified, newer.libraries(target))  # now, so that `_apply` cannot fail
+            loader.open_library(
+                entry, newer.qualified, newer.libraries(target)
+            )  # now, so that `_apply` cannot fail
             oplist.note(newer, target)
     return entries
 
@@ -90,7 +100,9 @@ def _apply(op: Op | None, newer: Op, entries: dict[str, Entry | None]) -> Op:
     """Declare an op anew, or for the first time (None), and replace its binaries; `newer` is the same if only its sources changed."""
     if op is None:
         op = registry.add(newer)
-    elif op.schema != newer.schema or op.constant != newer.constant or op.handle is None:  # None: an earlier reload was interrupted
+    elif (
+        op.schema != newer.schema or op.constant != newer.constant or op.handle is None
+    ):  # None: an earlier reload was interrupted
         redeclare(op, newer)
     elif op is not newer:
         op.adopt(newer)

@@ -50,21 +50,32 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
                 if now == self._last.get(op.qualified):
                     changing.pop(op.qualified, None)
                 elif changing.get(op.qualified) != now:
-                    changing[op.qualified] = now  # wait until two checks agree, as a file may be half saved
+                    changing[op.qualified] = (
+                        now  # wait until two checks agree, as a file may be half saved
+                    )
                 else:
                     self._headers.pop(op.qualified, None)
                     self._last[op.qualified] = self._stamps(op)
                     try:
                         reload.refresh(op)
                     except Exception as error:  # op.py may raise anything; logged once for each time that files are saved
-                        logger.error("%s stays as it was: %s", op.qualified, error, exc_info=not isinstance(error, OpjitError))
+                        logger.error(
+                            "%s stays as it was: %s",
+                            op.qualified,
+                            error,
+                            exc_info=not isinstance(error, OpjitError),
+                        )
                     else:
                         logger.info("%s is up to date with its files", op.qualified)
 
     def _stamps(self, op: Op) -> _Stamps:
         """Return the stamps of the files in an op's folder, and of those that its sources included at the last reload."""
         if op.qualified not in self._headers:
-            include = (str(op.folder), *(op.extra.include if op.extra else ()), str(resources.folder("kernels_c")))
+            include = (
+                str(op.folder),
+                *(op.extra.include if op.extra else ()),
+                str(resources.folder("kernels_c")),
+            )
             found: list[str] = []
             for backend in backends.all_backends():
                 with suppress(NoKernel, OSError):
@@ -72,7 +83,11 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
             self._headers[op.qualified] = found
         names: list[str] = []
         with suppress(OSError), os.scandir(op.folder) as entries:
-            names = [entry.path for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+            names = [
+                entry.path
+                for entry in entries
+                if entry.is_file() and not entry.name.startswith(".")
+            ]
         return {path: files.stamp(path) for path in (*names, *self._headers[op.qualified])}
 
 

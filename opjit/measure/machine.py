@@ -15,7 +15,16 @@ Result = TypeVar("Result")
 _UNKNOWN_CACHE = 64 << 20
 _LARGEST_CACHE = 128 << 20  # virtual machines report the cache of a whole socket
 # Operations of one multiprocessor in one cycle with dense 16-bit matrix instructions, by compute capability (NVIDIA's white papers).
-_MATRIX_OPERATIONS = {(8, 0): 2048, (8, 6): 1024, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192, (12, 0): 2048}
+_MATRIX_OPERATIONS = {
+    (8, 0): 2048,
+    (8, 6): 1024,
+    (8, 7): 2048,
+    (8, 9): 1024,
+    (9, 0): 4096,
+    (10, 0): 8192,
+    (10, 3): 8192,
+    (12, 0): 2048,
+}
 _BY_ELEMENT_SIZE = {1: 2.0, 2: 1.0, 4: 0.5, 8: 0.0625}  # of that rate: 8-bit, 16-bit, TF32, float64
 
 
@@ -38,7 +47,10 @@ def flusher(device: str) -> Callable[[], object]:
 def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
     """Let a CUDA graph make a function's calls; None if none takes them, as those of a function that waits for the device, or launches on
     the default stream, whatever the current one is. Not by torch.cuda.graph, which collects garbage and empties the allocator's cache."""
-    graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+    graph, generator = (
+        torch.cuda.CUDAGraph(),
+        torch.cuda.default_generators[torch.cuda.current_device()],
+    )
     before = generator.clone_state()
     torch.cuda.synchronize()
     try:
@@ -52,7 +64,9 @@ def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] |
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")  # reports an error that a launch of the function left
         torch.cuda.synchronize()
-        generator.graphsafe_set_state(before)  # torch leaves it in a capture, where it draws no numbers
+        generator.graphsafe_set_state(
+            before
+        )  # torch leaves it in a capture, where it draws no numbers
         return None
     return graph, results
 
@@ -84,10 +98,22 @@ def bound(device: str, moved: int, flops: int, element_size: int) -> float | Non
     if device != "cuda":
         return None
     device_properties = torch.cuda.get_device_properties()
-    bandwidth = 2e3 * getattr(device_properties, "memory_clock_rate", 0) * getattr(device_properties, "memory_bus_width", 0) / 8
-    rate = (_MATRIX_OPERATIONS.get((device_properties.major, device_properties.minor), 0) * _BY_ELEMENT_SIZE.get(element_size, 2.0)
-            * device_properties.multi_processor_count * 1e3 * getattr(device_properties, "clock_rate", 0))
-    times = [amount / peak for amount, peak in ((moved, bandwidth), (flops, rate)) if amount and peak]
+    bandwidth = (
+        2e3
+        * getattr(device_properties, "memory_clock_rate", 0)
+        * getattr(device_properties, "memory_bus_width", 0)
+        / 8
+    )
+    rate = (
+        _MATRIX_OPERATIONS.get((device_properties.major, device_properties.minor), 0)
+        * _BY_ELEMENT_SIZE.get(element_size, 2.0)
+        * device_properties.multi_processor_count
+        * 1e3
+        * getattr(device_properties, "clock_rate", 0)
+    )
+    times = [
+        amount / peak for amount, peak in ((moved, bandwidth), (flops, rate)) if amount and peak
+    ]
     return max(times, default=None)
 
 
@@ -95,5 +121,7 @@ def describe(device: str) -> str:
     """Describe the device, and on the CPU the threads and the load: ``"2 threads, load 0.4 on 16 CPUs, torch 2.13.0"``."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return (f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} CPUs, "
-            f"torch {torch.__version__}")
+    return (
+        f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} CPUs, "
+        f"torch {torch.__version__}"
+    )

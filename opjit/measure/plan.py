@@ -18,7 +18,11 @@ class Inputs(NamedTuple):
     kwargs: Mapping[str, Any] = {}  # never changed
 
     def tensors(self) -> list[torch.Tensor]:
-        return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+        return [
+            leaf
+            for leaf in tree_leaves((self.args, dict(self.kwargs)))
+            if isinstance(leaf, torch.Tensor)
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -30,7 +34,9 @@ class TimingPlan:
     """Functions to measure with the same inputs, in turns. The caller has checked their results; `plan_of` makes copies of inputs."""
 
     sides: Mapping[str, Callable[..., Any]]
-    inputs: Sequence[Inputs]  # one set, or several at different addresses through which the calls rotate
+    inputs: Sequence[
+        Inputs
+    ]  # one set, or several at different addresses through which the calls rotate
     device: str
     cold: bool  # each burst begins with caches that hold none of the inputs
     bytes: int = 0  # the fewest that a call must move, and
@@ -46,17 +52,25 @@ class Measurement:
 
     side: str
     seconds: tuple[float, ...]  # the mean time of a call in each burst; on CUDA, the device's
-    host: float | None  # on CUDA the seconds in which the host issues a call, the median of bursts; None where `seconds` is all
+    host: (
+        float | None
+    )  # on CUDA the seconds in which the host issues a call, the median of bursts; None where `seconds` is all
     way: str
     calls: int  # of a burst
     inputs: int  # sets of them, through which a burst rotates
     cold: bool
     bytes: int
     flops: int
-    bound: float | None = None  # seconds that the device takes at least for the plan's bytes and operations; None if its peaks are unknown
-    floor: float = 0.0  # the part of the bound that no cache explains away: a shorter time is impossible
+    bound: float | None = (
+        None  # seconds that the device takes at least for the plan's bytes and operations; None if its peaks are unknown
+    )
+    floor: float = (
+        0.0  # the part of the bound that no cache explains away: a shorter time is impossible
+    )
     agrees: bool = True  # on CUDA, events and a synchronisation of the whole device measured the same: no work on another stream
-    clock: tuple[int, int] | None = None  # MHz of a GPU's multiprocessors before and after all rounds; None where no library tells
+    clock: tuple[int, int] | None = (
+        None  # MHz of a GPU's multiprocessors before and after all rounds; None where no library tells
+    )
     median: float = field(init=False)
     lower: float = field(init=False)
     upper: float = field(init=False)
@@ -78,7 +92,9 @@ class Measurement:
 
 def ratio(one: Measurement, other: Measurement) -> tuple[float, float]:
     """Return the median of one side's time over the other's, and its spread."""
-    return median_and_spread([mine / theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)])
+    return median_and_spread(
+        [mine / theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)]
+    )
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -97,7 +113,14 @@ def copies(inputs: Inputs, cache: int) -> list[Inputs]:
     found = [inputs]
     for _ in range(min(_MOST_INPUTS, -(-3 * cache // max(1, inputs.nbytes))) - 1):
         made = {id(each): _copy(each) for each in inputs.tensors()}
-        found.append(Inputs(*tree_map(lambda value, made=made: made.get(id(value), value), (inputs.args, dict(inputs.kwargs)))))
+        found.append(
+            Inputs(
+                *tree_map(
+                    lambda value, made=made: made.get(id(value), value),
+                    (inputs.args, dict(inputs.kwargs)),
+                )
+            )
+        )
     return found
 
 
@@ -106,7 +129,9 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.numel() == 0:
         return x.detach().clone().requires_grad_(x.requires_grad)
     with torch.no_grad():
-        span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        span = 1 + sum(
+            (size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)
+        )
         offset = x.data_ptr() % 256 // x.element_size()
         memory = x.new_empty(offset + span)
         memory[offset:].copy_(x.as_strided((span,), (1,)))

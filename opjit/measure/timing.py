@@ -22,11 +22,24 @@ _QUEUE = 64  # calls that a device's queue holds without making the host wait
 _LATENCY = 200e-6  # of a synchronisation, at most
 
 
-def plan_of(sides: Mapping[str, Callable[..., Any]], inputs: Inputs, device: str, cold: bool | None = None, moved: int = 0,
-            flops: int = 0) -> TimingPlan:
+def plan_of(
+    sides: Mapping[str, Callable[..., Any]],
+    inputs: Inputs,
+    device: str,
+    cold: bool | None = None,
+    moved: int = 0,
+    flops: int = 0,
+) -> TimingPlan:
     """Make a plan with one call's inputs, and with copies of them where caches are to be cold; None is cold on CUDA and hot on the CPU."""
     cold = device == "cuda" if cold is None else cold
-    return TimingPlan(sides, copies(inputs, machine.cache_bytes(device)) if cold else [inputs], device, cold, moved, flops)
+    return TimingPlan(
+        sides,
+        copies(inputs, machine.cache_bytes(device)) if cold else [inputs],
+        device,
+        cold,
+        moved,
+        flops,
+    )
 
 
 def measure(plan: TimingPlan) -> dict[str, Measurement]:
@@ -34,7 +47,9 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
     The caller chooses the modes: users of an op without autograd see what `torch.inference_mode` gives."""
     flush = machine.flusher(plan.device) if plan.cold else lambda: None
     burst_of = _DeviceBurst if plan.device == "cuda" else _HostBurst
-    bursts: dict[str, _HostBurst | _DeviceBurst] = {name: burst_of(plan, name, flush) for name in plan.sides}
+    bursts: dict[str, _HostBurst | _DeviceBurst] = {
+        name: burst_of(plan, name, flush) for name in plan.sides
+    }
     for burst in bursts.values():
         burst()  # warms up
     before = machine.clock(plan.device)
@@ -44,13 +59,34 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
             seconds[name].append(bursts[name]())
     after = machine.clock(plan.device)
     clock = None if before is None or after is None else (before, after)
-    size = min((each.element_size() for each in plan.inputs[0].tensors() if each.is_floating_point()), default=4)
-    bound, found = machine.bound(plan.device, plan.bytes, plan.flops, size), dict[str, Measurement]()
+    size = min(
+        (each.element_size() for each in plan.inputs[0].tensors() if each.is_floating_point()),
+        default=4,
+    )
+    bound, found = (
+        machine.bound(plan.device, plan.bytes, plan.flops, size),
+        dict[str, Measurement](),
+    )
     for name, burst in bursts.items():
-        held = machine.cache_bytes(plan.device) // (burst.calls if plan.cold else 1)  # bytes of a call that stay in the cache
+        held = machine.cache_bytes(plan.device) // (
+            burst.calls if plan.cold else 1
+        )  # bytes of a call that stay in the cache
         floor = machine.bound(plan.device, max(0, plan.bytes - held), plan.flops, 1) or 0.0
-        found[name] = Measurement(name, tuple(seconds[name]), burst.host, burst.way, burst.calls, len(plan.inputs), plan.cold, plan.bytes,
-                                  plan.flops, bound, floor, burst.agrees, clock)
+        found[name] = Measurement(
+            name,
+            tuple(seconds[name]),
+            burst.host,
+            burst.way,
+            burst.calls,
+            len(plan.inputs),
+            plan.cold,
+            plan.bytes,
+            plan.flops,
+            bound,
+            floor,
+            burst.agrees,
+            clock,
+        )
     return found
 
 
@@ -58,7 +94,9 @@ def _turn(plan: TimingPlan, seconds: float) -> list[Inputs]:
     """Return the inputs of a burst whose calls take so many seconds each: in a cold cache that holds all of them, each is used once."""
     count = max(1, min(_MOST_CALLS, int(plan.seconds / max(seconds, 1e-9))))
     fits = sum(each.nbytes for each in plan.inputs) < 2 * machine.cache_bytes(plan.device)
-    return list(islice(cycle(plan.inputs), min(count, len(plan.inputs)) if plan.cold and fits else count))
+    return list(
+        islice(cycle(plan.inputs), min(count, len(plan.inputs)) if plan.cold and fits else count)
+    )
 
 
 def _run(function: Callable[..., Any], turn: Sequence[Inputs], window: int) -> deque[Any]:
@@ -139,11 +177,20 @@ class _DeviceBurst:
     def __init__(self, plan: TimingPlan, side: str, flush: Callable[[], object]) -> None:
         self._plan, self._function, self._flush = plan, plan.sides[side], flush
         once = _span(lambda: _run(self._function, plan.inputs[:1], 1))
-        size = sum(leaf.nbytes for leaf in tree_leaves(list(once.results)) if isinstance(leaf, torch.Tensor))
+        size = sum(
+            leaf.nbytes
+            for leaf in tree_leaves(list(once.results))
+            if isinstance(leaf, torch.Tensor)
+        )
         self._window = 3 * machine.cache_bytes("cuda") // max(1, size) + 1 if plan.cold else 0
-        queue = list(islice(cycle(plan.inputs), max(1, min(_QUEUE, int(plan.seconds / once.whole)))))
+        queue = list(
+            islice(cycle(plan.inputs), max(1, min(_QUEUE, int(plan.seconds / once.whole))))
+        )
         spans = [_span(lambda: _run(self._function, queue, self._window)) for _ in range(5)]
-        device, self.host = (median(times) / len(queue) for times in zip(*((span.device, span.issued) for span in spans), strict=True))
+        device, self.host = (
+            median(times) / len(queue)
+            for times in zip(*((span.device, span.issued) for span in spans), strict=True)
+        )
         self._turn, self._repeats, self.way = _turn(plan, device), 1, "events"
         self._agreed: list[bool] = []
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -161,7 +208,9 @@ class _DeviceBurst:
 
     def _capture(self) -> None:
         """Let a graph issue the calls, if one takes them: a function that waits for the device cannot be captured."""
-        turn = (self._plan.inputs if len(self._plan.inputs) > 1 else [*self._plan.inputs] * _GRAPH_CALLS)[:len(self._turn)]
+        turn = (
+            self._plan.inputs if len(self._plan.inputs) > 1 else [*self._plan.inputs] * _GRAPH_CALLS
+        )[: len(self._turn)]
         found = machine.captured(lambda: _run(self._function, turn, self._window))
         if found is None:
             self.way = "issue"
@@ -178,6 +227,8 @@ class _DeviceBurst:
 
     def __call__(self) -> float:
         self._flush()
-        span = _span(self._replay if self._graph else lambda: _run(self._function, self._turn, self._window))
+        span = _span(
+            self._replay if self._graph else lambda: _run(self._function, self._turn, self._window)
+        )
         self._agreed.append(abs(span.whole - span.device) <= 0.1 * span.whole + _LATENCY)
         return span.device / self.calls

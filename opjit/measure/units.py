@@ -3,7 +3,13 @@
 
 def format_time(seconds: float) -> str:
     """Format seconds with three digits and a unit: ``"0.625 s"``, ``"25.4 ms"``, ``"1.39 us"``."""
-    unit, value = ("s", seconds) if seconds >= 0.5 else ("ms", 1e3 * seconds) if seconds >= 1e-3 else ("us", 1e6 * seconds)
+    unit, value = (
+        ("s", seconds)
+        if seconds >= 0.5
+        else ("ms", 1e3 * seconds)
+        if seconds >= 1e-3
+        else ("us", 1e6 * seconds)
+    )
     return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
 
 

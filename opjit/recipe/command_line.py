@@ -55,7 +55,9 @@ class CommandLine:
         """Return the static libraries that the flags name. They become part of the binary."""
         names = [name[1:] if name.startswith(":") else f"lib{name}.a" for name in self._libraries]
         found = (os.path.join(folder, name) for name in names for folder in self._searched)
-        return list(dict.fromkeys(path for path in found if path.endswith(".a") and os.path.isfile(path)))
+        return list(
+            dict.fromkeys(path for path in found if path.endswith(".a") and os.path.isfile(path))
+        )
 
 
 def _content(word: str) -> str:
@@ -63,4 +65,8 @@ def _content(word: str) -> str:
     path = word.removeprefix("@")
     if os.sep not in path or not os.path.isfile(path):
         return word
-    return f"<{os.path.basename(path)}>" if re.search(r"\.so(\.\d+)*$", path) else f"<{files.digest(path)}>"
+    return (
+        f"<{os.path.basename(path)}>"
+        if re.search(r"\.so(\.\d+)*$", path)
+        else f"<{files.digest(path)}>"
+    )

@@ -10,7 +10,9 @@ FORMAT = 2  # increase it when the meaning of a document, or of an entry's files
 
 def document_key(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a document in canonical JSON: sorted names, no spaces, ASCII."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+    return hashlib.sha256(
+        json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
+    ).hexdigest()
 
 
 def base_key(document: Mapping[str, Any]) -> str:

@@ -14,68 +14,128 @@ from opjit.recipe import headers, libraries, nvcc_flags
 
 # Allowed flags, each one argument: a macro's value is free, and all other values are plain words, which name no file.
 _MACRO = r"-[DU][A-Za-z_]\w*([(=].*)?"
-_C = (rf"{_MACRO}|-O[0-3sgz]?|-W[a-z][\w+-]*(=[\w.+-]+)?|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|"
-                r"-f[a-z][\w+-]*(=\w[\w.,+-]*)?|-mtune=[\w.+-]+|-mprefer-vector-width=\w+|-mno-[\w.-]+")
+_C = (
+    rf"{_MACRO}|-O[0-3sgz]?|-W[a-z][\w+-]*(=[\w.+-]+)?|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|"
+    r"-f[a-z][\w+-]*(=\w[\w.,+-]*)?|-mtune=[\w.+-]+|-mprefer-vector-width=\w+|-mno-[\w.-]+"
+)
 # Why a flag is rejected, and the alternative: the first match is reported.
-_REASONS = [(re.compile(pattern), reason) for pattern, reason in [
-    (r"-ffast-math|-Ofast|-funsafe-math-optimizations",
-     "a library linked with it flushes denormals to zero in the whole process; name what the code needs: -fno-math-errno, "
-     "-fno-trapping-math, -fno-signed-zeros, -fassociative-math, -ffinite-math-only"),
-    (r"-m(arch|cpu|tune)=native|-march=.*|-mcpu=.*|-m(avx|sse|fma|bmi|f16c|amx|popcnt|lzcnt|aes|sha|gfni|v?pclmul).*",
-     "a binary must run on every machine of its arch, which is part of its key; build for a higher level with OPJIT_ARCH=x86-64-v4 or "
-     "neoverse-v2, or give one function __attribute__((target(...))) and call it only if __builtin_cpu_supports says so"),
-    (r"-?-(gencode|generate-code|arch|gpu-architecture|code|gpu-code)\b.*",
-     "the target sets the arch, which is part of the key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`"),
-    (r"-(I|isystem|iquote|idirafter).*|--include-path.*",
-     "pass include folders in extra_include_paths, so that their headers' content enters the key"),
-    (r"-(include|imacros).*|--pre-include.*|-Xcudafe=.*--preinclude.*",
-     "write an #include line in the source, so that the header's content enters the key"),
-    (r"@.*|--?options-file.*|-Xptxas=.*-(-options-file|optf).*",
-     "the file's content would not be in the key; write the flags themselves"),
-    (r"-g(?!enerate-line-info).*|-G|--?device-debug",
-     "debug information holds paths of this machine; leave it out, and build the op for a debugger with OPJIT_DEBUG=1 or "
-     "`opjit get --debug`"),
-    (r"-(l|L|Wl,|Xlinker|rdynamic|static|shared|pie|nostdlib|nodefaultlibs).*|-s",
-     "opjit links every op in the same way, with the same exports and without a run path; name libraries and archives in extra_ldflags"),
-    (r"-Werror", "torch's builder passes a flag that gcc warns about in C; name the warnings: -Werror=vla"),
-    (r"-std=.*|-ansi", "an op's C is C11 or later (-std=gnu17), its CUDA is C++17 or later (-std=c++20)"),
-    (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
-    (r"-fno-exceptions|-fno-unwind-tables|-f(fat-)?lto.*|-f(short-enums|short-wchar|pack-struct|pcc-struct-return|reg-struct-return|"
-     r"visibility).*", "opjit's part of the library relies on the default; leave it out"),
-    (r"-f(.*plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map|compare-debug|"
-     r"stack-usage|callgraph-info|save-|modules?\b|.*-file|.*(black|ignore|white|allow)list|use-ld|ld-path|offload|crash-diag|thin).*",
-     "it reads or writes files that the key does not cover, or runs other programs; leave it out"),
-    (r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)", "write option and value as one argument: '-Xcompiler=-Wall'"),
-    (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
-]]
+_REASONS = [
+    (re.compile(pattern), reason)
+    for pattern, reason in [
+        (
+            r"-ffast-math|-Ofast|-funsafe-math-optimizations",
+            "a library linked with it flushes denormals to zero in the whole process; name what the code needs: -fno-math-errno, "
+            "-fno-trapping-math, -fno-signed-zeros, -fassociative-math, -ffinite-math-only",
+        ),
+        (
+            r"-m(arch|cpu|tune)=native|-march=.*|-mcpu=.*|-m(avx|sse|fma|bmi|f16c|amx|popcnt|lzcnt|aes|sha|gfni|v?pclmul).*",
+            "a binary must run on every machine of its arch, which is part of its key; build for a higher level "
+            "with OPJIT_ARCH=x86-64-v4 or neoverse-v2, or give one function "
+            "__attribute__((target(...))) and call it only if __builtin_cpu_supports says so",
+        ),
+        (
+            r"-?-(gencode|generate-code|arch|gpu-architecture|code|gpu-code)\b.*",
+            "the target sets the arch, which is part of the key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`",
+        ),
+        (
+            r"-(I|isystem|iquote|idirafter).*|--include-path.*",
+            "pass include folders in extra_include_paths, so that their headers' content enters the key",
+        ),
+        (
+            r"-(include|imacros).*|--pre-include.*|-Xcudafe=.*--preinclude.*",
+            "write an #include line in the source, so that the header's content enters the key",
+        ),
+        (
+            r"@.*|--?options-file.*|-Xptxas=.*-(-options-file|optf).*",
+            "the file's content would not be in the key; write the flags themselves",
+        ),
+        (
+            r"-g(?!enerate-line-info).*|-G|--?device-debug",
+            "debug information holds paths of this machine; leave it out, and build the op for a debugger with OPJIT_DEBUG=1 or "
+            "`opjit get --debug`",
+        ),
+        (
+            r"-(l|L|Wl,|Xlinker|rdynamic|static|shared|pie|nostdlib|nodefaultlibs).*|-s",
+            "opjit links every op in the same way, with the same exports and without a run "
+            "path; name libraries and archives in extra_ldflags",
+        ),
+        (
+            r"-Werror",
+            "torch's builder passes a flag that gcc warns about in C; name the warnings: -Werror=vla",
+        ),
+        (
+            r"-std=.*|-ansi",
+            "an op's C is C11 or later (-std=gnu17), its CUDA is C++17 or later (-std=c++20)",
+        ),
+        (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
+        (
+            r"-fno-exceptions|-fno-unwind-tables|-f(fat-)?lto.*|-f(short-enums|short-wchar|pack-struct|pcc-struct-return|reg-struct-return|"
+            r"visibility).*",
+            "opjit's part of the library relies on the default; leave it out",
+        ),
+        (
+            r"-f(.*plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map|compare-debug|"
+            r"stack-usage|callgraph-info|save-|modules?\b|.*-file|.*(black|ignore|white|allow)list|use-ld|ld-path|offload|crash-diag|thin).*",
+            "it reads or writes files that the key does not cover, or runs other programs; leave it out",
+        ),
+        (
+            r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)",
+            "write option and value as one argument: '-Xcompiler=-Wall'",
+        ),
+        (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
+    ]
+]
 _OPTIMISES = re.compile(r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-Xcompiler=-O\w*")
 
 
-def check(op: str, folder: Path, cflags: Sequence[str], cuda_cflags: Sequence[str], ldflags: Sequence[str],
-          include_paths: Sequence[str | os.PathLike[str]], cuda_ldflags: Sequence[str] = (),
-          sources: Sequence[str | os.PathLike[str]] = ()) -> Flags:
+def check(
+    op: str,
+    folder: Path,
+    cflags: Sequence[str],
+    cuda_cflags: Sequence[str],
+    ldflags: Sequence[str],
+    include_paths: Sequence[str | os.PathLike[str]],
+    cuda_ldflags: Sequence[str] = (),
+    sources: Sequence[str | os.PathLike[str]] = (),
+) -> Flags:
     """Return an author's flags as Flags; paths start from the op's folder. Raises DeclarationError with an alternative to a bad one."""
     for parameter, flags in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
         _refuse_other_than_list(op, parameter, flags)
-    return Flags(_checked(op, "extra_cflags", cflags, _C), _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS),
-                 libraries.resolve(op, "extra_ldflags", folder, ldflags), (), frozenset(),
-                 tuple(_paths(op, folder, "extra_include_paths", include_paths, "folder", os.path.isdir)),
-                 libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags), _sources(op, folder, sources))
+    return Flags(
+        _checked(op, "extra_cflags", cflags, _C),
+        _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS),
+        libraries.resolve(op, "extra_ldflags", folder, ldflags),
+        (),
+        frozenset(),
+        tuple(_paths(op, folder, "extra_include_paths", include_paths, "folder", os.path.isdir)),
+        libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags),
+        _sources(op, folder, sources),
+    )
 
 
-def define(op: str, folder: Path, extra: Flags | None, c: Mapping[str, object], cuda: Mapping[str, object]) -> Flags:
+def define(
+    op: str, folder: Path, extra: Flags | None, c: Mapping[str, object], cuda: Mapping[str, object]
+) -> Flags:
     """Add definitions to an author's flags for C and for CUDA. Raises DeclarationError for a value that a flag cannot hold."""
     of_c, of_cuda = ([f"-D{name}={value}" for name, value in each.items()] for each in (c, cuda))
     added = check(op, folder, of_c, of_cuda, (), ())
-    return added if extra is None else extra._replace(c=(*extra.c, *added.c), cuda=(*extra.cuda, *added.cuda))
+    return (
+        added
+        if extra is None
+        else extra._replace(c=(*extra.c, *added.c), cuda=(*extra.cuda, *added.cuda))
+    )
 
 
 def join(flags: Flags, extra: Flags, target: Target) -> Flags:
     """Add an author's flags to a backend's: libraries come first, as an archive may need the backend's."""
     include = (*flags.include, *extra.include)
-    maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(include))]  # first, as the last match wins
+    maps = [
+        f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(include))
+    ]  # first, as the last match wins
     if target.backend.compiler:
-        flags = flags._replace(c=(*maps, *flags.c))  # the flags of other compilers are not the author's to know
+        flags = flags._replace(
+            c=(*maps, *flags.c)
+        )  # the flags of other compilers are not the author's to know
     elif flags.cuda:
         for_host = (part for each in maps for part in ("-Xcompiler", each))
         flags = flags._replace(cuda=(*for_host, *flags.cuda, *extra.cuda))
@@ -89,7 +149,12 @@ def join(flags: Flags, extra: Flags, target: Target) -> Flags:
 
 def for_debugger(flags: Flags) -> Flags:
     """Change flags into a debug build's: frame pointers, code that a debugger follows to the files where they lie, -G on devices."""
-    host = ("-g", "-Og", "-fno-omit-frame-pointer", "-fdebug-prefix-map={staging}=/opjit")  # no random name of the build's own folder
+    host = (
+        "-g",
+        "-Og",
+        "-fno-omit-frame-pointer",
+        "-fdebug-prefix-map={staging}=/opjit",
+    )  # no random name of the build's own folder
     c = (*(_keeping_paths(flag) for flag in flags.c if not _OPTIMISES.fullmatch(flag)), *host)
     cuda = tuple(_keeping_paths(flag) for flag in flags.cuda if not _OPTIMISES.fullmatch(flag))
     if cuda:
@@ -111,18 +176,28 @@ def _checked(op: str, parameter: str, flags: Sequence[str], allowed: str) -> tup
             if reason is not None:
                 raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
         if allowed is nvcc_flags.OF_AUTHORS and re.search(r"[$`\\]", flag):
-            raise DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: nvcc passes its flags to a shell, which would expand what "
-                                   "follows $, ` or \\; write such a text in the source")
-    return tuple(flag.replace("{", "{{").replace("}", "}}") for flag in flags)  # braces are placeholders in Flags
+            raise DeclarationError(
+                f"{op}: {parameter} cannot hold {flag!r}: nvcc passes its flags to a shell, which would expand what "
+                "follows $, ` or \\; write such a text in the source"
+            )
+    return tuple(
+        flag.replace("{", "{{").replace("}", "}}") for flag in flags
+    )  # braces are placeholders in Flags
 
 
 def _refuse_other_than_list(op: str, parameter: str, flags: object) -> None:
     if not _is_list(flags, str):
-        raise DeclarationError(f"{op}: {parameter} is a list of strings, one compiler argument each, not {flags!r}")
+        raise DeclarationError(
+            f"{op}: {parameter} is a list of strings, one compiler argument each, not {flags!r}"
+        )
 
 
 def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(value, of) for value in values)
+    return (
+        isinstance(values, Sequence)
+        and not isinstance(values, str)
+        and all(isinstance(value, of) for value in values)
+    )
 
 
 def _reason(flag: str, allowed: str) -> str | None:
@@ -131,8 +206,10 @@ def _reason(flag: str, allowed: str) -> str | None:
     reason = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
     if re.fullmatch(allowed, flag) and (reason is None or flag.startswith("-std=")):
         return None
-    return reason or ("opjit does not know its effect; it knows macros, optimisation, warnings and code generation (-f...), with values "
-                      "that are plain words")
+    return reason or (
+        "opjit does not know its effect; it knows macros, optimisation, warnings and code generation (-f...), with values "
+        "that are plain words"
+    )
 
 
 def _sources(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
@@ -140,19 +217,29 @@ def _sources(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> 
     for path, absolute in zip(paths, found, strict=True):
         if backends.of_source(absolute) is None:
             suffixes = ", ".join(backend.suffix for backend in backends.all_backends())
-            raise DeclarationError(f"{op}: extra_sources names {os.fspath(path)!r}; expected a source for a backend, which ends in "
-                                   f"{suffixes}; build C++ code with opjit.load, or link it as a static archive")
+            raise DeclarationError(
+                f"{op}: extra_sources names {os.fspath(path)!r}; expected a source for a backend, which ends in "
+                f"{suffixes}; build C++ code with opjit.load, or link it as a static archive"
+            )
     return tuple(found)
 
 
-def _paths(op: str, folder: Path, parameter: str, paths: Sequence[str | os.PathLike[str]], kind: str,
-           exists: Callable[[str], bool]) -> list[str]:
+def _paths(
+    op: str,
+    folder: Path,
+    parameter: str,
+    paths: Sequence[str | os.PathLike[str]],
+    kind: str,
+    exists: Callable[[str], bool],
+) -> list[str]:
     """Return absolute paths, where each of `kind` must exist; relative ones start from the op's folder."""
     if not _is_list(paths, (str, os.PathLike)):
         raise DeclarationError(f"{op}: {parameter} is a list of {kind}s, not {paths!r}")
     found = [headers.normalized(os.path.join(folder, path)) for path in paths]
     for path, absolute in zip(paths, found, strict=True):
         if not exists(absolute):
-            raise DeclarationError(f"{op}: {parameter} names {os.fspath(path)!r}, but there is no {kind} {absolute}; a relative path "
-                                   f"starts from {folder}")
+            raise DeclarationError(
+                f"{op}: {parameter} names {os.fspath(path)!r}, but there is no {kind} {absolute}; a relative path "
+                f"starts from {folder}"
+            )
     return found

@@ -11,8 +11,10 @@ from pathlib import Path
 from opjit import files
 from opjit.errors import DeclarationError
 
-_INCLUDE = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]')  # also in comments, which does no harm
-_BY_MACRO = re.compile(rb'#[ \t]*include(?:_next)?[ \t]+()([A-Za-z_]\w*)')
+_INCLUDE = re.compile(
+    rb'#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]'
+)  # also in comments, which does no harm
+_BY_MACRO = re.compile(rb"#[ \t]*include(?:_next)?[ \t]+()([A-Za-z_]\w*)")
 _MACRO = re.compile(rb'(?:#[ \t]*define[ \t]+|-D\s*)(\w+)[ \t=]+(?:(["<])([^">\n]+)[">]|(\w+))')
 # A header that appears where a source asks for one changes what is compiled. One pattern for both would take ten times as long.
 _ASKED = re.compile(rb'__has_include(?:_next)?[ \t]*\([ \t]*(["<])([^">\n]+)[">]')
@@ -24,13 +26,23 @@ class Scan:
 
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}  # sources that need not be on disk, by path
-        self.read = cache(lambda path: parsed(self.texts[path] if path in self.texts else files.read_regular(path)))
+        self.read = cache(
+            lambda path: parsed(
+                self.texts[path] if path in self.texts else files.read_regular(path)
+            )
+        )
         self.file = cache(_file)
-        self.closures: dict[tuple[object, ...], dict[str, str]] = {}  # by the arguments of `closure`
+        self.closures: dict[
+            tuple[object, ...], dict[str, str]
+        ] = {}  # by the arguments of `closure`
 
-    def find(self, kind: bytes, name: bytes, beside: str, include_path: tuple[str, ...]) -> str | None:
+    def find(
+        self, kind: bytes, name: bytes, beside: str, include_path: tuple[str, ...]
+    ) -> str | None:
         folders = ((beside,) if kind == b'"' else ()) + include_path
-        return next((path for folder in folders if (path := self.file(folder, name)) is not None), None)
+        return next(
+            (path for folder in folders if (path := self.file(folder, name)) is not None), None
+        )
 
 
 def _file(folder: str, name: bytes) -> str | None:
@@ -41,17 +53,26 @@ def _file(folder: str, name: bytes) -> str | None:
     except (OSError, ValueError):  # ValueError: a zero byte
         return None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise DeclarationError(f"{path} is a pipe or a device, and a source includes it; put a file there")
+        raise DeclarationError(
+            f"{path} is a pipe or a device, and a source includes it; put a file there"
+        )
     return normalized(path) if stat.S_ISREG(mode) else None
 
 
 def parsed(content: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
     """Return a text's SHA-256, and the opening quote and name of each header that it includes or asks for; a macro has no quote."""
     asked = _ASKED.findall(content) if b"__has_include" in content else []
-    return hashlib.sha256(content).hexdigest(), _INCLUDE.findall(content) + _BY_MACRO.findall(content) + asked
+    return hashlib.sha256(content).hexdigest(), _INCLUDE.findall(content) + _BY_MACRO.findall(
+        content
+    ) + asked
 
 
-def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | None = None, flags: Iterable[str] = ()) -> dict[str, str]:
+def closure(
+    roots: Iterable[str],
+    include_path: tuple[str, ...],
+    scan: Scan | None = None,
+    flags: Iterable[str] = (),
+) -> dict[str, str]:
     """Return the SHA-256, by path, of the roots and of what any #include line leads to, `flags`' -D included; names found nowhere are
     the compiler's. Raises FileNotFoundError if a root is missing, DeclarationError for a pipe or a device; else see `unreadable`."""
     scan, waiting, flags = scan or Scan(), list(roots), tuple(flags)
@@ -60,7 +81,9 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
     if digests:
         return digests
     by_macro: set[tuple[bytes, str]] = set()
-    while waiting or (by_macro and (waiting := _named_by_macros(by_macro, digests, flags, include_path, scan))):
+    while waiting or (
+        by_macro and (waiting := _named_by_macros(by_macro, digests, flags, include_path, scan))
+    ):
         path = waiting.pop()
         if path in digests:
             continue
@@ -73,32 +96,62 @@ def closure(roots: Iterable[str], include_path: tuple[str, ...], scan: Scan | No
             continue
         beside = os.path.dirname(path)
         by_macro |= {(name, beside) for kind, name in lines if not kind}
-        waiting += (found for kind, name in lines if kind and (found := scan.find(kind, name, beside, include_path)) is not None)
+        waiting += (
+            found
+            for kind, name in lines
+            if kind and (found := scan.find(kind, name, beside, include_path)) is not None
+        )
     scan.closures[known] = digests
     return dict(digests)
 
 
-def _named_by_macros(asked: Collection[tuple[bytes, str]], digests: Mapping[str, str], flags: Iterable[str],
-                     include_path: tuple[str, ...], scan: Scan) -> list[str]:
+def _named_by_macros(
+    asked: Collection[tuple[bytes, str]],
+    digests: Mapping[str, str],
+    flags: Iterable[str],
+    include_path: tuple[str, ...],
+    scan: Scan,
+) -> list[str]:
     """Return the files beyond `digests` that included macros name; `asked` has the macros, each with the including file's folder."""
-    read = (scan.texts.get(path) or files.read_regular(path) for path, digest in digests.items() if not digest.startswith(_UNREADABLE))
-    macros = [macro for text in ("\n".join(flags).encode("utf-8", "surrogateescape"), *read) for macro in _MACRO.findall(text)]
+    read = (
+        scan.texts.get(path) or files.read_regular(path)
+        for path, digest in digests.items()
+        if not digest.startswith(_UNREADABLE)
+    )
+    macros = [
+        macro
+        for text in ("\n".join(flags).encode("utf-8", "surrogateescape"), *read)
+        for macro in _MACRO.findall(text)
+    ]
     names = {name for name, _ in asked}
     while more := {other for name, _, _, other in macros if other and name in names} - names:
         names |= more
-    found = {scan.find(kind, file, beside, include_path) for name, kind, file, _ in macros if kind and name in names for _, beside in asked}
+    found = {
+        scan.find(kind, file, beside, include_path)
+        for name, kind, file, _ in macros
+        if kind and name in names
+        for _, beside in asked
+    }
     return [path for path in found if path is not None and path not in digests]
 
 
 def unscanned(read: Iterable[str], scanned: Iterable[str], trusted: tuple[str, ...]) -> list[str]:
     """Return the files that a compiler read, but that neither a scan nor a version covers; `trusted` has the prefixes of the latter."""
     known = {os.path.realpath(path) for path in scanned}
-    return sorted(path for path in read if not (real := os.path.realpath(path)).startswith(trusted) and real not in known)
+    return sorted(
+        path
+        for path in read
+        if not (real := os.path.realpath(path)).startswith(trusted) and real not in known
+    )
 
 
 def unreadable(inputs: Mapping[str, str]) -> str | None:
     """Name the files that could not be read; None if there are none."""
-    found = [f"{name} {digest.rpartition(' ')[0]}" for name, digest in inputs.items() if digest.startswith(_UNREADABLE)]
+    found = [
+        f"{name} {digest.rpartition(' ')[0]}"
+        for name, digest in inputs.items()
+        if digest.startswith(_UNREADABLE)
+    ]
     return ", ".join(found) or None
 
 
@@ -113,12 +166,12 @@ def normalized(path: str) -> str:
 def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] = ()) -> str:
     """Return a file's name in a key, the same on every machine: by its place in the op's, opjit's or the author's include folders."""
     if path.startswith(folder + os.sep):
-        return path[len(folder) + 1:]
+        return path[len(folder) + 1 :]
     if path.startswith(include + os.sep):
-        return f"<opjit>/{path[len(include) + 1:]}"
+        return f"<opjit>/{path[len(include) + 1 :]}"
     for index, place in enumerate(added):
         if path.startswith(place + os.sep):
-            return f"<include {index}>/{path[len(place) + 1:]}"
+            return f"<include {index}>/{path[len(place) + 1 :]}"
     return os.path.relpath(path, folder)
 
 
@@ -126,11 +179,17 @@ def path_of(name: str, folder: str, added: tuple[str, ...] = ()) -> str:
     """Return the path for a name from `portable_name`, except for opjit's own files."""
     kind, slash, rest = name.partition("/")
     numbered = re.fullmatch(r"<include (\d+)>", kind)
-    return os.path.join(added[int(numbered[1])], rest) if slash and numbered else os.path.join(folder, name)
+    return (
+        os.path.join(added[int(numbered[1])], rest)
+        if slash and numbered
+        else os.path.join(folder, name)
+    )
 
 
 def read_dependencies(text: str) -> list[Path]:
     """Return the prerequisites in a compiler's dependency file (make syntax)."""
     rules = text.replace("\\\n", " ").split("\n")
-    names = [name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())]
+    names = [
+        name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())
+    ]
     return [Path(re.sub(r"\\([ #:])", r"\1", name).replace("$$", "$")) for name in names if name]

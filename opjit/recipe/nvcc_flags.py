@@ -5,7 +5,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-DEVICE, HOST, BOTH, NEITHER, FOLDER, NVCC = "device", "host", "both", "neither", "folder of headers", "nvcc"
+DEVICE, HOST, BOTH, NEITHER, FOLDER, NVCC = (
+    "device",
+    "host",
+    "both",
+    "neither",
+    "folder of headers",
+    "nvcc",
+)
 LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--generate-line-info"})
 
 
@@ -15,7 +22,9 @@ class NvccFlag(NamedTuple):
     name: str  # a pattern
     value: str  # a pattern of what follows the name. A value that begins with = may be the next argument instead.
     part: str  # `NEITHER` has no meaning where other compilers replace nvcc, and `NVCC` none in other compilers
-    author: str | None = None  # a pattern of the values that an op's author may give; None if it is not the author's to give
+    author: str | None = (
+        None  # a pattern of the values that an op's author may give; None if it is not the author's to give
+    )
     unseen: bool = False  # whether it makes nvcc read or run what no list of inputs shows
 
 
@@ -29,7 +38,12 @@ FLAGS = (
     NvccFlag(r"--compiler-options", r"=.*", HOST),
     NvccFlag(r"-Xptxas", r"=.*", DEVICE, r"=[\w=,-]+"),
     NvccFlag(r"--ptxas-options", r"=.*", DEVICE),
-    NvccFlag(r"--?use_fast_math|--?restrict|--?extra-device-vectorization|--?lineinfo|--?generate-line-info", r"", DEVICE, r""),
+    NvccFlag(
+        r"--?use_fast_math|--?restrict|--?extra-device-vectorization|--?lineinfo|--?generate-line-info",
+        r"",
+        DEVICE,
+        r"",
+    ),
     NvccFlag(r"--?(ftz|prec-div|prec-sqrt|fmad)", r"=\w+", DEVICE, r"=\w+"),
     NvccFlag(r"--?maxrregcount", r"=\d+", DEVICE, r"=\d+"),
     NvccFlag(r"--?diag-(suppress|warn|error)", r"=[\d,]+", DEVICE, r"=[\d,]+"),
@@ -37,8 +51,12 @@ FLAGS = (
     NvccFlag(r"-G", r"", DEVICE),
     NvccFlag(r"--?(expt-)?relaxed-constexpr", r"", NEITHER, r""),
     NvccFlag(r"--?(expt-)?extended-lambda", r"", NVCC, r""),
-    NvccFlag(r"-Xcudafe", r"=.*", NEITHER,
-             r"=--(diag_(suppress|remark|warning|error)=\w+|display_error_number|promote_warnings)"),
+    NvccFlag(
+        r"-Xcudafe",
+        r"=.*",
+        NEITHER,
+        r"=--(diag_(suppress|remark|warning|error)=\w+|display_error_number|promote_warnings)",
+    ),
     NvccFlag(r"-gencode", r"=.*", NEITHER),
     NvccFlag(r"--generate-code|-arch|--gpu-architecture", r"=.*", NVCC),
     NvccFlag(r"-I|-isystem|--include-path|--system-include", r"=?.+", FOLDER),
@@ -48,7 +66,9 @@ FLAGS = (
     NvccFlag(r"-ccbin|--compiler-bindir", r"=.*", NEITHER, unseen=True),
     NvccFlag(r"-optf|--options-file|--?keep|--save-temps", r".*", NVCC, unseen=True),
 )
-OF_AUTHORS = "|".join(f"(?:{flag.name})(?:{flag.author})" for flag in FLAGS if flag.author is not None)
+OF_AUTHORS = "|".join(
+    f"(?:{flag.name})(?:{flag.author})" for flag in FLAGS if flag.author is not None
+)
 UNSEEN = "|".join(flag.name for flag in FLAGS if flag.unseen)
 _WITH_VALUE = "|".join(flag.name for flag in FLAGS if flag.value.startswith("="))
 
@@ -62,7 +82,9 @@ def joined(words: Iterable[str]) -> Iterator[str]:
 
 def part_of(flag: str) -> str:
     """Return the part that a flag is for; `NVCC` for one that is not in the table."""
-    return next((row.part for row in FLAGS if re.fullmatch(f"({row.name})({row.value})", flag)), NVCC)
+    return next(
+        (row.part for row in FLAGS if re.fullmatch(f"({row.name})({row.value})", flag)), NVCC
+    )
 
 
 def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -86,8 +108,10 @@ def for_nvcc(include: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Pass include folders to the host compiler, as nvcc splits -I at commas. It splits the word after -Xcompiler, too, unless a backslash
     precedes the comma, and passes it through a second shell."""
     flags = [*(part for flag in include for part in ("-Xcompiler", flag)), *flags]
-    return [re.sub(r'([\\",])', r"\\\1", shlex.quote(flag)) if before == "-Xcompiler" else flag
-            for before, flag in zip(["", *flags], flags, strict=False)]
+    return [
+        re.sub(r'([\\",])', r"\\\1", shlex.quote(flag)) if before == "-Xcompiler" else flag
+        for before, flag in zip(["", *flags], flags, strict=False)
+    ]
 
 
 _NVRTC = {"-G": "--device-debug", **dict.fromkeys(LINE_INFO, "--generate-line-info")}

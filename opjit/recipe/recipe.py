@@ -15,8 +15,15 @@ from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.recipe.schema import Schema
 
 GLUE_GENERATOR = 6  # increase it when opjit makes another library of the same text; tests/builder/test_generated.py says when
-_OF_NVRTC = ("nvrtc/cuda_runtime.h", "nvrtc/absent/crt/host_defines.h")  # read by every op's CUDA code
-RUNTIME = ("opjit_runtime.c", "opjit_convert.c", "opjit_elementwise.c")  # linked into every op's library
+_OF_NVRTC = (
+    "nvrtc/cuda_runtime.h",
+    "nvrtc/absent/crt/host_defines.h",
+)  # read by every op's CUDA code
+RUNTIME = (
+    "opjit_runtime.c",
+    "opjit_convert.c",
+    "opjit_elementwise.c",
+)  # linked into every op's library
 
 
 class Recipe(NamedTuple):
@@ -27,7 +34,9 @@ class Recipe(NamedTuple):
     source: Path  # the author's kernel for the target's backend
     inputs: Mapping[str, str]  # SHA-256 of every file to compile, by its portable name
     flags: Flags
-    toolchain: Mapping[str, str] | None  # versions of the compilers; None without a compiler, and then `key` is None, too
+    toolchain: (
+        Mapping[str, str] | None
+    )  # versions of the compilers; None without a compiler, and then `key` is None, too
     label: str | None = None  # name of an inline source in messages; None means its path
     # Versions of other compilers here that may have made the binary: nvcc, where NVRTC is preferred.
     others: tuple[Mapping[str, str], ...] = ()
@@ -43,7 +52,10 @@ class Recipe(NamedTuple):
         """Return the document whose SHA-256 is the key: content only, no path, date or host, but for a debug build's folders."""
         flags, linked = self.flags, _linked(self.flags, str(self.folder))
         include = str(resources.folder("kernels_c"))
-        sources = [headers.portable_name(path, str(self.folder), include, flags.include) for path in flags.sources]
+        sources = [
+            headers.portable_name(path, str(self.folder), include, flags.include)
+            for path in flags.sources
+        ]
         debug = {"debug": ":".join([str(self.folder), *flags.include])} if flags.debug else {}
         stream = self.target.backend.stream
         return {
@@ -58,9 +70,14 @@ class Recipe(NamedTuple):
             "kernel": self.source.name,
             "glue": glue_digest(),
             "inputs": dict(sorted(self.inputs.items())),
-            "flags": {"c": list(flags.c), "cuda": list(flags.cuda), "link": [linked.get(flag, flag) for flag in flags.link],
-                      "stubs": list(flags.stubs), **({"sources": sources} if sources else {}),
-                      **({"device": list(flags.device)} if flags.device else {})},
+            "flags": {
+                "c": list(flags.c),
+                "cuda": list(flags.cuda),
+                "link": [linked.get(flag, flag) for flag in flags.link],
+                "stubs": list(flags.stubs),
+                **({"sources": sources} if sources else {}),
+                **({"device": list(flags.device)} if flags.device else {}),
+            },
             **({"stream": [field or "" for field in stream]} if stream else {}),
             "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
             **debug,
@@ -93,7 +110,12 @@ class Recipe(NamedTuple):
     def places(self, work: Path) -> dict[str, str]:
         """Return the paths for the placeholders in flags, for a build in a folder."""
         folder, include, *added = self.include_path
-        return {"folder": folder, "include": include, "staging": str(work), **{f"added{index}": path for index, path in enumerate(added)}}
+        return {
+            "folder": folder,
+            "include": include,
+            "staging": str(work),
+            **{f"added{index}": path for index, path in enumerate(added)},
+        }
 
     def inputs_now(self) -> dict[str, str]:
         return read_inputs(self.source, self.target, self.flags)
@@ -102,37 +124,63 @@ class Recipe(NamedTuple):
 def takes(ways: Sequence[Mapping[str, str]], made_by: Any) -> bool:
     """Return whether a CUDA binary of other device compilers matches where those of `ways` are; see `Recipe.takes`."""
     own = {name: value for name, value in ways[0].items() if name.startswith("cc.")}
-    return isinstance(made_by, dict) and made_by.keys() not in [way.keys() for way in ways] and {**made_by, **own} == made_by
+    return (
+        isinstance(made_by, dict)
+        and made_by.keys() not in [way.keys() for way in ways]
+        and {**made_by, **own} == made_by
+    )
 
 
-def read_inputs(source: Path, target: Target, flags: Flags, scan: headers.Scan | None = None) -> dict[str, str]:
+def read_inputs(
+    source: Path, target: Target, flags: Flags, scan: headers.Scan | None = None
+) -> dict[str, str]:
     """Return the SHA-256 of the files of `read_files`, by their portable names."""
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
     linked = _linked(flags, folder)
-    return {linked.get(path) or headers.portable_name(path, folder, include, flags.include): digest
-            for path, digest in read_files(source, target, flags, scan).items()}
+    return {
+        linked.get(path) or headers.portable_name(path, folder, include, flags.include): digest
+        for path, digest in read_files(source, target, flags, scan).items()
+    }
 
 
-def read_files(source: Path, target: Target, flags: Flags, scan: headers.Scan | None = None) -> dict[str, str]:
+def read_files(
+    source: Path, target: Target, flags: Flags, scan: headers.Scan | None = None
+) -> dict[str, str]:
     """Return the SHA-256, by path, of all files that are compiled, included or linked with. For `scan`, see `headers.closure`."""
     include, folder = str(resources.folder("kernels_c")), str(source.parent)
     shared = (*RUNTIME, *_OF_NVRTC) if target.backend.uses_nvcc else RUNTIME
-    roots, path = [str(source), *flags.sources, *(f"{include}/{name}" for name in shared)], (folder, include, *flags.include)
+    roots, path = (
+        [str(source), *flags.sources, *(f"{include}/{name}" for name in shared)],
+        (folder, include, *flags.include),
+    )
     if target.backend.stream:  # the glue includes its header
         scan = scan or headers.Scan()
-        roots += filter(None, [scan.find(b"<", os.fsencode(target.backend.stream.header), folder, path)])
-    words = [word for word in (*flags.c, *flags.cuda) if "-D" in word]  # the same for most of an op's archs
-    return {**headers.closure(roots, path, scan, words), **{path: files.digest(path) for path in libraries.files(flags)}}
+        roots += filter(
+            None, [scan.find(b"<", os.fsencode(target.backend.stream.header), folder, path)]
+        )
+    words = [
+        word for word in (*flags.c, *flags.cuda) if "-D" in word
+    ]  # the same for most of an op's archs
+    return {
+        **headers.closure(roots, path, scan, words),
+        **{path: files.digest(path) for path in libraries.files(flags)},
+    }
 
 
 def _linked(flags: Flags, folder: str) -> dict[str, str]:
     """Return the portable names of the files that flags link with, by path."""
-    return {path: path[len(folder) + 1:] if path.startswith(folder + os.sep) else f"<link {index}>/{os.path.basename(path)}"
-            for index, path in enumerate(libraries.files(flags))}
+    return {
+        path: path[len(folder) + 1 :]
+        if path.startswith(folder + os.sep)
+        else f"<link {index}>/{os.path.basename(path)}"
+        for index, path in enumerate(libraries.files(flags))
+    }
 
 
 @cache
 def glue_digest() -> str:
     """Identify the generated glue without rendering it."""
-    text = "\0".join([str(GLUE_GENERATOR), *map(resources.template, ("glue.c.in", "kernel.in", "fatbin.c.in"))])
+    text = "\0".join(
+        [str(GLUE_GENERATOR), *map(resources.template, ("glue.c.in", "kernel.in", "fatbin.c.in"))]
+    )
     return hashlib.sha256(text.encode()).hexdigest()

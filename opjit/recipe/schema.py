@@ -12,16 +12,30 @@ LISTED = ("int", "float", "bool", "Tensor")
 RETURNED = ("Tensor", "int", "float", "bool")
 
 # torch's name of a kind of type, and opjit's.
-_KINDS = {"TensorType": "Tensor", "IntType": "int", "SymIntType": "int", "FloatType": "float", "BoolType": "bool", "StringType": "str",
-          "ScalarTypeType": "ScalarType", "GeneratorType": "Generator"}
+_KINDS = {
+    "TensorType": "Tensor",
+    "IntType": "int",
+    "SymIntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "StringType": "str",
+    "ScalarTypeType": "ScalarType",
+    "GeneratorType": "Generator",
+}
 
 # Alternatives to types that have no form in C.
-_ALTERNATIVES = {"DeviceObjType": "take the device from a Tensor argument",
-                 "NumberType": "use float or int, as torch's stable C interface passes no Scalar; a float takes ints, too",
-                 "ComplexType": "use two floats", "StreamObjType": "the kernel receives torch's current stream anyway",
-                 "DictType": "use one list for the keys and one for the values", "ClassType": "pass its parts as Tensors and numbers",
-                 "LayoutType": "use an int", "MemoryFormatType": "use an int", "SymBoolType": "use a bool",
-                 "ListType": "use one flat list, and its lengths as another"}
+_ALTERNATIVES = {
+    "DeviceObjType": "take the device from a Tensor argument",
+    "NumberType": "use float or int, as torch's stable C interface passes no Scalar; a float takes ints, too",
+    "ComplexType": "use two floats",
+    "StreamObjType": "the kernel receives torch's current stream anyway",
+    "DictType": "use one list for the keys and one for the values",
+    "ClassType": "pass its parts as Tensors and numbers",
+    "LayoutType": "use an int",
+    "MemoryFormatType": "use an int",
+    "SymBoolType": "use a bool",
+    "ListType": "use one flat list, and its lengths as another",
+}
 
 # Types that torch prints by another name than a schema uses.
 _SPELLED = {"NumberType": "Scalar", "SymBoolType": "SymBool", "SymIntType": "SymInt"}
@@ -70,7 +84,9 @@ class Schema(NamedTuple):
 
     @property
     def all_tags(self) -> list[str]:
-        return sorted({*self.tags, "pt2_compliant_tag", *(["nondeterministic_seeded"] if self.draws else [])})
+        return sorted(
+            {*self.tags, "pt2_compliant_tag", *(["nondeterministic_seeded"] if self.draws else [])}
+        )
 
     @property
     def qualified(self) -> str:
@@ -91,32 +107,50 @@ def parse(text: str, tags: Sequence[str] = ()) -> Schema:
         parsed = torch._C.parse_schema(qualified)
     except (RuntimeError, UnicodeDecodeError, IndexError) as error:
         # torch's message about a non-ASCII letter quotes only a part of it, or is empty; that about a number is "stod".
-        reason = str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
-        reason = "a default is a number beyond the range of its type" if isinstance(error, IndexError) else reason
+        reason = (
+            str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
+        )
+        reason = (
+            "a default is a number beyond the range of its type"
+            if isinstance(error, IndexError)
+            else reason
+        )
         raise SchemaError(f"torch cannot parse the schema {text!r}: {reason}") from None
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
-        raise SchemaError(f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead")
+        raise SchemaError(
+            f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead"
+        )
     if hasattr(torch._ops._OpNamespace, name) or name in vars(torch._ops._OpNamespace(namespace)):
-        raise SchemaError(f"schema {text!r}: torch.ops.{namespace}.{name} is an attribute of every torch namespace; "
-                          "choose another name")
+        raise SchemaError(
+            f"schema {text!r}: torch.ops.{namespace}.{name} is an attribute of every torch namespace; "
+            "choose another name"
+        )
     arguments = tuple(_argument(text, argument) for argument in parsed.arguments)
     returned = _returned(text, parsed, arguments)
     results = () if returned else tuple(_result(text, result) for result in parsed.returns)
     if "..." in text and "..." in re.sub(r"""(["']).*?\1""", "", text):
-        raise SchemaError(f"schema {text!r} takes or returns any number of values; declare each of them, or take a list")
+        raise SchemaError(
+            f"schema {text!r} takes or returns any number of values; declare each of them, or take a list"
+        )
     names = [argument.name for argument in arguments]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise SchemaError(f"schema {text!r} has two arguments named `{repeated}`; rename one")
     if not any(argument.kind == "Tensor" for argument in arguments):
-        raise SchemaError(f"schema {text!r} has no Tensor argument, so torch cannot choose a device's kernel; "
-                          "add one, such as a tensor on the result's device")
+        raise SchemaError(
+            f"schema {text!r} has no Tensor argument, so torch cannot choose a device's kernel; "
+            "add one, such as a tensor on the result's device"
+        )
     number = next((result.kind for result in results if result.kind != "Tensor"), None)
     if number is not None and any(argument.writes for argument in arguments):
-        raise SchemaError(f"schema {text!r} writes an argument and returns a plain {number}, which torch can neither compile nor export "
-                          "together; return it as a Tensor of one element")
-    return Schema(str(parsed), namespace, name, arguments, results, returned, tuple(sorted({*tags})))
+        raise SchemaError(
+            f"schema {text!r} writes an argument and returns a plain {number}, which torch can neither compile nor export "
+            "together; return it as a Tensor of one element"
+        )
+    return Schema(
+        str(parsed), namespace, name, arguments, results, returned, tuple(sorted({*tags}))
+    )
 
 
 def _argument(text: str, argument: Any) -> Argument:
@@ -131,7 +165,11 @@ def _argument(text: str, argument: Any) -> Argument:
     problem = None
     if kind is None:
         close = difflib.get_close_matches(str(torch_type), ("Tensor", "SymInt", *SCALARS), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use Tensor, {', '.join(SCALARS)} or a list of them"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"use Tensor, {', '.join(SCALARS)} or a list of them"
+        )
         hint = _ALTERNATIVES.get(torch_type.kind(), hint)
         if torch_type.kind() == "OptionalType":
             hint = f"leave the missing ones out: {_spelled(torch_type.getElementType())}[]"
@@ -139,17 +177,23 @@ def _argument(text: str, argument: Any) -> Argument:
     elif listed and kind not in LISTED:
         problem = f", which has no form in C; lists are of {', '.join(LISTED)}"
     elif kind == "Generator" and not optional:
-        problem = "; let it be None, for the device's own, as torch's ops do: `Generator? generator=None`"
+        problem = (
+            "; let it be None, for the device's own, as torch's ops do: `Generator? generator=None`"
+        )
     elif alias is not None and not alias.is_write:
         problem = " with an alias that is not written; write Tensor, or Tensor(a!) if the kernel changes it"
     if kind is None or problem is not None:
-        raise SchemaError(f"schema {text!r}: argument `{argument.name}` is a {_spelled(argument.real_type)}{problem}")
+        raise SchemaError(
+            f"schema {text!r}: argument `{argument.name}` is a {_spelled(argument.real_type)}{problem}"
+        )
     return Argument(argument.name, kind, optional, listed, alias is not None, argument.kwarg_only)
 
 
 def _returned(text: str, parsed: Any, arguments: tuple[Argument, ...]) -> tuple[int, ...]:
     """Return the places of the arguments that an op returns, as torch's own do: the first one of ``add_``, or all keyword-only ones."""
-    sets = [result.alias_info.after_set if result.alias_info else set() for result in parsed.returns]
+    sets = [
+        result.alias_info.after_set if result.alias_info else set() for result in parsed.returns
+    ]
     if not any(sets):
         return ()
     written = tuple(place for place, argument in enumerate(arguments) if argument.writes)
@@ -157,9 +201,11 @@ def _returned(text: str, parsed: Any, arguments: tuple[Argument, ...]) -> tuple[
     plain = all(arguments[place].plain for place in written)
     keyword_only = [arguments[place].keyword_only for place in written]
     if not (same and plain and (all(keyword_only) or (written == (0,) and not any(keyword_only)))):
-        raise SchemaError(f"schema {text!r} returns an alias of an argument, and there are two forms of that: the first argument, "
-                          "as add_(Tensor(a!) x) -> Tensor(a!), or all keyword-only ones that it writes, as "
-                          "add(Tensor x, *, Tensor(a!) out) -> Tensor(a!); or return () and let the caller keep using the argument")
+        raise SchemaError(
+            f"schema {text!r} returns an alias of an argument, and there are two forms of that: the first argument, "
+            "as add_(Tensor(a!) x) -> Tensor(a!), or all keyword-only ones that it writes, as "
+            "add(Tensor x, *, Tensor(a!) out) -> Tensor(a!); or return () and let the caller keep using the argument"
+        )
     return written
 
 
@@ -168,8 +214,10 @@ def _result(text: str, result: Any) -> Result:
     form = torch_type.kind() if torch_type.kind() in ("OptionalType", "ListType") else ""
     kind = _KINDS.get((torch_type.getElementType() if form else torch_type).kind())
     if kind not in RETURNED or (form and kind != "Tensor"):
-        raise SchemaError(f"schema {text!r} returns a {_spelled(torch_type)}; an op returns {', '.join(RETURNED)}, Tensor?, Tensor[], "
-                          "or several of them")
+        raise SchemaError(
+            f"schema {text!r} returns a {_spelled(torch_type)}; an op returns {', '.join(RETURNED)}, Tensor?, Tensor[], "
+            "or several of them"
+        )
     return Result(result.name, kind, form == "OptionalType", form == "ListType")
 
 

@@ -67,7 +67,10 @@ class Nvrtc(NamedTuple):
         root = work / "toolkit"
         (root / "lib64").mkdir(parents=True, exist_ok=True)
         library = next(Path(self.runtime).glob("libcudart.so.[0-9]*"))
-        for link, target in ((root / "include", self.headers.partition(":")[0]), (root / "lib64/libcudart.so", str(library))):
+        for link, target in (
+            (root / "include", self.headers.partition(":")[0]),
+            (root / "lib64/libcudart.so", str(library)),
+        ):
             if not link.is_symlink():
                 link.symlink_to(target)
         return str(root)
@@ -78,22 +81,43 @@ _NOTE_BYTES = 1 << 20  # the largest note on a compiler
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 _Tool = TypeVar("_Tool", Compiler, Nvcc, Own)
 # Variables that would change a compiler's output without changing the key.
-NEUTRAL = {"LC_ALL": "C", **dict.fromkeys(
-    ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES",
-     "CUDA_INC_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"))}
+NEUTRAL = {
+    "LC_ALL": "C",
+    **dict.fromkeys(
+        (
+            "CPATH",
+            "C_INCLUDE_PATH",
+            "CPLUS_INCLUDE_PATH",
+            "LIBRARY_PATH",
+            "LD_RUN_PATH",
+            "DEPENDENCIES_OUTPUT",
+            "SUNPRO_DEPENDENCIES",
+            "CUDA_INC_PATH",
+            "NVCC_PREPEND_FLAGS",
+            "NVCC_APPEND_FLAGS",
+            "NVCC_CCBIN",
+        )
+    ),
+}
 
 
 def named(variable: str) -> tuple[list[str], str]:
     """Return what CC, CXX or the like names: ``ccache gcc`` is a launcher, which no key has, and a compiler; a path may have blanks."""
     value = os.environ.get(variable, "")
     *launcher, compiler = value.split() or [""]
-    return (launcher, compiler) if not shutil.which(value) and all(map(shutil.which, [*launcher, compiler])) else ([], value)
+    return (
+        (launcher, compiler)
+        if not shutil.which(value) and all(map(shutil.which, [*launcher, compiler]))
+        else ([], value)
+    )
 
 
 def find_compiler(notes: Path | None, host: str | None = None) -> Compiler | None:
     """Find $CC, else gcc, cc or clang on PATH, or the gcc that builds for another processor, as Debian names it; None if there is none."""
     chosen = f"{host}-linux-gnu-gcc" if host and is_other(host) else named("CC")[1]
-    return _find(notes, "cc", [chosen] if chosen else ["gcc", "cc", "clang"], Compiler, _probe_compiler)
+    return _find(
+        notes, "cc", [chosen] if chosen else ["gcc", "cc", "clang"], Compiler, _probe_compiler
+    )
 
 
 def find_cxx(notes: Path | None) -> Compiler | None:
@@ -105,7 +129,13 @@ def find_cxx(notes: Path | None) -> Compiler | None:
 def find_nvcc(notes: Path | None) -> Nvcc | None:
     """Find nvcc in $CUDA_HOME, on PATH, or in /usr/local/cuda; None if there is none."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    return _find(notes, "nvcc", ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"], Nvcc, _probe_nvcc)
+    return _find(
+        notes,
+        "nvcc",
+        ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"],
+        Nvcc,
+        _probe_nvcc,
+    )
 
 
 def working_nvcc(notes: Path | None) -> Nvcc | None:
@@ -129,13 +159,24 @@ def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
     targets_of = [f"targets/{name}-linux" for name in ("x86_64", "sbsa")]
     roots = [folder.parent for wheel in wheels for folder in sorted(wheel.glob("*/lib"))]
     roots += [Path(nvcc.root) / place for place in ("", *targets_of)] if nvcc else []
-    libraries = [folder for root in roots for folder in (root / "lib", root / "lib64") if folder.is_dir()]
-    library = next((path for folder in libraries for path in sorted(folder.glob(f"libnvrtc.so.{major}"))), None)
+    libraries = [
+        folder for root in roots for folder in (root / "lib", root / "lib64") if folder.is_dir()
+    ]
+    library = next(
+        (path for folder in libraries for path in sorted(folder.glob(f"libnvrtc.so.{major}"))), None
+    )
     if library is None:
         return None
-    cudart = next((folder for folder in libraries if (folder / f"libcudart.so{library.suffix}").exists()), None)
-    headers = [str(folder) for root in roots for folder in (root / "include", root / "include/cccl")
-               if (folder / "cuda_runtime_api.h").is_file() or (folder / "nv/target").is_file()]
+    cudart = next(
+        (folder for folder in libraries if (folder / f"libcudart.so{library.suffix}").exists()),
+        None,
+    )
+    headers = [
+        str(folder)
+        for root in roots
+        for folder in (root / "include", root / "include/cccl")
+        if (folder / "cuda_runtime_api.h").is_file() or (folder / "nv/target").is_file()
+    ]
     if cudart is None or not headers:
         return None
     return Nvrtc(str(library), ":".join(headers), str(cudart), _nvrtc_version(library, headers[0]))
@@ -153,7 +194,10 @@ def lacking(nvcc: Nvcc, folder: Path) -> str:
     """Link those headers of pip's NVIDIA packages that a toolkit lacks, such as cuSPARSE's, into a folder. Returns its path."""
     folder.mkdir(exist_ok=True)
     for header in (path for wheel in cuda_wheels() for path in sorted(wheel.glob("*/include/*"))):
-        if not Path(nvcc.root, "include", header.name).exists() and not (folder / header.name).is_symlink():
+        if (
+            not Path(nvcc.root, "include", header.name).exists()
+            and not (folder / header.name).is_symlink()
+        ):
             (folder / header.name).symlink_to(header)
     return str(folder)
 
@@ -162,7 +206,9 @@ def _nvrtc_version(library: Path, headers: str) -> str:
     """Return NVRTC's release, and a digest of its files' and CUDA's headers' sizes, the same with and without the CUDA Toolkit."""
     builtins = sorted(library.parent.glob(f"libnvrtc-builtins.so{library.suffix}.*"))
     sizes = [(path.name, path.stat().st_size) for path in (library, *builtins)]
-    sizes += sorted((entry.name, entry.stat().st_size) for entry in os.scandir(headers) if entry.is_file())
+    sizes += sorted(
+        (entry.name, entry.stat().st_size) for entry in os.scandir(headers) if entry.is_file()
+    )
     release = builtins[0].name.partition(".so.")[2] if builtins else library.suffix[1:]
     return f"{release} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:16]}"
 
@@ -184,10 +230,15 @@ def require_compiler(notes: Path | None, host: str | None = None) -> Compiler:
     found = find_compiler(notes, host)
     if found is None and host and is_other(host):
         package = f"{host.replace('_', '-')}-linux-gnu"
-        raise ToolMissing("cc", f"no C compiler for {host} on this {os.uname().machine} machine: opjit looked for {host}-linux-gnu-gcc on "
-                                f"PATH; install it (Debian and Ubuntu: apt install gcc-{package}, for CUDA g++-{package}), or build on "
-                                f"a machine with {host}")
-    return found or _missing("cc", "CC", "C", "opjit looked for $CC, gcc, cc and clang on PATH", ("gcc", "clang"), "op")
+        raise ToolMissing(
+            "cc",
+            f"no C compiler for {host} on this {os.uname().machine} machine: opjit looked for {host}-linux-gnu-gcc on "
+            f"PATH; install it (Debian and Ubuntu: apt install gcc-{package}, for CUDA g++-{package}), or build on "
+            f"a machine with {host}",
+        )
+    return found or _missing(
+        "cc", "CC", "C", "opjit looked for $CC, gcc, cc and clang on PATH", ("gcc", "clang"), "op"
+    )
 
 
 def require_cxx(notes: Path | None) -> Compiler:
@@ -195,28 +246,46 @@ def require_cxx(notes: Path | None) -> Compiler:
     return find_cxx(notes) or _missing("c++", "CXX", "C++", looked, ("g++", "clang++"), "extension")
 
 
-def _missing(tool: str, variable: str, language: str, looked: str, names: tuple[str, str], built: str) -> NoReturn:
+def _missing(
+    tool: str, variable: str, language: str, looked: str, names: tuple[str, str], built: str
+) -> NoReturn:
     if os.environ.get(variable):
-        raise ToolMissing(tool, f"{variable} is {os.environ[variable]!r}, which is not an executable program; set it to the path of "
-                                f"{names[0]} or {names[1]} without options, which a launcher such as ccache may precede, or unset it")
-    raise ToolMissing(tool, f"no {language} compiler: {looked}; install one (Debian and Ubuntu: apt install {names[0]}) or set "
-                            f"OPJIT_CACHE to a cache that holds the built {built}")
+        raise ToolMissing(
+            tool,
+            f"{variable} is {os.environ[variable]!r}, which is not an executable program; set it to the path of "
+            f"{names[0]} or {names[1]} without options, which a launcher such as ccache may precede, or unset it",
+        )
+    raise ToolMissing(
+        tool,
+        f"no {language} compiler: {looked}; install one (Debian and Ubuntu: apt install {names[0]}) or set "
+        f"OPJIT_CACHE to a cache that holds the built {built}",
+    )
 
 
 def require_nvcc(notes: Path | None) -> Nvcc:
     nvcc = find_nvcc(notes)
     if nvcc is None:
-        raise ToolMissing("nvcc", "no CUDA compiler: opjit looked for NVRTC, which pip installs with a CUDA build of torch, and for "
-                                  "nvcc of the CUDA Toolkit in $CUDA_HOME, on PATH and in /usr/local/cuda; install the Toolkit, or "
-                                  f"{INSTALL_NVRTC}; both compile CUDA ops even without a GPU")
+        raise ToolMissing(
+            "nvcc",
+            "no CUDA compiler: opjit looked for NVRTC, which pip installs with a CUDA build of torch, and for "
+            "nvcc of the CUDA Toolkit in $CUDA_HOME, on PATH and in /usr/local/cuda; install the Toolkit, or "
+            f"{INSTALL_NVRTC}; both compile CUDA ops even without a GPU",
+        )
     return nvcc
 
 
 def require_own(backend: Backend, wanted: DeviceCompiler, notes: Path | None) -> Own:
     own = find_own(wanted, notes)
     if own is None:
-        where = "there is no such program" if os.sep in wanted.command else "opjit looked for it on PATH"
-        raise ToolMissing(wanted.command, f"no {wanted.command}, which compiles kernels for {backend.name}: {where}; {wanted.install}")
+        where = (
+            "there is no such program"
+            if os.sep in wanted.command
+            else "opjit looked for it on PATH"
+        )
+        raise ToolMissing(
+            wanted.command,
+            f"no {wanted.command}, which compiles kernels for {backend.name}: {where}; {wanted.install}",
+        )
     return own
 
 
@@ -232,7 +301,13 @@ def require_ninja() -> str:
     raise ToolMissing("ninja", "no ninja: torch's extension builder needs it; pip install ninja")
 
 
-def _find(notes: Path | None, kind: str, names: Iterable[str], tool: type[_Tool], probe: Callable[[str], _Tool]) -> _Tool | None:
+def _find(
+    notes: Path | None,
+    kind: str,
+    names: Iterable[str],
+    tool: type[_Tool],
+    probe: Callable[[str], _Tool],
+) -> _Tool | None:
     """Return the answer of `probe` on the first program that exists, or a note of it if the executable has not changed since."""
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
@@ -241,7 +316,11 @@ def _find(notes: Path | None, kind: str, names: Iterable[str], tool: type[_Tool]
     real = os.path.realpath(path)
     status = os.stat(real)
     stamp = [real, status.st_size, status.st_mtime_ns, status.st_ino]
-    note = notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if notes else None
+    note = (
+        notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
+        if notes
+        else None
+    )
     if note is not None:
         try:
             fields = json.loads(files.read(note, _NOTE_BYTES))
@@ -260,15 +339,30 @@ def run(command: Sequence[str], work: Path | None = None) -> subprocess.Complete
     import subprocess
 
     progress.logger().debug("%s", " ".join(command))
-    environment = {name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None}
+    environment = {
+        name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None
+    }
     try:
-        return processes.run(command, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, text=True, errors="replace", limit=time_limit(), start_new_session=True)
+        return processes.run(
+            command,
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            limit=time_limit(),
+            start_new_session=True,
+        )
     except FileNotFoundError as error:
         if error.filename != command[0] or os.sep in command[0]:
             raise
-        raise ToolMissing(command[0], f"no {command[0]} on PATH, which a build with this compiler needs; install binutils (Debian and "
-                                      "Ubuntu: apt install binutils)") from None
+        raise ToolMissing(
+            command[0],
+            f"no {command[0]} on PATH, which a build with this compiler needs; install binutils (Debian and "
+            "Ubuntu: apt install binutils)",
+        ) from None
 
 
 def time_limit() -> float:
@@ -279,7 +373,9 @@ def time_limit() -> float:
     except ValueError:
         seconds = -1
     if not 0 <= seconds < threading.TIMEOUT_MAX:
-        raise BadSetting(f"OPJIT_TIMEOUT is {setting!r}; expected seconds, such as 600, or 0 for no limit")
+        raise BadSetting(
+            f"OPJIT_TIMEOUT is {setting!r}; expected seconds, such as 600, or 0 for no limit"
+        )
     return seconds
 
 
@@ -306,20 +402,33 @@ def _probe_compiler(path: str, language: str = "c") -> Compiler:
     version = re.search(r"^(.*\b(?:gcc|clang) version .+)$", text, re.MULTILINE)
     if machine is None or version is None:
         name, variable = ("cc", "CC") if language == "c" else ("c++", "CXX")
-        raise ToolMissing(name, f"{path} is not a working gcc or clang: `{path} -v` printed {text.strip()[:200]!r}; "
-                                f"set {variable} to one")
-    searched = re.search(r"#include <\.\.\.> search starts here:\n(.*?)End of search list", text, re.DOTALL)
-    includes = [os.path.realpath(line.strip()) for line in searched[1].splitlines()] if searched else []
+        raise ToolMissing(
+            name,
+            f"{path} is not a working gcc or clang: `{path} -v` printed {text.strip()[:200]!r}; "
+            f"set {variable} to one",
+        )
+    searched = re.search(
+        r"#include <\.\.\.> search starts here:\n(.*?)End of search list", text, re.DOTALL
+    )
+    includes = (
+        [os.path.realpath(line.strip()) for line in searched[1].splitlines()] if searched else []
+    )
     return Compiler(path, version[1].strip(), machine[1].strip(), ":".join(includes))
 
 
 def _probe_nvcc(path: str) -> Nvcc:
-    text, dryrun = _output(path, "--version"), _output(path, "--dryrun", "-E", "-x", "cu", os.devnull)
+    text, dryrun = (
+        _output(path, "--version"),
+        _output(path, "--dryrun", "-E", "-x", "cu", os.devnull),
+    )
     release = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
     root = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
     if release is None or root is None:
-        raise ToolMissing("nvcc", f"{path} is not a working nvcc: `{path} --version` printed {text.strip()[:200]!r}; put another "
-                                  "one on PATH, or set CUDA_HOME")
+        raise ToolMissing(
+            "nvcc",
+            f"{path} is not a working nvcc: `{path} --version` printed {text.strip()[:200]!r}; put another "
+            "one on PATH, or set CUDA_HOME",
+        )
     return Nvcc(os.path.realpath(root[1].strip()), release[1], release[2])
 
 
@@ -332,7 +441,10 @@ def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
         lines, failed = [str(error)], True
     if failed or not lines:
         printed = f"printed {' '.join(lines)[:200]!r}" if lines else "printed nothing"
-        raise ToolMissing(wanted.command, f"{path} is not a working compiler: `{' '.join(command)}` {printed}; {wanted.install}")
+        raise ToolMissing(
+            wanted.command,
+            f"{path} is not a working compiler: `{' '.join(command)}` {printed}; {wanted.install}",
+        )
     return Own(path, lines[0], files.digest(path))
 
 
@@ -356,15 +468,24 @@ def identities_of(target: Target, notes: Path | None) -> list[dict[str, str]]:
             return []
         tools: list[Nvrtc | Nvcc | Own | None] = [None]
         if backend.uses_nvcc:
-            tools = [find_nvrtc(target.runtime, notes), None if is_other(target.host) else working_nvcc(notes)]
+            tools = [
+                find_nvrtc(target.runtime, notes),
+                None if is_other(target.host) else working_nvcc(notes),
+            ]
         elif backend.compiler:
             tools = [find_own(backend.compiler, notes)]
     except ToolMissing:
         return []
-    return [identity(compiler, tool) for tool in tools if tool is not None or not (backend.uses_nvcc or backend.compiler)]
+    return [
+        identity(compiler, tool)
+        for tool in tools
+        if tool is not None or not (backend.uses_nvcc or backend.compiler)
+    ]
 
 
-def target_of(arch: str, notes: Path | None, backend: Backend | None = None, host: str | None = None) -> Target:
+def target_of(
+    arch: str, notes: Path | None, backend: Backend | None = None, host: str | None = None
+) -> Target:
     """Return the target of an arch by its name; for CUDA, with the installed runtime. Raises UnknownArch if no backend builds for it."""
     from opjit.backends import targets
 
@@ -373,4 +494,6 @@ def target_of(arch: str, notes: Path | None, backend: Backend | None = None, hos
         return target
     nvcc = find_nvcc(notes)
     nvrtc = find_nvrtc("", notes) if nvcc is None and not target.runtime else None
-    return targets.named(arch, target.backend, nvcc.version if nvcc else nvrtc.version if nvrtc else None, host)
+    return targets.named(
+        arch, target.backend, nvcc.version if nvcc else nvrtc.version if nvrtc else None, host
+    )

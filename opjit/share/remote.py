@@ -55,13 +55,21 @@ class Query(NamedTuple):
 def query_for(recipe: Recipe) -> Query:
     def fits(key: str, document: dict[str, Any]) -> bool:
         made_by = document.get("toolchain")
-        if document != {**recipe.document(), "toolchain": made_by} or not (key in recipe.keys or recipe.takes(made_by)):
+        if document != {**recipe.document(), "toolchain": made_by} or not (
+            key in recipe.keys or recipe.takes(made_by)
+        ):
             raise EntryError(MISMATCH)
         return True
 
     others = recipe.toolchain is None or recipe.target.backend.uses_nvcc
-    return Query(str(recipe), folder_name(recipe.schema.qualified, recipe.target), recipe.keys,
-                  f"{recipe.base}.key" if others else None, recipe.target, fits)
+    return Query(
+        str(recipe),
+        folder_name(recipe.schema.qualified, recipe.target),
+        recipe.keys,
+        f"{recipe.base}.key" if others else None,
+        recipe.target,
+        fits,
+    )
 
 
 def fetch(wanted: Query, store: Store) -> Entry | None:
@@ -72,17 +80,26 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
         return None
     try:
         found = _ask(wanted, objects)
-    except Exception as error:  # a failing network or hostile bytes must not keep it from being built
+    except (
+        Exception
+    ) as error:  # a failing network or hostile bytes must not keep it from being built
         if identity not in _failed:
             _failed.add(identity)
-            warnings.warn(CacheWarning(f"the remote {objects.shown} failed and is not used again: {reason(error)}. What is in no cache is "
-                                       "built here"), stacklevel=2)
+            warnings.warn(
+                CacheWarning(
+                    f"the remote {objects.shown} failed and is not used again: {reason(error)}. What is in no cache is "
+                    "built here"
+                ),
+                stacklevel=2,
+            )
         return None
     if found is None:
         return None
     key, received = found
     try:
-        entry = store.receive_or_keep(received, store.root / wanted.folder / key, wanted.target, wanted.name)
+        entry = store.receive_or_keep(
+            received, store.root / wanted.folder / key, wanted.target, wanted.name
+        )
     except (OSError, EntryError):
         return None  # the build will report the problem with the temporary folder
     usage.count(store.base, "fetches")
@@ -99,7 +116,11 @@ def _ask(wanted: Query, objects: Objects) -> tuple[str, Bundle] | None:
         except FileNotFoundError:
             return None
         wanted = wanted._replace(keys=keys, pointer=None)
-    return _read_from(objects, lambda read, trusted: _look_up(wanted, read, trusted), _EXTENSION if wanted.target is None else None)
+    return _read_from(
+        objects,
+        lambda read, trusted: _look_up(wanted, read, trusted),
+        _EXTENSION if wanted.target is None else None,
+    )
 
 
 def problem() -> str | None:
@@ -107,7 +128,10 @@ def problem() -> str | None:
     objects = Objects(os.environ.get("OPJIT_REMOTE", ""))
     try:
         with suppress(FileNotFoundError):
-            _read_from(objects, lambda read, trusted: read(f"v1/opjit.nothing/none/{'0' * 64}.key", _POINTER_BYTES))
+            _read_from(
+                objects,
+                lambda read, trusted: read(f"v1/opjit.nothing/none/{'0' * 64}.key", _POINTER_BYTES),
+            )
     except Exception as error:
         return reason(error)
     return None
@@ -117,23 +141,32 @@ def required_trust(source: str = "it") -> Trust:
     """Read OPJIT_TRUST. Raises RemoteError, for entries from `source`, if it is missing or invalid."""
     trusted = trust.configured()
     if trusted is None:
-        raise RemoteError(f"nothing from {source} is trusted: set OPJIT_TRUST to the public key of its publisher (`opjit keygen` makes a "
-                          "pair), or to `unsigned` to run any binary from it")
+        raise RemoteError(
+            f"nothing from {source} is trusted: set OPJIT_TRUST to the public key of its publisher (`opjit keygen` makes a "
+            "pair), or to `unsigned` to run any binary from it"
+        )
     return trusted
 
 
-def _read_from(objects: Objects, call: Callable[[_Read, Trust], _Result], at_least: float | None = None) -> _Result:
+def _read_from(
+    objects: Objects, call: Callable[[_Read, Trust], _Result], at_least: float | None = None
+) -> _Result:
     started = time.monotonic()
     objects.check()  # first, as a key is useless without a remote
     trusted = required_trust()
     objects.load()
-    seconds = max(_IN_ALL - (time.monotonic() - started), _AT_LEAST if at_least is None else at_least)
+    seconds = max(
+        _IN_ALL - (time.monotonic() - started), _AT_LEAST if at_least is None else at_least
+    )
     until = time.monotonic() + seconds
-    return with_timeout(lambda: call(lambda name, limit: objects.read(name, limit, until), trusted), seconds)
+    return with_timeout(
+        lambda: call(lambda name, limit: objects.read(name, limit, until), trusted), seconds
+    )
 
 
 def _look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
     """Return the key and the entry that is sought, checked, or None. Raises `read`'s errors, EntryError if it is not trusted or another."""
+
     def keys() -> Iterator[str]:
         yield from wanted.keys
         if wanted.pointer is not None:

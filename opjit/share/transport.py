@@ -41,7 +41,9 @@ class Objects(NamedTuple):
 
     def check(self) -> None:
         if "://" not in self.url or (self.is_http and ("?" in self.url or "#" in self.url)):
-            raise RemoteError(f"expected a URL such as https://host/opjit, s3://bucket/opjit or file:///folder, got {self.shown!r}")
+            raise RemoteError(
+                f"expected a URL such as https://host/opjit, s3://bucket/opjit or file:///folder, got {self.shown!r}"
+            )
 
     def load(self) -> None:
         """Import the package for the URL's protocol. Raises RemoteError if the URL is invalid, or a package is missing."""
@@ -53,8 +55,10 @@ class Objects(NamedTuple):
 
             fsspec.get_filesystem_class(self.scheme.rpartition("::")[2])
         except (ImportError, ValueError) as error:
-            raise RemoteError(f"{self.shown} needs a package that is not installed: {error}; install fsspec and its package for the "
-                              "protocol, such as s3fs for s3:// or gcsfs for gs://") from error
+            raise RemoteError(
+                f"{self.shown} needs a package that is not installed: {error}; install fsspec and its package for the "
+                "protocol, such as s3fs for s3:// or gcsfs for gs://"
+            ) from error
 
     def read(self, name: str, limit: int, until: float) -> bytes:
         """Return an object's bytes. Raises FileNotFoundError if there is none, EntryError beyond `limit`, others if the network failed."""
@@ -62,7 +66,9 @@ class Objects(NamedTuple):
             content = self._request(name, limit, until)
         else:
             system, path = self._system(name)
-            content = bytes(system.cat_file(path, start=0, end=limit + 1))  # one request, whose answer is limited in size
+            content = bytes(
+                system.cat_file(path, start=0, end=limit + 1)
+            )  # one request, whose answer is limited in size
         if len(content) > limit:
             raise EntryError(f"{name} is larger than {limit} bytes")
         return content
@@ -89,7 +95,9 @@ class Objects(NamedTuple):
             found = system.find(root)
         except FileNotFoundError:
             return []
-        return sorted(f"{prefix}{path[len(root):]}" for path in found if path.startswith(f"{root}/"))
+        return sorted(
+            f"{prefix}{path[len(root) :]}" for path in found if path.startswith(f"{root}/")
+        )
 
     def _system(self, name: str) -> tuple[Any, str]:
         """Return fsspec's file system, as configured, and an object's path in it."""
@@ -104,14 +112,22 @@ class Objects(NamedTuple):
         import urllib.request
 
         url = urlsplit(self.url)
-        address = urlunsplit(url._replace(netloc=url.netloc.rpartition("@")[2], path=f"{url.path.rstrip('/')}/{quote(name)}"))
+        address = urlunsplit(
+            url._replace(
+                netloc=url.netloc.rpartition("@")[2], path=f"{url.path.rstrip('/')}/{quote(name)}"
+            )
+        )
         request = urllib.request.Request(address)
         if url.username is not None:
             pair = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
             credentials = f"Basic {base64.b64encode(pair).decode('ascii')}"
-            request.add_unredirected_header("Authorization", credentials)  # not sent to a server that this one redirects to
+            request.add_unredirected_header(
+                "Authorization", credentials
+            )  # not sent to a server that this one redirects to
         try:
-            with urllib.request.build_opener().open(request, timeout=max(until - time.monotonic(), 0.01)) as response:
+            with urllib.request.build_opener().open(
+                request, timeout=max(until - time.monotonic(), 0.01)
+            ) as response:
                 content = bytearray()
                 while len(content) <= limit and (piece := response.read1(_CHUNK)):
                     content += piece

@@ -52,9 +52,13 @@ class Trust(NamedTuple):
         exceptions, ed25519, _ = _cryptography()
         for key in self.keys:
             with suppress(exceptions.InvalidSignature):
-                ed25519.Ed25519PublicKey.from_public_bytes(key).verify(bundle.signature, bundle.manifest)
+                ed25519.Ed25519PublicKey.from_public_bytes(key).verify(
+                    bundle.signature, bundle.manifest
+                )
                 return
-        raise EntryError("no key in OPJIT_TRUST made its signature: another key did, or the entry was changed afterwards")
+        raise EntryError(
+            "no key in OPJIT_TRUST made its signature: another key did, or the entry was changed afterwards"
+        )
 
 
 def configured() -> Trust | None:
@@ -65,17 +69,26 @@ def configured() -> Trust | None:
     if text == UNSIGNED:
         if UNSIGNED not in _warned:
             _warned.add(UNSIGNED)
-            warnings.warn(CacheWarning("OPJIT_TRUST=unsigned: anyone who can write to the remote chooses the code that this process runs; "
-                                       "sign entries (opjit keygen, opjit cache push --sign) and trust their key instead"), stacklevel=2)
+            warnings.warn(
+                CacheWarning(
+                    "OPJIT_TRUST=unsigned: anyone who can write to the remote chooses the code that this process runs; "
+                    "sign entries (opjit keygen, opjit cache push --sign) and trust their key instead"
+                ),
+                stacklevel=2,
+            )
         return Trust(())
     _cryptography()
     parts = [part for part in text.split(os.pathsep) if part]
     keys = []
     while parts:
         first = parts.pop(0)
-        keys.append(_inline(parts.pop(0) if parts else "") if first == _INLINE else _read_public(first))
+        keys.append(
+            _inline(parts.pop(0) if parts else "") if first == _INLINE else _read_public(first)
+        )
     if not keys:
-        raise RemoteError(f"OPJIT_TRUST is {text!r}, which names no key: expected public keys, or the word {UNSIGNED}")
+        raise RemoteError(
+            f"OPJIT_TRUST is {text!r}, which names no key: expected public keys, or the word {UNSIGNED}"
+        )
     return Trust(tuple(keys))
 
 
@@ -85,8 +98,10 @@ def _inline(text: str) -> bytes:
     except (binascii.Error, ValueError):
         key = b""
     if len(key) != 32:
-        raise RemoteError(f"OPJIT_TRUST holds 'ed25519:{text}': expected the 32 bytes of a public key in base64, as `opjit keygen` "
-                          "prints them")
+        raise RemoteError(
+            f"OPJIT_TRUST holds 'ed25519:{text}': expected the 32 bytes of a public key in base64, as `opjit keygen` "
+            "prints them"
+        )
     return key
 
 
@@ -98,7 +113,11 @@ def _read_public(name: str) -> bytes:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")
     try:
         problem = files.swappable(path)
-        key = None if problem else serialization.load_pem_public_key(files.read_regular(path, _MAX_BYTES))
+        key = (
+            None
+            if problem
+            else serialization.load_pem_public_key(files.read_regular(path, _MAX_BYTES))
+        )
     except (OSError, ValueError, exceptions.UnsupportedAlgorithm) as error:
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}; {error}") from error
     if problem:
@@ -113,35 +132,63 @@ def signer(path: Path) -> Callable[[Bundle], Bundle]:
     exceptions, ed25519, serialization = _cryptography()
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise RemoteError(f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key")
+            raise RemoteError(
+                f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key"
+            )
         key = serialization.load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
-    except (OSError, ValueError, TypeError, exceptions.UnsupportedAlgorithm) as error:  # TypeError: it has a password
-        raise RemoteError(f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
-                          f"keygen` writes it; {error}") from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        exceptions.UnsupportedAlgorithm,
+    ) as error:  # TypeError: it has a password
+        raise RemoteError(
+            f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
+            f"keygen` writes it; {error}"
+        ) from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise RemoteError(f"{path} cannot be signed with: it holds a key of another kind; expected Ed25519, as `opjit keygen` writes it")
+        raise RemoteError(
+            f"{path} cannot be signed with: it holds a key of another kind; expected Ed25519, as `opjit keygen` writes it"
+        )
     return lambda bundle: bundle._replace(signature=key.sign(bundle.manifest))
 
 
 def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, str]:
     """Write NAME.key, readable only by you, and NAME.pub; return the first one's path, and the public key in the form for OPJIT_TRUST."""
     if not _NAME.fullmatch(name):
-        raise RemoteError(f"{name!r} is not a valid key's name: expected letters, digits, '.', '-' and '_', as in 'ci'")
+        raise RemoteError(
+            f"{name!r} is not a valid key's name: expected letters, digits, '.', '-' and '_', as in 'ci'"
+        )
     _, ed25519, as_ = _cryptography()
     key = ed25519.Ed25519PrivateKey.generate()
     private, public = (Path(directory) / f"{name}.{suffix}" for suffix in ("key", "pub"))
-    texts = {private: (key.private_bytes(as_.Encoding.PEM, as_.PrivateFormat.PKCS8, as_.NoEncryption()), 0o600),
-             public: (key.public_key().public_bytes(as_.Encoding.PEM, as_.PublicFormat.SubjectPublicKeyInfo), 0o644)}
+    texts = {
+        private: (
+            key.private_bytes(as_.Encoding.PEM, as_.PrivateFormat.PKCS8, as_.NoEncryption()),
+            0o600,
+        ),
+        public: (
+            key.public_key().public_bytes(as_.Encoding.PEM, as_.PublicFormat.SubjectPublicKeyInfo),
+            0o644,
+        ),
+    }
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         for path in filter(os.path.lexists, texts):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         for path, (text, mode) in texts.items():
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+            with open(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb"
+            ) as file:
                 file.write(text)
     except OSError as error:
-        raise RemoteError(f"the keys were not written, and nothing is overwritten: {error}; choose another name or folder") from error
-    return private, f"{_INLINE}:{base64.b64encode(key.public_key().public_bytes_raw()).decode('ascii')}"
+        raise RemoteError(
+            f"the keys were not written, and nothing is overwritten: {error}; choose another name or folder"
+        ) from error
+    return (
+        private,
+        f"{_INLINE}:{base64.b64encode(key.public_key().public_bytes_raw()).decode('ascii')}",
+    )
 
 
 def _cryptography() -> Any:
@@ -153,4 +200,6 @@ def _cryptography() -> Any:
 
         return exceptions, ed25519, serialization
     except ImportError as error:
-        raise RemoteError(f"signatures need the package cryptography: pip install cryptography ({error})") from error
+        raise RemoteError(
+            f"signatures need the package cryptography: pip install cryptography ({error})"
+        ) from error

@@ -14,10 +14,19 @@ from opjit.store.store import Store, default_root
 __all__ = ["build"]
 
 
-def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generated: Mapping[str, str] | None = None,
-          cflags: Sequence[str] = (), cuda_cflags: Sequence[str] = (), ldflags: Sequence[str] = (),
-          include: Sequence[str | os.PathLike[str]] = (), archs: Sequence[str] | None = None, launcher: Sequence[str] = (),
-          compile_commands: str | os.PathLike[str] | None = None) -> Path:
+def build(
+    name: str,
+    sources: Sequence[str | os.PathLike[str]] = (),
+    *,
+    generated: Mapping[str, str] | None = None,
+    cflags: Sequence[str] = (),
+    cuda_cflags: Sequence[str] = (),
+    ldflags: Sequence[str] = (),
+    include: Sequence[str | os.PathLike[str]] = (),
+    archs: Sequence[str] | None = None,
+    launcher: Sequence[str] = (),
+    compile_commands: str | os.PathLike[str] | None = None,
+) -> Path:
     """Compile sources into one shared library, or take it from the cache. The caller opens it: ctypes, dlopen, tvm_ffi.load_module.
 
     The key is content: sources, the headers that they include, flags, archs and the compilers' versions. It has no path, torch or Python.
@@ -54,7 +63,9 @@ def build(name: str, sources: Sequence[str | os.PathLike[str]] = (), *, generate
     """
     store = Store(default_root())
     given = {"cflags": cflags, "cuda_cflags": cuda_cflags, "ldflags": ldflags}
-    library = identity.describe(name, sources, generated or {}, given, include, archs, launcher, store.notes)
+    library = identity.describe(
+        name, sources, generated or {}, given, include, archs, launcher, store.notes
+    )
     if compile_commands is not None:
         from opjit.shared_library import compilation
 

@@ -51,7 +51,9 @@ class ContentBinary(Generic[C]):
         return any(way.toolchain is not None for way in self.ways)
 
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
-        return store.base / (self.ways[0].place_of_entries if manifest is None else entries_folder(manifest.document))
+        return store.base / (
+            self.ways[0].place_of_entries if manifest is None else entries_folder(manifest.document)
+        )
 
     def names(self, entry: Entry) -> set[str]:
         return {name for way in self.ways for name in (way.key, way.base)}
@@ -64,7 +66,9 @@ class ContentBinary(Generic[C]):
         for each, way in itertools.product([*above, store], self.ways):
             folder = each.base / way.place_of_entries
             if each.trusted(folder.parent, folder):
-                found = stores.first(folder, None, functools.partial(_fits, way, way.document()), warn, hashed=hashed)
+                found = stores.first(
+                    folder, None, functools.partial(_fits, way, way.document()), warn, hashed=hashed
+                )
                 if found is not None:
                     return found if each is store else replace(found, origin="layer")
         return None
@@ -99,7 +103,12 @@ class ContentBinary(Generic[C]):
                 raise EntryError(remote.MISMATCH)
             return _fits(way, wanted, document)
 
-        return remote.fetch(remote.Query(str(self), f"v1/{way.place_of_entries}", (), f"{way.key}.key", None, is_wanted), store)
+        return remote.fetch(
+            remote.Query(
+                str(self), f"v1/{way.place_of_entries}", (), f"{way.key}.key", None, is_wanted
+            ),
+            store,
+        )
 
 
 class LibraryBinary(ContentBinary[Library]):

@@ -35,15 +35,25 @@ _RELOCATABLE = re.compile(r"(?:^| )(?:-rdc|--relocatable-device-code)[= ]true(?:
 def build(library: Library, store: Store, must_store: bool = False) -> Entry:
     """Build a library and publish it; see `publish`. Raises what `opjit.build` raises."""
     if library.launcher and shutil.which(library.launcher[0]) is None:
-        raise ToolMissing(library.launcher[0], f"no launcher {library.launcher[0]}: install it, or leave out launcher")
+        raise ToolMissing(
+            library.launcher[0],
+            f"no launcher {library.launcher[0]}: install it, or leave out launcher",
+        )
     tools = identity.tools(library.languages, store.notes, required=True)
 
     def compile_in(work: Path, base: Path) -> Compiled:
         before = _compilers(library, tools, work)
         sources = _sources(library, before, work)
-        trusted, made = trusted_prefixes([*tools.values()], [str(work)]), replace(library, toolchain=identity.versions(tools))
+        trusted, made = (
+            trusted_prefixes([*tools.values()], [str(work)]),
+            replace(library, toolchain=identity.versions(tools)),
+        )
         objects = KeptObjects(made, base, work, None, trusted)
-        linker = _run(objects, sources, lambda: _link(library, before, [command[-1] for command in sources], tools, work))
+        linker = _run(
+            objects,
+            sources,
+            lambda: _link(library, before, [command[-1] for command in sources], tools, work),
+        )
         read = {path for listing in work.glob("*.d") for path in _read(listing)}
         return Compiled(made, work / "library.so", linker, read | objects.read, trusted)
 
@@ -53,16 +63,42 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
 def write_commands(library: Library, store: Store, place: Path) -> None:
     """Write a compile_commands.json, and the generated files beside it."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    before = _compilers(library, identity.tools(library.languages, store.notes, required=True), place.parent)
-    place.write_text(json.dumps([{"directory": os.getcwd(), "file": command[-3], "output": command[-1], "arguments": command}
-                                 for command in _sources(library, before, place.parent)], indent=1), "utf-8", "surrogateescape")
+    before = _compilers(
+        library, identity.tools(library.languages, store.notes, required=True), place.parent
+    )
+    place.write_text(
+        json.dumps(
+            [
+                {
+                    "directory": os.getcwd(),
+                    "file": command[-3],
+                    "output": command[-1],
+                    "arguments": command,
+                }
+                for command in _sources(library, before, place.parent)
+            ],
+            indent=1,
+        ),
+        "utf-8",
+        "surrogateescape",
+    )
 
 
-def _compilers(library: Library, tools: Mapping[str, Compiler | Nvcc | None], work: Path) -> dict[str, list[str]]:
+def _compilers(
+    library: Library, tools: Mapping[str, Compiler | Nvcc | None], work: Path
+) -> dict[str, list[str]]:
     """Return the start of each language's commands."""
     # A binary has no paths of this machine: the last map that fits counts.
-    places = [*((f"{folder}/", "") for folder in library.include), (f"{library.folder}/", ""), (f"{work}/generated/", "")]
-    common = ["-fPIC", f"-ffile-prefix-map={os.getcwd()}=.", *(f"-ffile-prefix-map={folder}={name}" for folder, name in places)]
+    places = [
+        *((f"{folder}/", "") for folder in library.include),
+        (f"{library.folder}/", ""),
+        (f"{work}/generated/", ""),
+    ]
+    common = [
+        "-fPIC",
+        f"-ffile-prefix-map={os.getcwd()}=.",
+        *(f"-ffile-prefix-map={folder}={name}" for folder, name in places),
+    ]
     c, cxx, nvcc = tools.get("c"), tools.get("c++"), tools.get("cuda")
     found: dict[str, list[str]] = {}
     if isinstance(c, Compiler):
@@ -70,13 +106,22 @@ def _compilers(library: Library, tools: Mapping[str, Compiler | Nvcc | None], wo
     if isinstance(cxx, Compiler):
         found["c++"] = [cxx.path, "-std=c++17", "-O2", *common]
         if isinstance(nvcc, Nvcc):
-            found["cuda"] = [f"{nvcc.root}/bin/nvcc", "-ccbin", cxx.path, "-std=c++17", "-O2", *_gencode(library),
-                             *nvcc_flags.for_nvcc(common, [])]
+            found["cuda"] = [
+                f"{nvcc.root}/bin/nvcc",
+                "-ccbin",
+                cxx.path,
+                "-std=c++17",
+                "-O2",
+                *_gencode(library),
+                *nvcc_flags.for_nvcc(common, []),
+            ]
     return found
 
 
 def _gencode(library: Library) -> list[str]:
-    return [f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}" for arch in library.archs]
+    return [
+        f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}" for arch in library.archs
+    ]
 
 
 def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> list[list[str]]:
@@ -85,20 +130,47 @@ def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> l
         place = work / "generated" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
-    include = [f"-I{folder}" for folder in ([f"{work}/generated"] if library.texts else []) + [*library.include]]
+    include = [
+        f"-I{folder}"
+        for folder in ([f"{work}/generated"] if library.texts else []) + [*library.include]
+    ]
     found = []
-    for number, source in enumerate([*library.sources, *(f"{work}/generated/{name}" for name in library.generated)]):
+    for number, source in enumerate(
+        [*library.sources, *(f"{work}/generated/{name}" for name in library.generated)]
+    ):
         language = identity.LANGUAGES.get(os.path.splitext(source)[1])
         if language is not None:
-            flags = [f"--frandom-seed={number}", *library.given["cuda_cflags"]] if language == "cuda" else library.given["cflags"]
+            flags = (
+                [f"--frandom-seed={number}", *library.given["cuda_cflags"]]
+                if language == "cuda"
+                else library.given["cflags"]
+            )
             launcher = library.launcher or toolchain.named("CC" if language == "c" else "CXX")[0]
-            found.append([*launcher, *before[language], *include, *flags, "-MD", "-MF", f"{work}/{number}.d", "-c", source,
-                          "-o", f"{work}/{number}.o"])
+            found.append(
+                [
+                    *launcher,
+                    *before[language],
+                    *include,
+                    *flags,
+                    "-MD",
+                    "-MF",
+                    f"{work}/{number}.d",
+                    "-c",
+                    source,
+                    "-o",
+                    f"{work}/{number}.o",
+                ]
+            )
     return found
 
 
-def _link(library: Library, before: Mapping[str, list[str]], objects: list[str], tools: Mapping[str, Compiler | Nvcc | None],
-          work: Path) -> list[list[str]]:
+def _link(
+    library: Library,
+    before: Mapping[str, list[str]],
+    objects: list[str],
+    tools: Mapping[str, Compiler | Nvcc | None],
+    work: Path,
+) -> list[list[str]]:
     """Return the commands of the link: of device code first, if it is relocatable."""
     cuda, commands, nvcc = list[str](), list[list[str]](), tools.get("cuda")
     if isinstance(nvcc, Nvcc):
@@ -107,15 +179,41 @@ def _link(library: Library, before: Mapping[str, list[str]], objects: list[str],
         if _RELOCATABLE.search(" ".join(flags)):
             named = [flag for flag in nvcc_flags.joined(flags) if identity.NAMES_ARCH.match(flag)]
             cuda = [f"{work}/device.o", f"-L{nvcc.root}/lib64", "-lcudadevrt", *cuda]
-            commands.append([*before["cuda"][:3], *_gencode(library), *named, "-Xcompiler", "-fPIC", "-dlink", *objects,
-                             f"-L{nvcc.root}/lib64", "-lcudadevrt", "-o", f"{work}/device.o"])
+            commands.append(
+                [
+                    *before["cuda"][:3],
+                    *_gencode(library),
+                    *named,
+                    "-Xcompiler",
+                    "-fPIC",
+                    "-dlink",
+                    *objects,
+                    f"-L{nvcc.root}/lib64",
+                    "-lcudadevrt",
+                    "-o",
+                    f"{work}/device.o",
+                ]
+            )
     driver = tools.get("c++") or tools.get("c")
     assert isinstance(driver, Compiler)
     cuda.append(f"-L{_cuda_libraries(library, objects, driver, nvcc, work)}")
-    return [*commands, [driver.path, "-shared", *objects, *library.given["ldflags"], *cuda, "-o", f"{work}/library.so"]]
+    return [
+        *commands,
+        [
+            driver.path,
+            "-shared",
+            *objects,
+            *library.given["ldflags"],
+            *cuda,
+            "-o",
+            f"{work}/library.so",
+        ],
+    ]
 
 
-def _cuda_libraries(library: Library, objects: list[str], driver: Compiler, nvcc: object, work: Path) -> Path:
+def _cuda_libraries(
+    library: Library, objects: list[str], driver: Compiler, nvcc: object, work: Path
+) -> Path:
     """Make a folder of CUDA libraries for the linker, which no folder before may have: those of pip, and one with the soname of the GPU
     driver's, which only machines with a GPU have, and the functions that are called."""
     folder = work / "cuda"
@@ -128,22 +226,31 @@ def _cuda_libraries(library: Library, objects: list[str], driver: Compiler, nvcc
             (folder / f"lib{name}.so").symlink_to(found.path)
     if "cuda" in named:
         undefined = run_tool(["nm", "-u", *objects, *library.archives], work)
-        runtime_objects.stub(driver, "libcuda.so.1", sorted({*_OF_DRIVER.findall(undefined)}), folder)
+        runtime_objects.stub(
+            driver, "libcuda.so.1", sorted({*_OF_DRIVER.findall(undefined)}), folder
+        )
         (folder / "libcuda.so").symlink_to("libcuda.so.1")
     return folder
 
 
 def _read(listing: str | Path) -> set[str]:
-    return {os.path.abspath(path) for path in headers.read_dependencies(Path(listing).read_text("utf-8", "surrogateescape"))}
+    return {
+        os.path.abspath(path)
+        for path in headers.read_dependencies(Path(listing).read_text("utf-8", "surrogateescape"))
+    }
 
 
-def _run(objects: KeptObjects, sources: list[list[str]], link: Callable[[], list[list[str]]]) -> str:
+def _run(
+    objects: KeptObjects, sources: list[list[str]], link: Callable[[], list[list[str]]]
+) -> str:
     """Compile in parallel, then link. Returns the linker. Raises CompileError with the first source's complaint."""
     library, work = objects.content, objects.work
 
     def run(command: list[str]) -> str:
         progress.logger().debug("%s", " ".join(command))
-        return run_tool(command, Path.cwd(), _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB))
+        return run_tool(
+            command, Path.cwd(), _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB)
+        )
 
     def compile_one(command: list[str]) -> None:
         each = command[-3], shlex.join(command), Path(command[-1])
@@ -160,6 +267,13 @@ def _run(objects: KeptObjects, sources: list[list[str]], link: Callable[[], list
     except CompilerFailed as failed:
         unknown = _NO_ARCH.search(str(failed))
         if unknown is not None:
-            raise UnknownArch(f"opjit.build of {library.name!r}: nvcc knows no arch {unknown[1]}; give it others, or install a newer CUDA "
-                              "Toolkit") from None
-        raise diagnose(str(failed).replace(f"{work}/generated/", ""), library.name, library.purpose, objects.base / "logs") from None
+            raise UnknownArch(
+                f"opjit.build of {library.name!r}: nvcc knows no arch {unknown[1]}; give it others, or install a newer CUDA "
+                "Toolkit"
+            ) from None
+        raise diagnose(
+            str(failed).replace(f"{work}/generated/", ""),
+            library.name,
+            library.purpose,
+            objects.base / "logs",
+        ) from None

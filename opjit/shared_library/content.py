@@ -39,11 +39,19 @@ class Content:
     name: str
     sources: tuple[str, ...]  # paths
     forced: tuple[str, ...]  # paths of files that flags include
-    texts: Mapping[str, bytes]  # sources and headers that are no files, by path below GENERATED or INLINE
-    flags: Mapping[str, Sequence[str]]  # the words of the command line by language, without the paths of folders and files
+    texts: Mapping[
+        str, bytes
+    ]  # sources and headers that are no files, by path below GENERATED or INLINE
+    flags: Mapping[
+        str, Sequence[str]
+    ]  # the words of the command line by language, without the paths of folders and files
     archives: tuple[str, ...]  # paths of static libraries, which become part of the binary
-    include: tuple[str, ...]  # the folders of headers, except those that a version in the key covers
-    inputs: Mapping[str, str]  # the SHA-256 of every source and header that the scan finds, by portable name
+    include: tuple[
+        str, ...
+    ]  # the folders of headers, except those that a version in the key covers
+    inputs: Mapping[
+        str, str
+    ]  # the SHA-256 of every source and header that the scan finds, by portable name
     toolchain: Mapping[str, str] | None  # the compilers' versions; None if a compiler is missing
 
     @property
@@ -63,10 +71,17 @@ class Content:
 
     def document(self) -> dict[str, Any]:
         """The document that the key hashes; a build adds the headers that the compiler found."""
-        return {"format": FORMAT, "made_by": self.made_by, "name": self.name, "sources": [self.portable(path) for path in self.sources],
-                "inline": {}, "flags": {language: list(words) for language, words in self.flags.items()},
-                "inputs": dict(sorted(self.inputs.items())),
-                "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())), "found": {}}
+        return {
+            "format": FORMAT,
+            "made_by": self.made_by,
+            "name": self.name,
+            "sources": [self.portable(path) for path in self.sources],
+            "inline": {},
+            "flags": {language: list(words) for language, words in self.flags.items()},
+            "inputs": dict(sorted(self.inputs.items())),
+            "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
+            "found": {},
+        }
 
     @property
     def key(self) -> str:
@@ -87,7 +102,9 @@ class Content:
         """Return a file's name in the key, the same on every machine."""
         if path.startswith((GENERATED, INLINE)):
             return path[1:]
-        return headers.portable_name(path, self.folder, str(resources.folder("kernels_c")), self.include)
+        return headers.portable_name(
+            path, self.folder, str(resources.folder("kernels_c")), self.include
+        )
 
     def place(self, name: str) -> str:
         """Return the path of a portable name. Raises EntryError if it is in no include folder that is known here."""
@@ -103,9 +120,18 @@ class Content:
         scan = headers.Scan()
         scan.texts.update(self.texts)
         words = [word for language in self.flags.values() for word in language]
-        found = headers.closure([*self.sources, *self.forced, *self.texts], self.include, scan, words)
+        found = headers.closure(
+            [*self.sources, *self.forced, *self.texts], self.include, scan, words
+        )
         found |= {path: files.digest(path) for path in self.archives}
-        return replace(self, inputs={self.portable(path): digest for path, digest in found.items() if not path.startswith(INLINE)})
+        return replace(
+            self,
+            inputs={
+                self.portable(path): digest
+                for path, digest in found.items()
+                if not path.startswith(INLINE)
+            },
+        )
 
 
 def folder_name(made_by: str, name: str) -> str:
@@ -118,9 +144,21 @@ def entries_folder(document: Mapping[str, Any]) -> str:
     match document:
         case {"made_by": "opjit.build", "name": str(name), "host": "x86_64" | "aarch64" as target}:
             made_by = LIBRARY
-        case {"made_by": "torch.utils.cpp_extension", "name": str(name), "torch": [str(version), *_], "python": [str(suffix), *_]}:
-            made_by, target = EXTENSION, f"{'-'.join(suffix.strip('.').split('-')[:2])}-torch{version}"
-        case {"made_by": "torch.utils.cpp_extension", "name": str(name), "stable": [str(version), str(host), *_]}:
+        case {
+            "made_by": "torch.utils.cpp_extension",
+            "name": str(name),
+            "torch": [str(version), *_],
+            "python": [str(suffix), *_],
+        }:
+            made_by, target = (
+                EXTENSION,
+                f"{'-'.join(suffix.strip('.').split('-')[:2])}-torch{version}",
+            )
+        case {
+            "made_by": "torch.utils.cpp_extension",
+            "name": str(name),
+            "stable": [str(version), str(host), *_],
+        }:
             made_by, target = EXTENSION, f"{host}-torch{version}"
         case _:
             raise EntryError("its manifest names no C++ extension and no shared library")
@@ -129,12 +167,18 @@ def entries_folder(document: Mapping[str, Any]) -> str:
     return f"{folder_name(made_by, name)}/{target}-{base_key({**document, 'found': {}})[:20]}"
 
 
-def trusted_prefixes(tools: Iterable[Compiler | Nvcc | Nvrtc | None], more: Iterable[str]) -> tuple[str, ...]:
+def trusted_prefixes(
+    tools: Iterable[Compiler | Nvcc | Nvrtc | None], more: Iterable[str]
+) -> tuple[str, ...]:
     """The prefixes of real paths that a version in the key covers: the compilers' headers, and more folders."""
     folders = [*more]
     for tool in tools:
         if isinstance(tool, Compiler):
-            folders += (folder for folder in tool.includes.split(":") if folder != os.path.realpath(USERS_FOLDER))
+            folders += (
+                folder
+                for folder in tool.includes.split(":")
+                if folder != os.path.realpath(USERS_FOLDER)
+            )
         elif isinstance(tool, Nvcc):
             folders.append(tool.root)
         elif isinstance(tool, Nvrtc):

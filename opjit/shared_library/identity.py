@@ -22,8 +22,10 @@ _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
 _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?")
 # Flags that make tools run or read what the key does not cover.
-_UNSEEN = re.compile(r"@|-B|-specs|--sysroot|-isysroot|-wrapper|-f(?:plugin|auto-profile|profile-use|module)|-Wp,|-save-temps|-o$|-M|-c$|"
-                     rf"-X(?!compiler|ptxas|fatbin=-compress)|(?:{nvcc_flags.UNSEEN})")
+_UNSEEN = re.compile(
+    r"@|-B|-specs|--sysroot|-isysroot|-wrapper|-f(?:plugin|auto-profile|profile-use|module)|-Wp,|-save-temps|-o$|-M|-c$|"
+    rf"-X(?!compiler|ptxas|fatbin=-compress)|(?:{nvcc_flags.UNSEEN})"
+)
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,12 @@ class Library(Content):
 
     made_by = LIBRARY
     given: Mapping[str, Sequence[str]]  # the flags, by the parameters of `opjit.build`
-    archs: tuple[str, ...]  # such as ``("sm_90a", "compute_90")``; empty without CUDA code, or if flags name them
-    launcher: tuple[str, ...]  # a program before each compiler, such as sccache; not part of the key
+    archs: tuple[
+        str, ...
+    ]  # such as ``("sm_90a", "compute_90")``; empty without CUDA code, or if flags name them
+    launcher: tuple[
+        str, ...
+    ]  # a program before each compiler, such as sccache; not part of the key
 
     @property
     def purpose(self) -> str:
@@ -50,35 +56,77 @@ class Library(Content):
 
     def document(self) -> dict[str, Any]:
         document = super().document()
-        return {**document, "host": os.uname().machine, "sources": [*document["sources"], *map(self.portable, self.texts)],
-                "archs": list(self.archs) if "cuda" in self.languages else None}
+        return {
+            **document,
+            "host": os.uname().machine,
+            "sources": [*document["sources"], *map(self.portable, self.texts)],
+            "archs": list(self.archs) if "cuda" in self.languages else None,
+        }
 
 
 def languages(paths: Iterable[str]) -> set[str]:
     """Return the languages of the sources among files."""
-    return {LANGUAGES[suffix] for path in paths if (suffix := os.path.splitext(path)[1]) in LANGUAGES}
+    return {
+        LANGUAGES[suffix] for path in paths if (suffix := os.path.splitext(path)[1]) in LANGUAGES
+    }
 
 
-def describe(name: str, sources: Sequence[str | os.PathLike[str]], generated: Mapping[str, str], given: Mapping[str, Sequence[str]],
-             include: Sequence[str | os.PathLike[str]], archs: Sequence[str] | None, launcher: Sequence[str],
-             notes: Path | None) -> Library:
+def describe(
+    name: str,
+    sources: Sequence[str | os.PathLike[str]],
+    generated: Mapping[str, str],
+    given: Mapping[str, Sequence[str]],
+    include: Sequence[str | os.PathLike[str]],
+    archs: Sequence[str] | None,
+    launcher: Sequence[str],
+    notes: Path | None,
+) -> Library:
     """Describe the library that a call of `opjit.build` requests; see there for the arguments and errors."""
-    lists = {"sources": sources, "include": include, "launcher": launcher, "archs": archs or (), **given}
+    lists = {
+        "sources": sources,
+        "include": include,
+        "launcher": launcher,
+        "archs": archs or (),
+        **given,
+    }
     paths = tuple(os.path.abspath(os.fspath(path)) for path in sources)
     problem = next(_problems(name, paths, generated, lists), None)
     if problem is not None:
-        raise BuildError(f"opjit.build of {name!r}: {problem}", op=str(name), target="a shared library")
+        raise BuildError(
+            f"opjit.build of {name!r}: {problem}", op=str(name), target="a shared library"
+        )
     used = languages([*paths, *generated])
     found_archs = _archs(name, archs, given["cuda_cflags"]) if "cuda" in used else ()
     line = CommandLine(os.getcwd())
     flags = {kind: line.add([shlex.quote(word) for word in words]) for kind, words in given.items()}
-    named = [*(os.path.abspath(os.fspath(folder)) for folder in include), *line.include, *map(os.path.dirname, line.forced)]
-    texts = {GENERATED + each: text.encode("utf-8", "surrogateescape") for each, text in sorted(generated.items())}
-    return Library(name, paths, tuple(line.forced), texts, flags, tuple(line.archives()), tuple(dict.fromkeys(named)), {},
-                   _compilers(used, notes), given, found_archs, tuple(launcher)).scanned()
+    named = [
+        *(os.path.abspath(os.fspath(folder)) for folder in include),
+        *line.include,
+        *map(os.path.dirname, line.forced),
+    ]
+    texts = {
+        GENERATED + each: text.encode("utf-8", "surrogateescape")
+        for each, text in sorted(generated.items())
+    }
+    return Library(
+        name,
+        paths,
+        tuple(line.forced),
+        texts,
+        flags,
+        tuple(line.archives()),
+        tuple(dict.fromkeys(named)),
+        {},
+        _compilers(used, notes),
+        given,
+        found_archs,
+        tuple(launcher),
+    ).scanned()
 
 
-def _problems(name: str, paths: Sequence[str], generated: Iterable[str], lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+def _problems(
+    name: str, paths: Sequence[str], generated: Iterable[str], lists: Mapping[str, Sequence[Any]]
+) -> Iterator[str]:
     """Say what is wrong with the arguments of `opjit.build`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         yield "expected a name of at most 100 letters, digits and '_.-', with a letter, a digit or '_' first"
@@ -106,17 +154,24 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
     if given is None and any(map(NAMES_ARCH.match, flags)):
         return ()
     if given is None:
-        given = re.split(r"[;+ ](?!PTX)", os.environ.get("OPJIT_ARCH") or os.environ.get("TORCH_CUDA_ARCH_LIST") or "")
+        given = re.split(
+            r"[;+ ](?!PTX)",
+            os.environ.get("OPJIT_ARCH") or os.environ.get("TORCH_CUDA_ARCH_LIST") or "",
+        )
     found = list[str]()
     for each in filter(None, given):
         parts = _ARCH.fullmatch(each)
         if parts is None:
-            raise UnknownArch(f"opjit.build of {name!r}: unknown CUDA arch {each!r}; expected one like sm_90a, 9.0a, 120f, 9.0+PTX or "
-                              "compute_90")
+            raise UnknownArch(
+                f"opjit.build of {name!r}: unknown CUDA arch {each!r}; expected one like sm_90a, 9.0a, 120f, 9.0+PTX or "
+                "compute_90"
+            )
         number = (parts[2] or f"{parts[3]}{parts[4]}") + parts[5]
         found += [f"{parts[1] or 'sm_'}{number}", *([f"compute_{number}"] if parts[6] else [])]
     if not found:
-        raise UnknownArch(f"opjit.build of {name!r}: it has CUDA code and no arch; give archs=['9.0a'], say, or set OPJIT_ARCH=sm_90a")
+        raise UnknownArch(
+            f"opjit.build of {name!r}: it has CUDA code and no arch; give archs=['9.0a'], say, or set OPJIT_ARCH=sm_90a"
+        )
     return tuple(dict.fromkeys(found))
 
 
@@ -129,11 +184,15 @@ def _compilers(used: set[str], notes: Path | None) -> dict[str, str] | None:
     return None if None in found.values() else versions(found)
 
 
-def tools(used: set[str], notes: Path | None, *, required: bool) -> dict[str, Compiler | Nvcc | None]:
+def tools(
+    used: set[str], notes: Path | None, *, required: bool
+) -> dict[str, Compiler | Nvcc | None]:
     """Return the compilers of some languages; nvcc needs one of C++. Raises ToolMissing, with what to install."""
     found: dict[str, Compiler | Nvcc | None] = {}
     if "c" in used:
-        found["c"] = toolchain.require_compiler(notes) if required else toolchain.find_compiler(notes)
+        found["c"] = (
+            toolchain.require_compiler(notes) if required else toolchain.find_compiler(notes)
+        )
     if used & {"c++", "cuda"}:
         found["c++"] = toolchain.require_cxx(notes) if required else toolchain.find_cxx(notes)
     if "cuda" in used:
@@ -143,5 +202,8 @@ def tools(used: set[str], notes: Path | None, *, required: bool) -> dict[str, Co
 
 def versions(found: Mapping[str, Compiler | Nvcc | None]) -> dict[str, str]:
     """Return the versions of compilers, by which a key names them."""
-    return {language: tool.build if isinstance(tool, Nvcc) else f"{tool.version} for {tool.machine}"
-            for language, tool in found.items() if tool is not None}
+    return {
+        language: tool.build if isinstance(tool, Nvcc) else f"{tool.version} for {tool.machine}"
+        for language, tool in found.items()
+        if tool is not None
+    }

@@ -34,8 +34,12 @@ class KeptObjects:
     more: object
     trusted: tuple[str, ...]  # the prefixes of real paths that a version in the key covers
     started: int = field(default_factory=time.time_ns)
-    read: set[str] = field(default_factory=set)  # the headers that only a compiler found, for kept objects
-    keys: dict[Path, str] = field(default_factory=dict)  # of objects that are not kept, by their places
+    read: set[str] = field(
+        default_factory=set
+    )  # the headers that only a compiler found, for kept objects
+    keys: dict[Path, str] = field(
+        default_factory=dict
+    )  # of objects that are not kept, by their places
 
     def take(self, source: str, command: str, place: Path) -> bool:
         """Put a kept object in its place, if there is one."""
@@ -53,8 +57,16 @@ class KeptObjects:
         with suppress(OSError, UntrustedFolder):
             key, scanned = self._key(source, command)
             beyond = headers.unscanned(read, scanned, self.trusted)
-            found = {path: files.digest(path) for path in beyond if os.stat(path).st_ctime_ns < self.started}
-            if key != self.keys[place] or len(found) < len(beyond) or os.fsencode(self.work) in place.read_bytes():
+            found = {
+                path: files.digest(path)
+                for path in beyond
+                if os.stat(path).st_ctime_ns < self.started
+            }
+            if (
+                key != self.keys[place]
+                or len(found) < len(beyond)
+                or os.fsencode(self.work) in place.read_bytes()
+            ):
                 return  # no other build has the folder `work`
 
             def make(staged: Path) -> None:
@@ -66,12 +78,21 @@ class KeptObjects:
     def _key(self, source: str, command: str) -> tuple[str, dict[str, str]]:
         """Return the key of an object, and the SHA-256 of the files that the scan finds."""
         words = [word for language in self.content.flags.values() for word in language]
-        roots, include = [source, *self.content.forced], (f"{self.work}/generated", *self.content.include)
+        roots, include = (
+            [source, *self.content.forced],
+            (f"{self.work}/generated", *self.content.include),
+        )
         scanned, document = headers.closure(roots, include, None, words), self.content.document()
         for part in ("name", "sources", "inline", "inputs"):
             del document[part]
-        flags = {name: given for name, given in document["flags"].items() if name not in ("link", "ldflags")}
-        text = json.dumps([{**document, "flags": flags}, include, self.more, command, sorted(scanned.items())])
+        flags = {
+            name: given
+            for name, given in document["flags"].items()
+            if name not in ("link", "ldflags")
+        }
+        text = json.dumps(
+            [{**document, "flags": flags}, include, self.more, command, sorted(scanned.items())]
+        )
         return text.replace(json.dumps(str(self.work))[1:-1], "<work>"), scanned
 
 
@@ -79,5 +100,7 @@ def _fits(folder: Path) -> bool:
     """Whether an object is unchanged, and the headers that its compiler found are."""
     with suppress(OSError):
         return runtime_objects.is_whole(folder, (_OBJECT, _FOUND)) and all(
-            files.digest(path) == digest for path, digest in json.loads((folder / _FOUND).read_bytes()).items())
+            files.digest(path) == digest
+            for path, digest in json.loads((folder / _FOUND).read_bytes()).items()
+        )
     return False

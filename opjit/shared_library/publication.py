@@ -30,14 +30,24 @@ class Compiled(NamedTuple):
     trusted: tuple[str, ...]  # the prefixes of real paths that a version in the key covers
     others: Iterable[Path] = ()  # files that the entry gets, too
     remarks: Mapping[str, str] = {}  # for people
-    check: Callable[[Path], None] = lambda _: None  # raises an error if the library, at a path, must not be published
+    check: Callable[[Path], None] = lambda _: (
+        None
+    )  # raises an error if the library, at a path, must not be published
 
 
-def build_and_publish(content: Content, store: Store, must_store: bool, compile_in: Callable[[Path, Path], Compiled]) -> Entry:
+def build_and_publish(
+    content: Content, store: Store, must_store: bool, compile_in: Callable[[Path, Path], Compiled]
+) -> Entry:
     """Build and publish an entry; see `publish`. `compile_in` compiles in a folder, with another for parts and logs. Raises BuildError if
     the tools left no valid library, or a source changed during the build; and what `compile_in` raises."""
-    subject = Subject(content.name, content.purpose, None, lambda store, manifest: store.base / entries_folder(manifest.document),
-                      headers.unreadable(content.inputs), must_store)
+    subject = Subject(
+        content.name,
+        content.purpose,
+        None,
+        lambda store, manifest: store.base / entries_folder(manifest.document),
+        headers.unreadable(content.inputs),
+        must_store,
+    )
 
     def make(staged: Path, base: Path) -> Manifest:
         with workspace(staged) as work:
@@ -53,10 +63,21 @@ def build_and_publish(content: Content, store: Store, must_store: bool, compile_
                 binary = made.library.read_bytes()
                 elf.inspect(binary)
             except (FileNotFoundError, EntryError) as error:
-                raise subject.fault(f"{made.linked_by} reported success but left no valid library: {error}", made.linked_by) from None
-            manifest = write_entry(staged / "entry", content.file_name, binary, made.others, document,
-                                   {"seconds": f"{seconds:.3f}", **made.remarks})
-            made.check(staged / "entry" / content.file_name)  # before publication, as other processes do not check again
+                raise subject.fault(
+                    f"{made.linked_by} reported success but left no valid library: {error}",
+                    made.linked_by,
+                ) from None
+            manifest = write_entry(
+                staged / "entry",
+                content.file_name,
+                binary,
+                made.others,
+                document,
+                {"seconds": f"{seconds:.3f}", **made.remarks},
+            )
+            made.check(
+                staged / "entry" / content.file_name
+            )  # before publication, as other processes do not check again
             return manifest
 
     return publish(subject, store, make)
@@ -65,7 +86,9 @@ def build_and_publish(content: Content, store: Store, must_store: bool, compile_
 def _headers_found(made: Compiled, subject: Subject, started: int) -> dict[str, str]:
     """Return the SHA-256 of the headers that a compiler read, but that neither the scan nor a version in the key covers."""
     found = {}
-    for path in headers.unscanned(made.read, map(made.content.place, made.content.inputs), made.trusted):
+    for path in headers.unscanned(
+        made.read, map(made.content.place, made.content.inputs), made.trusted
+    ):
         if os.stat(path).st_ctime_ns >= started:  # the time of modification may lie in the future
             raise subject.fault(f"{path} changed during compilation; build it again")
         found[made.content.portable(headers.normalized(path))] = files.digest(path)

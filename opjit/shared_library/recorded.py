@@ -25,9 +25,20 @@ _PATHS = ("sources", "include", "extra_include_paths", "build_directory")
 
 def note(library: Library) -> None:
     """Record a library. It has no launcher: a list names no program to run."""
-    generated = {name: text.decode("utf-8", "surrogateescape") for name, text in library.generated.items()}
-    note_call(FUNCTION, {"name": library.name, "sources": library.sources, "include": library.include, "generated": generated,
-                         **library.given}, ";".join(library.archs) or None)
+    generated = {
+        name: text.decode("utf-8", "surrogateescape") for name, text in library.generated.items()
+    }
+    note_call(
+        FUNCTION,
+        {
+            "name": library.name,
+            "sources": library.sources,
+            "include": library.include,
+            "generated": generated,
+            **library.given,
+        },
+        ";".join(library.archs) or None,
+    )
 
 
 def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) -> None:
@@ -39,15 +50,28 @@ def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) ->
 
     def below(path: str) -> str:
         absolute = os.path.abspath(path)
-        return os.path.relpath(absolute, folder) if absolute.startswith(folder + os.sep) else absolute
+        return (
+            os.path.relpath(absolute, folder) if absolute.startswith(folder + os.sep) else absolute
+        )
 
     try:
-        given = {name: value for name, value in arguments.items() if value is not None and name != "verbose"}
+        given = {
+            name: value
+            for name, value in arguments.items()
+            if value is not None and name != "verbose"
+        }
         written = _with_paths(json.loads(json.dumps(given, default=os.fspath)), below)
-        fields = oplist.parse_extension(RecordedExtension(function, written, archs)._asdict())._asdict()
+        fields = oplist.parse_extension(
+            RecordedExtension(function, written, archs)._asdict()
+        )._asdict()
     except (TypeError, ValueError) as error:
         kind = "shared library" if function == FUNCTION else "C++ extension"
-        logger().warning("the %s %s is not recorded: its arguments cannot be written as JSON: %s", kind, arguments["name"], error)
+        logger().warning(
+            "the %s %s is not recorded: its arguments cannot be written as JSON: %s",
+            kind,
+            arguments["name"],
+            error,
+        )
     else:
         oplist.append(str(arguments["name"]), fields)
 
@@ -58,8 +82,11 @@ def arguments_of(recorded: RecordedExtension, folder: str) -> dict[str, Any]:
 
 
 def _with_paths(arguments: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    changed = {name: change(value) if isinstance(value, str) else [*map(change, value)] for name, value in arguments.items()
-               if name in _PATHS and value}
+    changed = {
+        name: change(value) if isinstance(value, str) else [*map(change, value)]
+        for name, value in arguments.items()
+        if name in _PATHS and value
+    }
     return {**arguments, **changed}
 
 
@@ -68,14 +95,38 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
     the list names, or the arguments are not those of `opjit.build`; BuildError if one is wrong."""
     try:
         given = arguments_of(recorded, folder)
-        name, sources, generated, include = (given.pop(kind) for kind in ("name", "sources", "generated", "include"))
+        name, sources, generated, include = (
+            given.pop(kind) for kind in ("name", "sources", "generated", "include")
+        )
         if given.keys() != {"cflags", "cuda_cflags", "ldflags"}:
             raise TypeError("unknown arguments")
-        library = identity.describe(name, sources, generated, given, include, recorded.archs and recorded.archs.split(";"), (), store.notes)
-        problem = next(filter(None, (files.swappable(Path(library.place(name))) for name in library.inputs
-                                     if not name.startswith(GENERATED[1:]))), None)
+        library = identity.describe(
+            name,
+            sources,
+            generated,
+            given,
+            include,
+            recorded.archs and recorded.archs.split(";"),
+            (),
+            store.notes,
+        )
+        problem = next(
+            filter(
+                None,
+                (
+                    files.swappable(Path(library.place(name)))
+                    for name in library.inputs
+                    if not name.startswith(GENERATED[1:])
+                ),
+            ),
+            None,
+        )
     except (KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"the shared library {recorded.name} is not built: its arguments are not those of opjit.build") from error
+        raise RecordError(
+            f"the shared library {recorded.name} is not built: its arguments are not those of opjit.build"
+        ) from error
     if problem is not None:
-        raise RecordError(f"the shared library {recorded.name} is not built from files that only the list names: {problem}")
+        raise RecordError(
+            f"the shared library {recorded.name} is not built from files that only the list names: {problem}"
+        )
     return LibraryBinary(library)

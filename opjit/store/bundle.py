@@ -22,7 +22,11 @@ class Bundle(NamedTuple):
 
     def dump(self) -> bytes:
         signature = self.signature.hex() if self.signature is not None else "-"
-        return f"opjit entry 1\n{len(self.manifest)} {signature}\n".encode("ascii") + self.manifest + self.library
+        return (
+            f"opjit entry 1\n{len(self.manifest)} {signature}\n".encode("ascii")
+            + self.manifest
+            + self.library
+        )
 
 
 def parse(content: bytes) -> Bundle:
@@ -35,7 +39,7 @@ def parse(content: bytes) -> Bundle:
         raise EntryError("it is shorter than its header says, or its manifest is too long")
     split = header.end() + length
     signature = None if header[2] == b"-" else bytes.fromhex(header[2].decode("ascii"))
-    return Bundle(content[header.end():split], content[split:], signature)
+    return Bundle(content[header.end() : split], content[split:], signature)
 
 
 def of(folder: Path) -> Bundle:

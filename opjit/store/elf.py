@@ -44,10 +44,10 @@ def without_run_path(content: bytes) -> bytes:
     """Return a shared library that looks for what it needs where the process does, and nowhere else. Raises EntryError if it is none."""
     try:
         places = _dynamic(content)
-        tags = [content[at:at + 16] for at in places]
+        tags = [content[at : at + 16] for at in places]
         rest = [tag for tag in tags if struct.unpack_from("<Q", tag)[0] not in (_RPATH, _RUNPATH)]
         table = b"".join(rest).ljust(16 * len(tags), b"\0")
-        return content[:places.start] + table + content[places.stop:]
+        return content[: places.start] + table + content[places.stop :]
     except (struct.error, IndexError, ValueError) as error:
         raise EntryError(f"the library is not a readable shared library: {error}") from None
 
@@ -60,7 +60,10 @@ def _dynamic(content: bytes) -> range:
 
 
 def _segments(content: bytes) -> Iterator[tuple[int, int, int, int]]:
-    offset, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
+    offset, size, count = (
+        struct.unpack_from("<Q", content, 32)[0],
+        *struct.unpack_from("<HH", content, 54),
+    )
     for at in range(offset, offset + size * count, size):
         kind, _, start, address, _, length = struct.unpack_from("<IIQQQQ", content, at)
         yield kind, start, address, length
@@ -72,17 +75,25 @@ def _inspect(content: bytes) -> Binary:
         raise ValueError("not an ELF shared object")
     tags = [struct.unpack_from("<QQ", content, at) for at in _dynamic(content)]
     strings = next((value for tag, value in tags if tag == _STRTAB), 0)
-    base = next((start + strings - address for kind, start, address, size in _segments(content)
-                 if kind == _PT_LOAD and address <= strings < address + size), None)
+    base = next(
+        (
+            start + strings - address
+            for kind, start, address, size in _segments(content)
+            if kind == _PT_LOAD and address <= strings < address + size
+        ),
+        None,
+    )
     if base is None:
         raise ValueError("no string table")
 
     def text(at: int) -> str:
-        return content[base + at:content.index(b"\0", base + at)].decode("utf-8")
+        return content[base + at : content.index(b"\0", base + at)].decode("utf-8")
 
     needed = frozenset(text(value) for tag, value in tags if tag == _NEEDED)
     run_paths = {text(value) for tag, value in tags if tag in (_RPATH, _RUNPATH)}
-    return Binary(name, needed, ":".join(sorted(run_paths)) or None, frozenset(_cuda_archs(content)))
+    return Binary(
+        name, needed, ":".join(sorted(run_paths)) or None, frozenset(_cuda_archs(content))
+    )
 
 
 def _cuda_archs(content: bytes) -> list[str]:
@@ -98,7 +109,9 @@ def _cuda_archs(content: bytes) -> list[str]:
                 break  # the magic number was part of other data
             if kind == _FATBIN_CUBIN:
                 number, features = struct.unpack_from("<I8xI", content, at + 28)
-                archs.append(f"sm_{number}{'a' if features & _ONLY_THIS_CHIP else 'f' if features & _ONLY_THIS_FAMILY else ''}")
+                archs.append(
+                    f"sm_{number}{'a' if features & _ONLY_THIS_CHIP else 'f' if features & _ONLY_THIS_FAMILY else ''}"
+                )
             at += entry_header + entry_size
         start = content.find(_FATBIN_MAGIC, start + 4)
     return archs
@@ -116,21 +129,38 @@ def _link_name(library: str) -> str | None:
     return found[1] if found else None
 
 
-def check(content: bytes, machine: str, allowed: frozenset[str], cuda_archs: frozenset[str],
-          declared: frozenset[str] = frozenset()) -> None:
+def check(
+    content: bytes,
+    machine: str,
+    allowed: frozenset[str],
+    cuda_archs: frozenset[str],
+    declared: frozenset[str] = frozenset(),
+) -> None:
     """Raise EntryError for a wrong machine, run path, CUDA arch, or a needed library neither `allowed` nor `declared` as ``"z"``."""
     found = inspect(content)
     if found.machine != machine:
         raise EntryError(f"the library is for {found.machine}, not {machine}")
     if found.run_path is not None:
-        raise EntryError(f"the library has the run path {found.run_path!r}, where others may put libraries")
-    extra = [name for name in sorted(found.needed - allowed) if _link_name(name) not in declared and f":{name}" not in declared]
+        raise EntryError(
+            f"the library has the run path {found.run_path!r}, where others may put libraries"
+        )
+    extra = [
+        name
+        for name in sorted(found.needed - allowed)
+        if _link_name(name) not in declared and f":{name}" not in declared
+    ]
     by_path = next((name for name in extra if "/" in name), None)
     if by_path:
-        raise EntryError(f"the library needs {by_path} at that path, as that library has no soname; link it with -Wl,-soname,"
-                         f"{by_path.rpartition('/')[2]}, or link its static archive")
+        raise EntryError(
+            f"the library needs {by_path} at that path, as that library has no soname; link it with -Wl,-soname,"
+            f"{by_path.rpartition('/')[2]}, or link its static archive"
+        )
     if extra:
-        raise EntryError(f"the library needs {', '.join(extra)}, which the op does not declare in extra_ldflags")
+        raise EntryError(
+            f"the library needs {', '.join(extra)}, which the op does not declare in extra_ldflags"
+        )
     if not cuda_archs <= found.cuda_archs:
-        raise EntryError(f"the library has CUDA code for {', '.join(sorted(found.cuda_archs)) or 'no arch'}, "
-                         f"not for {', '.join(sorted(cuda_archs))}")
+        raise EntryError(
+            f"the library has CUDA code for {', '.join(sorted(found.cuda_archs)) or 'no arch'}, "
+            f"not for {', '.join(sorted(cuda_archs))}"
+        )

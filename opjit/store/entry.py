@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 31  # of a library
 # Every op's library defines these.
-FUNCTIONS = ("opjit_register", "opjit_unregister", "opjit_prepare", "opjit_redirect", "opjit_kernel")
+FUNCTIONS = (
+    "opjit_register",
+    "opjit_unregister",
+    "opjit_prepare",
+    "opjit_redirect",
+    "opjit_kernel",
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,14 @@ class NotWanted(Exception):
     """An entry's document is not the wanted one."""
 
 
-def verify(folder: Path, target: Target | None, key: str | None = None, trusted_as: Path | None = None, hashed: bool = True,
-           fits: Callable[[dict[str, Any]], bool] | None = None) -> tuple[Entry, Manifest]:
+def verify(
+    folder: Path,
+    target: Target | None,
+    key: str | None = None,
+    trusted_as: Path | None = None,
+    hashed: bool = True,
+    fits: Callable[[dict[str, Any]], bool] | None = None,
+) -> tuple[Entry, Manifest]:
     """Check owners, modes, size, hash, machine, arch and needed libraries before a library is loaded; without `hashed`, nothing that needs
     its content. A C++ extension, with `target` None, may need any library. `key` None: the folder's name. `trusted_as`: see
     files.distrusted. Raises FileNotFoundError if there is no entry, EntryError or OSError if it must not be used, and NotWanted, without
@@ -53,8 +65,12 @@ def verify(folder: Path, target: Target | None, key: str | None = None, trusted_
     return Entry(folder, manifest.key, folder / manifest.library, verified=verified), manifest
 
 
-def read(folder: Path, trusted_as: Path | None = None, hashed: bool = True,
-         fits: Callable[[dict[str, Any]], bool] | None = None) -> tuple[Manifest, bytes, tuple[int, ...]]:
+def read(
+    folder: Path,
+    trusted_as: Path | None = None,
+    hashed: bool = True,
+    fits: Callable[[dict[str, Any]], bool] | None = None,
+) -> tuple[Manifest, bytes, tuple[int, ...]]:
     """Return an entry's manifest, library and file's identity. Raises FileNotFoundError, or EntryError or OSError about a bad one."""
     problem = files.distrusted(folder, trusted_as)
     if problem is not None:

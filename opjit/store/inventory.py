@@ -47,7 +47,9 @@ def objects(store: Store) -> list[Item]:
     found = list[Item]()
     for entry in _folders(store.base / OBJECTS):
         with suppress(OSError):
-            found.append(_item(entry, OBJECTS, "")._replace(read=entry.stat(follow_symlinks=False).st_mtime))  # set by each use
+            found.append(
+                _item(entry, OBJECTS, "")._replace(read=entry.stat(follow_symlinks=False).st_mtime)
+            )  # set by each use
     return sorted(found, key=lambda item: item.read)
 
 

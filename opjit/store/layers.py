@@ -20,7 +20,10 @@ FOLDER = "prebuilt"  # beside a kernel's source
 def find(recipe: Recipe, hashed: bool = True) -> Entry | None:
     """Return the entry of a recipe in the first layer that has it, or None. Takes no lock, writes nothing. A binary beside its source may
     come from any compiler and any version of opjit's glue; its source, schema, flags, arch and format must match."""
-    return next((replace(entry, origin="layer") for entry in _entries(recipe, hashed) if entry is not None), None)
+    return next(
+        (replace(entry, origin="layer") for entry in _entries(recipe, hashed) if entry is not None),
+        None,
+    )
 
 
 def holds(library: Path) -> bool:
@@ -34,17 +37,31 @@ def _entries(recipe: Recipe, hashed: bool) -> Iterator[Entry | None]:
         store, wanted = Store(beside), _as_shipped(recipe.document())
         folder = store.folder(recipe.schema.qualified, recipe.target)
         if store.trusted(folder.parent, folder, trusted_as=recipe.source):
-            yield first(folder, recipe.target, lambda document: _as_shipped(document) == wanted, trusted_as=recipe.source, hashed=hashed)
+            yield first(
+                folder,
+                recipe.target,
+                lambda document: _as_shipped(document) == wanted,
+                trusted_as=recipe.source,
+                hashed=hashed,
+            )
     for root in named():
         yield Store(root).find(recipe, hashed=hashed)
 
 
 def named() -> list[Path]:
-    return [Path(os.path.abspath(os.path.expanduser(root))) for root in os.environ.get("OPJIT_LAYERS", "").split(os.pathsep) if root]
+    return [
+        Path(os.path.abspath(os.path.expanduser(root)))
+        for root in os.environ.get("OPJIT_LAYERS", "").split(os.pathsep)
+        if root
+    ]
 
 
 def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's document without opjit's own files, the glue and the compilers."""
     inputs = document.get("inputs")
-    own = {name: digest for name, digest in inputs.items() if not name.startswith("<opjit>/")} if isinstance(inputs, dict) else None
+    own = (
+        {name: digest for name, digest in inputs.items() if not name.startswith("<opjit>/")}
+        if isinstance(inputs, dict)
+        else None
+    )
     return {**document, "inputs": own, "toolchain": None, "glue": None}

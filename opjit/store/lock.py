@@ -63,7 +63,10 @@ class _LockThread(threading.Thread):
 
     def __init__(self, key: str) -> None:
         super().__init__(name="opjit-lock", daemon=True)
-        self._key, self._note = key, Path(os.devnull)  # until the thread has found a temporary folder
+        self._key, self._note = (
+            key,
+            Path(os.devnull),
+        )  # until the thread has found a temporary folder
         self._owner = os.getpid()
         self._settled = threading.Event()  # acquired or failed
         self._trouble: str | None = None  # why it failed
@@ -79,7 +82,12 @@ class _LockThread(threading.Thread):
             self._fail(error)
         trouble = self._wait(on_wait)
         if trouble is not None:
-            warnings.warn(CacheWarning(f"building without a lock, so another process may build the same: {trouble}"), stacklevel=4)
+            warnings.warn(
+                CacheWarning(
+                    f"building without a lock, so another process may build the same: {trouble}"
+                ),
+                stacklevel=4,
+            )
 
     def _wait(self, on_wait: Callable[[str], None]) -> str | None:
         reported, seen, since = "", None, time.monotonic()
@@ -122,13 +130,18 @@ class _LockThread(threading.Thread):
                 raise OSError(problem)
             self._note = place / f"{self._key}.note"
             # If flock hangs, it hangs this thread; inside filelock it would hang every fork of the process.
-            descriptor = os.open(place / "probe", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                place / "probe", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             finally:
                 os.close(descriptor)
             lock = FileLock(place / f"{self._key}.lock", mode=0o600, fallback_to_soft=False)
-            with suppress(Timeout), lock.acquire(poll_interval=POLL, cancel_check=lambda: self._released):
+            with (
+                suppress(Timeout),
+                lock.acquire(poll_interval=POLL, cancel_check=lambda: self._released),
+            ):
                 self._acquired = True
                 self._hold()
         except Exception as error:  # the build must not wait for any failure here
@@ -137,7 +150,10 @@ class _LockThread(threading.Thread):
     def _hold(self) -> None:
         since, step = time.strftime("%H:%M:%S"), "compiling"
         while step:
-            files.write_note(self._note, f"process {self._owner}, which has been building it since {since} ({step[:40]})")
+            files.write_note(
+                self._note,
+                f"process {self._owner}, which has been building it since {since} ({step[:40]})",
+            )
             self._settled.set()
             with suppress(queue.Empty):
                 step = self._steps.get(timeout=HEARTBEAT) or ""

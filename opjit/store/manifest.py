@@ -35,7 +35,9 @@ class Manifest(NamedTuple):
 
     def dump(self) -> bytes:
         fields = {"format": FORMAT, **self._asdict()}
-        return (json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")
+        return (json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode(
+            "ascii"
+        )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -54,8 +56,18 @@ def parse(text: bytes) -> Manifest:
         raise EntryError(f"the manifest is not JSON: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise AnotherFormat("the manifest has another format")
-    expected = {"format": int, "key": str, "document": dict, "library": str, "size": int, "sha256": str, "built_with": dict}
-    if fields.keys() != expected.keys() or any(type(fields[name]) is not kind for name, kind in expected.items()):
+    expected = {
+        "format": int,
+        "key": str,
+        "document": dict,
+        "library": str,
+        "size": int,
+        "sha256": str,
+        "built_with": dict,
+    }
+    if fields.keys() != expected.keys() or any(
+        type(fields[name]) is not kind for name, kind in expected.items()
+    ):
         raise EntryError("the manifest does not have the fields of its format")
     if not all(isinstance(value, str) for value in fields["built_with"].values()):
         raise EntryError("the manifest's built_with has a value that is not a string")

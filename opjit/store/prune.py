@@ -77,7 +77,10 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
     if not os.path.isdir(store.base):
         return Pruned(0, 0, 0, 0, 0, 0)
     staging, now = _staging(store), time.time()
-    items = [*inventory.objects(store), *sorted(inventory.scan(store), key=lambda item: _used(item, now))]
+    items = [
+        *inventory.objects(store),
+        *sorted(inventory.scan(store), key=lambda item: _used(item, now)),
+    ]
     total = left = sum(item.size for item in items)
     chosen, fresh = list[Item](), 0
     for item in items:
@@ -98,8 +101,10 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
 
 def _used(item: Item, now: float) -> float:
     """An entry's last use. Dates in the future are ignored: then it is the date of publication, or 0 if that is in the future too."""
-    return max((date for date in (item.read, item.written) if date <= now + _FRESH),
-               default=item.published if item.published <= now + _FRESH else 0.0)
+    return max(
+        (date for date in (item.read, item.written) if date <= now + _FRESH),
+        default=item.published if item.published <= now + _FRESH else 0.0,
+    )
 
 
 def _staging(store: Store) -> Path:
@@ -109,7 +114,9 @@ def _staging(store: Store) -> Path:
     except (OSError, UntrustedFolder) as error:
         raise Unremovable(f"nothing can be removed from the cache {store.root}: {error}") from error
     if not os.access(folder, os.W_OK):
-        raise Unremovable(f"nothing can be removed from the cache {store.root}: you cannot write to it")
+        raise Unremovable(
+            f"nothing can be removed from the cache {store.root}: you cannot write to it"
+        )
     return folder
 
 
@@ -118,7 +125,9 @@ def _remove(items: Sequence[Item], staging: Path) -> list[Item]:
     with ThreadPoolExecutor(_THREADS) as pool:
         removed = pool.map(partial(_take, staging=staging), (item.folder for item in items))
         gone = [item for item, is_gone in zip(items, removed, strict=True) if is_gone]
-    for folder in {item.folder.parent for item in gone}:  # each once, as rmdir reads a folder that held many to its end
+    for folder in {
+        item.folder.parent for item in gone
+    }:  # each once, as rmdir reads a folder that held many to its end
         with suppress(OSError):
             os.rmdir(folder)
             os.rmdir(folder.parent)
@@ -199,8 +208,13 @@ def after_build(store: Store) -> None:
             return
         done = prune(store, size_wanted())
         if done.failed:
-            warnings.warn(CacheWarning(f"{done.failed} old entries of the cache {store.root} could not be removed; check "
-                                       "their permissions and run `opjit cache prune`"), stacklevel=2)
+            warnings.warn(
+                CacheWarning(
+                    f"{done.failed} old entries of the cache {store.root} could not be removed; check "
+                    "their permissions and run `opjit cache prune`"
+                ),
+                stacklevel=2,
+            )
     except BadSetting as error:
         warnings.warn(CacheWarning(f"the cache was not pruned: {error}"), stacklevel=2)
     except (OSError, Unremovable):

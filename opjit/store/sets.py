@@ -36,6 +36,14 @@ def holding(op: str, stores: Iterable[Store]) -> str:
             names = [name for name in fields["entries"] if name.startswith(f"{op} for ")]
             if names:
                 return f". The complete set of {fields['list']} has {', '.join(names)}: see `opjit precompile --check {fields['list']}`"
-        except (OSError, EntryError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (
+            OSError,
+            EntryError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):
             continue  # damaged, or others could have written it
     return ""

@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 SETS = "sets"  # the folder of complete sets
 OBJECTS = "objects"  # the folder of object files
 TUNED = "tuned"  # the folder of choices among variants
-SPECIAL = frozenset({"staging", "toolchain", "parts", "logs", OBJECTS, SETS, TUNED})  # folders that hold no entries
+SPECIAL = frozenset(
+    {"staging", "toolchain", "parts", "logs", OBJECTS, SETS, TUNED}
+)  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
-_trusted_roots: set[tuple[Path, Path | None]] = set()  # roots that other users cannot replace, and `trusted_as`
+_trusted_roots: set[tuple[Path, Path | None]] = (
+    set()
+)  # roots that other users cannot replace, and `trusted_as`
 _warned: set[str] = set()  # warnings given about the other roots
 
 
@@ -86,15 +90,25 @@ class Store(NamedTuple):
         if recipe.toolchain is not None and (recipe.others or not recipe.target.backend.uses_nvcc):
             return None  # with nvcc and NVRTC both here, the keys are those of all
         wanted = recipe.document()
-        return first(folder, recipe.target, lambda document: document == {**wanted, "toolchain": document.get("toolchain")}
-                     and recipe.takes(document["toolchain"]), warn, hashed=hashed)
+        return first(
+            folder,
+            recipe.target,
+            lambda document: (
+                document == {**wanted, "toolchain": document.get("toolchain")}
+                and recipe.takes(document["toolchain"])
+            ),
+            warn,
+            hashed=hashed,
+        )
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot. An entry's path must keep its
         meaning from its verification to its loading, so every folder on it is checked, those to the store once per process."""
         problem = None
         if (self.root, trusted_as) not in _trusted_roots:
-            exists = os.path.isdir(self.root)  # asked first: another user may create it during the check
+            exists = os.path.isdir(
+                self.root
+            )  # asked first: another user may create it during the check
             problem = files.swappable(self.root, trusted_as)
             if problem is None and exists:
                 _trusted_roots.add((self.root, trusted_as))
@@ -114,8 +128,13 @@ class Store(NamedTuple):
         """Warn, once per process and problem, that the store is not used."""
         if problem not in _warned:
             _warned.add(problem)
-            warnings.warn(CacheWarning(f"the cache {self.root} is not used: {problem}; deny others write access, or use a folder of your "
-                                       "own: OPJIT_CACHE names the cache, OPJIT_LAYERS the layers"), stacklevel=3)
+            warnings.warn(
+                CacheWarning(
+                    f"the cache {self.root} is not used: {problem}; deny others write access, or use a folder of your "
+                    "own: OPJIT_CACHE names the cache, OPJIT_LAYERS the layers"
+                ),
+                stacklevel=3,
+            )
 
     def _require_trusted(self, *folders: Path) -> None:
         problem = self.problem(*folders)
@@ -147,7 +166,9 @@ class Store(NamedTuple):
             files.make_private(place.parent)
             self._require_trusted(place.parent.parent, place.parent)
             with suppress(FileNotFoundError):  # another process is clearing the cache
-                return _appear(staged, place, self.base / "staging" / files.unique(), target, manifest.key)
+                return _appear(
+                    staged, place, self.base / "staging" / files.unique(), target, manifest.key
+                )
             if not staged.is_dir():
                 break
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
@@ -165,19 +186,32 @@ class Store(NamedTuple):
         finally:
             files.remove_tree(staged)
 
-    def receive_or_keep(self, bundle: Bundle, place: Path, target: Target | None, name: str) -> Entry:
+    def receive_or_keep(
+        self, bundle: Bundle, place: Path, target: Target | None, name: str
+    ) -> Entry:
         """Publish an entry as `receive` does. If the store cannot be used, warn that `name` is kept in a folder of this process."""
         try:
             return self.receive(bundle, place, target)
         except (OSError, UntrustedFolder) as error:
-            warnings.warn(CacheWarning(f"the cache cannot be used, so {name} is kept for this process only: {error}. Set OPJIT_CACHE "
-                                       "to a folder of your own"), stacklevel=3)
+            warnings.warn(
+                CacheWarning(
+                    f"the cache cannot be used, so {name} is kept for this process only: {error}. Set OPJIT_CACHE "
+                    "to a folder of your own"
+                ),
+                stacklevel=3,
+            )
         private = Store(files.until_exit())
         return private.receive(bundle, private.root / place.relative_to(self.root), target)
 
 
-def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], bool], warn: bool = True,
-          trusted_as: Path | None = None, hashed: bool = True) -> Entry | None:
+def first(
+    folder: Path,
+    target: Target | None,
+    fits: Callable[[dict[str, Any]], bool],
+    warn: bool = True,
+    trusted_as: Path | None = None,
+    hashed: bool = True,
+) -> Entry | None:
     """Return the first verified entry whose document `fits`, or None. `fits` may raise EntryError; `warn` is about unverified ones."""
     try:
         names = sorted(os.listdir(folder))
@@ -190,20 +224,32 @@ def first(folder: Path, target: Target | None, fits: Callable[[dict[str, Any]], 
     return None
 
 
-def _read(folder: Path, target: Target | None, warn: bool, trusted_as: Path | None = None,
-          fits: Callable[[dict[str, Any]], bool] | None = None, hashed: bool = True) -> Entry | None:
+def _read(
+    folder: Path,
+    target: Target | None,
+    warn: bool,
+    trusted_as: Path | None = None,
+    fits: Callable[[dict[str, Any]], bool] | None = None,
+    hashed: bool = True,
+) -> Entry | None:
     try:
         return verify(folder, target, trusted_as=trusted_as, hashed=hashed, fits=fits)[0]
     except (FileNotFoundError, NotADirectoryError, NotWanted):
         return None
     except (EntryError, OSError) as error:
-        if warn and not (fits is not None and isinstance(error, manifests.AnotherFormat)):  # of another version of opjit, beside ours
-            warnings.warn(CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"), stacklevel=2)
+        if warn and not (
+            fits is not None and isinstance(error, manifests.AnotherFormat)
+        ):  # of another version of opjit, beside ours
+            warnings.warn(
+                CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"),
+                stacklevel=2,
+            )
         return None
 
 
 def _appear(staged: Path, place: Path, aside: Path, target: Target | None, key: str) -> Entry:
     """Rename a complete folder to its place. Then verify the place, as another process may have been first."""
+
     def is_good(there: Path) -> bool:
         with suppress(EntryError, OSError):
             verify(there, target, key)

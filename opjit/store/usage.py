@@ -32,8 +32,15 @@ def total(base: Path) -> tuple[int, ...]:
     content = _line(base)
     with suppress(OSError, EntryError):
         content += files.read(base / NAME, 2 * MAX_BYTES)
-    rows = [[*map(int, line.split())] for line in content.splitlines() if re.fullmatch(rb"\d{1,15}( \d{1,15}){3}", line)]  # undamaged
-    return (min((row[0] for row in rows), default=0), *(sum(row[place] for row in rows) for place in (1, 2, 3)))
+    rows = [
+        [*map(int, line.split())]
+        for line in content.splitlines()
+        if re.fullmatch(rb"\d{1,15}( \d{1,15}){3}", line)
+    ]  # undamaged
+    return (
+        min((row[0] for row in rows), default=0),
+        *(sum(row[place] for row in rows) for place in (1, 2, 3)),
+    )
 
 
 def _line(base: Path) -> bytes:
@@ -45,7 +52,11 @@ def _write() -> None:
     for base in {base for base, _ in _counts}:
         with suppress(OSError):
             if os.lstat(base).st_uid == os.geteuid() and files.swappable(base) is None:
-                with open(base / NAME, "ab", opener=lambda name, mode: os.open(name, mode | _SAFELY, 0o600)) as file:
+                with open(
+                    base / NAME,
+                    "ab",
+                    opener=lambda name, mode: os.open(name, mode | _SAFELY, 0o600),
+                ) as file:
                     if file.tell() > MAX_BYTES:
                         file.truncate(0)
                     file.write(_line(base))

@@ -32,7 +32,12 @@ from opjit.testing.samples import Skipped
 
 __all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
-CHECKS: list[Check] = [*numerics.CHECKS, *memory.CHECKS, *gradients.CHECKS, *integration.CHECKS]  # in the table's order
+CHECKS: list[Check] = [
+    *numerics.CHECKS,
+    *memory.CHECKS,
+    *gradients.CHECKS,
+    *integration.CHECKS,
+]  # in the table's order
 
 
 def load(folder: str | os.PathLike[str]) -> list[Op]:
@@ -60,7 +65,10 @@ def check(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> None:
     """
     failed = [line for line in results(op, device, checks) if line.status == "failed"]
     if failed:
-        raise AssertionError(f"{op.qualified} on {device}:\n" + "\n".join(f"{line.name}: {line.note}" for line in failed))
+        raise AssertionError(
+            f"{op.qualified} on {device}:\n"
+            + "\n".join(f"{line.name}: {line.note}" for line in failed)
+        )
 
 
 def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[Line]:
@@ -90,5 +98,7 @@ def refuse_unknown_waivers(op: Op) -> Op:
     names = [check.name for check in CHECKS]
     for name in op.waived:
         if name not in names:
-            raise DeclarationError(f"{op.qualified} waives {name!r}, which is no check; the checks are {', '.join(names)}")
+            raise DeclarationError(
+                f"{op.qualified} waives {name!r}, which is no check; the checks are {', '.join(names)}"
+            )
     return op

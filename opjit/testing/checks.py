@@ -45,10 +45,15 @@ class Check(NamedTuple):
         return self.name
 
 
-def add(checks: list[Check], name: str, timeout_factor: int = 1, device: str | None = None) -> Callable[[CheckFunction], CheckFunction]:
+def add(
+    checks: list[Check], name: str, timeout_factor: int = 1, device: str | None = None
+) -> Callable[[CheckFunction], CheckFunction]:
     """Append the decorated function to a list of checks; its docstring is the promise."""
+
     def register(run: CheckFunction) -> CheckFunction:
-        checks.append(Check(name, (run.__doc__ or "").strip().rstrip("."), run, timeout_factor, device))
+        checks.append(
+            Check(name, (run.__doc__ or "").strip().rstrip("."), run, timeout_factor, device)
+        )
         return run
 
     return register
@@ -83,5 +88,8 @@ def outcome_of(name: str, run: Callable[[], str]) -> Line:
     except unittest.SkipTest as reason:
         return Line(name, "skipped", str(reason))
     except Exception as error:  # torch's own checks raise errors of any type
-        kind, text = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: ", " ".join(str(error).split())
+        kind, text = (
+            "" if isinstance(error, AssertionError) else f"{type(error).__name__}: ",
+            " ".join(str(error).split()),
+        )
         return Line(name, "failed", kind + (text if len(text) <= 400 else f"{text[:400]} …"))

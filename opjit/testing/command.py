@@ -46,13 +46,23 @@ class Options(NamedTuple):
                 raise BadSetting(f"there is no check {name!r}; use {', '.join(names)}")
         if self.sample is not None and len(self.only) != 1:
             raise BadSetting("--sample counts the calls of one check; name it with --only")
-        return [check for check in testing.CHECKS if check.device in (None, device) and (not self.only or check.name in self.only)]
+        return [
+            check
+            for check in testing.CHECKS
+            if check.device in (None, device) and (not self.only or check.name in self.only)
+        ]
 
 
-def run(names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None) -> int:
+def run(
+    names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None
+) -> int:
     """Print a table for each op and device, of names or folders; `before` gets all ops first. Returns 1 if a check failed or none ran."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that asks CUDA itself cannot fork children that use it
-    os.environ["OPJIT_TUNE"] = "0"  # the checks' many sizes are not worth a choice; "results" has each variant
+    os.environ.setdefault(
+        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+    )  # a process that asks CUDA itself cannot fork children that use it
+    os.environ["OPJIT_TUNE"] = (
+        "0"  # the checks' many sizes are not worth a choice; "results" has each variant
+    )
     _import_for(options.checks("cpu"))
     declared = {name: _declared(name, alone=len(names) == 1) for name in names}
     before([op for found in declared.values() if not isinstance(found, str) for op in found])
@@ -64,14 +74,21 @@ def run(names: Sequence[str], options: Options, before: Callable[[list[Op]], obj
                 table.add(Line("declaration", "failed", found))
                 continue
             for op in found:
-                devices, kernels = [options.device] if options.device else op.devices(), op.backends()
-                inner = os.path.join(name, op.folder.name)  # the argument may be a folder of op folders
+                devices, kernels = (
+                    [options.device] if options.device else op.devices(),
+                    op.backends(),
+                )
+                inner = os.path.join(
+                    name, op.folder.name
+                )  # the argument may be a folder of op folders
                 for device in devices:
                     table.test(op, device, inner if os.path.isdir(inner) else name)
                 if options.device is None and "cuda" in kernels and "cuda" not in devices:
                     table.compile(op)
                 elif not devices:
-                    print(f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(kernels) or 'nothing'}")
+                    print(
+                        f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(kernels) or 'nothing'}"
+                    )
         table.end()
     return 1 if table.counts["failed"] or not table.counts["ok"] else 0
 
@@ -99,15 +116,26 @@ def _declared(name: str, alone: bool) -> list[Op] | str:
     except Exception as error:
         if alone:
             raise
-        return str(error) if isinstance(error, OpjitError) else f"op.py raised {type(error).__name__}: {error}"
+        return (
+            str(error)
+            if isinstance(error, OpjitError)
+            else f"op.py raised {type(error).__name__}: {error}"
+        )
 
 
 def _sanitizers(options: Options, stack: ExitStack) -> list[Sanitizers | Line]:
     """The processes of gcc's sanitizers, or why there is none. The thread sanitizer goes with no other."""
     found: list[Sanitizers | Line] = []
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-"))
-    names = [each for each in options.sanitizers if each in sanitize.FOR_C] if options.device in (None, "cpu") else []
-    for group in ([each for each in names if each != "thread"], [each for each in names if each == "thread"]):
+    names = (
+        [each for each in options.sanitizers if each in sanitize.FOR_C]
+        if options.device in (None, "cpu")
+        else []
+    )
+    for group in (
+        [each for each in names if each != "thread"],
+        [each for each in names if each == "thread"],
+    ):
         if sanitized.chosen(group, options.only):
             try:
                 found.append(stack.enter_context(Sanitizers(group, options.seconds, scratch)))
@@ -141,22 +169,41 @@ class _Table:
                 each.begin(op, self.options.only, self.options.sample)
                 asked.append(each)
         built, options = True, self.options
-        for event in supervise(op, device, options.checks(device), options.seconds, partial(testing.prepare, op, device), options.sample):
+        for event in supervise(
+            op,
+            device,
+            options.checks(device),
+            options.seconds,
+            partial(testing.prepare, op, device),
+            options.sample,
+        ):
             line = event.line() if isinstance(event, Death) else event
             place = asked[0].place(event) if asked and isinstance(event, Death) else None
             built = built and line.name != "build"
             self.add(line, place or "", _repeating(name, line, device))
-        found = [each.finding()[0] for each in asked]  # also where they are not shown: the process answers in the order of questions
+        found = [
+            each.finding()[0] for each in asked
+        ]  # also where they are not shown: the process answers in the order of questions
         if device == "cuda" and built:
-            found += [outcome_of(each, partial(sanitize.check, op, each)) for each in self.options.sanitizers if each in sanitize.FOR_CUDA]
-        self._ran.update(part for line in found if line.status != "skipped" for part in line.name.split("+"))
+            found += [
+                outcome_of(each, partial(sanitize.check, op, each))
+                for each in self.options.sanitizers
+                if each in sanitize.FOR_CUDA
+            ]
+        self._ran.update(
+            part for line in found if line.status != "skipped" for part in line.name.split("+")
+        )
         for line in found if built else []:
             self.add(line)
         for names in self._causes.values():
             more = names[_SHOWN:]
             if more:
-                self._print("failed", f"{len(more)} more", f"the same in {tally(len(more), 'other check')} as in {names[0]}",
-                            ", ".join(more))
+                self._print(
+                    "failed",
+                    f"{len(more)} more",
+                    f"the same in {tally(len(more), 'other check')} as in {names[0]}",
+                    ", ".join(more),
+                )
 
     def compile(self, op: Op) -> None:
         """Compile an op's CUDA kernel for OPJIT_ARCH, else for a GPU of today, as no GPU is here."""
@@ -166,15 +213,25 @@ class _Table:
             target = wanted.target_of(None, override if cuda.takes(override) else "sm_90")
             request.entry(op, target)
         except OpjitError as error:
-            self.add(Line("build", "failed" if isinstance(error, CompileError) else "skipped", str(error)))
+            self.add(
+                Line(
+                    "build", "failed" if isinstance(error, CompileError) else "skipped", str(error)
+                )
+            )
         else:
-            self.add(Line("build", "ok", f"compiled for {target.arch} and not run, as no GPU is here"))
+            self.add(
+                Line("build", "ok", f"compiled for {target.arch} and not run, as no GPU is here")
+            )
             self._compiled = True
 
     def add(self, line: Line, place: str = "", command: str = "") -> None:
         """Print a line, and below it the author's place and the command that repeats the call, unless its cause was shown twice."""
         self.counts[line.status] += 1
-        names = self._causes.setdefault(place or _SAMPLE.sub("", line.note), []) if line.status == "failed" else []
+        names = (
+            self._causes.setdefault(place or _SAMPLE.sub("", line.note), [])
+            if line.status == "failed"
+            else []
+        )
         names.append(line.name)
         if len(names) <= _SHOWN:
             self._print(line.status, line.name, line.note, place, command)
@@ -188,8 +245,18 @@ class _Table:
         for name in self.options.sanitizers if self.options.demanded else ():
             if name not in self._ran:
                 kind = "C kernels on the CPU" if name in sanitize.FOR_C else "CUDA kernels on a GPU"
-                self.add(Line(name, "failed", f"this sanitizer was asked for and has not run; it is for {kind}"))
-        counted = [f"{self.counts[status]} {status}" for status in ("failed", "ok", "skipped") if self.counts[status]]
+                self.add(
+                    Line(
+                        name,
+                        "failed",
+                        f"this sanitizer was asked for and has not run; it is for {kind}",
+                    )
+                )
+        counted = [
+            f"{self.counts[status]} {status}"
+            for status in ("failed", "ok", "skipped")
+            if self.counts[status]
+        ]
         remarks = ["CUDA compiled and not run"] if self._compiled else []
         print(", ".join([*counted, *remarks]) if counted else "nothing was checked")
 

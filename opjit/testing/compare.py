@@ -7,8 +7,14 @@ import torch
 from opjit.declare.sample import Sample
 
 # torch.testing's, but for float64: its 1e-7 takes a result that was computed in float32.
-_DEFAULTS = {torch.float16: (1e-3, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float32: (1.3e-6, 1e-5), torch.float64: (1e-9, 1e-9),
-             torch.complex64: (1.3e-6, 1e-5), torch.complex128: (1e-9, 1e-9)}
+_DEFAULTS = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-9, 1e-9),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-9, 1e-9),
+}
 
 
 def import_all() -> None:
@@ -34,11 +40,15 @@ def tolerance(expected: torch.Tensor, sample: Sample | None) -> Tolerance:
     inputs = [t for t in sample.tensors() if t.dtype in _DEFAULTS and t.numel()]
     longest = max((size for t in inputs for size in t.shape), default=1)
     summands = max((t.numel() for t in inputs), default=1) / max(1, expected.numel())
-    size = max((t.detach().abs().nan_to_num(0, 0, 0).double().mean().item() for t in inputs), default=0.0)
+    size = max(
+        (t.detach().abs().nan_to_num(0, 0, 0).double().mean().item() for t in inputs), default=0.0
+    )
     eps = torch.finfo(expected.dtype).eps
     rtol = max(rtol, 4 * eps * max(longest, summands) ** 0.5)
     atol = max(atol, eps * summands * size) if summands > 1 else atol
-    return Tolerance(rtol if sample.rtol is None else sample.rtol, atol if sample.atol is None else sample.atol)
+    return Tolerance(
+        rtol if sample.rtol is None else sample.rtol, atol if sample.atol is None else sample.atol
+    )
 
 
 def as_list(result: Any) -> list[Any]:
@@ -46,10 +56,18 @@ def as_list(result: Any) -> list[Any]:
         return []
     if not isinstance(result, (tuple, list)):
         return [result]
-    return [item for each in result for item in (each if isinstance(each, (tuple, list)) else [each])]
+    return [
+        item for each in result for item in (each if isinstance(each, (tuple, list)) else [each])
+    ]
 
 
-def assert_same(got: Any, expected: Any, sample: Sample | None = None, what: str = "", within: Tolerance | None = None) -> None:
+def assert_same(
+    got: Any,
+    expected: Any,
+    sample: Sample | None = None,
+    what: str = "",
+    within: Tolerance | None = None,
+) -> None:
     """Raise AssertionError with the first difference in one line, of results or of `what`. `within`: in place of the sample's tolerance."""
     mine, theirs = as_list(got), as_list(expected)
     where = f"{f' of {what}' if what else ''}{f' on ({sample})' if sample is not None else ''}"
@@ -65,11 +83,18 @@ def assert_same(got: Any, expected: Any, sample: Sample | None = None, what: str
                 raise AssertionError(f"got {one!r}, expected {other!r}{place}") from None
 
 
-def _assert_tensors_same(got: torch.Tensor, expected: torch.Tensor, where: str, within: Tolerance) -> None:
-    kinds = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} on {t.device.type}" for t in (got, expected)]
+def _assert_tensors_same(
+    got: torch.Tensor, expected: torch.Tensor, where: str, within: Tolerance
+) -> None:
+    kinds = [
+        f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} on {t.device.type}"
+        for t in (got, expected)
+    ]
     assert kinds[0] == kinds[1], f"got {kinds[0]}, expected {kinds[1]}{where}"
     try:
-        torch.testing.assert_close(got, expected, rtol=within.rtol, atol=within.atol, equal_nan=True)
+        torch.testing.assert_close(
+            got, expected, rtol=within.rtol, atol=within.atol, equal_nan=True
+        )
     except AssertionError as error:
         differ = ~torch.isclose(got, expected, rtol=within.rtol, atol=within.atol, equal_nan=True)
         if not differ.any():  # such as layouts
@@ -77,8 +102,10 @@ def _assert_tensors_same(got: torch.Tensor, expected: torch.Tensor, where: str, 
         index = tuple(differ.nonzero()[0].tolist())
         at = f" at [{', '.join(map(str, index))}]" if index else ""
         how = f" by more than rtol {within.rtol:.2g}, atol {within.atol:.2g}" if any(within) else ""
-        raise AssertionError(f"got {_shown(got[index])}, expected {_shown(expected[index])}{at}{where}; "
-                             f"{int(differ.sum())} of {got.numel()} elements differ{how}") from None
+        raise AssertionError(
+            f"got {_shown(got[index])}, expected {_shown(expected[index])}{at}{where}; "
+            f"{int(differ.sum())} of {got.numel()} elements differ{how}"
+        ) from None
 
 
 def _shown(element: torch.Tensor) -> str:

@@ -21,15 +21,21 @@ def with_gradients(sample: Sample) -> Sample:
     return sample.map(lambda t: replica(t.detach()).requires_grad_(_is_continuous(t)))
 
 
-def assert_same_gradients(sample: Sample, reference: Callable[..., Any], call: Callable[..., Any]) -> bool:
+def assert_same_gradients(
+    sample: Sample, reference: Callable[..., Any], call: Callable[..., Any]
+) -> bool:
     """Compare the gradients of two calls. Returns whether there are any."""
     found = _gradients_of(sample, reference, call)
     places = [index for index, t in enumerate(sample.tensors()) if _is_continuous(t)]
     for index, theirs, mine in zip(places, *found, strict=True) if found else ():
-        assert theirs is None or mine is not None, (f"on ({sample}) the reference has a gradient for tensor {index} and the op has "
-                                                    "none; return it from the backward, or detach the tensor in the reference")
-        assert mine is None or theirs is not None, (f"on ({sample}) the op has a gradient for tensor {index} and the reference has "
-                                                    "none; return None for it from the backward")
+        assert theirs is None or mine is not None, (
+            f"on ({sample}) the reference has a gradient for tensor {index} and the op has "
+            "none; return it from the backward, or detach the tensor in the reference"
+        )
+        assert mine is None or theirs is not None, (
+            f"on ({sample}) the op has a gradient for tensor {index} and the reference has "
+            "none; return None for it from the backward"
+        )
         if mine is not None and theirs is not None:
             assert_same(mine, theirs, sample, f"the gradient of tensor {index}", _rounding(theirs))
     return bool(found)
@@ -42,13 +48,28 @@ def _gradients_of(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch
         if not any(map(_is_continuous, tensors_of(calls[0](*sample.args, **sample.kwargs)))):
             return []  # some of torch's ops raise an error here
     inputs = [with_gradients(sample) for _ in calls]
-    results = [tensors_of(call(*own.args, **own.kwargs)) for call, own in zip(calls, inputs, strict=True)]
-    counted = [index for index, found in enumerate(zip(*results, strict=True)) if all(r.requires_grad for r in found)]
+    results = [
+        tensors_of(call(*own.args, **own.kwargs)) for call, own in zip(calls, inputs, strict=True)
+    ]
+    counted = [
+        index
+        for index, found in enumerate(zip(*results, strict=True))
+        if all(r.requires_grad for r in found)
+    ]
     if not counted:
         return []
     seeds = [_weights(results[0][index]) for index in counted]
-    return [list(torch.autograd.grad([found[index] for index in counted], [t for t in own.tensors() if t.requires_grad], seeds,
-                                     allow_unused=True)) for found, own in zip(results, inputs, strict=True)]
+    return [
+        list(
+            torch.autograd.grad(
+                [found[index] for index in counted],
+                [t for t in own.tensors() if t.requires_grad],
+                seeds,
+                allow_unused=True,
+            )
+        )
+        for found, own in zip(results, inputs, strict=True)
+    ]
 
 
 def _weights(result: torch.Tensor) -> torch.Tensor:
@@ -79,16 +100,23 @@ def _needs_backward(op: Op) -> None:
 def _gradients(op: Op, device: str) -> str:
     """Gradients equal the reference's."""
     _needs_backward(op)
-    compared = sum(assert_same_gradients(sample, op.reference_function, op.overload) for sample in trials(list(op.samples_on(device))))
+    compared = sum(
+        assert_same_gradients(sample, op.reference_function, op.overload)
+        for sample in trials(list(op.samples_on(device)))
+    )
     if not compared:
-        raise Skipped("the reference is a step function without a gradient; test the op's gradient in a test of its own")
+        raise Skipped(
+            "the reference is a step function without a gradient; test the op's gradient in a test of its own"
+        )
     return tally(compared, "sample")
 
 
 @add(CHECKS, "gradcheck", _TIMEOUT_FACTOR)
 def _gradcheck(op: Op, device: str) -> str:
     """torch.autograd.gradcheck passes in float64 wherever it passes for the reference."""
-    checked = sum(_derived(op, sample, torch.autograd.gradcheck) for sample in trials(_float64(op, device, 8)))
+    checked = sum(
+        _derived(op, sample, torch.autograd.gradcheck) for sample in trials(_float64(op, device, 8))
+    )
     if not checked:
         raise Skipped("the reference's gradient is not its derivative")
     return tally(checked, "float64 sample")
@@ -112,8 +140,13 @@ def _second(op: Op, device: str) -> str:
 
 def _float64(op: Op, device: str, at_most: int) -> list[Sample]:
     _needs_backward(op)
-    return distinct_samples(op, device, at_most, lambda each: each.numel <= 500 and any(t.dtype == torch.float64 for t in each.tensors()),
-                            "with float64 and at most 500 elements")
+    return distinct_samples(
+        op,
+        device,
+        at_most,
+        lambda each: each.numel <= 500 and any(t.dtype == torch.float64 for t in each.tensors()),
+        "with float64 and at most 500 elements",
+    )
 
 
 def _derived(op: Op, sample: Sample, check: Callable[..., bool]) -> bool:
@@ -130,7 +163,9 @@ def _derived(op: Op, sample: Sample, check: Callable[..., bool]) -> bool:
 
     reference = differentiable(op.reference_function)
     try:
-        applies = bool(reference(*values)) and check(reference, values, fast_mode=True, raise_exception=False)
+        applies = bool(reference(*values)) and check(
+            reference, values, fast_mode=True, raise_exception=False
+        )
     except RuntimeError:  # torch cannot differentiate it so often
         applies = False
     return applies and check(differentiable(op.overload), values, fast_mode=sample.numel > 100)
@@ -139,8 +174,15 @@ def _derived(op: Op, sample: Sample, check: Callable[..., bool]) -> bool:
 @add(CHECKS, "complex gradients")
 def _complex(op: Op, device: str) -> str:
     """Gradients of complex tensors equal the reference's, if the op takes complex tensors."""
-    calls = [sample.map(lambda t: torch.complex(t, t.flip(0) if t.dim() else -t) if t.dtype == torch.float64 else t, "as complex128")
-             for sample in _float64(op, device, 4)]
+    calls = [
+        sample.map(
+            lambda t: (
+                torch.complex(t, t.flip(0) if t.dim() else -t) if t.dtype == torch.float64 else t
+            ),
+            "as complex128",
+        )
+        for sample in _float64(op, device, 4)
+    ]
     compared = 0
     for sample in trials(calls):
         try:
@@ -161,6 +203,12 @@ def _saved(op: Op, device: str) -> str:
     for sample in trials(distinct_samples(op, device, 4, floating, "with floating-point elements")):
         own = with_gradients(sample)
         for result in tensors_of(op.overload(*own.args, **own.kwargs)):
-            kept = [name for name, value in getattr(result.grad_fn, "__dict__", {}).items() if tensors_of(value)]
-            assert not kept, f"on ({sample}) ctx.{kept[0]} is a tensor; keep it with ctx.save_for_backward"
+            kept = [
+                name
+                for name, value in getattr(result.grad_fn, "__dict__", {}).items()
+                if tensors_of(value)
+            ]
+            assert not kept, (
+                f"on ({sample}) ctx.{kept[0]} is a tensor; keep it with ctx.save_for_backward"
+            )
     return "none kept on ctx"

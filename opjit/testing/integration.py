@@ -11,7 +11,17 @@ from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.gradients import assert_same_gradients, with_gradients
-from opjit.testing.samples import Skipped, distinct_samples, effects, effects_in_place, floating, replica, rolled, storage_bytes, trials
+from opjit.testing.samples import (
+    Skipped,
+    distinct_samples,
+    effects,
+    effects_in_place,
+    floating,
+    replica,
+    rolled,
+    storage_bytes,
+    trials,
+)
 
 CHECKS: list[Check] = []
 _TIMEOUT_FACTOR = 12
@@ -22,21 +32,35 @@ def _fake(op: Op, device: str) -> str:
     """Results have the shapes, dtypes and strides that the fake kernel gives."""
     for sample in trials(list(op.samples_on(device))):
         own = sample.map(replica)
-        fake = sample.map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
+        fake = sample.map(
+            lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        )
         got = tensors_of(op.overload(*own.args, **own.kwargs))
         try:
             fake_results = tensors_of(op.overload(*fake.args, **fake.kwargs))
         except RuntimeError as error:
-            if "output Tensor with data-dependent shape" in str(error):  # torch's message for new_dynamic_size()
-                raise Skipped("a size of the result depends on elements, which meta tensors do not have") from None
+            if "output Tensor with data-dependent shape" in str(
+                error
+            ):  # torch's message for new_dynamic_size()
+                raise Skipped(
+                    "a size of the result depends on elements, which meta tensors do not have"
+                ) from None
             raise
         if not got:
             raise Skipped("the op returns no tensor")
-        actual, promised = ([(r.shape, r.dtype, r.stride(), r.layout) for r in each] for each in (got, fake_results))
-        assert actual == promised, (f"on ({sample}) the kernel makes {actual}, but the fake kernel {promised} "
-                                    "(shape, dtype, strides, layout)")
-        assert {r.device.type for r in got} == {device}, f"on ({sample}) a result is not on {device}"
-        assert {r.device.type for r in fake_results} == {"meta"}, f"on ({sample}) the fake kernel's result is not on its inputs' device"
+        actual, promised = (
+            [(r.shape, r.dtype, r.stride(), r.layout) for r in each] for each in (got, fake_results)
+        )
+        assert actual == promised, (
+            f"on ({sample}) the kernel makes {actual}, but the fake kernel {promised} "
+            "(shape, dtype, strides, layout)"
+        )
+        assert {r.device.type for r in got} == {device}, (
+            f"on ({sample}) a result is not on {device}"
+        )
+        assert {r.device.type for r in fake_results} == {"meta"}, (
+            f"on ({sample}) the fake kernel's result is not on its inputs' device"
+        )
     return "shapes, dtypes, strides"
 
 
@@ -44,11 +68,31 @@ def _fake(op: Op, device: str) -> str:
 def _opcheck(op: Op, device: str) -> str:
     """torch.library.opcheck passes."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # opcheck reads it
-        calls = [sample.map(replica) for sample in distinct_samples(op, device, 12, lambda sample: not any(
-            t.dtype.is_floating_point and t.element_size() == 1 for t in sample.tensors()), "without float8")]  # it compares copies
+        warnings.filterwarnings(
+            "ignore", "The .grad attribute of a Tensor that is not a leaf"
+        )  # opcheck reads it
+        calls = [
+            sample.map(replica)
+            for sample in distinct_samples(
+                op,
+                device,
+                12,
+                lambda sample: (
+                    not any(
+                        t.dtype.is_floating_point and t.element_size() == 1
+                        for t in sample.tensors()
+                    )
+                ),
+                "without float8",
+            )
+        ]  # it compares copies
         if op.differentiable:
-            calls += [with_gradients(sample) for sample in distinct_samples(op, device, 4, floating, "with floating-point elements")]
+            calls += [
+                with_gradients(sample)
+                for sample in distinct_samples(
+                    op, device, 4, floating, "with floating-point elements"
+                )
+            ]
         for call in trials(calls):
             torch.library.opcheck(op.overload, call.args, call.kwargs)
     return "schema, fake kernel, autograd, AOT"
@@ -61,11 +105,20 @@ def _compile(op: Op, device: str) -> str:
     for sample in trials(calls):
         for dynamic in (None, True):
             torch._dynamo.reset()
-            compiled = torch.compile(lambda *args, **kwargs: op.overload(*args, **kwargs), fullgraph=True, backend="aot_eager",
-                                     dynamic=dynamic)
+            compiled = torch.compile(
+                lambda *args, **kwargs: op.overload(*args, **kwargs),
+                fullgraph=True,
+                backend="aot_eager",
+                dynamic=dynamic,
+            )
             with torch.no_grad():
                 expected = effects(op.overload, op, sample)
-                assert_same(effects(compiled, op, sample), expected, sample, f"torch.compile with dynamic={dynamic}")
+                assert_same(
+                    effects(compiled, op, sample),
+                    expected,
+                    sample,
+                    f"torch.compile with dynamic={dynamic}",
+                )
             if op.differentiable:
                 assert_same_gradients(sample, op.overload, compiled)
     return f"fullgraph, {tally(len(calls), 'sample')}"
@@ -92,8 +145,12 @@ def _export(op: Op, device: str) -> str:
             own = sample.map(replica)
             program = torch.export.export(_Call(op), own.args, own.kwargs, strict=strict)
             called = [node.target for node in program.graph.nodes if node.op == "call_function"]
-            assert called.count(op.overload) == 1, f"on ({sample}) the exported graph calls {called}"
-            assert_same(effects(program.module(), op, sample), effects(op.overload, op, sample), sample)
+            assert called.count(op.overload) == 1, (
+                f"on ({sample}) the exported graph calls {called}"
+            )
+            assert_same(
+                effects(program.module(), op, sample), effects(op.overload, op, sample), sample
+            )
     return f"one node, {tally(len(calls), 'sample')}"
 
 
@@ -101,12 +158,24 @@ def _export(op: Op, device: str) -> str:
 def _vmap(op: Op, device: str) -> str:
     """torch.vmap gives the results of a call for each element of the batch."""
     if not op.batches:
-        raise Skipped("the op has no rule for torch.vmap: declare it with elementwise=True, or add @vmap")
-    calls = distinct_samples(op, device, 8, lambda sample: bool(tensors_of(sample.args)) and not tensors_of(sample.kwargs),
-                             "without tensors by name")
+        raise Skipped(
+            "the op has no rule for torch.vmap: declare it with elementwise=True, or add @vmap"
+        )
+    calls = distinct_samples(
+        op,
+        device,
+        8,
+        lambda sample: bool(tensors_of(sample.args)) and not tensors_of(sample.kwargs),
+        "without tensors by name",
+    )
     for sample in trials(calls):
         count = len(tensors_of(sample.args))
-        for dims in {(0,) * count, (-1,) * count, (0, *(None,) * (count - 1)), (*(None,) * (count - 1), 0)}:
+        for dims in {
+            (0,) * count,
+            (-1,) * count,
+            (0, *(None,) * (count - 1)),
+            (*(None,) * (count - 1), 0),
+        }:
             _compare_with_loop(op, sample, dims)
     return tally(len(calls), "sample")
 
@@ -116,8 +185,14 @@ def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> 
     values, spec = tree_flatten(sample.args)
     waiting = iter(dims)
     places = [next(waiting) if isinstance(value, torch.Tensor) else None for value in values]
-    elements = [[value, rolled(value, 1), value] if place is not None else [value] * 3 for value, place in zip(values, places, strict=True)]
-    batched = [each[0] if place is None else torch.stack(each, place) for each, place in zip(elements, places, strict=True)]
+    elements = [
+        [value, rolled(value, 1), value] if place is not None else [value] * 3
+        for value, place in zip(values, places, strict=True)
+    ]
+    batched = [
+        each[0] if place is None else torch.stack(each, place)
+        for each, place in zip(elements, places, strict=True)
+    ]
 
     def call(*flat: Any) -> Any:
         return op.overload(*tree_unflatten(list(flat), spec), **sample.kwargs)
@@ -141,7 +216,9 @@ def _fill(copies: list[Sample], calls: list[Sample]) -> None:
             storage_bytes(to).copy_(storage_bytes(tensor))
 
 
-def _assert_all_same(calls: list[Sample], found: list[list[Any]], expected: list[list[Any]]) -> None:
+def _assert_all_same(
+    calls: list[Sample], found: list[list[Any]], expected: list[list[Any]]
+) -> None:
     torch.cuda.synchronize()
     for sample, got, wanted in zip(calls, found, expected, strict=True):
         assert_same(got, wanted, sample)

@@ -25,7 +25,9 @@ _PR_SET_PDEATHSIG, _M_PERTURB = 1, -6
 _DYING = 20.0  # seconds that a sanitizer gets for its report
 _LOOKS = 20  # at a call's threads within its time limit
 _MOST = 1 << 20  # bytes of stderr
-_FRESH = 1  # glibc fills new memory with its complement, 0xfe: an element that a kernel forgets is no 0
+_FRESH = (
+    1  # glibc fills new memory with its complement, 0xfe: an element that a kernel forgets is no 0
+)
 
 
 class Child(AbstractContextManager["Child"]):
@@ -123,7 +125,13 @@ def _threads(pid: int) -> list[tuple[str, float, bool]]:
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):  # it has ended
             state, *fields = path.read_text("ascii", "replace").rpartition(")")[2].split()
-            found.append((path.parent.name, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"), state == "S"))
+            found.append(
+                (
+                    path.parent.name,
+                    (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"),
+                    state == "S",
+                )
+            )
     return found
 
 
@@ -141,11 +149,22 @@ class Death(NamedTuple):
     def line(self) -> Line:
         said = [text for text in self.stderr.strip().splitlines() if text.strip()]
         where = f" on ({self.sample})" if self.number is not None else " before its first call"
-        return Line(self.check, "failed", f"the {self.subject} {self.how}{where}{f': {said[-1].strip()}' if said else ''}", self.number)
+        return Line(
+            self.check,
+            "failed",
+            f"the {self.subject} {self.how}{where}{f': {said[-1].strip()}' if said else ''}",
+            self.number,
+        )
 
 
-def supervise(op: Op, device: str, checks: Sequence[Check], seconds: float, prepare: Callable[[], object],
-              only: int | None = None) -> Iterator[Line | Death]:
+def supervise(
+    op: Op,
+    device: str,
+    checks: Sequence[Check],
+    seconds: float,
+    prepare: Callable[[], object],
+    only: int | None = None,
+) -> Iterator[Line | Death]:
     """Run checks, in one child while none dies. Yields each check's line, or its death. `prepare` runs first in each child; if it raises an
     error, no check is run. `seconds` are for one call's busiest thread, or sleep; torch's compiling gets a multiple. `only`: one."""
     left, late = list(checks), 0
@@ -157,7 +176,10 @@ def supervise(op: Op, device: str, checks: Sequence[Check], seconds: float, prep
                 if isinstance(event, Line) and event.name == "build":
                     return
         if late > 1:
-            yield from (Line(check.name, "skipped", "not run, as two checks before it did not end") for check in left)
+            yield from (
+                Line(check.name, "skipped", "not run, as two checks before it did not end")
+                for check in left
+            )
             return
 
 
@@ -173,8 +195,15 @@ def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | 
             message = child.messages.recv()
         except (EOFError, ConnectionResetError):
             ended = child.end()
-            yield Death(left.pop(0).name, number, sample, f"did not return within {limit:g} s" if late else ended, child.stderr(), late,
-                        subject)
+            yield Death(
+                left.pop(0).name,
+                number,
+                sample,
+                f"did not return within {limit:g} s" if late else ended,
+                child.stderr(),
+                late,
+                subject,
+            )
             return
         if isinstance(message, Line):
             print(child.stderr(), end="", file=sys.stderr, flush=True)
@@ -195,15 +224,32 @@ def _is_lost(line: Line) -> bool:
     return line.status == "failed" and "CUDA error" in line.note
 
 
-def _run(pipe: Connection, op: Op, device: str, checks: Sequence[Check], prepare: Callable[[], object], only: int | None) -> None:
+def _run(
+    pipe: Connection,
+    op: Op,
+    device: str,
+    checks: Sequence[Check],
+    prepare: Callable[[], object],
+    only: int | None,
+) -> None:
     """In the child: make the op ready, run its checks, and say so."""
     try:
         prepare()
     except Exception as error:  # in the op's kernel or its op.py
         frames = traceback.extract_tb(error.__traceback__)
-        places = [f"{Path(each.filename).name}:{each.lineno}: " for each in frames if Path(each.filename).is_relative_to(op.folder)]
+        places = [
+            f"{Path(each.filename).name}:{each.lineno}: "
+            for each in frames
+            if Path(each.filename).is_relative_to(op.folder)
+        ]
         known = isinstance(error, OpjitError)
-        pipe.send(Line("build", "failed", str(error) if known else f"{''.join(places[-1:])}{type(error).__name__}: {error}"))
+        pipe.send(
+            Line(
+                "build",
+                "failed",
+                str(error) if known else f"{''.join(places[-1:])}{type(error).__name__}: {error}",
+            )
+        )
         return
     for check in checks:
         watched = CallWatch(pipe.send, only)

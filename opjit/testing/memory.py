@@ -11,15 +11,29 @@ from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import as_list, assert_same
-from opjit.testing.samples import Skipped, distinct_samples, effects, moved, replica, storage_bytes, trials
+from opjit.testing.samples import (
+    Skipped,
+    distinct_samples,
+    effects,
+    moved,
+    replica,
+    storage_bytes,
+    trials,
+)
 
 CHECKS: list[Check] = []
-_GUARD = 256  # bytes on either side of an input; a multiple of every dtype's size, and torch's alignment
+_GUARD = (
+    256  # bytes on either side of an input; a multiple of every dtype's size, and torch's alignment
+)
 _FILLS = (0x00, 0xFF)  # 0xff...ff is a NaN, and -1
 _UNMARKED = ", an input that the schema does not mark: Tensor(a!)"
 _CALLS = 64
-_LEAK = 16  # bytes per call; malloc's smallest block is larger, and a cache that still grows takes less
-_WARM_UP = 200  # calls until caches are full: Python's, torch's, and the C library's of freed memory
+_LEAK = (
+    16  # bytes per call; malloc's smallest block is larger, and a cache that still grows takes less
+)
+_WARM_UP = (
+    200  # calls until caches are full: Python's, torch's, and the C library's of freed memory
+)
 
 
 @add(CHECKS, "inputs kept")
@@ -33,23 +47,42 @@ def _inputs(op: Op, device: str) -> str:
             before = [(storage_bytes(t).clone(), t._version) for t in own.tensors()]
             results = as_list(op.overload(*own.args, **own.kwargs))
             written = _written(op, own)
-            for index, (t, (content, version)) in enumerate(zip(own.tensors(), before, strict=True)):
+            for index, (t, (content, version)) in enumerate(
+                zip(own.tensors(), before, strict=True)
+            ):
                 place = _changed(t, content, index in written)
-                assert place is None, f"on ({sample}) the kernel writes {place} tensor {index}{_UNMARKED if place == 'into' else ''}"
-                assert t._version == version or index in written, f"on ({sample}) the op raises the version of tensor {index}{_UNMARKED}"
-            returnable = {t.untyped_storage().data_ptr() for index, t in enumerate(own.tensors()) if index in written}
-            places = [t.untyped_storage().data_ptr() for t in (*tensors_of(results), *own.tensors()) if t.untyped_storage().nbytes()]
+                assert place is None, (
+                    f"on ({sample}) the kernel writes {place} tensor {index}{_UNMARKED if place == 'into' else ''}"
+                )
+                assert t._version == version or index in written, (
+                    f"on ({sample}) the op raises the version of tensor {index}{_UNMARKED}"
+                )
+            returnable = {
+                t.untyped_storage().data_ptr()
+                for index, t in enumerate(own.tensors())
+                if index in written
+            }
+            places = [
+                t.untyped_storage().data_ptr()
+                for t in (*tensors_of(results), *own.tensors())
+                if t.untyped_storage().nbytes()
+            ]
             places = [place for place in places if place not in returnable]
             assert len(set(places)) == len(places), f"on ({sample}) two tensors share memory"
             results += own.tensors() if op.schema.mutates else []
-            assert_same(results, expected, sample._replace(note=f"with bytes {fill:#04x} around its inputs"))
+            assert_same(
+                results, expected, sample._replace(note=f"with bytes {fill:#04x} around its inputs")
+            )
     return f"nothing written, nothing shared, {_GUARD} bytes on either side"
 
 
 def _written(op: Op, sample: Sample) -> set[int]:
     """The numbers of the tensors in arguments that the schema marks as written."""
     values = [*sample.args, *sample.kwargs.values()]
-    names = [*(argument.name for argument in op.schema.arguments[:len(sample.args)]), *sample.kwargs]
+    names = [
+        *(argument.name for argument in op.schema.arguments[: len(sample.args)]),
+        *sample.kwargs,
+    ]
     marked = {argument.name for argument in op.schema.arguments if argument.writes}
     owners = [name for name, value in zip(names, values, strict=True) for _ in tensors_of(value)]
     return {index for index, name in enumerate(owners) if name in marked}
@@ -57,12 +90,23 @@ def _written(op: Op, sample: Sample) -> set[int]:
 
 def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
     """A copy within more memory, with the same strides; the bytes that are not elements have a value."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
-    memory = torch.full((2 * _GUARD + span * tensor.element_size(),), fill, dtype=torch.uint8, device=tensor.device)
+    span = (
+        1
+        + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        if tensor.numel()
+        else 0
+    )
+    memory = torch.full(
+        (2 * _GUARD + span * tensor.element_size(),), fill, dtype=torch.uint8, device=tensor.device
+    )
     copy = moved(tensor, memory, _GUARD // tensor.element_size())
     if 0 not in tensor.stride():
         return copy.copy_(tensor)
-    torch.as_strided(copy, (span,), (1,)).copy_(torch.as_strided(replica(tensor), (span,), (1,)))  # expanded: elements share memory
+    torch.as_strided(copy, (span,), (1,)).copy_(
+        torch.as_strided(replica(tensor), (span,), (1,))
+    )  # expanded: elements share memory
     return copy
 
 
@@ -70,7 +114,12 @@ def _changed(tensor: torch.Tensor, before: torch.Tensor, marked: bool) -> str | 
     """Where a byte of a tensor's storage changed that should not have; the elements of a marked tensor may."""
     outside = torch.ones_like(before)
     moved(tensor, outside).zero_()
-    changed = ((storage_bytes(tensor) != before) & (outside.bool() | (not marked))).nonzero().flatten().tolist()
+    changed = (
+        ((storage_bytes(tensor) != before) & (outside.bool() | (not marked)))
+        .nonzero()
+        .flatten()
+        .tolist()
+    )
     if not changed:
         return None
     byte, end = changed[0], before.numel() - _GUARD
@@ -86,7 +135,11 @@ def _memory(op: Op, device: str) -> str:
     """Repeated calls keep no memory of the host or the device; nor do calls that the op rejects."""
     measures = {"host": _host_memory()} | ({"device": _device_memory} if device == "cuda" else {})
     calls = distinct_samples(op, device, 4)
-    rejected = [calls[0].map(lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn), "a dtype without arithmetic")]
+    rejected = [
+        calls[0].map(
+            lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn), "a dtype without arithmetic"
+        )
+    ]
     for sample in trials([*calls, *rejected]):
         for where, measure in measures.items():
             kept = _kept(op, sample, measure)
@@ -96,6 +149,7 @@ def _memory(op: Op, device: str) -> str:
 
 def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
     """Bytes that each call keeps: of ten rounds, the one that keeps least, as caches and other processes on the GPU grow in the others."""
+
     def call(times: int) -> int:
         for _ in range(times):
             with suppress(RuntimeError):
@@ -115,8 +169,21 @@ def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
 class _Usage(ctypes.Structure):
     """glibc's struct mallinfo2."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-                                                     "fordblks", "keepcost")]
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 def _host_memory() -> Callable[[], int]:

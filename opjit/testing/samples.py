@@ -22,7 +22,9 @@ class Skipped(unittest.SkipTest):
 class CallWatch:
     """Hears of a check's calls, and whether "reference" or "kernel" runs. `only` is the one call to make, `number` that of the last."""
 
-    def __init__(self, say: Callable[[object], object] = lambda what: None, only: int | None = None) -> None:
+    def __init__(
+        self, say: Callable[[object], object] = lambda what: None, only: int | None = None
+    ) -> None:
         self.say, self.only = say, only
         self.number: int | None = None
 
@@ -39,11 +41,18 @@ def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
             watched.say((number, str(sample)))
             yield sample
     if watched.only is not None and watched.only > number:
-        raise AssertionError(f"there is no sample {watched.only}: this check calls the op {number + 1} times, counted from 0")
+        raise AssertionError(
+            f"there is no sample {watched.only}: this check calls the op {number + 1} times, counted from 0"
+        )
 
 
-def distinct_samples(op: Op, device: str, at_most: int, keep: Callable[[Sample], bool] = lambda sample: True,
-                     what: str = "of few elements") -> list[Sample]:
+def distinct_samples(
+    op: Op,
+    device: str,
+    at_most: int,
+    keep: Callable[[Sample], bool] = lambda sample: True,
+    what: str = "of few elements",
+) -> list[Sample]:
     """Small samples of different kinds, spread over the declared ones. Raises Skipped if `keep` accepts none: those are `what`."""
     found: dict[tuple[Any, ...], Sample] = {}
     for sample in op.samples_on(device):
@@ -78,7 +87,9 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def moved(tensor: torch.Tensor, memory: torch.Tensor, offset: int | None = None) -> torch.Tensor:
     """The tensor's sizes and strides over other bytes, from an element on; None is the tensor's own offset."""
     start = tensor.storage_offset() if offset is None else offset
-    return torch.empty(0, dtype=tensor.dtype, device=memory.device).set_(memory.untyped_storage(), start, tensor.shape, tensor.stride())
+    return torch.empty(0, dtype=tensor.dtype, device=memory.device).set_(
+        memory.untyped_storage(), start, tensor.shape, tensor.stride()
+    )
 
 
 def replica(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +102,12 @@ def replica(tensor: torch.Tensor) -> torch.Tensor:
 def rolled(tensor: torch.Tensor, by: int) -> torch.Tensor:
     """The elements in another order. They move as bytes: torch.roll takes no wide unsigned numbers on CUDA, and no float8."""
     elements = tensor.resolve_conj().resolve_neg().contiguous().flatten()
-    return elements.view(torch.uint8).roll(by * tensor.element_size()).view(tensor.dtype).reshape(tensor.shape)
+    return (
+        elements.view(torch.uint8)
+        .roll(by * tensor.element_size())
+        .view(tensor.dtype)
+        .reshape(tensor.shape)
+    )
 
 
 def floating(sample: Sample) -> bool:
@@ -100,6 +116,7 @@ def floating(sample: Sample) -> bool:
 
 def laid(sample: Sample, layout: str) -> Sample:
     """The same elements with other strides; ``expanded`` repeats the first along the first dimension."""
+
     def change(t: torch.Tensor) -> torch.Tensor:
         turned = tuple(reversed(range(t.dim())))
         if layout == "transposed":
@@ -124,7 +141,9 @@ def resized(sample: Sample, sizes: Sequence[int]) -> Sample | None:
     known = sorted({size for t in sample.tensors() for size in t.shape if size > 1}, reverse=True)
     if not known or not all(t.numel() and t.dtype.is_floating_point for t in sample.tensors()):
         return None
-    drawn = dict(zip(known, (sizes[index % len(sizes)] for index in range(len(known))), strict=True))
+    drawn = dict(
+        zip(known, (sizes[index % len(sizes)] for index in range(len(known))), strict=True)
+    )
 
     def change(t: torch.Tensor) -> torch.Tensor:
         shape = torch.Size(drawn.get(size, size) for size in t.shape)
@@ -135,6 +154,7 @@ def resized(sample: Sample, sizes: Sequence[int]) -> Sample | None:
 
 def emptied(sample: Sample) -> Iterator[Sample]:
     """The call without elements: each size replaced by 0 everywhere it occurs, then all of them; and without dimensions."""
+
     def without(gone: set[int]) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda t: t.new_empty([0 if size in gone else size for size in t.shape])
 

@@ -25,11 +25,17 @@ from opjit.testing.compare import Tolerance, assert_same
 from opjit.testing.samples import Skipped, effects, effects_in_place, moved, storage_bytes
 
 FOR_C = ("address", "undefined", "leak", "thread")
-FOR_CUDA: dict[str, tuple[str, ...]] = {"memcheck": ("--padding", "4096"), "racecheck": ("--racecheck-report", "all"), "initcheck": (),
-                                         "synccheck": ()}
+FOR_CUDA: dict[str, tuple[str, ...]] = {
+    "memcheck": ("--padding", "4096"),
+    "racecheck": ("--racecheck-report", "all"),
+    "initcheck": (),
+    "synccheck": (),
+}
 _LOOSE = Tolerance(1e-2, 1e-1)  # rounding is no matter here
 FOUND = 86  # compute-sanitizer's exit code after it reported an error
-_REPORT = re.compile(r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential|Barrier).*$", re.MULTILINE)
+_REPORT = re.compile(
+    r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential|Barrier).*$", re.MULTILINE
+)
 
 
 def parse(text: str) -> list[str]:
@@ -37,7 +43,9 @@ def parse(text: str) -> list[str]:
     names = [name for name in text.split(",") if name and text != "none"]
     for name in names:
         if name not in (*FOR_C, *FOR_CUDA):
-            raise BadSetting(f"there is no sanitizer {name!r}; use {', '.join(FOR_C)} for C, and {', '.join(FOR_CUDA)} for CUDA")
+            raise BadSetting(
+                f"there is no sanitizer {name!r}; use {', '.join(FOR_C)} for C, and {', '.join(FOR_CUDA)} for CUDA"
+            )
     return names
 
 
@@ -50,33 +58,64 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
     flags = op.flags(target)
     march = [flag for flag in flags.c if flag.startswith("-march=")]
     own = list(op.extra.c) if op.extra else []
-    words = [compiler, "-std=gnu11", "-O1", "-g", *march, *own, "-fPIC", "-shared", f"-fsanitize={','.join(names)}",
-               "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-fexceptions", "-fvisibility=hidden", f"-I{source.parent}",
-               f"-I{headers}", *(f"-I{path}" for path in flags.include),
-               *map(str, sources), *flags.sources, *(str(headers / name) for name in RUNTIME),
-               "-o", str(library), f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", *arguments(flags)]
+    words = [
+        compiler,
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        *march,
+        *own,
+        "-fPIC",
+        "-shared",
+        f"-fsanitize={','.join(names)}",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+        "-fexceptions",
+        "-fvisibility=hidden",
+        f"-I{source.parent}",
+        f"-I{headers}",
+        *(f"-I{path}" for path in flags.include),
+        *map(str, sources),
+        *flags.sources,
+        *(str(headers / name) for name in RUNTIME),
+        "-o",
+        str(library),
+        f"-L{Path(torch.__file__).parent / 'lib'}",
+        "-ltorch_cpu",
+        *arguments(flags),
+    ]
     try:
         run_tool(words, folder)
     except CompilerFailed as failed:
-        raise AssertionError(f"the kernel does not compile with -fsanitize={','.join(names)}: {str(failed).strip()}") from None
+        raise AssertionError(
+            f"the kernel does not compile with -fsanitize={','.join(names)}: {str(failed).strip()}"
+        ) from None
     return library
 
 
 def need_declaration(folder: Path) -> None:
     """Raise Skipped unless another process can declare the op of a folder."""
     if not (folder / "op.py").is_file():
-        raise Skipped(f"the op needs an op.py, as the samples run in another process; there is none in {folder}")
+        raise Skipped(
+            f"the op needs an op.py, as the samples run in another process; there is none in {folder}"
+        )
 
 
 def python_path() -> str:
     """PYTHONPATH for a process that imports this opjit."""
-    return os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
+    return os.pathsep.join(
+        filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+    )
 
 
 def find_tool() -> str | None:
     """Return the path of compute-sanitizer, from the CUDA Toolkit or PATH."""
     nvcc = toolchain.find_nvcc(None)
-    beside = [f"{nvcc.root}/bin/compute-sanitizer", f"{nvcc.root}/compute-sanitizer/compute-sanitizer"] if nvcc else []
+    beside = (
+        [f"{nvcc.root}/bin/compute-sanitizer", f"{nvcc.root}/compute-sanitizer/compute-sanitizer"]
+        if nvcc
+        else []
+    )
     return next(filter(None, map(shutil.which, [*beside, "compute-sanitizer"])), None)
 
 
@@ -95,7 +134,17 @@ def check(op: Op, name: str) -> str:
 
 def command(tool: str, name: str) -> list[str]:
     """Return the words that run Python under one of compute-sanitizer's tools."""
-    return [tool, "--tool", name, "--error-exitcode", str(FOUND), "--report-api-errors", "no", *FOR_CUDA[name], sys.executable]
+    return [
+        tool,
+        "--tool",
+        name,
+        "--error-exitcode",
+        str(FOUND),
+        "--report-api-errors",
+        "no",
+        *FOR_CUDA[name],
+        sys.executable,
+    ]
 
 
 def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedProcess[str]:
@@ -104,9 +153,15 @@ def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedP
         need_declaration(op.folder)
         request.entry(op, targets.here(backends.for_device("cuda")))
     pairs = [text for op in ops for text in (str(op.folder), op.qualified)]
-    return subprocess.run([*command(tool, name), "-m", "opjit.testing.sanitize", *pairs], text=True, check=False, errors="replace",
-                          env={**os.environ, "PYTHONPATH": python_path(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.run(
+        [*command(tool, name), "-m", "opjit.testing.sanitize", *pairs],
+        text=True,
+        check=False,
+        errors="replace",
+        env={**os.environ, "PYTHONPATH": python_path(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def main(*ops: str) -> None:
@@ -117,7 +172,10 @@ def main(*ops: str) -> None:
         calls = list(op.samples_on("cpu"))
         for sample in calls:
             on_gpu = sample.map(lambda t: moved(t, storage_bytes(t).cuda()))  # without a kernel
-            found = [value.cpu() if isinstance(value, torch.Tensor) else value for value in effects_in_place(op, op, on_gpu)]
+            found = [
+                value.cpu() if isinstance(value, torch.Tensor) else value
+                for value in effects_in_place(op, op, on_gpu)
+            ]
             assert_same(found, effects(op.reference_function, op, sample), sample, within=_LOOSE)
         print(f"{qualified}: {len(calls)} calls", flush=True)
 

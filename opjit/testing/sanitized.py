@@ -28,24 +28,43 @@ from opjit.testing.isolation import Death, supervise
 from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, trials
 
 _CXX = "libstdc++.so.6"  # must be loaded at the start: without its __cxa_throw, libasan aborts at torch's first exception
-_LIBRARIES = {"address": "libasan.so", "undefined": "libubsan.so", "leak": "liblsan.so", "thread": "libtsan.so"}
-_OPTIONS = {"UBSAN_OPTIONS": "print_stacktrace=1",
-            "ASAN_OPTIONS": "alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0:handle_abort=1:"
-                            "allocator_may_return_null=1:detect_leaks=",
-            "LSAN_OPTIONS": "detect_leaks=1",
-            "TSAN_OPTIONS": "die_after_fork=0:halt_on_error=0:report_signal_unsafe=0:handle_abort=1"}
+_LIBRARIES = {
+    "address": "libasan.so",
+    "undefined": "libubsan.so",
+    "leak": "liblsan.so",
+    "thread": "libtsan.so",
+}
+_OPTIONS = {
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "ASAN_OPTIONS": "alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0:handle_abort=1:"
+    "allocator_may_return_null=1:detect_leaks=",
+    "LSAN_OPTIONS": "detect_leaks=1",
+    "TSAN_OPTIONS": "die_after_fork=0:halt_on_error=0:report_signal_unsafe=0:handle_abort=1",
+}
 _START = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
 _QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what Python and torch keep is no leak of the op's
-_WITHIN_CHECKS = {"address", "undefined"}  # the sanitizers that make the calls of `numerics`; the others have a check of their own
+_WITHIN_CHECKS = {
+    "address",
+    "undefined",
+}  # the sanitizers that make the calls of `numerics`; the others have a check of their own
 
 # What sanitizers write to stderr.
 _ASAN = re.compile(r"ERROR: \w+Sanitizer: (?:attempting )?(?P<kind>[\w-]+)")
-_ACCESS = re.compile(r"^(?P<what>(?:READ|WRITE) of size \d+)| caused by a (?P<signal>READ|WRITE) memory", re.MULTILINE)
-_REGION = re.compile(r"is located (?P<place>\d+ bytes (?:after|before|inside of|to the (?:right|left) of)) (?P<region>\d+-byte region)")
-_UBSAN = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<what>.*)$", re.MULTILINE)
+_ACCESS = re.compile(
+    r"^(?P<what>(?:READ|WRITE) of size \d+)| caused by a (?P<signal>READ|WRITE) memory",
+    re.MULTILINE,
+)
+_REGION = re.compile(
+    r"is located (?P<place>\d+ bytes (?:after|before|inside of|to the (?:right|left) of)) (?P<region>\d+-byte region)"
+)
+_UBSAN = re.compile(
+    r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<what>.*)$", re.MULTILINE
+)
 
 
-SanitizerCalls = tuple[Path, str, Sequence[str], int | None]  # an op's folder and name, the checks' names, and the only call's number
+SanitizerCalls = tuple[
+    Path, str, Sequence[str], int | None
+]  # an op's folder and name, the checks' names, and the only call's number
 # What sanitizers found in an op: a line of the table, and the author's places by the samples and by the checks that show them.
 SanitizerFinding = tuple[Line, dict[str, str]]
 
@@ -56,9 +75,14 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
     def __init__(self, names: Sequence[str], seconds: float, scratch: str) -> None:
         self._name = "+".join(names)
         compiler = toolchain.require_compiler(None)
-        libraries = [_LIBRARIES[name] for name in names if name != "leak" or "address" not in names]  # which looks for leaks, too
+        libraries = [
+            _LIBRARIES[name] for name in names if name != "leak" or "address" not in names
+        ]  # which looks for leaks, too
         queries = ([compiler.path, f"-print-file-name={library}"] for library in libraries)
-        found = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in queries]
+        found = [
+            subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+            for command in queries
+        ]
         if not all(map(os.path.isabs, found)):
             raise Skipped(f"{compiler.path} has no library for -fsanitize={','.join(names)}")
         self._finding: SanitizerFinding | None = None
@@ -66,10 +90,28 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
         self._pipe, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _QUIET if "leak" in names else _START, self._name, str(seconds), scratch, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors, start_new_session=True, pass_fds=[theirs.fileno()],
-                env={**os.environ, **_OPTIONS, "PYTHONPATH": sanitize.python_path(), "LD_PRELOAD": " ".join([*found, _CXX]),
-                     "ASAN_OPTIONS": f"{_OPTIONS['ASAN_OPTIONS']}{int('leak' in names)}"})
+                [
+                    sys.executable,
+                    "-c",
+                    _QUIET if "leak" in names else _START,
+                    self._name,
+                    str(seconds),
+                    scratch,
+                    str(theirs.fileno()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+                env={
+                    **os.environ,
+                    **_OPTIONS,
+                    "PYTHONPATH": sanitize.python_path(),
+                    "LD_PRELOAD": " ".join([*found, _CXX]),
+                    "ASAN_OPTIONS": f"{_OPTIONS['ASAN_OPTIONS']}{int('leak' in names)}",
+                },
+            )
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError):
@@ -90,8 +132,14 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
                 self._finding = self._pipe.recv()
             except (EOFError, ConnectionResetError):
                 self._errors.seek(0)
-                said = ["it printed nothing", *self._errors.read().decode(errors="replace").strip().splitlines()][-1]
-                self._finding = Line(self._name, "skipped", f"Python does not run under them: {said}"), {}
+                said = [
+                    "it printed nothing",
+                    *self._errors.read().decode(errors="replace").strip().splitlines(),
+                ][-1]
+                self._finding = (
+                    Line(self._name, "skipped", f"Python does not run under them: {said}"),
+                    {},
+                )
         return self._finding
 
     def place(self, death: Death) -> str | None:
@@ -102,7 +150,11 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
 
 def chosen(names: Sequence[str], only: Sequence[str]) -> list[Check]:
     """The checks that run under sanitizers: those that call the op, and one for each sanitizer that reports at the end."""
-    within = [check for check in numerics.CHECKS if not only or check.name in only] if _WITHIN_CHECKS & set(names) else []
+    within = (
+        [check for check in numerics.CHECKS if not only or check.name in only]
+        if _WITHIN_CHECKS & set(names)
+        else []
+    )
     return [*within, *(check for check in _OWN if check.name in names)]
 
 
@@ -113,24 +165,34 @@ def main(name: str, seconds: str, scratch: str, pipe: str) -> None:
     questions = Connection(int(pipe))
     while True:
         question, places = questions.recv(), dict[str, str]()
-        line = outcome_of(name, partial(_answer, question, name, float(seconds), Path(scratch), places))
+        line = outcome_of(
+            name, partial(_answer, question, name, float(seconds), Path(scratch), places)
+        )
         questions.send((line, places))
 
 
-def _answer(question: SanitizerCalls, name: str, seconds: float, scratch: Path, places: dict[str, str]) -> str:
+def _answer(
+    question: SanitizerCalls, name: str, seconds: float, scratch: Path, places: dict[str, str]
+) -> str:
     """Run an op's checks, and note the author's places where children died. Returns the note of a success."""
     place, qualified, only, number = question
     sanitize.need_declaration(place)
     registry.add_path(place)
     op, names = registry.find(qualified), name.split("+")
-    library = sanitize.instrumented(op, names, toolchain.require_compiler(None).path, Path(tempfile.mkdtemp(dir=scratch)))
+    library = sanitize.instrumented(
+        op, names, toolchain.require_compiler(None).path, Path(tempfile.mkdtemp(dir=scratch))
+    )
     # A tool's threads end late on a busy machine: ThreadSanitizer ignores the memory of a process forked beside one.
     deadline = monotonic() + 20
-    while len(os.listdir("/proc/self/task")) > 2 and monotonic() < deadline:  # this thread, and the sanitizer's own
+    while (
+        len(os.listdir("/proc/self/task")) > 2 and monotonic() < deadline
+    ):  # this thread, and the sanitizer's own
         sleep(0.01)
     failures, ran = [], 0
     number = number if _WITHIN_CHECKS.issuperset(names) else None
-    for event in supervise(op, "cpu", chosen(names, only), seconds, lambda: _register(op, library), number):
+    for event in supervise(
+        op, "cpu", chosen(names, only), seconds, lambda: _register(op, library), number
+    ):
         if isinstance(event, Death):
             line = _place(event, op.folder)
             failures.append(f"{line or event.how} on ({event.sample}) in {event.check}")
@@ -162,9 +224,13 @@ def _register(op: Op, library: Path) -> None:
     if hasattr(kernel, "opjit_race"):
         with _report() as report:
             kernel.opjit_race()
-            assert "data race" in report(), "ThreadSanitizer does not see a race made for it: this run proves nothing"
+            assert "data race" in report(), (
+                "ThreadSanitizer does not see a race made for it: this run proves nothing"
+            )
     _ = op.reference_function, list(op.samples_on("cpu"))
-    process = ctypes.CDLL(None)  # a kernel that calls exit() shows its place, and ends: torch's own handlers may wait for ever here
+    process = ctypes.CDLL(
+        None
+    )  # a kernel that calls exit() shows its place, and ends: torch's own handlers may wait for ever here
     process.__cxa_atexit(process._exit, 1, None)
     process.__cxa_atexit(process.__sanitizer_print_stack_trace, None, None)
 
@@ -173,7 +239,10 @@ def _races(op: Op, device: str) -> str:
     """Races between the parts of one call, whose threads the instrumented kernel starts itself, and between calls."""
     torch.set_num_threads(1)  # gcc's OpenMP is not instrumented: its barriers would be unknown
     own = [sample for sample in op.samples_on(device) if sample.numel > SMALL]  # its largest, too
-    calls = [*numerics.calls_in_threads(op, device), *sorted(own, key=lambda sample: sample.numel)[-1:]]
+    calls = [
+        *numerics.calls_in_threads(op, device),
+        *sorted(own, key=lambda sample: sample.numel)[-1:],
+    ]
     with _report() as report, ThreadPoolExecutor(4) as pool:
         for sample in trials(calls):
             with suppress(AssertionError, RuntimeError):
@@ -201,8 +270,15 @@ def _leaks(op: Op, device: str) -> str:
     return "no leak"
 
 
-_OWN = (Check("leak", "All memory is freed or in use", _leaks, timeout_factor=30),
-        Check("thread", "No two threads use memory at once, one of them to write", _races, timeout_factor=30))
+_OWN = (
+    Check("leak", "All memory is freed or in use", _leaks, timeout_factor=30),
+    Check(
+        "thread",
+        "No two threads use memory at once, one of them to write",
+        _races,
+        timeout_factor=30,
+    ),
+)
 
 
 @contextmanager
@@ -236,7 +312,11 @@ def _error(text: str, folder: Path) -> str | None:
 def _race(text: str, folder: Path) -> str | None:
     """The first data race of ThreadSanitizer's reports between two places in the op's folder."""
     for block in text.split("WARNING: ThreadSanitizer: data race")[1:]:
-        accesses = re.split(r"^  (?=(?:Previous )?(?:atomic )?(?:[Ww]rite|[Rr]ead) of size)", block, flags=re.MULTILINE)[1:3]
+        accesses = re.split(
+            r"^  (?=(?:Previous )?(?:atomic )?(?:[Ww]rite|[Rr]ead) of size)",
+            block,
+            flags=re.MULTILINE,
+        )[1:3]
         places = [_author_line(access, folder) for access in accesses]
         if len(places) == 2 and all(places):
             return f"{places[0]}: data race, {accesses[0].split(' at ')[0].lower()}, with {places[1]} in another thread"

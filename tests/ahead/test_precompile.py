@@ -38,10 +38,14 @@ def make_ops(root: Path, names: Sequence[str], namespace: str = "") -> list[str]
     """Folders of small ops in a namespace of their own; returns the ops' names."""
     namespace = namespace or f"ahead{next(_numbers)}"
     for name in names:
-        helpers.write_op(root / name, op_py=helpers.op_py(f"{namespace}::{name}(Tensor x) -> Tensor"))
+        helpers.write_op(
+            root / name, op_py=helpers.op_py(f"{namespace}::{name}(Tensor x) -> Tensor")
+        )
         for suffix in (".c", ".cu"):
             plus = root / name / f"plus{suffix}"
-            (root / name / f"{name}{suffix}").write_text(plus.read_text().replace("plus_", f"{name}_"))
+            (root / name / f"{name}{suffix}").write_text(
+                plus.read_text().replace("plus_", f"{name}_")
+            )
             plus.unlink()
     return [f"{namespace}::{name}" for name in names]
 
@@ -50,7 +54,9 @@ def command(*arguments: str | Path, **changes: str) -> subprocess.CompletedProce
     return helpers.command("precompile", *arguments, **changes)
 
 
-def test_what_is_missing_is_built_once_and_the_next_run_builds_nothing(tmp_path: Path, here: Path, log: Path) -> None:
+def test_what_is_missing_is_built_once_and_the_next_run_builds_nothing(
+    tmp_path: Path, here: Path, log: Path
+) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two", "three"])
     report = opjit.precompile([tmp_path / "ops"], ARCHS)
     assert (len(report.built), report.there, report.failed) == (3 * len(ARCHS), [], [])
@@ -68,13 +74,17 @@ def test_all_is_every_op_that_can_be_found(tmp_path: Path, here: Path) -> None:
     assert set(good(here)) == {*helpers.BUNDLED, *names}
 
 
-def test_an_op_without_a_kernel_for_an_arch_is_skipped_and_counted_unless_nothing_is_left_of_it(tmp_path: Path) -> None:
+def test_an_op_without_a_kernel_for_an_arch_is_skipped_and_counted_unless_nothing_is_left_of_it(
+    tmp_path: Path,
+) -> None:
     name, other = make_ops(tmp_path / "ops", ["one", "two"])
     (tmp_path / "ops/one/one.cu").unlink()
     registry.add_path(tmp_path / "ops")
     plan = plan_ops([name, other], [*ARCHS, "sm_90"], None)
     assert (len(plan.wanted), plan.skipped) == (2 * len(ARCHS) + 1, 1)
-    with pytest.raises(NoKernel, match=f"{name} has no kernel for cuda sm_90.* it has kernels for cpu"):
+    with pytest.raises(
+        NoKernel, match=f"{name} has no kernel for cuda sm_90.* it has kernels for cpu"
+    ):
         plan_ops([name, other], ["sm_90"], None)
 
 
@@ -83,15 +93,25 @@ def test_an_op_without_a_kernel_for_an_arch_is_skipped_and_counted_unless_nothin
 def test_cuda_ops_are_built_for_several_archs_without_a_gpu(here: Path) -> None:
     report = opjit.precompile(["allreduce"], ["sm_80", "sm_90"])
     assert len(report.built) == 2
-    assert sorted(folder.parts[-2].partition(".")[0] for folder in entries(here)) == ["sm_80", "sm_90"]
+    assert sorted(folder.parts[-2].partition(".")[0] for folder in entries(here)) == [
+        "sm_80",
+        "sm_90",
+    ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["allreduce", "--arch", "sm_9"], "unknown arch 'sm_9'"), (["nonsense"], "no op named 'opjit::nonsense' is declared"),
-    (["/no/such/folder"], "there is no folder /no/such/folder"), ([], "name OPs, or give --all, or --from FILE"),
-    (["allreduce", "--all"], "name OPs, or give --all, or --from FILE"),
-])
-def test_bad_arguments_are_refused_before_anything_is_built(here: Path, arguments: list[str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["allreduce", "--arch", "sm_9"], "unknown arch 'sm_9'"),
+        (["nonsense"], "no op named 'opjit::nonsense' is declared"),
+        (["/no/such/folder"], "there is no folder /no/such/folder"),
+        ([], "name OPs, or give --all, or --from FILE"),
+        (["allreduce", "--all"], "name OPs, or give --all, or --from FILE"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_built(
+    here: Path, arguments: list[str], message: str
+) -> None:
     done = CliRunner().invoke(cli.main, ["precompile", *arguments])
     assert done.exit_code in (1, 2)
     assert message in done.output
@@ -100,15 +120,22 @@ def test_bad_arguments_are_refused_before_anything_is_built(here: Path, argument
 
 
 def test_a_string_in_place_of_a_list_is_told_how_to_write_one() -> None:
-    for function, arguments, told in ((opjit.precompile, ("allreduce",), "ops is a list of strings, not the string 'allreduce'"),
-                                      (opjit.precompile, (["allreduce"], "sm_90"), "archs is a list of strings, not the string 'sm_90'"),
-                                      (opjit.distributed.ready, ("allreduce",), r"write \['allreduce'\]")):
+    for function, arguments, told in (
+        (opjit.precompile, ("allreduce",), "ops is a list of strings, not the string 'allreduce'"),
+        (
+            opjit.precompile,
+            (["allreduce"], "sm_90"),
+            "archs is a list of strings, not the string 'sm_90'",
+        ),
+        (opjit.distributed.ready, ("allreduce",), r"write \['allreduce'\]"),
+    ):
         with pytest.raises(BadSetting, match=told):
             function(*arguments)
 
 
-def test_a_named_store_is_complete_by_itself_readable_for_all_and_serves_as_a_layer(tmp_path: Path, here: Path,
-                                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_store_is_complete_by_itself_readable_for_all_and_serves_as_a_layer(
+    tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [name] = make_ops(tmp_path / "ops", ["one"])
     opjit.precompile([tmp_path / "ops"])  # what the cache has does not count
     layer = tmp_path / "image" / "layer"
@@ -119,19 +146,34 @@ def test_a_named_store_is_complete_by_itself_readable_for_all_and_serves_as_a_la
         os.umask(before)
     assert len(report.built) == 1
     [folder] = entries(layer)
-    assert all(path.stat().st_mode & 0o055 == 0o055 for path in [folder, *folder.parents] if path.is_relative_to(layer))
+    assert all(
+        path.stat().st_mode & 0o055 == 0o055
+        for path in [folder, *folder.parents]
+        if path.is_relative_to(layer)
+    )
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in folder.iterdir())
-    code = helpers.declare(tmp_path / "ops" / "one") + f"print(opjit.get({name!r}, 'cpu')(torch.ones(2)).tolist())\n"
-    environment = {"OPJIT_LAYERS": str(layer), "OPJIT_CACHE": str(tmp_path / "empty"), "OPJIT_OFFLINE": "1"}
+    code = (
+        helpers.declare(tmp_path / "ops" / "one")
+        + f"print(opjit.get({name!r}, 'cpu')(torch.ones(2)).tolist())\n"
+    )
+    environment = {
+        "OPJIT_LAYERS": str(layer),
+        "OPJIT_CACHE": str(tmp_path / "empty"),
+        "OPJIT_OFFLINE": "1",
+    }
     assert fresh(code, environment).stdout == "[2.0, 2.0]\n"
     assert len(opjit.precompile([tmp_path / "ops"], store=layer).there) == 1
     opjit.cache.clear()
     monkeypatch.setenv("OPJIT_LAYERS", str(layer))
-    assert len(opjit.precompile([tmp_path / "ops"]).there) == 1, "what a layer has need not be in the cache"
+    assert len(opjit.precompile([tmp_path / "ops"]).there) == 1, (
+        "what a layer has need not be in the cache"
+    )
     assert entries(here) == []
 
 
-def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_ops(tmp_path / "ops", ["one", "two"])
     opjit.precompile([tmp_path / "ops" / "one"], [ARCHS[0]], store=tmp_path / "layer")
     [old] = entries(tmp_path / "layer")
@@ -140,7 +182,9 @@ def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(tmp_pa
         os.utime(path, (1, 1))
     monkeypatch.setenv("OPJIT_CACHE_SIZE", "1k")
     monkeypatch.setattr(prune, "_FRESH", 0.0)
-    assert len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]], store=tmp_path / "layer").there) == 1
+    assert (
+        len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]], store=tmp_path / "layer").there) == 1
+    )
     assert old.exists()
     assert len(entries(tmp_path / "layer")) == 2
 
@@ -157,7 +201,9 @@ def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(tmp_path: Path, h
     assert isinstance(error, NoKernel)
 
 
-def test_an_unreadable_source_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_source_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_ops(tmp_path / "ops", ["one"])
     real = files.read_regular
 
@@ -167,23 +213,34 @@ def test_an_unreadable_source_is_an_error_that_says_what_to_do(tmp_path: Path, m
         return real(path, *most)
 
     monkeypatch.setattr(files, "read_regular", read)
-    with pytest.raises(PrecompileError, match=r"one\.c cannot be read \(Permission denied\).*; make it readable"):
+    with pytest.raises(
+        PrecompileError, match=r"one\.c cannot be read \(Permission denied\).*; make it readable"
+    ):
         opjit.precompile([tmp_path / "ops"], [ARCHS[0]])
 
 
 @as_root
-def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(tmp_path: Path, here: Path) -> None:
+def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(
+    tmp_path: Path, here: Path
+) -> None:
     make_ops(tmp_path / "ops", ["one", "two"])
     here.mkdir(mode=0o700)
     with tmpfs(here, "size=60k"), pytest.raises(PrecompileError) as caught:
         opjit.precompile([tmp_path / "ops"])
     assert len(caught.value.failed) == 2
-    assert all("cannot hold it: [Errno 28] No space left on device" in str(error) for _, error in caught.value.failed)
-    assert list((tmp_path / "tmp").glob("opjit-*/v1/*/*/*/*.so")) == []  # nor was it built once more for a process that ends
+    assert all(
+        "cannot hold it: [Errno 28] No space left on device" in str(error)
+        for _, error in caught.value.failed
+    )
+    assert (
+        list((tmp_path / "tmp").glob("opjit-*/v1/*/*/*/*.so")) == []
+    )  # nor was it built once more for a process that ends
 
 
 @as_root
-def test_a_store_that_is_read_only_serves_what_it_has_and_fails_for_the_rest(tmp_path: Path, here: Path) -> None:
+def test_a_store_that_is_read_only_serves_what_it_has_and_fails_for_the_rest(
+    tmp_path: Path, here: Path
+) -> None:
     name, other = make_ops(tmp_path / "ops", ["one", "two"])
     here.mkdir(mode=0o700)
     with tmpfs(here, "size=16m"):
@@ -197,7 +254,9 @@ def test_a_store_that_is_read_only_serves_what_it_has_and_fails_for_the_rest(tmp
         assert "Read-only file system" in done.stderr
 
 
-def test_an_op_that_does_not_compile_is_told_by_the_compiler_s_first_line_and_the_rest_is_built(tmp_path: Path, here: Path) -> None:
+def test_an_op_that_does_not_compile_is_told_by_the_compiler_s_first_line_and_the_rest_is_built(
+    tmp_path: Path, here: Path
+) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two", "three"])
     (tmp_path / "ops/two/two.c").write_text('#include "opjit.h"\nnonsense\n')
     done = command(tmp_path / "ops")
@@ -216,17 +275,23 @@ def test_an_op_that_does_not_compile_is_told_by_the_compiler_s_first_line_and_th
     assert error.log.is_file()
 
 
-def test_what_is_missing_on_the_machine_is_told_once_for_all_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_on_the_machine_is_told_once_for_all_ops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CC", raising=False)
     make_ops(tmp_path / "ops", ["one", "two", "three"])
-    changes = {name: value for name, value in helpers.no_compiler(tmp_path).items() if value is not None}
+    changes = {
+        name: value for name, value in helpers.no_compiler(tmp_path).items() if value is not None
+    }
     done = command(tmp_path / "ops", **changes)
     assert done.returncode == 1
     assert done.stderr.count("no C compiler") == 1
     assert "(for 3 builds: " in done.stderr
 
 
-def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(tmp_path: Path, here: Path, on_compile: OnCompile) -> None:
+def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(
+    tmp_path: Path, here: Path, on_compile: OnCompile
+) -> None:
     names = make_ops(tmp_path / "ops", ["one", "two", "three", "four"])
     on_compile('case " $* " in *ops/two*) kill -9 $$;; esac')
     with pytest.raises(PrecompileError) as caught:
@@ -245,21 +310,36 @@ def slow(tmp_path: Path, on_compile: OnCompile) -> Path:
     """A compiler that hangs at the op `two` as long as there is the file `hang`; returns the file of its process ids."""
     (tmp_path / "hang").write_text("")
     pids = tmp_path / "pids"
-    on_compile(f"case \" $* \" in *ops/two*) if [ -e '{tmp_path}/hang' ]; then echo $$ >> '{pids}'; sleep 100; fi;; esac")
+    on_compile(
+        f"case \" $* \" in *ops/two*) if [ -e '{tmp_path}/hang' ]; then echo $$ >> '{pids}'; sleep 100; fi;; esac"
+    )
     return pids
 
 
-@pytest.mark.no_qemu("qemu does not pass on how a program of another machine ended, nor its session")
-@pytest.mark.parametrize(("how", "whom"), [
-    (signal.SIGKILL, "it"), (signal.SIGINT, "it"),
-    (signal.SIGTERM, "its whole job"),  # as a job scheduler may
-])
-def test_a_command_that_is_ended_in_the_middle_leaves_nothing_half_done_and_the_next_one_goes_on(tmp_path: Path, here: Path, slow: Path,
-                                                                                                 how: signal.Signals, whom: str) -> None:
+@pytest.mark.no_qemu(
+    "qemu does not pass on how a program of another machine ended, nor its session"
+)
+@pytest.mark.parametrize(
+    ("how", "whom"),
+    [
+        (signal.SIGKILL, "it"),
+        (signal.SIGINT, "it"),
+        (signal.SIGTERM, "its whole job"),  # as a job scheduler may
+    ],
+)
+def test_a_command_that_is_ended_in_the_middle_leaves_nothing_half_done_and_the_next_one_goes_on(
+    tmp_path: Path, here: Path, slow: Path, how: signal.Signals, whom: str
+) -> None:
     names = make_ops(tmp_path / "ops", ["one", "three", "two"])
-    process = helpers.started_command("precompile", tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "1")
+    process = helpers.started_command(
+        "precompile", tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "1"
+    )
     until(slow.exists, process=process)  # the compiler is at work on the last op
-    for each in (pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if whom == "its whole job" or pid == process.pid):
+    for each in (
+        pid
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if whom == "its whole job" or pid == process.pid
+    ):
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(each) == process.pid:
                 os.kill(each, how)
@@ -280,9 +360,14 @@ def test_a_command_that_is_ended_in_the_middle_leaves_nothing_half_done_and_the_
     assert set(good(here)) == set(names)
 
 
-def test_two_commands_at_once_build_each_entry_once_between_them(tmp_path: Path, here: Path, log: Path) -> None:
+def test_two_commands_at_once_build_each_entry_once_between_them(
+    tmp_path: Path, here: Path, log: Path
+) -> None:
     names = make_ops(tmp_path / "ops", [f"op{number}" for number in range(6)])
-    both = [helpers.started_command("precompile", tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "2") for _ in range(2)]
+    both = [
+        helpers.started_command("precompile", tmp_path / "ops", "--arch", ARCHS[0], "--jobs", "2")
+        for _ in range(2)
+    ]
     outputs = [process.communicate() for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert len(log.read_text().split()) == 6
@@ -299,16 +384,21 @@ def test_on_a_terminal_one_display_changes_in_place_and_the_summary_stays(tmp_pa
     assert "building " in text
     assert "2 of 2 done" in text
     assert "built: " not in text
-    assert text.rstrip().splitlines()[-1].startswith("\x1b") or "2 built, 0 already there" in text.splitlines()[-1]
+    assert (
+        text.rstrip().splitlines()[-1].startswith("\x1b")
+        or "2 built, 0 already there" in text.splitlines()[-1]
+    )
 
 
-def test_a_run_that_has_nothing_to_do_imports_nothing_for_builds_and_displays_and_writes_nothing(tmp_path: Path, here: Path) -> None:
+def test_a_run_that_has_nothing_to_do_imports_nothing_for_builds_and_displays_and_writes_nothing(
+    tmp_path: Path, here: Path
+) -> None:
     make_ops(tmp_path / "ops", ["one", "two"], "idle")
     opjit.precompile([tmp_path / "ops"], ARCHS)
     before = helpers.snapshot(here)
     code = f"""
 import sys, opjit
-report = opjit.precompile([{str(tmp_path / 'ops')!r}], {ARCHS!r})
+report = opjit.precompile([{str(tmp_path / "ops")!r}], {ARCHS!r})
 assert len(report.there) == 2 * {len(ARCHS)}, report
 print([name for name in ("rich", "click", "filelock", "torch.utils.cpp_extension", "opjit.builder.build",
                          "opjit.live.inline", "opjit.ahead.record") if name in sys.modules])
@@ -317,12 +407,16 @@ print([name for name in ("rich", "click", "filelock", "torch.utils.cpp_extension
     assert helpers.snapshot(here) == before
 
 
-def test_what_is_shared_is_read_once_and_gives_the_keys_that_a_get_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_shared_is_read_once_and_gives_the_keys_that_a_get_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_ops(tmp_path / "ops", ["one", "two", "three"])
     ops = registry.add_path(tmp_path / "ops")
     local = Store(store.default_root())
     wanted = pairs(ops, targets_of(ARCHS, local))
-    assert [each.recipe.key for each in requests(wanted, local)] == [describe(*pair, local).key for pair in wanted]
+    assert [each.recipe.key for each in requests(wanted, local)] == [
+        describe(*pair, local).key for pair in wanted
+    ]
     counted = Mock(wraps=files.read_regular)
     monkeypatch.setattr(files, "read_regular", counted)
     found = requests(wanted, local)

@@ -34,9 +34,17 @@ def listed(tmp_path: Path) -> Path:
     """A list of an op in a folder and an inline op, all of whose entries are in the cache."""
     flags: dict[str, list[str]] = {name: [] for name in oplist.FLAGS}
     folder = helpers.write_op(tmp_path / "plus")
-    code = {"cpu": helpers.PLUS.replace('#include "amount.h"', "#define AMOUNT 2.0f").replace("plus_cpu", "more_cpu")}
-    ops = [oplist.RecordedOp("keytest::plus", helpers.SCHEMA, "cpu", ARCH, "", flags, str(folder)),
-           oplist.RecordedOp("keytest::more", "keytest::more(Tensor x) -> Tensor", "cpu", ARCH, "", flags, None, code)]
+    code = {
+        "cpu": helpers.PLUS.replace('#include "amount.h"', "#define AMOUNT 2.0f").replace(
+            "plus_cpu", "more_cpu"
+        )
+    }
+    ops = [
+        oplist.RecordedOp("keytest::plus", helpers.SCHEMA, "cpu", ARCH, "", flags, str(folder)),
+        oplist.RecordedOp(
+            "keytest::more", "keytest::more(Tensor x) -> Tensor", "cpu", ARCH, "", flags, None, code
+        ),
+    ]
     path = tmp_path / "ops.json"
     path.write_text(oplist.dump_list(ops))
     assert len(opjit.precompile(recorded=path).built) == 2
@@ -53,7 +61,9 @@ def refused(path: Path, archs: Sequence[str] = (), **options: Any) -> str:
     return str(caught.value)
 
 
-def test_a_list_whose_entries_are_all_there_is_ready_and_one_that_lost_an_entry_names_it(listed: Path, here: Path) -> None:
+def test_a_list_whose_entries_are_all_there_is_ready_and_one_that_lost_an_entry_names_it(
+    listed: Path, here: Path
+) -> None:
     done = check(listed)
     assert (done.exit_code, done.output) == (0, f"all 2 entries of {listed} are there\n")
     assert opjit.ready(listed) == 2
@@ -70,7 +80,9 @@ def test_a_list_whose_entries_are_all_there_is_ready_and_one_that_lost_an_entry_
     assert opjit.ready(listed) == 2
 
 
-def test_another_arch_source_or_compiler_is_named(listed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_arch_source_or_compiler_is_named(
+    listed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     other = next(arch for arch in helpers.LEVELS if arch != ARCH)
     assert f"keytest::plus for cpu {other} was never built" in refused(listed, [other])
     with monkeypatch.context() as patch:
@@ -87,19 +99,26 @@ def test_another_arch_source_or_compiler_is_named(listed: Path, monkeypatch: pyt
         opjit.ready(tmp_path / "missing")
 
 
-def test_a_library_without_its_size_is_missing_and_one_of_other_content_is_no_hit_of_a_request(listed: Path, here: Path) -> None:
+def test_a_library_without_its_size_is_missing_and_one_of_other_content_is_no_hit_of_a_request(
+    listed: Path, here: Path
+) -> None:
     [folder] = [folder for folder in entries(here) if folder.parts[-3] == "keytest.plus"]
     library = folder / "keytest.plus.so"
     library.write_bytes(library.read_bytes()[::-1])
     assert opjit.ready(listed) == 2, "it looks for entries, and a request hashes what it opens"
-    code = helpers.declare(listed.parent / "plus") + "print(opjit.get('keytest::plus', 'cpu')(torch.ones(2)).tolist())\n"
+    code = (
+        helpers.declare(listed.parent / "plus")
+        + "print(opjit.get('keytest::plus', 'cpu')(torch.ones(2)).tolist())\n"
+    )
     assert fresh(code).stdout == "[2.0, 2.0]\n"
     library.write_bytes(library.read_bytes()[:-1])
     with pytest.warns(CacheWarning, match="does not have the size"):
         assert "keytest::plus for " in refused(listed)
 
 
-def test_what_precompile_saw_is_proof_until_stat_differs(listed: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_precompile_saw_is_proof_until_stat_differs(
+    listed: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def by_stat(root: Path | None = None) -> int | None:
         return complete.proven((listed, (), root, False, ()))
 
@@ -126,19 +145,29 @@ def test_what_precompile_saw_is_proof_until_stat_differs(listed: Path, here: Pat
         told = 'if [ "$1" = -v ]; then echo "Target: t"; echo "gcc version 99"; exit; fi'
         patch.setenv("CC", str(helpers.fake_compiler(tmp_path / "other", told)))
         assert by_stat() is None
-    [op] = [wanted.op for wanted in plan_recorded(listed, (), None).wanted if isinstance(wanted, OpBinary) and not wanted.op.code]
+    [op] = [
+        wanted.op
+        for wanted in plan_recorded(listed, (), None).wanted
+        if isinstance(wanted, OpBinary) and not wanted.op.code
+    ]
     monkeypatch.setitem(registry._ops, op.qualified, op)
     assert by_stat() == 2, "the program has declared what the list names"
     monkeypatch.setattr(op, "folder", helpers.write_op(tmp_path / "another"))
     assert by_stat() is None
 
 
-def test_a_machine_without_a_compiler_accepts_what_any_has_built(listed: Path, tmp_path: Path) -> None:
-    done = fresh(f"import opjit; print(opjit.ready({str(listed)!r}))", helpers.no_compiler(tmp_path))
+def test_a_machine_without_a_compiler_accepts_what_any_has_built(
+    listed: Path, tmp_path: Path
+) -> None:
+    done = fresh(
+        f"import opjit; print(opjit.ready({str(listed)!r}))", helpers.no_compiler(tmp_path)
+    )
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 
-def test_a_named_store_is_ready_by_itself_and_as_a_layer(listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_store_is_ready_by_itself_and_as_a_layer(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opjit.precompile(recorded=listed, store=tmp_path / "layer")
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "empty"))
     refused(listed)
@@ -153,12 +182,17 @@ def test_an_offline_error_names_the_complete_set_that_has_the_op(listed: Path, h
         shutil.rmtree(folder)
     (here / "v1/sets" / ("0" * 64)).write_text("[]")  # damaged
     code = helpers.declare(listed.parent / "plus") + "opjit.get('keytest::plus', 'cpu')\n"
-    assert f"The complete set of {listed} has keytest::plus for cpu {ARCH}" in helpers.ended(code, {"OPJIT_OFFLINE": "1"}).stderr
+    assert (
+        f"The complete set of {listed} has keytest::plus for cpu {ARCH}"
+        in helpers.ended(code, {"OPJIT_OFFLINE": "1"}).stderr
+    )
 
 
 def test_the_c_plus_plus_extensions_of_a_list_are_checked_too(tmp_path: Path) -> None:
-    (tmp_path / "seven.cpp").write_text('#include <Python.h>\nstatic PyModuleDef seven = {PyModuleDef_HEAD_INIT, "seven"};\n'
-                                        "PyMODINIT_FUNC PyInit_seven(void) { return PyModule_Create(&seven); }\n")
+    (tmp_path / "seven.cpp").write_text(
+        '#include <Python.h>\nstatic PyModuleDef seven = {PyModuleDef_HEAD_INIT, "seven"};\n'
+        "PyMODINIT_FUNC PyInit_seven(void) { return PyModule_Create(&seven); }\n"
+    )
     call = oplist.RecordedExtension("load", {"name": "seven", "sources": ["seven.cpp"]}, None)
     path = tmp_path / "ops.json"
     path.write_text(oplist.dump_list([], [call]))
@@ -171,8 +205,13 @@ def test_the_c_plus_plus_extensions_of_a_list_are_checked_too(tmp_path: Path) ->
 def test_a_prolog_and_a_server_start_only_if_all_is_there(listed: Path, here: Path) -> None:
     def prolog() -> subprocess.CompletedProcess[str]:
         tools = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-        return subprocess.run(["/bin/sh", CLUSTER / "prolog.sh", listed, here], capture_output=True, text=True, check=False,
-                              env={**os.environ, "PATH": tools})
+        return subprocess.run(
+            ["/bin/sh", CLUSTER / "prolog.sh", listed, here],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PATH": tools},
+        )
 
     served = ("-m", "json.tool", "--help")
     assert prolog().stdout == f"all 2 entries of {listed} are there\n"

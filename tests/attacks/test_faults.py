@@ -53,19 +53,26 @@ print("threads", threads)
 """
 PLUS = "    return opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist()"
 SCENARIOS = {
-    "cold": PLUS, "warm": PLUS,
+    "cold": PLUS,
+    "warm": PLUS,
     "reload": "    opjit.get('keytest::plus', 'cpu')\n    Path({op!r}, 'plus.c').touch()\n"
-              "    return opjit.get('keytest::plus', 'cpu', reload=True)(torch.ones(1)).tolist()",
-    "push": "    transfer.push({remote!r}, sign=None)\n    return [2.0]", "pull": "    transfer.pull({remote!r})\n    return [2.0]",
+    "    return opjit.get('keytest::plus', 'cpu', reload=True)(torch.ones(1)).tolist()",
+    "push": "    transfer.push({remote!r}, sign=None)\n    return [2.0]",
+    "pull": "    transfer.pull({remote!r})\n    return [2.0]",
     "prune": "    opjit.cache.prune(0)\n    return [2.0]",
 }
 _CACHED = {"warm", "reload", "push", "prune"}  # they begin with a built op
 
 
-@pytest.mark.parametrize("fault", [errno.EIO, errno.ENOSPC, errno.EACCES, "kill"], ids=["EIO", "ENOSPC", "EACCES", "kill"])
+@pytest.mark.parametrize(
+    "fault",
+    [errno.EIO, errno.ENOSPC, errno.EACCES, "kill"],
+    ids=["EIO", "ENOSPC", "EACCES", "kill"],
+)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_fault_at_any_step_gives_the_right_result_or_an_error_of_opjit(entry: Entry, op: Path, tmp_path: Path, name: str,
-                                                                        fault: int | str) -> None:
+def test_a_fault_at_any_step_gives_the_right_result_or_an_error_of_opjit(
+    entry: Entry, op: Path, tmp_path: Path, name: str, fault: int | str
+) -> None:
     full, root, remote = tmp_path / "full", tmp_path / "cache", tmp_path / "remote"
     root.rename(full)
     shutil.copytree(full, root)
@@ -81,14 +88,22 @@ def test_a_fault_at_any_step_gives_the_right_result_or_an_error_of_opjit(entry: 
         shutil.rmtree(remote, ignore_errors=True)
         if name == "pull":
             shutil.copytree(tmp_path / "kept", remote)
-        done = helpers.ended(helpers.declare(op) + HOOK.format(step=step, fault=repr(fault), scenario=scenario, places=places), changes)
+        done = helpers.ended(
+            helpers.declare(op)
+            + HOOK.format(step=step, fault=repr(fault), scenario=scenario, places=places),
+            changes,
+        )
         told = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
         where = f"{name}, step {step}: {done.stdout}{done.stderr}"
         if done.returncode != -signal.SIGKILL or fault != "kill":
             assert told.get("result", "[2.0]") == "[2.0]", where
             assert "result" in told or "error" in told, where
             assert told["threads"] == "[]", where
-        again = helpers.ended(helpers.declare(op) + "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())", changes)
+        again = helpers.ended(
+            helpers.declare(op)
+            + "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())",
+            changes,
+        )
         assert again.stdout == "[2.0]\n", f"{where}, and then {again.stderr}"
         if "steps" in told and int(told["steps"]) < step:
             break

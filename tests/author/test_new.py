@@ -28,7 +28,10 @@ def test_four_commands_without_editing(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["scale_add"]
     written = sorted(os.listdir(tmp_path / "scale_add"))
     assert written == [".clangd", "op.py", "scale_add.c", "scale_add.cu", "test_scale_add.py"]
-    assert Path(opjit(tmp_path, "get", "./scale_add", "--device", "cpu").strip()).name == "newtest.scale_add.so"
+    assert (
+        Path(opjit(tmp_path, "get", "./scale_add", "--device", "cpu").strip()).name
+        == "newtest.scale_add.so"
+    )
     table = opjit(tmp_path, "test", "./scale_add", "--device", "cpu")
     assert "failed" not in table
     for check in ("gradcheck", "compile", "export", "shapes"):
@@ -45,34 +48,71 @@ def test_its_cuda_kernel_builds_without_a_gpu(tmp_path: Path) -> None:
 
 def test_its_own_test_passes_without_a_backward(tmp_path: Path) -> None:
     assert new("newtest::plain", str(tmp_path)).exit_code == 0
-    assert sorted(os.listdir(tmp_path / "plain")) == [".clangd", "op.py", "plain.c", "test_plain.py"]
+    assert sorted(os.listdir(tmp_path / "plain")) == [
+        ".clangd",
+        "op.py",
+        "plain.c",
+        "test_plain.py",
+    ]
     assert include_path() in (tmp_path / "plain" / ".clangd").read_text(encoding="utf-8")
-    done = module("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "hand or shapes or results", "plain", cwd=tmp_path,
-                  changes={"HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path / "h")})
+    done = module(
+        "pytest",
+        "-q",
+        "-W",
+        "error",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "hand or shapes or results",
+        "plain",
+        cwd=tmp_path,
+        changes={"HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path / "h")},
+    )
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("scale",), "expected namespace::name, such as mylib::scale"),
-    (("my-lib::scale",), "'my-lib' is not a valid name in both C and Python"),
-    (("mylib::for",), "'for' is not a valid name in both C and Python"), (("mylib::torch",), "'torch' is taken, by torch or by the files"),
-    (("opjit::allreduce",), "as opjit has this op; choose another"), (("aten::add",), "'aten' is taken, by torch or by the files"),
-    (("cpu", "--backend"), "'cpu' is taken, by torch"), (("my-npu", "--backend"), "use letters, digits and _"),
-    (("npu", "--backend", "--cuda"), "--backend goes with none of"),
-])
-def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("scale",), "expected namespace::name, such as mylib::scale"),
+        (("my-lib::scale",), "'my-lib' is not a valid name in both C and Python"),
+        (("mylib::for",), "'for' is not a valid name in both C and Python"),
+        (("mylib::torch",), "'torch' is taken, by torch or by the files"),
+        (("opjit::allreduce",), "as opjit has this op; choose another"),
+        (("aten::add",), "'aten' is taken, by torch or by the files"),
+        (("cpu", "--backend"), "'cpu' is taken, by torch"),
+        (("my-npu", "--backend"), "use letters, digits and _"),
+        (("npu", "--backend", "--cuda"), "--backend goes with none of"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     done = new(arguments[0], str(tmp_path), *arguments[1:])
     assert (done.exit_code != 0, os.listdir(tmp_path)) == (True, [])
     assert message in done.output
-    assert len(done.output.strip().splitlines()) == 1 or done.exit_code == 2  # click shows the usage, too
+    assert (
+        len(done.output.strip().splitlines()) == 1 or done.exit_code == 2
+    )  # click shows the usage, too
 
 
-def test_a_backend_s_kernel_builds_where_the_device_is_not_and_runs_on_its_device(tmp_path: Path) -> None:
+def test_a_backend_s_kernel_builds_where_the_device_is_not_and_runs_on_its_device(
+    tmp_path: Path,
+) -> None:
     """On the toy device of examples/09_own_device, under the name that it has there."""
     assert new("npu", str(tmp_path), "--backend").exit_code == 0
-    done = module("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "npu", cwd=tmp_path,
-                  changes={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    done = module(
+        "pytest",
+        "-q",
+        "-W",
+        "error",
+        "-p",
+        "no:cacheprovider",
+        "npu",
+        cwd=tmp_path,
+        changes={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 skipped" in done.stdout
     assert new("toy", str(tmp_path), "--backend").exit_code == 0
@@ -93,7 +133,10 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     done = new("newtest::scale", str(tmp_path))
     assert done.exit_code == 1
     assert "exists already; nothing was written" in done.output
-    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["scale", "scale/mine"]
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
+        "scale",
+        "scale/mine",
+    ]
 
 
 def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +151,19 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["newtest::scale", "two words"], "opjit get './two words/scale', then opjit test './two words/scale'"),
-    (["--project", "kernels", "two words"], "cd 'two words/kernels', then"),
-])
-def test_the_next_commands_can_be_pasted(tmp_path: Path, arguments: list[str], expected: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["newtest::scale", "two words"],
+            "opjit get './two words/scale', then opjit test './two words/scale'",
+        ),
+        (["--project", "kernels", "two words"], "cd 'two words/kernels', then"),
+    ],
+)
+def test_the_next_commands_can_be_pasted(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
     assert expected in opjit(tmp_path, "new", *arguments)
 
 

@@ -46,7 +46,10 @@ def main() -> None:
     registry.declare_folder(HERE / "ops" / "read16")
     x = torch.randn(1 << 28, device="cuda")
     ops: dict[str, Callable[..., torch.Tensor]] = {
-        "read16": opjit.get("opjit_bench::read16", "cuda"), "allreduce": opjit.get("allreduce", "cuda"), "torch.sum": torch.sum}
+        "read16": opjit.get("opjit_bench::read16", "cuda"),
+        "allreduce": opjit.get("allreduce", "cuda"),
+        "torch.sum": torch.sum,
+    }
     torch.testing.assert_close(ops["allreduce"](x), x.double().sum().float(), rtol=1e-4, atol=1.0)
     with torch.inference_mode():
         graphs = {name: recorded(op, x) for name, op in ops.items()}
@@ -57,9 +60,13 @@ def main() -> None:
     median = {name: statistics.median(values) for name, values in times.items()}
     print(f"float32 2^28 on {torch.cuda.get_device_name()}, torch {torch.__version__}")
     for name, value in median.items():
-        print(f"{name:<10} {value:8.1f} us  {x.numel() * 4 / value / 1e3:7.0f} GB/s  {value / median['read16']:.3f}x of the read")
+        print(
+            f"{name:<10} {value:8.1f} us  {x.numel() * 4 / value / 1e3:7.0f} GB/s  {value / median['read16']:.3f}x of the read"
+        )
     ratio = median["allreduce"] / median["read16"]
-    print(f"allreduce against the read: {ratio:.3f}x, bar {BAR}x: {'PASS' if ratio <= BAR else 'FAIL'}")
+    print(
+        f"allreduce against the read: {ratio:.3f}x, bar {BAR}x: {'PASS' if ratio <= BAR else 'FAIL'}"
+    )
 
 
 if __name__ == "__main__":

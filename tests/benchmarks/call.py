@@ -47,11 +47,17 @@ Op = Callable[..., Any]
 Mode = Callable[[], AbstractContextManager[Any]]
 
 
-def duel(ours: Op, peer: Op, arguments: tuple[Any, ...], rounds: int, mode: Mode) -> tuple[list[float], list[float]]:
+def duel(
+    ours: Op, peer: Op, arguments: tuple[Any, ...], rounds: int, mode: Mode
+) -> tuple[list[float], list[float]]:
     """Seconds per call of both sides; they take turns."""
+
     def timer(op: Op) -> Timer:
         call = ", ".join(f"a{index}" for index in range(len(arguments)))
-        return Timer(f"op({call})", globals={"op": op, **{f"a{index}": value for index, value in enumerate(arguments)}})
+        return Timer(
+            f"op({call})",
+            globals={"op": op, **{f"a{index}": value for index, value in enumerate(arguments)}},
+        )
 
     timers = timer(ours), timer(peer)
     spent: tuple[list[float], list[float]] = [], []
@@ -64,7 +70,9 @@ def duel(ours: Op, peer: Op, arguments: tuple[Any, ...], rounds: int, mode: Mode
     return spent
 
 
-def cost_of_autograd(op: Op, x: torch.Tensor, rounds: int, mode: Mode) -> tuple[list[float], list[float]]:
+def cost_of_autograd(
+    op: Op, x: torch.Tensor, rounds: int, mode: Mode
+) -> tuple[list[float], list[float]]:
     """Seconds of this thread per call, which other processes hardly change: in a mode, and in inference mode; they take turns."""
     spent: tuple[list[float], list[float]] = [], []
     for _ in range(5 * rounds):
@@ -79,6 +87,7 @@ def cost_of_autograd(op: Op, x: torch.Tensor, rounds: int, mode: Mode) -> tuple[
 
 def give_backward(qualified: str) -> None:
     """The same backward that opjit's allreduce has, registered in the same way."""
+
     def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
         ctx.shape, ctx.dtype = inputs[0].shape, inputs[0].dtype
 
@@ -107,33 +116,63 @@ def measure_cpu(rounds: int) -> list[Row]:
     autograd_part.make()
     runpy.run_path(str(HERE / "ops" / "op.py"))
     x, leaf = torch.ones(8), torch.ones(8, requires_grad=True)
-    total = opjit.inline("total(Tensor x) -> Tensor", c=TOTAL, fake=lambda x: x.new_empty(())).overload
+    total = opjit.inline(
+        "total(Tensor x) -> Tensor", c=TOTAL, fake=lambda x: x.new_empty(())
+    ).overload
     torch.testing.assert_close(total(x), torch.sum(x))
-    without = [ratio(f"total, {name}", *duel(total, torch.ops.peer.allreduce.default, (tensor,), rounds, mode))
-               for name, tensor, mode in (("inference mode", x, torch.inference_mode), ("no_grad", x, torch.no_grad),
-                                          ("grad mode, input requires grad", leaf, nullcontext))]
+    without = [
+        ratio(
+            f"total, {name}",
+            *duel(total, torch.ops.peer.allreduce.default, (tensor,), rounds, mode),
+        )
+        for name, tensor, mode in (
+            ("inference mode", x, torch.inference_mode),
+            ("no_grad", x, torch.no_grad),
+            ("grad mode, input requires grad", leaf, nullcontext),
+        )
+    ]
     give_backward("peer::allreduce")
     allreduce, peer_allreduce = opjit.get("allreduce", "cpu"), torch.ops.peer.allreduce.default
-    scale, peer_scale = opjit.get("opjit_bench::scale_inplace", "cpu"), torch.ops.peer.scale_inplace.default
+    scale, peer_scale = (
+        opjit.get("opjit_bench::scale_inplace", "cpu"),
+        torch.ops.peer.scale_inplace.default,
+    )
     check_cpu(allreduce, scale)
     check_cpu(peer_allreduce, peer_scale)
 
     duels: list[tuple[str, torch.Tensor, Mode, float | None]] = [
-        ("inference mode", x, torch.inference_mode, 1.1), ("no_grad", x, torch.no_grad, None),
-        ("grad mode", x, nullcontext, None), ("grad mode, input requires grad", leaf, nullcontext, None)]
-    rows = [ratio(f"allreduce, {name}", *duel(allreduce, peer_allreduce, (tensor,), rounds, mode), bar)
-            for name, tensor, mode, bar in duels] + without
-    without_gradient: list[tuple[str, Mode]] = [("no_grad", torch.no_grad), ("grad mode", nullcontext)]
-    rows += [difference(f"autograd, {name}", *cost_of_autograd(allreduce, x, rounds, mode), 300e-9) for name, mode in without_gradient]
+        ("inference mode", x, torch.inference_mode, 1.1),
+        ("no_grad", x, torch.no_grad, None),
+        ("grad mode", x, nullcontext, None),
+        ("grad mode, input requires grad", leaf, nullcontext, None),
+    ]
+    rows = [
+        ratio(f"allreduce, {name}", *duel(allreduce, peer_allreduce, (tensor,), rounds, mode), bar)
+        for name, tensor, mode, bar in duels
+    ] + without
+    without_gradient: list[tuple[str, Mode]] = [
+        ("no_grad", torch.no_grad),
+        ("grad mode", nullcontext),
+    ]
+    rows += [
+        difference(f"autograd, {name}", *cost_of_autograd(allreduce, x, rounds, mode), 300e-9)
+        for name, mode in without_gradient
+    ]
     for name, mode in (("inference mode", torch.inference_mode), ("grad mode", nullcontext)):
-        rows.append(difference(f"scale_inplace, {name}", *duel(scale, peer_scale, (x, 1.0), rounds, mode), 300e-9))
+        rows.append(
+            difference(
+                f"scale_inplace, {name}", *duel(scale, peer_scale, (x, 1.0), rounds, mode), 300e-9
+            )
+        )
     return rows
 
 
 def measure_cuda(rounds: int) -> list[Row]:
     import opjit
 
-    allreduce = opjit.get("allreduce", "cuda")  # with the kernel for autograd that measure_cpu had compiled
+    allreduce = opjit.get(
+        "allreduce", "cuda"
+    )  # with the kernel for autograd that measure_cpu had compiled
     rows = []
     for dtype in (torch.float32, torch.float16, torch.int32, torch.int64):
         x = torch.ones(8, device="cuda", dtype=dtype)
@@ -146,7 +185,9 @@ def measure_cuda(rounds: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=101)
     rounds = parser.parse_args().rounds
     os.environ["PATH"] = path_with_tools()

@@ -70,7 +70,16 @@ def bare_gcc() -> float:
 
     source = registry.find("allreduce").folder / "allreduce.c"
     with tempfile.TemporaryDirectory() as folder:
-        command = ["gcc", "-O3", "-shared", "-fPIC", f"-I{source.parent.parent}", "-o", f"{folder}/bare.so", str(source)]
+        command = [
+            "gcc",
+            "-O3",
+            "-shared",
+            "-fPIC",
+            f"-I{source.parent.parent}",
+            "-o",
+            f"{folder}/bare.so",
+            str(source),
+        ]
         start = perf_counter()
         subprocess.run(command, check=True)
         return perf_counter() - start
@@ -83,7 +92,14 @@ def bare_nvcc(arch: str | None) -> float:
     major, minor = torch.cuda.get_device_capability() if arch is None else (9, 0)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "one.cu").write_text(ONE)
-        command = [f"{toolchain.require_nvcc(None).root}/bin/nvcc", f"-arch=sm_{major}{minor}", "-shared", "-Xcompiler", "-fPIC", "one.cu"]
+        command = [
+            f"{toolchain.require_nvcc(None).root}/bin/nvcc",
+            f"-arch=sm_{major}{minor}",
+            "-shared",
+            "-Xcompiler",
+            "-fPIC",
+            "one.cu",
+        ]
         start = perf_counter()
         subprocess.run(command, cwd=folder, check=True)
         return perf_counter() - start
@@ -101,7 +117,14 @@ def measure_cpu(rounds: int, slow_rounds: int) -> list[Row]:
             cold("cpp", "cpu", None, times)
     rows = []
     if slow_rounds:
-        rows.append(ratio("C op, against C++ and torch/extension.h", times["opjit.first"], times["cpp.first"], 1 / 50))
+        rows.append(
+            ratio(
+                "C op, against C++ and torch/extension.h",
+                times["opjit.first"],
+                times["cpp.first"],
+                1 / 50,
+            )
+        )
     if has_tvm:
         rows.append(ratio("C op, against tvm-ffi", times["opjit.first"], times["tvm.first"], 1 / 3))
     rows.append(ratio("the next C op, against bare gcc", times["opjit.next"], times["gcc"], 1.5))
@@ -118,19 +141,38 @@ def measure_cuda(rounds: int, slow_rounds: int) -> list[Row]:
         if turn < slow_rounds:
             cold("cpp", "cuda", arch, times)
     built = f" (built for {arch}, not run)" if arch else ""
-    rows = [ratio(f"one CUDA kernel{built}, against bare nvcc", times["one.first"], times["nvcc"], 1),
-            ratio("the same kernel, edited, against bare nvcc", times["one.next"], times["nvcc"], 1 / 3)]
+    rows = [
+        ratio(f"one CUDA kernel{built}, against bare nvcc", times["one.first"], times["nvcc"], 1),
+        ratio(
+            "the same kernel, edited, against bare nvcc", times["one.next"], times["nvcc"], 1 / 3
+        ),
+    ]
     if slow_rounds:
-        rows.append(ratio(f"allreduce{built}, against C++/CUDA with torch/extension.h", times["opjit.first"], times["cpp.first"], 1 / 30))
+        rows.append(
+            ratio(
+                f"allreduce{built}, against C++/CUDA with torch/extension.h",
+                times["opjit.first"],
+                times["cpp.first"],
+                1 / 30,
+            )
+        )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", action="store_true", help="measure the CUDA op instead of the C op")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cuda", action="store_true", help="measure the CUDA op instead of the C op"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--slow-rounds", type=int, default=1,
-                        help="rounds that include the C++ side; 0 leaves it out of the C op's table")
+    parser.add_argument(
+        "--slow-rounds",
+        type=int,
+        default=1,
+        help="rounds that include the C++ side; 0 leaves it out of the C op's table",
+    )
     options = parser.parse_args()
     if options.cuda and torch.version.cuda is None:
         parser.error("the C++/CUDA side needs a CUDA build of torch")

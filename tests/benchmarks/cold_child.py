@@ -52,7 +52,10 @@ def opjit_side(scratch: Path, device: str) -> tuple[dict[str, float], list[Sum]]
 def cpp_side(scratch: Path, device: str) -> tuple[dict[str, float], list[Sum]]:
     """torch.utils.cpp_extension.load of the tutorial form; for CUDA of its C++ file and its CUDA file."""
     start = perf_counter()
-    load_peer(["allreduce_ext.cpp"] if device == "cpu" else ["allreduce_ext.cpp", "allreduce_ext.cu"], str(scratch))
+    load_peer(
+        ["allreduce_ext.cpp"] if device == "cpu" else ["allreduce_ext.cpp", "allreduce_ext.cu"],
+        str(scratch),
+    )
     op = torch.ops.peer.allreduce.default
     return {"first": perf_counter() - start}, [op]
 
@@ -62,8 +65,12 @@ def tvm_side(scratch: Path, device: str) -> tuple[dict[str, float], list[Sum]]:
     start = perf_counter()
     import tvm_ffi.cpp
 
-    module = tvm_ffi.cpp.load_inline(name="peer", cpp_sources=(PEERS / "allreduce_tvm.cc").read_text(),
-                                     functions="allreduce", build_directory=str(scratch))
+    module = tvm_ffi.cpp.load_inline(
+        name="peer",
+        cpp_sources=(PEERS / "allreduce_tvm.cc").read_text(),
+        functions="allreduce",
+        build_directory=str(scratch),
+    )
     op = module.allreduce
     return {"first": perf_counter() - start}, [op]
 
@@ -115,7 +122,15 @@ def build_only(arch: str) -> dict[str, float]:
 def check(op: Sum, device: str) -> None:
     """Stop unless the sums are torch's."""
     floating = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *floating):
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        *floating,
+    ):
         for numel in (0, 1, 8, 100_003):
             x = (torch.arange(numel, device=device) % 3).to(dtype)
             torch.testing.assert_close(op(x), torch.sum(x))

@@ -40,7 +40,9 @@ def build(name: str, device: str) -> float:
         from opjit.declare import registry
         from opjit.recipe import toolchain
 
-        target = targets.named(ARCH, backends.for_device(device), toolchain.require_nvcc(None).version)
+        target = targets.named(
+            ARCH, backends.for_device(device), toolchain.require_nvcc(None).version
+        )
         request.entry(registry.find(name), target)
     return perf_counter() - start
 
@@ -57,14 +59,24 @@ def measure(names: list[str], rounds: int) -> list[Row]:
             times = []
             for _ in range(rounds):
                 with tempfile.TemporaryDirectory() as cache:
-                    times.append(child(Path(__file__), "--child", device, op.qualified, env={"OPJIT_CACHE": cache})["seconds"])
+                    times.append(
+                        child(
+                            Path(__file__),
+                            "--child",
+                            device,
+                            op.qualified,
+                            env={"OPJIT_CACHE": cache},
+                        )["seconds"]
+                    )
             arch = "" if device == "cpu" or torch.cuda.is_available() else f" (built for {ARCH})"
             rows.append(alone(f"{op.qualified} on {device}{arch}", times, BARS.get(device)))
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ops", nargs="*")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", metavar="DEVICE", help=argparse.SUPPRESS)

@@ -28,7 +28,9 @@ class Row(NamedTuple):
     verdict: str
 
 
-def ratio(what: str, ours: Sequence[float], peer: Sequence[float], at_most: float | None = None) -> Row:
+def ratio(
+    what: str, ours: Sequence[float], peer: Sequence[float], at_most: float | None = None
+) -> Row:
     """Medians of two series of seconds, and the first over the second."""
     mine, theirs = median(ours), median(peer)
     found = mine / theirs
@@ -36,20 +38,34 @@ def ratio(what: str, ours: Sequence[float], peer: Sequence[float], at_most: floa
     return Row(what, seconds(mine), seconds(theirs), _ratio(found), bar, _verdict(found, at_most))
 
 
-def difference(what: str, ours: Sequence[float], peer: Sequence[float], at_most: float | None = None) -> Row:
+def difference(
+    what: str, ours: Sequence[float], peer: Sequence[float], at_most: float | None = None
+) -> Row:
     """Medians of two series of seconds, and by how much the first is longer."""
     mine, theirs = median(ours), median(peer)
     found = mine - theirs
     bar = "" if at_most is None else f"+{seconds(at_most)}"
-    return Row(what, seconds(mine), seconds(theirs), f"{'+' if found >= 0 else ''}{seconds(found)}", bar,
-               _verdict(found, at_most))
+    return Row(
+        what,
+        seconds(mine),
+        seconds(theirs),
+        f"{'+' if found >= 0 else ''}{seconds(found)}",
+        bar,
+        _verdict(found, at_most),
+    )
 
 
 def alone(what: str, ours: Sequence[float], at_most: float | None = None) -> Row:
     """The median of one series of seconds."""
     found = median(ours)
-    return Row(what, seconds(found), "", seconds(found), "" if at_most is None else seconds(at_most),
-               _verdict(found, at_most))
+    return Row(
+        what,
+        seconds(found),
+        "",
+        seconds(found),
+        "" if at_most is None else seconds(at_most),
+        _verdict(found, at_most),
+    )
 
 
 def _verdict(found: float, at_most: float | None) -> str:
@@ -72,7 +88,9 @@ def show(title: str, rows: Iterable[Row], sides: tuple[str, str] = ("opjit", "pe
     """Print a table in plain text."""
     lines = [Row("", *sides, "measured", "bar", ""), *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(Row._fields))]
-    print(f"\n{title}\ntorch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} CPUs\n")
+    print(
+        f"\n{title}\ntorch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} CPUs\n"
+    )
     for line in lines:
         numbers = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
         print("  ".join((line.what.ljust(widths[0]), *numbers)).rstrip())
@@ -89,10 +107,17 @@ def child(script: Path, *arguments: str, env: dict[str, str] | None = None) -> d
     The folder of this Python comes first on PATH: the C++ sides need its ninja, also where no environment is activated.
     Byte code is kept, whatever the environment says: an installed package has it, and making it takes 10 ms.
     """
-    done = subprocess.run([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True, check=False,
-                          env={**os.environ, "PATH": path_with_tools(), "PYTHONDONTWRITEBYTECODE": "", **(env or {})})
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": path_with_tools(), "PYTHONDONTWRITEBYTECODE": "", **(env or {})},
+    )
     if done.returncode != 0:
-        sys.exit(f"{script.name} {' '.join(arguments)} failed with exit code {done.returncode}; its message is above")
+        sys.exit(
+            f"{script.name} {' '.join(arguments)} failed with exit code {done.returncode}; its message is above"
+        )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -101,5 +126,11 @@ def load_peer(sources: Sequence[str], build_directory: str) -> None:
     """Build and load a C++ peer as the tutorial does; its ops are in torch.ops.peer."""
     from torch.utils.cpp_extension import load
 
-    load(name="peer", sources=[str(PEERS / source) for source in sources], extra_cflags=["-O3"],
-         extra_cuda_cflags=["-O3"], build_directory=build_directory, is_python_module=False)
+    load(
+        name="peer",
+        sources=[str(PEERS / source) for source in sources],
+        extra_cflags=["-O3"],
+        extra_cuda_cflags=["-O3"],
+        build_directory=build_directory,
+        is_python_module=False,
+    )

@@ -58,8 +58,12 @@ def loaded(side: str, folder: Path, cuda: bool) -> dict[str, float]:
     """Seconds of one fresh process of a side, whose builds are in the folder, and of a call."""
     (folder / side).mkdir(exist_ok=True)
     env = {"OPJIT_CACHE": str(folder / side), "TORCH_EXTENSIONS_DIR": str(folder / side)}
-    sources = [str(folder / name) for name in (("scaled.cpp", "scaled.cu") if cuda else ("scaled.cpp",))]
-    return child(HERE / "dropin_child.py", side, *sources, env=env | (cuda_environment() if cuda else {}))
+    sources = [
+        str(folder / name) for name in (("scaled.cpp", "scaled.cu") if cuda else ("scaled.cpp",))
+    ]
+    return child(
+        HERE / "dropin_child.py", side, *sources, env=env | (cuda_environment() if cuda else {})
+    )
 
 
 def measure(rounds: int, cold_rounds: int, cuda: bool) -> list[Row]:
@@ -80,19 +84,25 @@ def measure(rounds: int, cold_rounds: int, cuda: bool) -> list[Row]:
                         found = loaded(side, folder, cuda)
                         warm[side].append(found["seconds"])
                         call[side].append(found["call"])
-    return [ratio("warm, in a fresh process", warm["opjit"], warm["torch"], 0.2),
-            ratio("cold", cold["opjit"], cold["torch"], 1 / 30 if cuda else 1 / 20),
-            ratio("call", call["opjit"], call["torch"], 1.0)]
+    return [
+        ratio("warm, in a fresh process", warm["opjit"], warm["torch"], 0.2),
+        ratio("cold", cold["opjit"], cold["torch"], 1 / 30 if cuda else 1 / 20),
+        ratio("call", call["opjit"], call["torch"], 1.0),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15, help="of warm loads")
     parser.add_argument("--cold-rounds", type=int, default=3)
     parser.add_argument("--cuda", action="store_true")
     options = parser.parse_args()
-    show("opjit.load against torch.utils.cpp_extension.load, imports included (medians)",
-         measure(options.rounds, max(1, options.cold_rounds), options.cuda))
+    show(
+        "opjit.load against torch.utils.cpp_extension.load, imports included (medians)",
+        measure(options.rounds, max(1, options.cold_rounds), options.cuda),
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,10 @@ Side = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 def arguments(name: str, power: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator(device=device).manual_seed(power)
     count = 2 if name == "add_custom" else 1
-    made = tuple(torch.rand(1 << power, generator=generator, device=device, dtype=torch.float32) for _ in range(count))
+    made = tuple(
+        torch.rand(1 << power, generator=generator, device=device, dtype=torch.float32)
+        for _ in range(count)
+    )
     return tuple(x.to(dtype) if dtype.is_floating_point else x.mul(100).to(dtype) for x in made)
 
 
@@ -37,7 +40,11 @@ def sides_of(name: str, power: int, dtype: torch.dtype, device: str) -> dict[str
     args = arguments(name, power, dtype, device)
     op, plain = opjit.get(name, device), registry.find(name).reference_function
     torch.testing.assert_close(op(*args), plain(*args), rtol=0, atol=0)
-    return {"opjit": (op, args), "torch": (plain, args), "copy": (torch.Tensor.copy_, (torch.empty_like(args[0]), args[0]))}
+    return {
+        "opjit": (op, args),
+        "torch": (plain, args),
+        "copy": (torch.Tensor.copy_, (torch.empty_like(args[0]), args[0])),
+    }
 
 
 def seconds_on_cuda(call: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> float:
@@ -52,8 +59,11 @@ def seconds_on_cuda(call: Callable[..., Any], args: tuple[torch.Tensor, ...]) ->
 
 def timer(call: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> Timer:
     names = [f"a{index}" for index in range(len(args))]
-    return Timer(f"call({', '.join(names)})", globals={"call": call, **dict(zip(names, args, strict=True))},
-                 num_threads=torch.get_num_threads())
+    return Timer(
+        f"call({', '.join(names)})",
+        globals={"call": call, **dict(zip(names, args, strict=True))},
+        num_threads=torch.get_num_threads(),
+    )
 
 
 def measure(sides: dict[str, Side], device: str) -> dict[str, list[float]]:
@@ -63,7 +73,11 @@ def measure(sides: dict[str, Side], device: str) -> dict[str, list[float]]:
     counts = {name: max(1, int(0.01 / each.timeit(5).mean)) for name, each in timers.items()}
     for turn in range(ROUNDS + 1):
         for name in reversed(sides) if turn % 2 else sides:
-            spent[name].append(seconds_on_cuda(*sides[name]) if device == "cuda" else timers[name].timeit(counts[name]).mean)
+            spent[name].append(
+                seconds_on_cuda(*sides[name])
+                if device == "cuda"
+                else timers[name].timeit(counts[name]).mean
+            )
     return {name: values[1:] for name, values in spent.items()}  # the first round warms up
 
 
@@ -73,9 +87,13 @@ def show(name: str, power: int, dtype: torch.dtype, device: str) -> None:
     size = sides["copy"][1][0].nbytes
     moved, copied = (1 + len(sides["opjit"][1])) * size, 2 * size
     median = {side: statistics.median(values) for side, values in spent.items()}
-    ratio = statistics.median(ours / theirs for ours, theirs in zip(spent["opjit"], spent["torch"], strict=True))
-    line = (f"{device:<5}{name:<15}{str(dtype).removeprefix('torch.'):<9} 2^{power:<3}{1e6 * median['opjit']:>11.2f} us"
-            f"{1e6 * median['torch']:>11.2f} us   {ratio:5.3f}x of torch's time")
+    ratio = statistics.median(
+        ours / theirs for ours, theirs in zip(spent["opjit"], spent["torch"], strict=True)
+    )
+    line = (
+        f"{device:<5}{name:<15}{str(dtype).removeprefix('torch.'):<9} 2^{power:<3}{1e6 * median['opjit']:>11.2f} us"
+        f"{1e6 * median['torch']:>11.2f} us   {ratio:5.3f}x of torch's time"
+    )
     if device == "cuda":
         line += f"   {moved / median['opjit'] / 1e9:5.0f} GB/s, {moved / median['opjit'] * median['copy'] / copied:5.3f}x of copy"
     print(line, flush=True)

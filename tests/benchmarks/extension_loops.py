@@ -61,16 +61,23 @@ double items(torch::Tensor x) {
 int64_t call(int64_t x) { return x + 1; }
 """
 LOOPS = {
-    "numel": "i < x.numel(), 10^6 elements", "accessor": "accessor, i < x.size(0), 10^6", "queries": "dim, stride, dtype, 10^6 each",
-    "copies": "10^5 copies of a tensor, twice", "pointer": "x.data_ptr<float>()[i], 10^6", "items": "x[i][0].item<float>(), 10^3",
-    "call": "a call from Python"}
+    "numel": "i < x.numel(), 10^6 elements",
+    "accessor": "accessor, i < x.size(0), 10^6",
+    "queries": "dim, stride, dtype, 10^6 each",
+    "copies": "10^5 copies of a tensor, twice",
+    "pointer": "x.data_ptr<float>()[i], 10^6",
+    "items": "x[i][0].item<float>(), 10^3",
+    "call": "a call from Python",
+}
 
 
 def built() -> tuple[Any, Any]:
     """Both modules; opjit's must not be built with torch's headers."""
     arguments: dict[str, Any] = {"functions": list(LOOPS), "extra_cflags": ["-O2"]}
     ours = opjit.load_inline("extension_loops", SOURCE, **arguments)
-    manifest = json.loads(Path(ours.__file__).with_name("manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads(
+        Path(ours.__file__).with_name("manifest.json").read_text(encoding="utf-8")
+    )
     if "torch's own" in manifest["built_with"]["headers"]:
         raise SystemExit("opjit built it with torch's own headers: there is nothing to compare")
     return ours, cpp_extension.load_inline("torchs_loops", SOURCE, **arguments)
@@ -91,13 +98,17 @@ def measure(rounds: int) -> list[Row]:
         times: dict[Any, list[float]] = {function: [], peers: []}
         for turn in range(rounds):
             for one in (function, peers) if turn % 2 else (peers, function):
-                times[one].append(best(functools.partial(one, argument), 10000 if name == "call" else 1))
+                times[one].append(
+                    best(functools.partial(one, argument), 10000 if name == "call" else 1)
+                )
         rows.append(ratio(what, times[function], times[peers], 1.1))
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=11)
     arguments = parser.parse_args()
     os.environ["PATH"] = path_with_tools()

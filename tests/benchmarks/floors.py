@@ -56,38 +56,55 @@ def operators(rounds: int) -> Iterator[Row]:
     scalar, like = torch.ops.peer.scalar.default, torch.ops.peer.like.default
     for power, bar in ((10, 1.05), (12, 0.8), (14, 0.8)):
         x = torch.randn(1 << power)
-        yield against(f"operator, sum of float32 2^{power}", partial(scalar, x), partial(torch.sum, x), bar, rounds)
+        yield against(
+            f"operator, sum of float32 2^{power}",
+            partial(scalar, x),
+            partial(torch.sum, x),
+            bar,
+            rounds,
+        )
     for name in ("add_custom", "round_ste", "tensor_negate"):
         args = arguments(name, 12, torch.float32, "cpu")
         reference = partial(registry.find(name).reference_function, *args)
-        yield against(f"operator, {name} of float32 2^12", partial(like, args[0]), reference, 1.0, rounds)
+        yield against(
+            f"operator, {name} of float32 2^12", partial(like, args[0]), reference, 1.0, rounds
+        )
 
 
 def reads(rounds: int) -> Iterator[Row]:
     read = opjit.get("opjit_bench::read", "cpu")
     for power in range(15, 21):
         x = torch.randn(1 << power)
-        yield against(f"read, sum of float32 2^{power}", partial(read, x), partial(torch.sum, x), 0.8, rounds)
+        yield against(
+            f"read, sum of float32 2^{power}", partial(read, x), partial(torch.sum, x), 0.8, rounds
+        )
 
 
 def cell(rounds: int) -> Row:
     opjit.get("opjit_bench::multiply_add", "cpu")
     x, *state = (torch.randn(BATCH, width).requires_grad_() for width in (FEATURES, STATE, STATE))
     cells = Multiplications(FEATURES, STATE), make("py", FEATURES, STATE, torch.float32, "cpu")
-    floor, plain = (calls(each, each.parameters(), x, tuple(state))["forward, no_grad"] for each in cells)
+    floor, plain = (
+        calls(each, each.parameters(), x, tuple(state))["forward, no_grad"] for each in cells
+    )
     return against("multiplications, LLTM forward, no_grad", floor, plain, 0.35, rounds)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=31)
     rounds = parser.parse_args().rounds
     os.environ["PATH"] = path_with_tools()
     registry.declare_folder(HERE / "ops" / "floors")
     with tempfile.TemporaryDirectory() as build, torch.inference_mode():
         load_peer(["call_ext.cpp"], build)
-        show(f"The least that an op can take on the CPU, {torch.get_num_threads()} threads (medians)",
-             [*operators(rounds), *reads(rounds)], ("floor", "torch"))
+        show(
+            f"The least that an op can take on the CPU, {torch.get_num_threads()} threads (medians)",
+            [*operators(rounds), *reads(rounds)],
+            ("floor", "torch"),
+        )
         torch.set_num_threads(1)
         alone = [*reads(rounds)]
     show("The same with one thread", [*alone, cell(rounds)], ("floor", "torch"))

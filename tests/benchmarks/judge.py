@@ -116,7 +116,9 @@ if x.is_cuda:
 """
 
 
-async def each_takes(ask: Callable[[str], Awaitable[str]], text: str, lanes: int, seconds: float) -> float:
+async def each_takes(
+    ask: Callable[[str], Awaitable[str]], text: str, lanes: int, seconds: float
+) -> float:
     """Ask for new texts in so many lanes for some seconds, and print the words of all. Returns the seconds for each."""
     stamps, words = itertools.count(time.time_ns() % 1_000_000_000), Counter[str]()
 
@@ -129,13 +131,17 @@ async def each_takes(ask: Callable[[str], Awaitable[str]], text: str, lanes: int
     started = time.perf_counter()
     await asyncio.gather(*(lane() for _ in range(lanes)))
     each = (time.perf_counter() - started) / words.total()
-    print(f"{60 / each:7.1f} a minute: {', '.join(f'{count} {word}' for word, count in words.items())}", flush=True)
+    print(
+        f"{60 / each:7.1f} a minute: {', '.join(f'{count} {word}' for word, count in words.items())}",
+        flush=True,
+    )
     return each
 
 
 async def verdicts(what: str, task: str, text: str, device: str, seconds: float) -> float:
     """Judge one kind of candidates, without the time of the judge's start. Returns the seconds for each."""
     async with Judge(task, device=device) as judge:
+
         async def ask(text: str) -> str:
             verdict = await judge(text)
             assert verdict.verdict in ("correct", "noisy"), verdict
@@ -148,9 +154,12 @@ async def verdicts(what: str, task: str, text: str, device: str, seconds: float)
 
 async def peer(device: str, seconds: float) -> float:
     """Have a process for each candidate, as many as CPUs. Returns the seconds for each."""
+
     async def ask(text: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
-            process = await asyncio.create_subprocess_exec(sys.executable, "-c", text, env={**os.environ, "TORCH_EXTENSIONS_DIR": folder})
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", text, env={**os.environ, "TORCH_EXTENSIONS_DIR": folder}
+            )
             return "done" if await process.wait() == 0 else "failed"
 
     print("load_inline with a process for each")
@@ -162,7 +171,9 @@ async def cheats() -> None:
     """Judge each cheat in CUDA."""
     async with Judge(SCALE, device="cuda") as judge:
         files = sorted((HERE / "cheats").glob("*.cu"))
-        found = await asyncio.gather(*(judge(path.read_text(encoding="utf-8"), path.name) for path in files))
+        found = await asyncio.gather(
+            *(judge(path.read_text(encoding="utf-8"), path.name) for path in files)
+        )
     for verdict in found:
         print(f"{verdict.verdict:<8} {verdict.candidate}: {verdict.message}")
     passed = sum(verdict.verdict in ("correct", "noisy") for verdict in found)
@@ -179,10 +190,21 @@ def main() -> None:
         kinds = [("a C op", SCALE, C)]
         if device == "cuda":
             asyncio.run(cheats())
-            kinds = [("a CUDA kernel and its rule", SCALE, KERNEL), ("a CUDA op", SCALE, CUDA), ("a ModelNew", str(model), MODEL_NEW)]
-        ours = {what: asyncio.run(verdicts(what, task, text, device, seconds)) for what, task, text in kinds}
+            kinds = [
+                ("a CUDA kernel and its rule", SCALE, KERNEL),
+                ("a CUDA op", SCALE, CUDA),
+                ("a ModelNew", str(model), MODEL_NEW),
+            ]
+        ours = {
+            what: asyncio.run(verdicts(what, task, text, device, seconds))
+            for what, task, text in kinds
+        }
     theirs = asyncio.run(peer(device, seconds))
-    common.show("seconds of a verdict", [common.ratio(what, [each], [theirs]) for what, each in ours.items()], ("judge", "load_inline"))
+    common.show(
+        "seconds of a verdict",
+        [common.ratio(what, [each], [theirs]) for what, each in ours.items()],
+        ("judge", "load_inline"),
+    )
 
 
 if __name__ == "__main__":

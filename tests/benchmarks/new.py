@@ -17,7 +17,12 @@ from time import perf_counter
 
 from common import Row, alone, path_with_tools, show
 
-COMMANDS = (("new", "mylib::scale_add", "--backward", "--cuda"), ("get", "./scale_add"), ("test", "./scale_add"), ("bench", "./scale_add"))
+COMMANDS = (
+    ("new", "mylib::scale_add", "--backward", "--cuda"),
+    ("get", "./scale_add"),
+    ("test", "./scale_add"),
+    ("bench", "./scale_add"),
+)
 BAR = 30.0  # seconds for all
 
 
@@ -28,8 +33,15 @@ def main() -> None:
         env = {**os.environ, "PATH": path_with_tools(), "OPJIT_CACHE": cache}
         for command in COMMANDS:
             start = perf_counter()
-            done = subprocess.run([sys.executable, "-m", "opjit", *command], cwd=folder, env=env, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, check=False)
+            done = subprocess.run(
+                [sys.executable, "-m", "opjit", *command],
+                cwd=folder,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
             spent.append(perf_counter() - start)
             if done.returncode != 0:
                 sys.exit(f"opjit {' '.join(command)} failed:\n{done.stdout}")

@@ -46,7 +46,9 @@ def waits(client: NotebookClient, edited: str, use: str) -> Side:
     """A function that makes one edit and returns the seconds until its result is there."""
 
     def once(constant: int) -> float:
-        cells = [nbformat.v4.new_code_cell(text) for text in (edited.format(constant=constant), use)]
+        cells = [
+            nbformat.v4.new_code_cell(text) for text in (edited.format(constant=constant), use)
+        ]
         client.nb.cells = cells
         start = perf_counter()
         for index, cell in enumerate(cells):
@@ -66,19 +68,31 @@ def measure(rounds: int) -> list[Row]:
     client = NotebookClient(book, kernel_name="python3", timeout=300)
     with client.setup_kernel():
         client.execute_cell(setup, 0)
-        sides = [waits(client, OPJIT, "print(scale(x, 2.0)[0].item())"),
-                 waits(client, TVM, "module.scale(x, 2.0, out); print(out[0].item())")]
+        sides = [
+            waits(client, OPJIT, "print(scale(x, 2.0)[0].item())"),
+            waits(client, TVM, "module.scale(x, 2.0, out); print(out[0].item())"),
+        ]
         spent = [[side(constant) for side in sides] for constant in range(rounds + 1)][1:]
     ours, peer = ([times[side] for times in spent] for side in range(2))
-    return [alone("an edited cell to its result", ours, 0.2), ratio("... against tvm-ffi's load_inline", ours, peer, 1 / 6)]
+    return [
+        alone("an edited cell to its result", ours, 0.2),
+        ratio("... against tvm-ffi's load_inline", ours, peer, 1 / 6),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7, help="edits on each side")
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(OPJIT_CACHE=f"{folder}/cache", TMPDIR=folder, IPYTHONDIR=f"{folder}/ipython", PATH=path_with_tools())
+        os.environ.update(
+            OPJIT_CACHE=f"{folder}/cache",
+            TMPDIR=folder,
+            IPYTHONDIR=f"{folder}/ipython",
+            PATH=path_with_tools(),
+        )
         rows = measure(rounds)
     show("From an edited notebook cell to its result (medians)", rows)
 

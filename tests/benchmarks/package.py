@@ -41,19 +41,27 @@ def measure(numel: int, folder: str) -> list[Row]:
     sides: dict[str, tuple[Callable[..., Any], Callable[..., str]]] = {
         "direct": (torch.ops.opjit.add_custom, opjit.aoti_compile_and_package),
         "dispatcher": (torch.ops.opjit.add_custom, torch._inductor.aoti_compile_and_package),
-        "aten": (ADD, torch._inductor.aoti_compile_and_package)}
+        "aten": (ADD, torch._inductor.aoti_compile_and_package),
+    }
     args, timers, spent = (torch.ones(numel), torch.zeros(numel)), {}, dict[str, list[float]]()
     for side, (add, package) in sides.items():
-        path = package(torch.export.export(Sum(add), args), package_path=str(Path(folder, f"{side}{numel}.pt2")))
+        path = package(
+            torch.export.export(Sum(add), args),
+            package_path=str(Path(folder, f"{side}{numel}.pt2")),
+        )
         model = torch._inductor.aoti_load_package(path)
         if not torch.equal(model(*args), torch.full((numel,), float(CALLS))):
             raise SystemExit(f"{side}: the sum is wrong")
         timers[side] = Timer("model(*args)", globals={"model": model, "args": args})
     for turn in range(ROUNDS):
         for side in list(sides) if turn % 2 else reversed(list(sides)):
-            spent.setdefault(side, []).append(timers[side].timeit(max(3, 20_000 // (60 + numel // 8))).mean / CALLS)
-    return [ratio(f"{numel} elements, called directly", spent["direct"], spent["aten"], 1.02),
-            ratio(f"{numel} elements, through the dispatcher", spent["dispatcher"], spent["aten"])]
+            spent.setdefault(side, []).append(
+                timers[side].timeit(max(3, 20_000 // (60 + numel // 8))).mean / CALLS
+            )
+    return [
+        ratio(f"{numel} elements, called directly", spent["direct"], spent["aten"], 1.02),
+        ratio(f"{numel} elements, through the dispatcher", spent["dispatcher"], spent["aten"]),
+    ]
 
 
 def main() -> None:
@@ -63,7 +71,11 @@ def main() -> None:
         lowering.lowerings.pop(known, None)
     lowering.make_fallback(ADD, warn=False, override_decomp=True)
     with tempfile.TemporaryDirectory() as folder:
-        show("A call in a package of AOTInductor", [row for numel in (8, 1 << 16) for row in measure(numel, folder)], ("opjit", "aten"))
+        show(
+            "A call in a package of AOTInductor",
+            [row for numel in (8, 1 << 16) for row in measure(numel, folder)],
+            ("opjit", "aten"),
+        )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,12 @@ from common import HERE
 PICTURES = HERE.parents[1] / ".github" / "pictures"
 RESULTS = HERE / "results"
 NOTEBOOK = HERE.parents[1] / "examples" / "notebook" / "prototype.ipynb"
-WIDTH, LABELS, ROOM, ROW = 760, 230, 110, 22  # pixels: the picture, the names on the left, the values on the right, a bar with its gap
+WIDTH, LABELS, ROOM, ROW = (
+    760,
+    230,
+    110,
+    22,
+)  # pixels: the picture, the names on the left, the values on the right, a bar with its gap
 COLUMNS = 80
 CELL = 12.2  # pixels of a character in rich's pictures
 COLOURS = ("#2f6fde", "#9aa4b2")  # opjit, peers: both are visible on white and on black
@@ -34,7 +39,9 @@ STYLE = "<style>text{font:13px system-ui,sans-serif;fill:#6b7280}.head{font-weig
 
 def chart(results: dict[str, Any]) -> str:
     """An SVG of horizontal bars, in groups, on one linear scale."""
-    groups = [(f"{group['what']}, {group['machine']}", bars_of(group)) for group in results["groups"]]
+    groups = [
+        (f"{group['what']}, {group['machine']}", bars_of(group)) for group in results["groups"]
+    ]
     longest = max(value for _, bars in groups for _, value in bars)
     lines, y = [], 10
     for title, bars in groups:
@@ -43,17 +50,21 @@ def chart(results: dict[str, Any]) -> str:
         for name, value in bars:
             width = max(1.0, value / longest * (WIDTH - LABELS - ROOM))
             colour = COLOURS[name != "opjit"]
-            lines += [f'<text x="{LABELS - 8}" y="{y + 13}" text-anchor="end">{name}</text>',
-                      f'<rect x="{LABELS}" y="{y + 1}" width="{width:.1f}" height="{ROW - 6}" rx="2" fill="{colour}"/>',
-                      f'<text x="{LABELS + width + 6:.1f}" y="{y + 13}">{shown(value)} {results["unit"]}</text>']
+            lines += [
+                f'<text x="{LABELS - 8}" y="{y + 13}" text-anchor="end">{name}</text>',
+                f'<rect x="{LABELS}" y="{y + 1}" width="{width:.1f}" height="{ROW - 6}" rx="2" fill="{colour}"/>',
+                f'<text x="{LABELS + width + 6:.1f}" y="{y + 13}">{shown(value)} {results["unit"]}</text>',
+            ]
             y += ROW
         y += 8
     for line in (results["title"], results["command"]):
         lines.append(f'<text x="0" y="{y + 12}">{line}</text>')
         y += ROW - 4
     body = "\n".join(lines)
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 20}" viewBox="0 0 {WIDTH} {y + 20}">\n{STYLE}\n'
-            f"{body}\n</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 20}" viewBox="0 0 {WIDTH} {y + 20}">\n{STYLE}\n'
+        f"{body}\n</svg>\n"
+    )
 
 
 def bars_of(group: dict[str, Any]) -> list[tuple[str, float]]:
@@ -73,9 +84,18 @@ def terminal() -> str:
 
     from opjit.author.demo import show
 
-    console = Console(record=True, width=COLUMNS, force_terminal=True, color_system="truecolor", highlight=False, file=StringIO())
+    console = Console(
+        record=True,
+        width=COLUMNS,
+        force_terminal=True,
+        color_system="truecolor",
+        highlight=False,
+        file=StringIO(),
+    )
     console.print("[bold green]$[/] opjit demo")
-    sys.argv[0] = shutil.which("opjit") or sys.argv[0]  # the demo names the command as it was called
+    sys.argv[0] = (
+        shutil.which("opjit") or sys.argv[0]
+    )  # the demo names the command as it was called
     show(console, Console(stderr=True))
     return placed(console.export_svg(title="opjit"))
 
@@ -86,15 +106,31 @@ def cells() -> str:
     from rich.syntax import Syntax
     from rich.text import Text
 
-    shown = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-             if {"picture", "picture-output"} & set(cell["metadata"].get("tags", ()))]
-    lines = [line for cell in shown if "picture" in cell["metadata"]["tags"] for line in "".join(cell["source"]).splitlines()]
-    console = Console(record=True, width=max(map(len, lines)) + 2, force_terminal=True, color_system="truecolor", highlight=False,
-                      file=StringIO())
+    shown = [
+        cell
+        for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+        if {"picture", "picture-output"} & set(cell["metadata"].get("tags", ()))
+    ]
+    lines = [
+        line
+        for cell in shown
+        if "picture" in cell["metadata"]["tags"]
+        for line in "".join(cell["source"]).splitlines()
+    ]
+    console = Console(
+        record=True,
+        width=max(map(len, lines)) + 2,
+        force_terminal=True,
+        color_system="truecolor",
+        highlight=False,
+        file=StringIO(),
+    )
     for cell in shown:
         if "picture" in cell["metadata"]["tags"]:
             console.print(Text(f"In [{cell['execution_count']}]:", style="blue"))
-            console.print(Syntax("".join(cell["source"]), "c", background_color="default", theme="ansi_dark"))
+            console.print(
+                Syntax("".join(cell["source"]), "c", background_color="default", theme="ansi_dark")
+            )
         console.print(Text(f"Out [{cell['execution_count']}]:", style="red"))
         for text in outputs(cell):
             console.print(Text.from_ansi(text.partition("\nfull output")[0]))
@@ -103,13 +139,21 @@ def cells() -> str:
 
 def placed(svg: str) -> str:
     """A terminal's picture with each run of words at its own column: renderers without the terminal's font make spaces of another width."""
+
     def words(match: re.Match[str]) -> str:
         name, start, y, clip, text = match.groups()
         runs = re.finditer(r"[^\xa0\s]+(?:\xa0[^\xa0\s]+)*", html.unescape(text))
-        return "".join(f'<text class="{name}" x="{float(start) + CELL * run.start():g}" y="{y}" textLength="{CELL * len(run[0]):g}"{clip}>'
-                       f"{html.escape(run[0])}</text>" for run in runs)
+        return "".join(
+            f'<text class="{name}" x="{float(start) + CELL * run.start():g}" y="{y}" textLength="{CELL * len(run[0]):g}"{clip}>'
+            f"{html.escape(run[0])}</text>"
+            for run in runs
+        )
 
-    return re.sub(r'<text class="([^"]+)" x="([^"]+)" y="([^"]+)" textLength="[^"]+"([^>]*)>([^<]*)</text>', words, svg)
+    return re.sub(
+        r'<text class="([^"]+)" x="([^"]+)" y="([^"]+)" textLength="[^"]+"([^>]*)>([^<]*)</text>',
+        words,
+        svg,
+    )
 
 
 def outputs(cell: dict[str, Any]) -> Iterator[str]:
@@ -122,11 +166,16 @@ def outputs(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--demo", action="store_true")
     parser.add_argument("--cell", action="store_true")
     options = parser.parse_args()
-    made = {path.stem: chart(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(RESULTS.glob("*.json"))}
+    made = {
+        path.stem: chart(json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(RESULTS.glob("*.json"))
+    }
     if options.demo:
         made["demo"] = terminal()
     if options.cell:

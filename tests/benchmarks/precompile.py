@@ -30,15 +30,15 @@ from common import Row, alone, child, seconds, show
 LEVELS = ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
 CUDA = ["sm_80", "sm_86", "sm_89", "sm_90"]
 OPS = 334
-OP_PY = '''\
+OP_PY = """\
 import opjit
 
 
 @opjit.op("ahead::{name}(Tensor x) -> Tensor")
 def {name}(x):
     return x.new_empty(x.shape)
-'''
-SOURCE = '''\
+"""
+SOURCE = """\
 #include "opjit.h"
 
 opjit_status {name}_cpu(const opjit_tensor *x, opjit_tensor *out)
@@ -48,7 +48,7 @@ opjit_status {name}_cpu(const opjit_tensor *x, opjit_tensor *out)
         ((float *)out->data)[i] = ((const float *)x->data)[i] + {number}.0f;
     return OPJIT_OK;
 }}
-'''
+"""
 
 
 def write_ops(root: Path) -> Path:
@@ -65,8 +65,19 @@ def write_list(root: Path) -> str:
     from opjit.declare import oplist
 
     flags: dict[str, list[str]] = {kind: [] for kind in oplist.FLAGS}
-    uses = [oplist.RecordedOp(f"ahead::{each.name}", f"ahead::{each.name}(Tensor x) -> Tensor", "cpu", level, "", flags, str(each))
-            for each in root.iterdir() for level in LEVELS]
+    uses = [
+        oplist.RecordedOp(
+            f"ahead::{each.name}",
+            f"ahead::{each.name}(Tensor x) -> Tensor",
+            "cpu",
+            level,
+            "",
+            flags,
+            str(each),
+        )
+        for each in root.iterdir()
+        for level in LEVELS
+    ]
     path = root.with_name("ops.json")
     path.write_text(oplist.dump_list(uses))
     return str(path)
@@ -86,25 +97,47 @@ def run_once(names: list[str], archs: list[str], listed: str | None = None) -> d
     before, own = os.times(), time.process_time()
     if listed is not None:
         there = opjit.ready(listed)
-        return {"ready": time.perf_counter() - declared, "own": time.process_time() - own, "built": 0, "there": there}
+        return {
+            "ready": time.perf_counter() - declared,
+            "own": time.process_time() - own,
+            "built": 0,
+            "there": there,
+        }
     report = opjit.precompile(ops, archs)
     took, own, after = time.perf_counter() - declared, time.process_time() - own, os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"declare": declared - start, "precompile": took, "built": len(report.built), "there": len(report.there), "cpu": used,
-            "own": own, "cpus": budget.cpus()}
+    used = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
+    return {
+        "declare": declared - start,
+        "precompile": took,
+        "built": len(report.built),
+        "there": len(report.there),
+        "cpu": used,
+        "own": own,
+        "cpus": budget.cpus(),
+    }
 
 
 def expect(result: dict[str, Any], built: int, there: int) -> dict[str, Any]:
     if (result["built"], result["there"]) != (built, there):
-        sys.exit(f"expected {built} built and {there} there, got {result['built']} and {result['there']}")
+        sys.exit(
+            f"expected {built} built and {there} there, got {result['built']} and {result['there']}"
+        )
     return result
 
 
 def use(what: str, result: dict[str, Any], at_least: float | None = None) -> Row:
     """CPU time of the children over wall time and CPUs."""
     share = result["cpu"] / (result["precompile"] * result["cpus"])
-    return Row(f"{what}, on {result['cpus']} CPUs", seconds(result["precompile"]), f"{seconds(result['cpu'])} CPU", f"{share:.0%}",
-               "" if at_least is None else f">= {at_least:.0%}", "" if at_least is None else "PASS" if share >= at_least else "FAIL")
+    return Row(
+        f"{what}, on {result['cpus']} CPUs",
+        seconds(result["precompile"]),
+        f"{seconds(result['cpu'])} CPU",
+        f"{share:.0%}",
+        "" if at_least is None else f">= {at_least:.0%}",
+        "" if at_least is None else "PASS" if share >= at_least else "FAIL",
+    )
 
 
 def measure(rounds: int) -> list[Row]:
@@ -116,26 +149,56 @@ def measure(rounds: int) -> list[Row]:
         env = {"OPJIT_CACHE": f"{folder}/cache"}
         if toolchain.find_nvcc(None):
             ops = ["allreduce", "add_custom", "round_ste", "tensor_negate"]
-            rows.append(use("16 CUDA entries built", expect(child(script, "--child", ",".join(ops), ",".join(CUDA), env=env), 16, 0), 0.85))
+            rows.append(
+                use(
+                    "16 CUDA entries built",
+                    expect(child(script, "--child", ",".join(ops), ",".join(CUDA), env=env), 16, 0),
+                    0.85,
+                )
+            )
         ops_folder = str(write_ops(Path(folder) / "ops"))
         count = OPS * len(LEVELS)
         built = expect(child(script, "--child", ops_folder, ",".join(LEVELS), env=env), count, 0)
         rows.append(use(f"{count} C entries built", built))
-        idle = [expect(child(script, "--child", ops_folder, ",".join(LEVELS), env=env), 0, count) for _ in range(rounds)]
-        rows.append(alone(f"nothing to do over {count} entries", [result["precompile"] for result in idle], 0.5))
-        rows.append(alone("  its CPU time, which says more on a busy machine", [result["own"] for result in idle]))
+        idle = [
+            expect(child(script, "--child", ops_folder, ",".join(LEVELS), env=env), 0, count)
+            for _ in range(rounds)
+        ]
+        rows.append(
+            alone(
+                f"nothing to do over {count} entries",
+                [result["precompile"] for result in idle],
+                0.5,
+            )
+        )
+        rows.append(
+            alone(
+                "  its CPU time, which says more on a busy machine",
+                [result["own"] for result in idle],
+            )
+        )
         told = ["--child", ops_folder, "", "--ready", write_list(Path(ops_folder))]
-        subprocess.run([sys.executable, "-m", "opjit", "precompile", "--from", told[-1]], env={**os.environ, **env}, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "opjit", "precompile", "--from", told[-1]],
+            env={**os.environ, **env},
+            check=True,
+        )
         ready = [expect(child(script, *told, env=env), 0, count) for _ in range(rounds)]
-        rows.append(alone(f"opjit.ready over {count} entries", [result["ready"] for result in ready], 0.1))
+        rows.append(
+            alone(f"opjit.ready over {count} entries", [result["ready"] for result in ready], 0.1)
+        )
         rows.append(alone("  its CPU time", [result["own"] for result in ready], 0.05))
         rows.append(alone(f"declaring their {OPS} ops", [result["declare"] for result in idle]))
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="fresh processes that have nothing to do")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="fresh processes that have nothing to do"
+    )
     parser.add_argument("--child", nargs=2, metavar=("OPS", "ARCHS"), help=argparse.SUPPRESS)
     parser.add_argument("--ready", metavar="LIST", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -184,13 +184,22 @@ def calls(folder: Path, chosen: list[str]) -> Iterator[LoadCall]:
         name, *patterns = words.split()
         if chosen and not any(word in f"{place} {line}" for word in chosen):
             continue
-        sources = [path for one in patterns for path in place.glob(one) if path.suffix in (".cpp", ".cu")]
+        sources = [
+            path for one in patterns for path in place.glob(one) if path.suffix in (".cpp", ".cu")
+        ]
         own = [*common, *flags.split()]
         macros = [flag for flag in own if flag.startswith(("-D", "-U"))]
-        yield LoadCall(name=f"public_{name}", sources=[*map(str, dict.fromkeys(sources))], extra_cuda_cflags=macros, with_cuda=True,
-                       extra_cflags=[*macros, *(flag for flag in own if flag.startswith(("-f", "-m")))],
-                       extra_ldflags=[flag for flag in own if flag.startswith("-l")],
-                       extra_include_paths=[os.path.abspath(place / flag[2:]) for flag in own if flag.startswith("-I")])
+        yield LoadCall(
+            name=f"public_{name}",
+            sources=[*map(str, dict.fromkeys(sources))],
+            extra_cuda_cflags=macros,
+            with_cuda=True,
+            extra_cflags=[*macros, *(flag for flag in own if flag.startswith(("-f", "-m")))],
+            extra_ldflags=[flag for flag in own if flag.startswith("-l")],
+            extra_include_paths=[
+                os.path.abspath(place / flag[2:]) for flag in own if flag.startswith("-I")
+            ],
+        )
 
 
 def cpu_seconds() -> float:
@@ -204,7 +213,10 @@ def built(call: LoadCall, whole: bool) -> Row:
         return Row("absent", 0, "")
     store, started = Store(default_root()), cpu_seconds()
     wanted = binary.of_call(call, store.notes, "9.0")
-    first, reason = replace(wanted.content, light=light.VERSION, toolchain=wanted.content.light_toolchains[0]), wanted.without_light() or ""
+    first, reason = (
+        replace(wanted.content, light=light.VERSION, toolchain=wanted.content.light_toolchains[0]),
+        wanted.without_light() or "",
+    )
     for way in () if reason else (first, replace(first, pybind11=True)):
         try:
             made = build.build(way, call, store, True)
@@ -215,7 +227,9 @@ def built(call: LoadCall, whole: bool) -> Row:
         except OpjitError as error:
             return Row("none", cpu_seconds() - started, str(error))
         else:
-            return Row("light", cpu_seconds() - started, entry.read(made.folder)[0].built_with["headers"])
+            return Row(
+                "light", cpu_seconds() - started, entry.read(made.folder)[0].built_with["headers"]
+            )
     if whole:
         try:
             build.build(wanted.content, call, store, True)
@@ -234,7 +248,12 @@ def main() -> None:
     for call in calls(given.folder.resolve(), given.words):
         row = built(call, given.whole)
         ways[row.way] += 1
-        print(f"{call.name:32} {len(call.sources):3} {row.way:8} {row.seconds:6.1f}  {row.reason}".replace("\n", "\n    "), flush=True)
+        print(
+            f"{call.name:32} {len(call.sources):3} {row.way:8} {row.seconds:6.1f}  {row.reason}".replace(
+                "\n", "\n    "
+            ),
+            flush=True,
+        )
     print(dict(ways))
 
 

@@ -69,10 +69,16 @@ def job(work: Path, ranks: int, group: bool, told: bool = True) -> tuple[float, 
     started = time.perf_counter()
     if group:
         command = [sys.executable, __file__, "--rank", str(work)]
-        running = [subprocess.Popen([*command, str(rank), str(ranks), str(port), str(int(told))]) for rank in range(ranks)]
+        running = [
+            subprocess.Popen([*command, str(rank), str(ranks), str(port), str(int(told))])
+            for rank in range(ranks)
+        ]
         ended = [process.wait() for process in running]
     else:
-        ended = [os.waitpid(child, 0)[1] for child in [_forked(work, rank, ranks, port, started) for rank in range(ranks)]]
+        ended = [
+            os.waitpid(child, 0)[1]
+            for child in [_forked(work, rank, ranks, port, started) for rank in range(ranks)]
+        ]
     if any(ended):
         sys.exit("a rank failed; its message is above")
     results = [json.loads(path.read_text()) for path in (work / "results").iterdir()]
@@ -98,14 +104,26 @@ def _fresh(work: Path, rank: int, ranks: int, port: int, told: bool) -> None:
     _rank(work, rank, ranks, port, True, told, time.perf_counter())
 
 
-def _rank(work: Path, rank: int, ranks: int, port: int, group: bool, told: bool, started: float) -> None:
+def _rank(
+    work: Path, rank: int, ranks: int, port: int, group: bool, told: bool, started: float
+) -> None:
     node = work / f"node{rank * 2 // ranks}"
     (node / "tmp").mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(node / "tmp")
-    os.environ |= {"OPJIT_CACHE": str(node / "cache"), "TMPDIR": str(node / "tmp"), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {
+        "OPJIT_CACHE": str(node / "cache"),
+        "TMPDIR": str(node / "tmp"),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     if told and ranks > 1:
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank % (ranks // 2)), "MASTER_ADDR": "127.0.0.1",
-                       "LOCAL_WORLD_SIZE": str(ranks // 2), "MASTER_PORT": str(port)}
+        os.environ |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank % (ranks // 2)),
+            "MASTER_ADDR": "127.0.0.1",
+            "LOCAL_WORLD_SIZE": str(ranks // 2),
+            "MASTER_PORT": str(port),
+        }
     if group and told:
         dist.init_process_group("gloo")
         dist.barrier()
@@ -138,7 +156,9 @@ def main() -> None:
         counter = work / "compiled"
         compiler = work / "cc"
         real = shutil.which(os.environ.get("CC", "gcc"))
-        compiler.write_text(f"#!/bin/sh\ncase \" $* \" in *' -c '*opjit_glue.c*) echo $$ >> '{counter}';; esac\nexec '{real}' \"$@\"\n")
+        compiler.write_text(
+            f"#!/bin/sh\ncase \" $* \" in *' -c '*opjit_glue.c*) echo $$ >> '{counter}';; esac\nexec '{real}' \"$@\"\n"
+        )
         compiler.chmod(0o755)
         os.environ["CC"] = str(compiler)
         registry.declare_folder(work / "ops")
@@ -149,16 +169,25 @@ def main() -> None:
             _forget(work, counter)
             together.append(job(work, RANKS, False)[0])
             compiled = len(counter.read_text().split())
-            held = [sum(1 for _ in inventory.scan(Store(work / f"node{n}" / "cache"))) for n in range(2)]
+            held = [
+                sum(1 for _ in inventory.scan(Store(work / f"node{n}" / "cache"))) for n in range(2)
+            ]
             if compiled != OPS or held != [OPS, OPS]:
-                sys.exit(f"expected {OPS} compiles in the job and as many entries on each node; found {compiled} and {held}")
+                sys.exit(
+                    f"expected {OPS} compiles in the job and as many entries on each node; found {compiled} and {held}"
+                )
             warm.append(job(work, RANKS, True)[1])
             again.append(job(work, RANKS, True, told=False)[1])
-        common.show(f"{RANKS} ranks on two separate caches, {OPS} C ops", [
-            common.ratio("ready, cold, against one process that builds all", together, alone, at_most=1.5),
-            common.alone("ready, warm, beyond the process group's start", warm, at_most=0.05),
-            common.alone("  (the same in as many processes that are no ranks)", again),
-        ])
+        common.show(
+            f"{RANKS} ranks on two separate caches, {OPS} C ops",
+            [
+                common.ratio(
+                    "ready, cold, against one process that builds all", together, alone, at_most=1.5
+                ),
+                common.alone("ready, warm, beyond the process group's start", warm, at_most=0.05),
+                common.alone("  (the same in as many processes that are no ranks)", again),
+            ],
+        )
 
 
 def _forget(work: Path, counter: Path) -> None:

@@ -80,10 +80,14 @@ class Caller(threading.Thread):
 
 def resident() -> int:
     """Bytes of this process's memory."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
-def reload_under_fire(folder: Path, reloads: int, warm_up: int = 20) -> tuple[list[float], list[Caller], list[int]]:
+def reload_under_fire(
+    folder: Path, reloads: int, warm_up: int = 20
+) -> tuple[list[float], list[Caller], list[int]]:
     """Seconds of each reload after the first ones, the threads, and the bytes that the process grew by in each."""
     import opjit
 
@@ -113,7 +117,9 @@ def reload_under_fire(folder: Path, reloads: int, warm_up: int = 20) -> tuple[li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--reloads", type=int, default=1000)
     reloads = parser.parse_args().reloads
     with tempfile.TemporaryDirectory() as scratch:
@@ -124,10 +130,22 @@ def main() -> None:
     wrong = [caller.wrong for caller in callers if caller.wrong]
     calls = sum(caller.calls for caller in callers)
     mib = sum(grown) / 2**20
-    rows = [alone("one reload, build included", spent),
-            Row("wrong results", f"of {calls}", "", f"{len(wrong)}", "0", "FAIL" if wrong else "PASS"),
-            Row("memory", f"{mib * 1024 / reloads:.1f} KiB each", "", f"{mib:.1f} MiB", "64 MiB", "PASS" if mib < 64 else "FAIL")]
-    show(f"{reloads} reloads while {THREADS} threads call the op ({seconds(sum(spent))}; median {seconds(median(spent))})", rows)
+    rows = [
+        alone("one reload, build included", spent),
+        Row("wrong results", f"of {calls}", "", f"{len(wrong)}", "0", "FAIL" if wrong else "PASS"),
+        Row(
+            "memory",
+            f"{mib * 1024 / reloads:.1f} KiB each",
+            "",
+            f"{mib:.1f} MiB",
+            "64 MiB",
+            "PASS" if mib < 64 else "FAIL",
+        ),
+    ]
+    show(
+        f"{reloads} reloads while {THREADS} threads call the op ({seconds(sum(spent))}; median {seconds(median(spent))})",
+        rows,
+    )
     sys.exit("\n".join(wrong) or 0)
 
 

@@ -30,7 +30,16 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from common import Row, alone, child, ratio, show  # noqa: E402
 
-from tests.remotes import Behaviour, Handler, black_hole, drip, endless, from_folder, half_then_reset, serving  # noqa: E402
+from tests.remotes import (  # noqa: E402
+    Behaviour,
+    Handler,
+    black_hole,
+    drip,
+    endless,
+    from_folder,
+    half_then_reset,
+    serving,
+)
 
 BAR = 1.0
 
@@ -47,7 +56,7 @@ def _slow_line(content: bytes) -> Behaviour:
         handler.send_response(200)
         handler.end_headers()
         for start in range(0, len(content), 1 << 13):
-            handler.wfile.write(content[start:start + (1 << 13)])
+            handler.wfile.write(content[start : start + (1 << 13)])
             time.sleep(0.004)
 
     return behave
@@ -87,8 +96,14 @@ def measure_dead(cache: str, trust: str, rounds: int) -> list[Row]:
     rows = []
     with dead() as urls, serving(_page(b"", 404)) as empty:
         for how, url in {**urls, "has no such entry": empty.url}.items():
-            env = {"OPJIT_CACHE": cache, "OPJIT_TRUST": trust, "OPJIT_REMOTE": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-                   "AWS_ENDPOINT_URL": urls["refuses connections"]}
+            env = {
+                "OPJIT_CACHE": cache,
+                "OPJIT_TRUST": trust,
+                "OPJIT_REMOTE": url,
+                "AWS_ACCESS_KEY_ID": "x",
+                "AWS_SECRET_ACCESS_KEY": "x",
+                "AWS_ENDPOINT_URL": urls["refuses connections"],
+            }
             results = [child(HERE / "remote_child.py", "fetch", env=env) for _ in range(rounds)]
             for result in results:
                 if result["fetched"] or len(result["warnings"]) != (url != empty.url):
@@ -102,7 +117,11 @@ def measure_good(folder: Path, cache: Path, trust: str, rounds: int) -> list[Row
         spent = []
         for _ in range(rounds):
             shutil.rmtree(cache / "v1" / "opjit.allreduce", ignore_errors=True)
-            result = child(HERE / "remote_child.py", "entry", env={"OPJIT_CACHE": str(cache), "OPJIT_TRUST": trust, "OPJIT_REMOTE": url})
+            result = child(
+                HERE / "remote_child.py",
+                "entry",
+                env={"OPJIT_CACHE": str(cache), "OPJIT_TRUST": trust, "OPJIT_REMOTE": url},
+            )
             if result["fetched"] != bool(url) or result["warnings"]:
                 sys.exit(f"the remote {url or '(none)'} gave {result}")
             spent.append(result["seconds"])
@@ -112,11 +131,21 @@ def measure_good(folder: Path, cache: Path, trust: str, rounds: int) -> list[Row
     content = (folder / name).read_bytes()
     built, rows = entries(""), []
     rows.append(ratio("a folder", entries(folder.as_uri()), built, 1.0))
-    kinds: dict[str, Behaviour] = {"a web server": from_folder(folder), "a web server, 0.2 s away": from_folder(folder, 0.2),
-                                   "a slow line": _slow_line(content)}
+    kinds: dict[str, Behaviour] = {
+        "a web server": from_folder(folder),
+        "a web server, 0.2 s away": from_folder(folder, 0.2),
+        "a slow line": _slow_line(content),
+    }
     for kind, behave in kinds.items():
         with serving(behave) as server:
-            rows.append(ratio(kind, entries(server.url), built, None if "0.2" in kind or "slow" in kind else 1.0))
+            rows.append(
+                ratio(
+                    kind,
+                    entries(server.url),
+                    built,
+                    None if "0.2" in kind or "slow" in kind else 1.0,
+                )
+            )
     if importlib.util.find_spec("s3fs") and importlib.util.find_spec("moto"):
         rows.append(ratio("an object store", _object_store(folder, entries), built))
     return rows
@@ -130,7 +159,11 @@ def _object_store(folder: Path, entries: Callable[[str], list[float]]) -> list[f
     server.start()
     try:
         host, port = server.get_host_and_port()
-        os.environ.update(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_ENDPOINT_URL=f"http://{host}:{port}")
+        os.environ.update(
+            AWS_ACCESS_KEY_ID="x",
+            AWS_SECRET_ACCESS_KEY="x",
+            AWS_ENDPOINT_URL=f"http://{host}:{port}",
+        )
         import s3fs
 
         store = s3fs.S3FileSystem()
@@ -142,7 +175,9 @@ def _object_store(folder: Path, entries: Callable[[str], list[float]]) -> list[f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="fresh processes for each line")
     rounds = parser.parse_args().rounds
     os.environ["no_proxy"] = "*"
@@ -152,7 +187,9 @@ def main() -> None:
         from opjit.cache import transfer
         from opjit.share import trust
 
-        child(HERE / "remote_child.py", "entry", env={"OPJIT_REMOTE": ""})  # builds it, and learns who the compiler is
+        child(
+            HERE / "remote_child.py", "entry", env={"OPJIT_REMOTE": ""}
+        )  # builds it, and learns who the compiler is
         private, public = trust.keygen("bench", temporary)
         transfer.push(folder.as_uri(), sign=private)
         good = measure_good(folder, cache, public, rounds)

@@ -20,16 +20,32 @@ from opjit.wanted import describe
 
 
 def main() -> None:
-    op, target, store = registry.find("allreduce"), targets.here(for_device("cpu")), Store(default_root())
+    op, target, store = (
+        registry.find("allreduce"),
+        targets.here(for_device("cpu")),
+        Store(default_root()),
+    )
     recipe = describe(op, target, store)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         started = time.perf_counter()
-        entry = remote.fetch(remote.query_for(recipe), store) if sys.argv[1] == "fetch" else request.entry(op, target)
+        entry = (
+            remote.fetch(remote.query_for(recipe), store)
+            if sys.argv[1] == "fetch"
+            else request.entry(op, target)
+        )
         seconds = time.perf_counter() - started
     assert all(one.category is CacheWarning for one in seen), [str(one.message) for one in seen]
     built = entry is not None and (entry.folder / "build.ninja").is_file()
-    print(json.dumps({"seconds": seconds, "fetched": entry is not None and not built, "warnings": [str(one.message) for one in seen]}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "fetched": entry is not None and not built,
+                "warnings": [str(one.message) for one in seen],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

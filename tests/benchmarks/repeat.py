@@ -22,8 +22,21 @@ def main(op: str = "tensor_negate", device: str = "cuda") -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "bench.json")
         for _ in range(RUNS):
-            subprocess.run([sys.executable, "-m", "opjit", "bench", op, "--device", device, "--json", str(file)], check=True,
-                           stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "opjit",
+                    "bench",
+                    op,
+                    "--device",
+                    device,
+                    "--json",
+                    str(file),
+                ],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
             for row in json.loads(file.read_text(encoding="utf-8")):
                 seconds.setdefault(row["label"], []).append(row["opjit"])
     for label, found in seconds.items():

@@ -75,8 +75,11 @@ def measure(folder: Path, count: int, rounds: int) -> list[Row]:
     op, target = registry.find("allreduce"), here(for_device("cpu"))
     entry = request.entry(op, target)
     recipe: Recipe = describe(op, target, Store(folder / "made"))
-    stores = [filled(folder / "alone", entry, 1, False), filled(folder / "keys", entry, count, False),
-              filled(folder / "ops", entry, count, True)]
+    stores = [
+        filled(folder / "alone", entry, 1, False),
+        filled(folder / "keys", entry, count, False),
+        filled(folder / "ops", entry, count, True),
+    ]
     for store in stores:
         found = store.find(recipe)
         assert found is not None
@@ -85,17 +88,27 @@ def measure(folder: Path, count: int, rounds: int) -> list[Row]:
     for _ in range(rounds):  # in turn: whatever else the machine does, it does to all
         for store, spent in zip(stores, looked, strict=True):
             spent += timed(lambda store=store: store.find(recipe), 20)  # type: ignore[misc]
-    rows = [ratio(f"look-up beside {count - 1:,} keys of the op", looked[1], looked[0], 1.2),
-            ratio(f"look-up beside {count - 1:,} other ops", looked[2], looked[0], 1.2)]
+    rows = [
+        ratio(f"look-up beside {count - 1:,} keys of the op", looked[1], looked[0], 1.2),
+        ratio(f"look-up beside {count - 1:,} other ops", looked[2], looked[0], 1.2),
+    ]
     for store, name in ((stores[1], "one op"), (stores[2], "as many ops")):
         os.environ["OPJIT_CACHE"] = str(store.root)
         assert len(cache.entries()) == count
-        rows.append(alone(f"cache ls of {count:,} entries of {name}", timed(cache.entries, max(3, rounds // 7)), 1.0))
+        rows.append(
+            alone(
+                f"cache ls of {count:,} entries of {name}",
+                timed(cache.entries, max(3, rounds // 7)),
+                1.0,
+            )
+        )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--entries", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=21)
     arguments = parser.parse_args()

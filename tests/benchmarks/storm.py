@@ -121,7 +121,11 @@ def start(count: int, ops: int, amount: float, seed: int) -> list[int]:
                 os.read(gate[0], 1)  # returns when the parent closes the other end
                 code = work(ops, amount, random.Random(seed + index))
             except BaseException as error:
-                print(f"process {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"process {os.getpid()}: {type(error).__name__}: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             finally:
                 os._exit(code)
         children.append(child)
@@ -130,11 +134,15 @@ def start(count: int, ops: int, amount: float, seed: int) -> list[int]:
     return children
 
 
-def play(children: list[int], generator: random.Random, span: float) -> tuple[dict[int, int], float]:
+def play(
+    children: list[int], generator: random.Random, span: float
+) -> tuple[dict[int, int], float]:
     """Kill a third of the processes within `span` seconds; the wait status of each, and how long the last one took."""
     began = time.monotonic()
-    victims = [(generator.uniform(0, span), child, generator.random() < 0.5)
-               for child in generator.sample(children, len(children) // 3)]
+    victims = [
+        (generator.uniform(0, span), child, generator.random() < 0.5)
+        for child in generator.sample(children, len(children) // 3)
+    ]
     status: dict[int, int] = {}
     for when, child, with_compilers in sorted(victims):
         time.sleep(max(0.0, began + when - time.monotonic()))
@@ -158,12 +166,19 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
     from opjit.store import inventory, lock, store
     from opjit.store.entry import verify
 
-    killed = {child for child, code in status.items() if os.WIFSIGNALED(code) and os.WTERMSIG(code) == signal.SIGKILL}
+    killed = {
+        child
+        for child, code in status.items()
+        if os.WIFSIGNALED(code) and os.WTERMSIG(code) == signal.SIGKILL
+    }
     begun: dict[str, Counter[int]] = {f"op{number}": Counter() for number in range(ops)}
     for text in log.read_text().splitlines():
         name, process = text.split()
         begun[name][int(process)] += 1
-    excess = sum(max(0, sum(by.values()) - 1 - sum(1 for process in by if process in killed)) for by in begun.values())
+    excess = sum(
+        max(0, sum(by.values()) - 1 - sum(1 for process in by if process in killed))
+        for by in begun.values()
+    )
     root = store.Store(store.default_root())
     target = targets.here(cpu.Cpu())
     good = 0
@@ -173,9 +188,15 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
             good += 1
         except (OSError, errors.EntryError) as error:
             print(f"{entry}: {error}", file=sys.stderr)
-    return Outcome(sum(1 for child, code in status.items() if code != 0 and child not in killed), len(killed),
-                   sum(sum(by.values()) for by in begun.values()), excess, sum(map(is_held, lock.folder().glob("*.lock"))),
-                   abs(expected_entries - good), sum(1 for _ in (root.base / "staging").iterdir()))
+    return Outcome(
+        sum(1 for child, code in status.items() if code != 0 and child not in killed),
+        len(killed),
+        sum(sum(by.values()) for by in begun.values()),
+        excess,
+        sum(map(is_held, lock.folder().glob("*.lock"))),
+        abs(expected_entries - good),
+        sum(1 for _ in (root.base / "staging").iterdir()),
+    )
 
 
 def sweep(ops: int, amount: float) -> int:
@@ -193,12 +214,19 @@ def sweep(ops: int, amount: float) -> int:
 
 def prepare(scratch: Path, ops: int) -> Path:
     """Declare the ops, and import what a build needs; returns the compiler's log."""
-    real = subprocess.run(["sh", "-c", "command -v ${CC:-gcc}"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    real = subprocess.run(
+        ["sh", "-c", "command -v ${CC:-gcc}"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
     compiler = scratch / "cc"
     compiler.write_text(COMPILER.format(real=real))
     compiler.chmod(0o755)
     (scratch / "tmp").mkdir()
-    os.environ.update(OPJIT_CACHE=str(scratch / "cache"), CC=str(compiler), STORM_LOG=str(scratch / "log"), TMPDIR=str(scratch / "tmp"))
+    os.environ.update(
+        OPJIT_CACHE=str(scratch / "cache"),
+        CC=str(compiler),
+        STORM_LOG=str(scratch / "log"),
+        TMPDIR=str(scratch / "tmp"),
+    )
     tempfile.tempdir = None
     import opjit
     from opjit import request
@@ -220,15 +248,24 @@ def prepare(scratch: Path, ops: int) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=64)
     parser.add_argument("--ops", type=int, default=8)
     parser.add_argument("--seed", type=int, default=random.randrange(10**9))
     chosen = parser.parse_args()
-    warnings.simplefilter("ignore", DeprecationWarning)  # forks of a process with threads: torch's, which sleep
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # forks of a process with threads: torch's, which sleep
     print(f"seed {chosen.seed}", flush=True)
-    generator, span, outcomes, spent = random.Random(chosen.seed), 0.15 * chosen.ops, [], []  # an op takes longer than that
+    generator, span, outcomes, spent = (
+        random.Random(chosen.seed),
+        0.15 * chosen.ops,
+        [],
+        [],
+    )  # an op takes longer than that
     with tempfile.TemporaryDirectory(prefix="storm-") as name:
         scratch = Path(name)
         log = prepare(scratch, chosen.ops)
@@ -246,12 +283,21 @@ def main() -> None:
         left = outcomes[-1].left
     total = Outcome(*map(sum, zip(*outcomes, strict=True)))
     started = chosen.rounds * chosen.processes
-    rows = [verdict("survivors that failed", total.wrong, f"of {started - total.killed}"),
-            verdict("compilations too many", total.excess, f"of {total.compiled}"),
-            verdict("locks still held", total.held, ""),
-            verdict("entries missing or bad", total.bad, f"of {chosen.ops * chosen.rounds}"),
-            verdict("left in staging after a day", unswept, f"of {left}"),
-            Row("processes killed", f"of {started}", "", str(total.killed), "> 0", "PASS" if total.killed else "FAIL")]
+    rows = [
+        verdict("survivors that failed", total.wrong, f"of {started - total.killed}"),
+        verdict("compilations too many", total.excess, f"of {total.compiled}"),
+        verdict("locks still held", total.held, ""),
+        verdict("entries missing or bad", total.bad, f"of {chosen.ops * chosen.rounds}"),
+        verdict("left in staging after a day", unswept, f"of {left}"),
+        Row(
+            "processes killed",
+            f"of {started}",
+            "",
+            str(total.killed),
+            "> 0",
+            "PASS" if total.killed else "FAIL",
+        ),
+    ]
     title = f"{chosen.rounds} rounds of {chosen.processes} processes on {chosen.ops} cold ops"
     show(f"{title} ({seconds(sum(spent))}; seed {chosen.seed})", rows)
     sys.exit(int(any(row.verdict == "FAIL" for row in rows)))

@@ -119,19 +119,42 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
     if not exhaustive:
         return found
     with op.lock, torch.inference_mode():
-        chosen = tune.choose(op, backend, op.loaded[device].registered.opjit_force(None), Inputs((x,)))
+        chosen = tune.choose(
+            op, backend, op.loaded[device].registered.opjit_force(None), Inputs((x,))
+        )
         assert chosen is not None
         tune._build(op, backend, Store(default_root()))
         force = op.loaded[device].registered.opjit_force
-        sides = {name: partial(tune._call, force, kernel, op.overload) for name, kernel in op.loaded[device].variants.items()}
+        sides = {
+            name: partial(tune._call, force, kernel, op.overload)
+            for name, kernel in op.loaded[device].variants.items()
+        }
         plan, medians = plan_of({}, Inputs((x,)), device), dict[str, float]()
         for each in sides:
-            two = measure(replace(plan, sides={name: sides[name] for name in dict.fromkeys((chosen.variant, each))}, seconds=0.005))
+            two = measure(
+                replace(
+                    plan,
+                    sides={name: sides[name] for name in dict.fromkeys((chosen.variant, each))},
+                    seconds=0.005,
+                )
+            )
             medians[each] = two[each].median / two[chosen.variant].median
         best = min(medians, key=medians.__getitem__)
-        two = measure(replace(plan, sides={name: sides[name] for name in dict.fromkeys((chosen.variant, best))}, rounds=41))
-    return {**found, "chosen": chosen.variant, "best": best, "worst": max(medians.values()), "of_chosen": two[chosen.variant].seconds,
-            "of_best": two[best].seconds}
+        two = measure(
+            replace(
+                plan,
+                sides={name: sides[name] for name in dict.fromkeys((chosen.variant, best))},
+                rounds=41,
+            )
+        )
+    return {
+        **found,
+        "chosen": chosen.variant,
+        "best": best,
+        "worst": max(medians.values()),
+        "of_chosen": two[chosen.variant].seconds,
+        "of_best": two[best].seconds,
+    }
 
 
 def main() -> None:
@@ -142,7 +165,11 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(call(given.child[0], given.device, given.size, given.child[1] == "exhaustive")))
+        print(
+            json.dumps(
+                call(given.child[0], given.device, given.size, given.child[1] == "exhaustive")
+            )
+        )
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "transpose")
@@ -151,21 +178,51 @@ def main() -> None:
             (folder / name).write_text(text, encoding="utf-8")
 
         def run(kind: str = "call", **more: str) -> dict[str, Any]:
-            return child(Path(__file__), "--device", given.device, "--size", str(given.size), "--child", str(folder), kind,
-                         env={"OPJIT_CACHE": f"{place}/cache", "MOST": str(given.most), "OPJIT_CPP_AUTOGRAD": "0", **more})
+            return child(
+                Path(__file__),
+                "--device",
+                given.device,
+                "--size",
+                str(given.size),
+                "--child",
+                str(folder),
+                kind,
+                env={
+                    "OPJIT_CACHE": f"{place}/cache",
+                    "MOST": str(given.most),
+                    "OPJIT_CPP_AUTOGRAD": "0",
+                    **more,
+                },
+            )
 
         cold = run()
-        print(f"{cold['open']} variants are built and measured after {cold['first']:.1f} s", flush=True)  # the rest takes minutes
+        print(
+            f"{cold['open']} variants are built and measured after {cold['first']:.1f} s",
+            flush=True,
+        )  # the rest takes minutes
         later = [(run(OPJIT_OFFLINE="1"), run(OPJIT_TUNE="0")) for _ in range(5)]
         found = run("exhaustive")
     warm, plain = ([each["first"] for each in side] for side in zip(*later, strict=True))
-    assert all(each["builds"] == cold["builds"] and each["open"] <= 1 for pair in later for each in pair), "one built or measured anew"
-    show(f"{cold['open']} variants of a transpose of {given.size}^2 float32, {given.device}", [
-        alone("built and measured, to the first result", [cold["first"]], 20.0),
-        difference("a later process, to its first result", warm, plain, 0.05),
-        ratio("a call of the chosen variant, of the best", found["of_chosen"], found["of_best"], 1.02),
-    ], ("chosen", "without"))
-    print(f"chosen {found['chosen']}; best {found['best']}; the slowest that ran takes {found['worst']:.2f} of the chosen one's time")
+    assert all(
+        each["builds"] == cold["builds"] and each["open"] <= 1 for pair in later for each in pair
+    ), "one built or measured anew"
+    show(
+        f"{cold['open']} variants of a transpose of {given.size}^2 float32, {given.device}",
+        [
+            alone("built and measured, to the first result", [cold["first"]], 20.0),
+            difference("a later process, to its first result", warm, plain, 0.05),
+            ratio(
+                "a call of the chosen variant, of the best",
+                found["of_chosen"],
+                found["of_best"],
+                1.02,
+            ),
+        ],
+        ("chosen", "without"),
+    )
+    print(
+        f"chosen {found['chosen']}; best {found['best']}; the slowest that ran takes {found['worst']:.2f} of the chosen one's time"
+    )
 
 
 if __name__ == "__main__":

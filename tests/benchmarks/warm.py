@@ -39,23 +39,35 @@ def again(cache: str) -> list[float]:
     import opjit
 
     opjit.get("allreduce", "cpu")
-    spent = timeit.repeat('get("allreduce", "cpu")', globals={"get": opjit.get}, repeat=21, number=NUMBER)
+    spent = timeit.repeat(
+        'get("allreduce", "cpu")', globals={"get": opjit.get}, repeat=21, number=NUMBER
+    )
     return [total / NUMBER for total in spent]
 
 
 def measure(rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as cache:
         imports, gets = fresh(cache, "cpu", rounds)
-        rows = [alone("import opjit, beyond import torch", imports, 15e-3),
-                alone("warm get of a C op in a fresh process", gets, 4e-3)]
+        rows = [
+            alone("import opjit, beyond import torch", imports, 15e-3),
+            alone("warm get of a C op in a fresh process", gets, 4e-3),
+        ]
         if torch.cuda.is_available():
-            rows.append(alone("warm get of a CUDA op in a fresh process", fresh(cache, "cuda", rounds)[1], 4e-3))
+            rows.append(
+                alone(
+                    "warm get of a CUDA op in a fresh process",
+                    fresh(cache, "cuda", rounds)[1],
+                    4e-3,
+                )
+            )
         rows.append(alone("get again", again(cache), 200e-9))
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes")
     rows = measure(parser.parse_args().rounds)
     show("Imports and gets when nothing is to be built (medians)", rows)

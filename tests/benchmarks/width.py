@@ -34,7 +34,9 @@ def make_group(memory: float) -> Path | None:
         try:
             if first or number == "0":
                 group.mkdir()
-                (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(int(memory * GIB)))
+                (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(
+                    str(int(memory * GIB))
+                )
                 return group
         except OSError:
             if group.exists():
@@ -45,7 +47,9 @@ def make_group(memory: float) -> Path | None:
 def killed(group: Path | None) -> int:
     """How many processes of a group the kernel has killed."""
     for name in ("memory.events", "memory.oom_control") if group else ():
-        for line in (group / name).read_text().splitlines() if group and (group / name).exists() else ():
+        for line in (
+            (group / name).read_text().splitlines() if group and (group / name).exists() else ()
+        ):
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
@@ -77,13 +81,35 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         for number in range(arguments.files - 1):
             (sources / f"file{number}{arguments.suffix}").write_text(FILE.format(number=number))
         for width in [*arguments.widths.split(","), ""]:
-            lost, env = killed(group), {"OPJIT_CACHE": f"{root}/cache{width}", "TORCH_CUDA_ARCH_LIST": "9.0", "MAX_JOBS": width}
-            result = child(Path(__file__).resolve(), "--child", str(sources), str(group or ""), str(arguments.cpus), env=env)
+            lost, env = (
+                killed(group),
+                {
+                    "OPJIT_CACHE": f"{root}/cache{width}",
+                    "TORCH_CUDA_ARCH_LIST": "9.0",
+                    "MAX_JOBS": width,
+                },
+            )
+            result = child(
+                Path(__file__).resolve(),
+                "--child",
+                str(sources),
+                str(group or ""),
+                str(arguments.cpus),
+                env=env,
+            )
             lost, took = killed(group) - lost, result["seconds"]
             ratio = f"{took / best:.2f}" if not width and best < float("inf") else ""
             met = not lost and result["built"] and took <= 1.1 * best
-            rows.append(Row(f"width {width}" if width else "opjit's own", seconds(took), f"{lost} killed", ratio, "" if width else "<= 1.1",
-                            "" if width else "PASS" if met else "FAIL"))
+            rows.append(
+                Row(
+                    f"width {width}" if width else "opjit's own",
+                    seconds(took),
+                    f"{lost} killed",
+                    ratio,
+                    "" if width else "<= 1.1",
+                    "" if width else "PASS" if met else "FAIL",
+                )
+            )
             best = min(best, took) if result["built"] and not lost else best
     if group:
         group.rmdir()
@@ -91,18 +117,29 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=85)
     parser.add_argument("--suffix", default=".cu", choices=[".cu", ".cpp"])
     parser.add_argument("--cpus", type=int, default=16)
     parser.add_argument("--memory", type=float, default=24, help="GiB of the control group")
     parser.add_argument("--widths", default="4,7,16", help="fixed widths to compare with")
-    parser.add_argument("--child", nargs=3, metavar=("FOLDER", "GROUP", "CPUS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--child", nargs=3, metavar=("FOLDER", "GROUP", "CPUS"), help=argparse.SUPPRESS
+    )
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(run_once(Path(arguments.child[0]), arguments.child[1], int(arguments.child[2]))))
+        print(
+            json.dumps(
+                run_once(Path(arguments.child[0]), arguments.child[1], int(arguments.child[2]))
+            )
+        )
         return
-    show(f"{arguments.files} files of torch/extension.h in {arguments.memory:g} GiB", measure(arguments))
+    show(
+        f"{arguments.files} files of torch/extension.h in {arguments.memory:g} GiB",
+        measure(arguments),
+    )
 
 
 if __name__ == "__main__":

@@ -15,14 +15,20 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
 
 
-def test_a_first_build_needs_no_setuptools_and_who_imports_the_builder_after_it_gets_all_of_it() -> None:
-    done = fresh("import sys, opjit, torch\nsys.modules['setuptools'] = None\n" + GET + """
+def test_a_first_build_needs_no_setuptools_and_who_imports_the_builder_after_it_gets_all_of_it() -> (
+    None
+):
+    done = fresh(
+        "import sys, opjit, torch\nsys.modules['setuptools'] = None\n"
+        + GET
+        + """
 print(sys.modules.keys() & {'distutils', 'Cython'})
 del sys.modules['setuptools']
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 from setuptools import Command, Extension
 print(issubclass(BuildExtension, Command), isinstance(CppExtension("x", ["x.cpp"]), Extension))
-""")
+"""
+    )
     assert done.stdout == "3.0 set()\nTrue True\n"
 
 
@@ -49,8 +55,11 @@ for load in (opjit.load, functools.partial(opjit.load, fast=False), lambda **nam
     assert done.stdout.split() == ["opjit::round_ste", "opjit::tensor_negate", "opjit::allreduce"]
 
 
-def test_torchs_own_load_in_another_thread_is_left_alone_while_a_build_file_is_written(tmp_path: Path) -> None:
-    done = fresh(f"""
+def test_torchs_own_load_in_another_thread_is_left_alone_while_a_build_file_is_written(
+    tmp_path: Path,
+) -> None:
+    done = fresh(
+        f"""
 import ctypes, os, threading, opjit, torch, torch.utils.cpp_extension as torchs
 folder = {str(tmp_path)!r}
 open(folder + "/plain.cpp", "w").write('extern "C" int value() {{ return 7; }}')
@@ -66,14 +75,20 @@ def slow(**arguments):
     return load(**arguments)
 
 torchs.load = slow
-""" + GET)
+"""
+        + GET
+    )
     assert done.stdout == "7 True 3.0 "
 
 
 def test_a_torch_that_needs_more_of_setuptools_gets_it() -> None:
-    done = fresh("""
+    done = fresh(
+        """
 import sys, opjit, torch
 from opjit.builder import torch_builder
 del torch_builder._Empty.__getattr__
-""" + GET + "print('setuptools' in sys.modules)")
+"""
+        + GET
+        + "print('setuptools' in sys.modules)"
+    )
     assert done.stdout == "3.0 True\n"

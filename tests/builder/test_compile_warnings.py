@@ -11,7 +11,9 @@ from opjit.errors import CompileWarning
 from tests import helpers
 from tests.helpers import PLUS, PLUS_CUDA, built, cuda_target, write_op
 
-SHIFTED = PLUS.replace("    return OPJIT_OK;", "    out->numel += 0 * (1 << 40);\n    return OPJIT_OK;")
+SHIFTED = PLUS.replace(
+    "    return OPJIT_OK;", "    out->numel += 0 * (1 << 40);\n    return OPJIT_OK;"
+)
 
 
 def warned(folder: Path, cache: Path, arch: str | None = None) -> list[tuple[str, int, str]]:
@@ -31,22 +33,30 @@ def test_a_warning_of_a_build_that_succeeds_comes_once_at_the_author_s_line(tmp_
     assert warned(op, tmp_path / "cache") == [], "a hit compiles nothing"
 
 
-LARGE = PLUS.replace("    return OPJIT_OK;", """\
+LARGE = PLUS.replace(
+    "    return OPJIT_OK;",
+    """\
     volatile float all[500000];
     for (int64_t i = 0; i < x->numel; i++)
         all[i] = 0;
-    return OPJIT_OK;""")
+    return OPJIT_OK;""",
+)
 
 
 def test_a_kernel_whose_locals_fill_a_stack_is_warned_of_with_a_way_out(tmp_path: Path) -> None:
     op = write_op(tmp_path / "op", plus_c=LARGE)
     [(file, line, text)] = warned(op, tmp_path / "cache")
     assert (file, line) == (str(op / "plus.c"), LARGE.count("\n"))
-    assert re.fullmatch(r"the frame size of 20000\d\d bytes is larger than 1048576 bytes \[-Wframe-larger-than=\]: a thread's stack has "
-                        r"some MB, and .* dies of SIGSEGV; take the memory from opjit_scratch, or pass .*", text)
+    assert re.fullmatch(
+        r"the frame size of 20000\d\d bytes is larger than 1048576 bytes \[-Wframe-larger-than=\]: a thread's stack has "
+        r"some MB, and .* dies of SIGSEGV; take the memory from opjit_scratch, or pass .*",
+        text,
+    )
     allowed = helpers.OP_PY.replace('Tensor")', 'Tensor", extra_cflags=["-Wno-frame-larger-than"])')
     assert allowed != helpers.OP_PY
-    code = helpers.declare(write_op(tmp_path / "allowed", plus_c=LARGE, op_py=allowed)) + helpers.GET
+    code = (
+        helpers.declare(write_op(tmp_path / "allowed", plus_c=LARGE, op_py=allowed)) + helpers.GET
+    )
     done = helpers.fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")})
     assert (done.stdout, done.stderr) == ("[2.0]\n", "")
 
@@ -60,18 +70,25 @@ def test_a_warning_about_a_header_of_the_author_s_is_at_its_line(tmp_path: Path)
 
 @pytest.mark.nvcc
 def test_a_warning_about_cuda_code_comes_once(tmp_path: Path) -> None:
-    text = PLUS_CUDA.replace("    OPJIT_KERNEL_LOOP", "    int on_device = 3;\n    OPJIT_KERNEL_LOOP")
+    text = PLUS_CUDA.replace(
+        "    OPJIT_KERNEL_LOOP", "    int on_device = 3;\n    OPJIT_KERNEL_LOOP"
+    )
     op = write_op(tmp_path / "op", plus_cu=text)
     [(file, line, told)] = warned(op, tmp_path / "cache", "sm_90")
     assert (file, line) == (str(op / "plus.cu"), 6)
     assert "on_device" in told
 
 
-def test_get_with_w_gives_all_warnings_whether_there_is_a_binary_or_not(tmp_path: Path, here: Path) -> None:
+def test_get_with_w_gives_all_warnings_whether_there_is_a_binary_or_not(
+    tmp_path: Path, here: Path
+) -> None:
     op = write_op(tmp_path / "op", plus_c=SHIFTED.replace("{\n", "{\n    int unused = 3;\n", 1))
     for _ in range(2):
         told = helpers.command("get", op, "--device", "cpu", "-W").stderr
-        assert f"{op / 'plus.c'}:6: warning: unused variable 'unused' [-Wunused-variable]\n  int unused = 3;\n" in told
+        assert (
+            f"{op / 'plus.c'}:6: warning: unused variable 'unused' [-Wunused-variable]\n  int unused = 3;\n"
+            in told
+        )
         assert told.count(f"{op / 'plus.c'}:12: warning: left shift count >= width of type") == 1
     assert helpers.command("get", op, "--device", "cpu").stderr == ""
 
@@ -92,7 +109,9 @@ def test_an_inline_op_s_warning_shows_its_line_and_no_path_of_opjit_s(here: Path
         }''')
         op(torch.ones(1))
         """)
-    assert re.fullmatch(r"shifted\.c:4: CompileWarning: left shift .*\n  \*out = 1 << 40;\n", done.stderr)
+    assert re.fullmatch(
+        r"shifted\.c:4: CompileWarning: left shift .*\n  \*out = 1 << 40;\n", done.stderr
+    )
 
 
 def test_a_warning_about_a_macro_of_opjit_s_is_at_the_line_that_uses_it() -> None:
@@ -108,10 +127,12 @@ ptxas warning : Stack size for entry function cannot be statically determined
 """
     assert compile_warnings.find(output * 2, {"/op/plus.c": "/op/plus.c"}.get, "/op/plus.cu") == [
         ("/op/plus.c", 7, "comparison is always true [-Wtype-limits]"),
-        ("/op/plus.cu", 1, "ptxas: Stack size for entry function cannot be statically determined")]
+        ("/op/plus.cu", 1, "ptxas: Stack size for entry function cannot be statically determined"),
+    ]
 
 
 def test_the_form_of_nvcc_s_and_nvrtc_s_warnings_is_known() -> None:
     output = 'plus.cu(5): warning #177-D: variable "x" was declared but never referenced\n      int x;\n          ^\n\nRemark: ...\n'
     assert compile_warnings.find(output, {"plus.cu": "/op/plus.cu"}.get, "") == [
-        ("/op/plus.cu", 5, 'variable "x" was declared but never referenced')]
+        ("/op/plus.cu", 5, 'variable "x" was declared but never referenced')
+    ]

@@ -26,7 +26,9 @@ from opjit.store.store import Store
 from tests.helpers import built, describe, no_nvcc, no_nvrtc, write_op
 
 NVRTC = toolchain.find_nvrtc("", None)
-needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="no NVRTC: torch is a CPU build, and there is no CUDA Toolkit with it")
+needs_nvrtc = pytest.mark.skipif(
+    NVRTC is None, reason="no NVRTC: torch is a CPU build, and there is no CUDA Toolkit with it"
+)
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
 LAUNCH = "kernel<<<opjit_blocks(n, 256), 256, 0, stream>>>(from, to, n);"
 Reference = Callable[[torch.Tensor], torch.Tensor]
@@ -73,51 +75,128 @@ SPECIAL = each("v + 10", qualifiers="").replace("kernel(", "kernel<2>(")
 STYLES: dict[str, tuple[str, Reference]] = {
     "plain": (op_of(each("2 * v")), lambda x: 2 * x),
     "extern C": (op_of(each("v + 1", qualifiers='extern "C"')), lambda x: x + 1),
-    "unnamed namespace": (op_of("namespace {" + each("v + 1", qualifiers="") + "}"), lambda x: x + 1),
-    "namespace": (op_of("namespace a { namespace b {" + each("v + 1", qualifiers="") + "} }", "a::b::" + LAUNCH), lambda x: x + 1),
-    "launch bounds": (op_of(each("v + 1", qualifiers="__launch_bounds__(256, 2)")), lambda x: x + 1),
-    "device function": (op_of(each("twice(v)", "__device__ __forceinline__ float twice(float v) { return 2 * v; }")), lambda x: 2 * x),
-    "host and device function": (op_of(each("twice(v)", "__host__ __device__ inline float twice(float v) { return 2 * v; }"),
-                                       "OPJIT_CHECK(twice(2) == 4, \"no\");\n    " + LAUNCH), lambda x: 2 * x),
-    "macro of spaces": (op_of("#define HD __host__ __device__\n" + each("twice(v)", "HD inline float twice(float v) { return 2 * v; }")),
-                        lambda x: 2 * x),
-    "template": (op_of("template <typename T>\n" + each("v + T(1)"), LAUNCH.replace("kernel", "kernel<float>")), lambda x: x + 1),
-    "instance that is never launched": (op_of("template <typename T>\n" + each("v + T(1)") + """
+    "unnamed namespace": (
+        op_of("namespace {" + each("v + 1", qualifiers="") + "}"),
+        lambda x: x + 1,
+    ),
+    "namespace": (
+        op_of(
+            "namespace a { namespace b {" + each("v + 1", qualifiers="") + "} }", "a::b::" + LAUNCH
+        ),
+        lambda x: x + 1,
+    ),
+    "launch bounds": (
+        op_of(each("v + 1", qualifiers="__launch_bounds__(256, 2)")),
+        lambda x: x + 1,
+    ),
+    "device function": (
+        op_of(
+            each("twice(v)", "__device__ __forceinline__ float twice(float v) { return 2 * v; }")
+        ),
+        lambda x: 2 * x,
+    ),
+    "host and device function": (
+        op_of(
+            each("twice(v)", "__host__ __device__ inline float twice(float v) { return 2 * v; }"),
+            'OPJIT_CHECK(twice(2) == 4, "no");\n    ' + LAUNCH,
+        ),
+        lambda x: 2 * x,
+    ),
+    "macro of spaces": (
+        op_of(
+            "#define HD __host__ __device__\n"
+            + each("twice(v)", "HD inline float twice(float v) { return 2 * v; }")
+        ),
+        lambda x: 2 * x,
+    ),
+    "template": (
+        op_of(
+            "template <typename T>\n" + each("v + T(1)"), LAUNCH.replace("kernel", "kernel<float>")
+        ),
+        lambda x: x + 1,
+    ),
+    "instance that is never launched": (
+        op_of(
+            "template <typename T>\n"
+            + each("v + T(1)")
+            + """
 static void *never() { return (void *)&kernel<double>; }""",
-                                              LAUNCH.replace("kernel", "kernel<float>")), lambda x: x + 1),
-    "template of a host function": (op_of("template <typename T>\n" + each("v + T(1)") + """
+            LAUNCH.replace("kernel", "kernel<float>"),
+        ),
+        lambda x: x + 1,
+    ),
+    "template of a host function": (
+        op_of(
+            "template <typename T>\n"
+            + each("v + T(1)")
+            + """
 template <typename T> static void run(const T *from, T *to, int n, cudaStream_t stream)
 { kernel<T><<<(n + 127) / 128 + 1, 128, 0, stream>>>(from, to, n); }
-""", "run<float>(from, to, n, stream);"), lambda x: x + 1),
-    "parameter pack": (op_of("""template <typename... T> __global__ void kernel(const float *from, float *to, int n, T... more)
+""",
+            "run<float>(from, to, n, stream);",
+        ),
+        lambda x: x + 1,
+    ),
+    "parameter pack": (
+        op_of(
+            """template <typename... T> __global__ void kernel(const float *from, float *to, int n, T... more)
 { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) to[i] = (from[i] + ... + more); }""",
-                             LAUNCH.replace("n);", "n, 1.0f, 2);")), lambda x: x + 3),
-    "struct argument": (op_of("""struct job { const float *from; float *to; int n; float add; };
+            LAUNCH.replace("n);", "n, 1.0f, 2);"),
+        ),
+        lambda x: x + 3,
+    ),
+    "struct argument": (
+        op_of(
+            """struct job { const float *from; float *to; int n; float add; };
 __global__ void kernel(const __grid_constant__ job j)
 { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < j.n) j.to[i] = j.from[i] + j.add; }""",
-                              "kernel<<<n / 256 + 1, 256, 0, stream>>>({from, to, n, 1.0f});"), lambda x: x + 1),
-    "dynamic shared memory": (op_of("""__global__ void kernel(const float *from, float *to, int n)
+            "kernel<<<n / 256 + 1, 256, 0, stream>>>({from, to, n, 1.0f});",
+        ),
+        lambda x: x + 1,
+    ),
+    "dynamic shared memory": (
+        op_of(
+            """__global__ void kernel(const float *from, float *to, int n)
 {
     extern __shared__ float tile[];
     int i = blockIdx.x * 256 + threadIdx.x;
     tile[threadIdx.x] = i < n ? from[i] : 0;
     __syncthreads();
     if (i < n) to[i] = 2 * tile[threadIdx.x];
-}""", """OPJIT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536));
-    kernel<<<dim3(n / 256 + 1), dim3(256), 65536, stream>>>(from, to, n);"""), lambda x: 2 * x),
-    "constant memory that is set": (op_of("static __constant__ float factor;\n" + each("factor * v"), """float two = 2;
+}""",
+            """OPJIT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536));
+    kernel<<<dim3(n / 256 + 1), dim3(256), 65536, stream>>>(from, to, n);""",
+        ),
+        lambda x: 2 * x,
+    ),
+    "constant memory that is set": (
+        op_of(
+            "static __constant__ float factor;\n" + each("factor * v"),
+            """float two = 2;
     OPJIT_CUDA_CHECK(cudaMemcpyToSymbolAsync(factor, &two, sizeof two, 0, cudaMemcpyHostToDevice, stream));
     OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
-    """ + LAUNCH), lambda x: 2 * x),
-    "device variable in a namespace": (op_of("namespace { __device__ int count; }\n" + COUNTING, f"""void *address;
+    """
+            + LAUNCH,
+        ),
+        lambda x: 2 * x,
+    ),
+    "device variable in a namespace": (
+        op_of(
+            "namespace { __device__ int count; }\n" + COUNTING,
+            f"""void *address;
     OPJIT_CUDA_CHECK(cudaGetSymbolAddress(&address, count));
     OPJIT_CUDA_CHECK(cudaMemsetAsync(address, 0, sizeof(int), stream));
     {LAUNCH}
     int found = 0;
     OPJIT_CUDA_CHECK(cudaMemcpyAsync(&found, address, sizeof found, cudaMemcpyDeviceToHost, stream));
     OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
-    OPJIT_CHECK(found == n, "counted %d", found);"""), lambda x: x + 1),
-    "cooperative groups": (op_of("""namespace cg = cooperative_groups;
+    OPJIT_CHECK(found == n, "counted %d", found);""",
+        ),
+        lambda x: x + 1,
+    ),
+    "cooperative groups": (
+        op_of(
+            """namespace cg = cooperative_groups;
 __global__ void kernel(const float *from, float *to, int n)
 {
     cg::thread_block block = cg::this_thread_block();
@@ -125,38 +204,104 @@ __global__ void kernel(const float *from, float *to, int n)
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     float v = cg::reduce(warp, 1.0f, cg::plus<float>{});
     if (i < n) to[i] = from[i] + v;
-}""", includes="#include <cooperative_groups.h>\n#include <cooperative_groups/reduce.h>"), lambda x: x + 32),
-    "bfloat16": (op_of("typedef __nv_bfloat16 floatX;\n" + each("(float)((floatX)v)"), includes="#include <cuda_bf16.h>"),
-                 lambda x: x.bfloat16().float()),
-    "math": (op_of(each("tanhf(0.5f * v) + expf(-fabsf(v)) + rsqrtf(1 + v * v)"), includes="#include <math.h>"),
-             lambda x: torch.tanh(0.5 * x) + torch.exp(-x.abs()) + torch.rsqrt(1 + x * x)),
-    "C++ on the host": (op_of(each("v + 1"), "std::vector<int> sizes{256};\n    kernel<<<n / 256 + 1, sizes[0], 0, stream>>>(from, to, n);",
-                              "#include <vector>\n#include <algorithm>\n#include <string>"), lambda x: x + 1),
-    "assert and printf": (op_of(each("v + 1").replace("float v", "assert(n > 0); if (n < 0) printf(\"%d\\n\", i); float v"),
-                                includes="#include <assert.h>\n#include <stdio.h>"), lambda x: x + 1),
-    "macro that launches": (op_of("#define RUN(k, ...) k<<<n / 256 + 1, 256, 0, stream>>>(__VA_ARGS__)\n" + each("v + 1"),
-                                  "RUN(kernel, from, to, n);"), lambda x: x + 1),
-    "cudaLaunchKernel": (op_of(each("v + 1"), """void *arguments[] = {(void *)&from, (void *)&to, (void *)&n};
-    OPJIT_CUDA_CHECK(cudaLaunchKernel((const void *)kernel, dim3(n / 256 + 1), dim3(256), arguments, 0, stream));"""), lambda x: x + 1),
-    "cudaLaunchKernelEx": (op_of(each("v + 1"), """cudaLaunchConfig_t config = {};
+}""",
+            includes="#include <cooperative_groups.h>\n#include <cooperative_groups/reduce.h>",
+        ),
+        lambda x: x + 32,
+    ),
+    "bfloat16": (
+        op_of(
+            "typedef __nv_bfloat16 floatX;\n" + each("(float)((floatX)v)"),
+            includes="#include <cuda_bf16.h>",
+        ),
+        lambda x: x.bfloat16().float(),
+    ),
+    "math": (
+        op_of(
+            each("tanhf(0.5f * v) + expf(-fabsf(v)) + rsqrtf(1 + v * v)"),
+            includes="#include <math.h>",
+        ),
+        lambda x: torch.tanh(0.5 * x) + torch.exp(-x.abs()) + torch.rsqrt(1 + x * x),
+    ),
+    "C++ on the host": (
+        op_of(
+            each("v + 1"),
+            "std::vector<int> sizes{256};\n    kernel<<<n / 256 + 1, sizes[0], 0, stream>>>(from, to, n);",
+            "#include <vector>\n#include <algorithm>\n#include <string>",
+        ),
+        lambda x: x + 1,
+    ),
+    "assert and printf": (
+        op_of(
+            each("v + 1").replace(
+                "float v", 'assert(n > 0); if (n < 0) printf("%d\\n", i); float v'
+            ),
+            includes="#include <assert.h>\n#include <stdio.h>",
+        ),
+        lambda x: x + 1,
+    ),
+    "macro that launches": (
+        op_of(
+            "#define RUN(k, ...) k<<<n / 256 + 1, 256, 0, stream>>>(__VA_ARGS__)\n" + each("v + 1"),
+            "RUN(kernel, from, to, n);",
+        ),
+        lambda x: x + 1,
+    ),
+    "cudaLaunchKernel": (
+        op_of(
+            each("v + 1"),
+            """void *arguments[] = {(void *)&from, (void *)&to, (void *)&n};
+    OPJIT_CUDA_CHECK(cudaLaunchKernel((const void *)kernel, dim3(n / 256 + 1), dim3(256), arguments, 0, stream));""",
+        ),
+        lambda x: x + 1,
+    ),
+    "cudaLaunchKernelEx": (
+        op_of(
+            each("v + 1"),
+            """cudaLaunchConfig_t config = {};
     config.gridDim = dim3(n / 256 + 1), config.blockDim = dim3(256), config.stream = stream;
-    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, from, to, n));"""), lambda x: x + 1),
+    OPJIT_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, from, to, n));""",
+        ),
+        lambda x: x + 1,
+    ),
     "two kernels": (op_of(each("v + 1") + SECOND, THEN_SECOND), lambda x: 2 * (x + 1)),
-    "overloaded kernels": (op_of(each("v + 1", qualifiers="") + each("v + 2", qualifiers="").replace("int n", "long n")),
-                           lambda x: x + 1),
-    "specialised kernel": (op_of("template <int k>\n" + each("v + k", qualifiers="") + "template <>\n" + SPECIAL,
-                                 LAUNCH.replace("kernel", "kernel<2>")), lambda x: x + 10),
-    "declared before": (op_of("static __global__ void kernel(const float *from, float *to, int n);\n" + each("v + 1", qualifiers="")),
-                        lambda x: x + 1),
-    "class with methods": (op_of("""template <typename T> class row {
+    "overloaded kernels": (
+        op_of(
+            each("v + 1", qualifiers="") + each("v + 2", qualifiers="").replace("int n", "long n")
+        ),
+        lambda x: x + 1,
+    ),
+    "specialised kernel": (
+        op_of(
+            "template <int k>\n" + each("v + k", qualifiers="") + "template <>\n" + SPECIAL,
+            LAUNCH.replace("kernel", "kernel<2>"),
+        ),
+        lambda x: x + 10,
+    ),
+    "declared before": (
+        op_of(
+            "static __global__ void kernel(const float *from, float *to, int n);\n"
+            + each("v + 1", qualifiers="")
+        ),
+        lambda x: x + 1,
+    ),
+    "class with methods": (
+        op_of(
+            """template <typename T> class row {
 public:
     __host__ __device__ explicit row(T *at) : at_(at) {}
     __device__ T get(int i) const { return __ldg(at_ + i); }
 private:
     T *at_;
 };
-""" + each("row<const float>(from).get(i) + 1 + 0 * v")), lambda x: x + 1),
-    "cub": (op_of("""__global__ void kernel(const float *from, float *to, int n)
+"""
+            + each("row<const float>(from).get(i) + 1 + 0 * v")
+        ),
+        lambda x: x + 1,
+    ),
+    "cub": (
+        op_of(
+            """__global__ void kernel(const float *from, float *to, int n)
 {
     typedef cub::BlockReduce<float, 256> reduce;
     __shared__ typename reduce::TempStorage storage;
@@ -166,7 +311,11 @@ private:
     if (threadIdx.x == 0) sum = v;
     __syncthreads();
     if (i < n) to[i] = from[i] + sum;
-}""", includes="#include <cub/block/block_reduce.cuh>"), lambda x: x + 256),
+}""",
+            includes="#include <cub/block/block_reduce.cuh>",
+        ),
+        lambda x: x + 256,
+    ),
 }
 
 
@@ -190,7 +339,11 @@ def test_a_file_in_this_style_needs_no_nvcc(tmp_path: Path, style: str) -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_a_file_in_this_style_computes_as_its_reference(style: str) -> None:
     name = "".join(filter(str.isalnum, style))
-    op = opjit.inline(f"{name}(Tensor x) -> Tensor", cuda=STYLES[style][0].replace("plus_cuda", f"{name}_cuda"), like="x")
+    op = opjit.inline(
+        f"{name}(Tensor x) -> Tensor",
+        cuda=STYLES[style][0].replace("plus_cuda", f"{name}_cuda"),
+        like="x",
+    )
     for size in (4, 1024, 100_000):
         x = torch.randn(size, device="cuda")
         torch.testing.assert_close(op(x), STYLES[style][1](x), rtol=1e-5, atol=1e-5)
@@ -198,20 +351,35 @@ def test_a_file_in_this_style_computes_as_its_reference(style: str) -> None:
 
 # --- machine code -------------------------------------------------------------------------------------------------------------------------
 
+
 def code_of(cubin: bytes) -> dict[str, bytes]:
     """The instructions of each kernel in a cubin, an ELF file."""
-    at, size, count, names = (*struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<3H", cubin, 58))
+    at, size, count, names = (
+        *struct.unpack_from("<Q", cubin, 40),
+        *struct.unpack_from("<3H", cubin, 58),
+    )
     sections = [struct.unpack_from("<IIQQQQII", cubin, at + index * size) for index in range(count)]
-    strings = cubin[sections[names][4]:]
-    named = {strings[section[0]:strings.index(b"\0", section[0])].decode(): section for section in sections}
-    return {name: cubin[section[4]:section[4] + section[5]] for name, section in named.items() if name.startswith(".text.")}
+    strings = cubin[sections[names][4] :]
+    named = {
+        strings[section[0] : strings.index(b"\0", section[0])].decode(): section
+        for section in sections
+    }
+    return {
+        name: cubin[section[4] : section[4] + section[5]]
+        for name, section in named.items()
+        if name.startswith(".text.")
+    }
 
 
 def fat_of(content: bytes) -> dict[str, bytes]:
     found, at = {}, 16
     while at < len(content):
-        _, _, header, size, _, _, _, _, arch, _, _, flags = struct.unpack_from("<HHIQIIHHIIIQ", content, at)
-        found[f"sm_{arch}{'a' if flags & 0x100000 else 'f' if flags & 0x200000 else ''}"] = content[at + header:at + header + size]
+        _, _, header, size, _, _, _, _, arch, _, _, flags = struct.unpack_from(
+            "<HHIQIIHHIIIQ", content, at
+        )
+        found[f"sm_{arch}{'a' if flags & 0x100000 else 'f' if flags & 0x200000 else ''}"] = content[
+            at + header : at + header + size
+        ]
         at += header + size
     return found
 
@@ -225,15 +393,37 @@ def test_a_bundled_op_s_machine_code_is_that_of_nvcc(tmp_path: Path, op: opjit.O
     nvcc, compiler = toolchain.require_nvcc(None), toolchain.require_compiler(None)
     assert NVRTC is not None
     source = tmp_path / "opjit_kernel.cu"
-    source.write_text(glue.render(recipe.schema, backends.for_device("cuda"), recipe.source.name)["opjit_kernel.cu"])
+    source.write_text(
+        glue.render(recipe.schema, backends.for_device("cuda"), recipe.source.name)[
+            "opjit_kernel.cu"
+        ]
+    )
     cuda.compile_kernels(recipe, [source], tmp_path, compiler, NVRTC)
-    fast = code_of(fat_of((tmp_path / "opjit_kernel" / "opjit_kernel.fatbin").read_bytes())["sm_90"])
-    subprocess.run([f"{nvcc.root}/bin/nvcc", "-cubin", "-arch=sm_90", "-std=c++17", f"-I{recipe.folder}",
-                    f"-I{recipe.folder.parent}", "-o", "slow.cubin", source], cwd=tmp_path, check=True)
+    fast = code_of(
+        fat_of((tmp_path / "opjit_kernel" / "opjit_kernel.fatbin").read_bytes())["sm_90"]
+    )
+    subprocess.run(
+        [
+            f"{nvcc.root}/bin/nvcc",
+            "-cubin",
+            "-arch=sm_90",
+            "-std=c++17",
+            f"-I{recipe.folder}",
+            f"-I{recipe.folder.parent}",
+            "-o",
+            "slow.cubin",
+            source,
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
     slow = code_of((tmp_path / "slow.cubin").read_bytes())
     assert fast.keys() == slow.keys()
     same = [name for name in fast if fast[name] == slow[name]]
-    if NVRTC.version.partition(" ")[0] == nvcc.version and op.schema.name not in ("allreduce", "lltm_backward"):
+    if NVRTC.version.partition(" ")[0] == nvcc.version and op.schema.name not in (
+        "allreduce",
+        "lltm_backward",
+    ):
         assert len(same) == len(fast)
     for name in fast.keys() - set(same):  # two ops differ a little, and so do other versions
         assert abs(len(fast[name]) - len(slow[name])) < 0.1 * len(slow[name]) + 256, name
@@ -244,8 +434,19 @@ def test_a_fat_binary_is_as_nvidia_s_tool_writes_it(tmp_path: Path) -> None:
     archs = ["sm_80", "sm_90", "sm_90a", "sm_100", "sm_120f"]
     (tmp_path / "k.cu").write_text("__global__ void kernel(float *x) { x[threadIdx.x] *= 2; }")
     numbers = [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in archs]
-    subprocess.run([f"{toolchain.require_nvcc(None).root}/bin/nvcc", "-fatbin", *numbers, "--compress-mode=none", "-o", "k.fatbin", "k.cu"],
-                   cwd=tmp_path, check=True)
+    subprocess.run(
+        [
+            f"{toolchain.require_nvcc(None).root}/bin/nvcc",
+            "-fatbin",
+            *numbers,
+            "--compress-mode=none",
+            "-o",
+            "k.fatbin",
+            "k.cu",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
     content = (tmp_path / "k.fatbin").read_bytes()
     cubins = fat_of(content)
     assert sorted(cubins) == sorted(archs)
@@ -258,7 +459,14 @@ def test_what_waits_for_nvrtc_is_compiled_in_another_process_to_the_same_bytes()
     assert found is not None
 
     def compiled(code: str) -> nvrtc.DeviceCode:
-        return nvrtc.compile_for(found.library, code, "k.cu", {"two.h": "#define TWO 2\n"}, ["--gpu-architecture=sm_90"], ["scale<int>"])
+        return nvrtc.compile_for(
+            found.library,
+            code,
+            "k.cu",
+            {"two.h": "#define TWO 2\n"},
+            ["--gpu-architecture=sm_90"],
+            ["scale<int>"],
+        )
 
     code = '#include "two.h"\ntemplate <typename T> __global__ void scale(T *x) { *x *= TWO; }'
     here = compiled(code)
@@ -274,11 +482,25 @@ def test_ptx_in_a_fat_binary_has_the_header_that_nvidia_s_tool_writes(tmp_path: 
     found = toolchain.find_nvrtc("", None)
     assert found is not None
     code = "__global__ void kernel(float *x) { *x = 1; }"
-    ptx = nvrtc.compile_for(found.library, code, "k.cu", {}, ["--gpu-architecture=compute_90"], []).code
+    ptx = nvrtc.compile_for(
+        found.library, code, "k.cu", {}, ["--gpu-architecture=compute_90"], []
+    ).code
     (tmp_path / "k.ptx").write_bytes(ptx.rstrip(b"\0"))
-    subprocess.run([f"{toolchain.require_nvcc(None).root}/bin/fatbinary", "--create", "k.fatbin", "--compress=false",
-                    "--image3=kind=ptx,sm=90,file=k.ptx"], cwd=tmp_path, check=True)
-    theirs, ours = (bytearray(content[:96]) for content in ((tmp_path / "k.fatbin").read_bytes(), nvrtc.fatbin({"compute_90": ptx})))
+    subprocess.run(
+        [
+            f"{toolchain.require_nvcc(None).root}/bin/fatbinary",
+            "--create",
+            "k.fatbin",
+            "--compress=false",
+            "--image3=kind=ptx,sm=90,file=k.ptx",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
+    theirs, ours = (
+        bytearray(content[:96])
+        for content in ((tmp_path / "k.fatbin").read_bytes(), nvrtc.fatbin({"compute_90": ptx}))
+    )
     for header in (theirs, ours):
         header[8:16] = header[24:32] = bytes(8)  # sizes: the tool leaves out comments and tabs
     theirs[40:44] = ours[40:44]  # the version of PTX, which is that of the compiler
@@ -305,9 +527,12 @@ MAKE_KERNEL(float);
 
 # --- which compiler -----------------------------------------------------------------------------------------------------------------------
 
+
 @needs_nvrtc
 @pytest.mark.parametrize("op", opjit.declare.registry.all_ops(), ids=lambda op: op.schema.name)
-def test_every_bundled_op_builds_without_the_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: opjit.Op) -> None:
+def test_every_bundled_op_builds_without_the_toolkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: opjit.Op
+) -> None:
     no_nvcc(monkeypatch)
     target = Target(backends.for_device("cuda"), "sm_80+sm_90+sm_100", "cuda13")
     entry = request.entry(op, target, Store(tmp_path))
@@ -329,7 +554,9 @@ KERNEL(kernel)""",
 def test_what_only_nvcc_takes_is_built_by_nvcc_and_why_says_so(tmp_path: Path, code: str) -> None:
     entry = entry_of(tmp_path, op_of(REFUSED[code]))
     assert compiler_of(entry).startswith("nvcc V")
-    recipe = describe(tmp_path / "op", Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
+    recipe = describe(
+        tmp_path / "op", Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA
+    )
     assert Store(tmp_path / "cache").find(recipe) is not None, "the next request finds it"
     shown = str(why.compare(recipe, Store(tmp_path / "cache"), entry.folder))
     assert f"CUDA code by {compiler_of(entry)}" in shown
@@ -337,9 +564,13 @@ def test_what_only_nvcc_takes_is_built_by_nvcc_and_why_says_so(tmp_path: Path, c
 
 
 @needs_nvrtc
-def test_what_only_nvcc_takes_is_an_error_without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_nvcc_takes_is_an_error_without_nvcc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     no_nvcc(monkeypatch)
-    with pytest.raises(ToolMissing, match="needs nvcc, as it uses __managed__; install the CUDA Toolkit"):
+    with pytest.raises(
+        ToolMissing, match="needs nvcc, as it uses __managed__; install the CUDA Toolkit"
+    ):
         entry_of(tmp_path, op_of(REFUSED["managed memory"]))
 
 
@@ -347,7 +578,10 @@ def test_what_only_nvcc_takes_is_an_error_without_nvcc(tmp_path: Path, monkeypat
 @needs_nvrtc
 @pytest.mark.parametrize(("first", "then"), [(no_nvcc, no_nvrtc), (no_nvrtc, no_nvcc)])
 def test_a_cache_filled_with_one_compiler_serves_a_machine_with_the_other(
-        tmp_path: Path, first: Callable[[pytest.MonkeyPatch], None], then: Callable[[pytest.MonkeyPatch], None]) -> None:
+    tmp_path: Path,
+    first: Callable[[pytest.MonkeyPatch], None],
+    then: Callable[[pytest.MonkeyPatch], None],
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         first(patch)
         made = entry_of(tmp_path, STYLES["plain"][0])
@@ -359,36 +593,55 @@ def test_a_cache_filled_with_one_compiler_serves_a_machine_with_the_other(
 
 @needs_nvrtc
 def test_the_author_s_flags_and_folders_reach_both_parts(tmp_path: Path) -> None:
-    source = op_of(each("ADD(v) + MORE"), 'OPJIT_CHECK(ADD(1) == 2, "no");' + LAUNCH, '#include "more.h"')
+    source = op_of(
+        each("ADD(v) + MORE"), 'OPJIT_CHECK(ADD(1) == 2, "no");' + LAUNCH, '#include "more.h"'
+    )
     folder, more = write_op(tmp_path / 'a "quoted" \\ folder', plus_cu=source), tmp_path / "more"
     more.mkdir()
     (more / "more.h").write_text("#define MORE 3\n")
     given = ["-DADD(x)=(x+int{1})", "--use_fast_math", "-Xptxas=-O2", "-Xcompiler=-O2"]
     extra = flags.check("keytest::plus", folder, (), given, (), [more])
     recipe = describe(folder, Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
-    recipe = recipe._replace(flags=flags.join(recipe.flags, extra, recipe.target), inputs=read_inputs(recipe.source, recipe.target, extra))
+    recipe = recipe._replace(
+        flags=flags.join(recipe.flags, extra, recipe.target),
+        inputs=read_inputs(recipe.source, recipe.target, extra),
+    )
     assert compiler_of(build.build(recipe, Store(tmp_path / "cache"))).startswith("NVRTC ")
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------------------------------
 
 # A file, the text of the line that is wrong, and a word of the message.
-MISTAKES = {"in device code": (op_of(each("v + wrong")), "v + wrong", "wrong"),
-            "in host code": (op_of(each("v + 1"), "int m = wrong;\n    " + LAUNCH), "int m = wrong", "wrong"),
-            "of a brace": (op_of(each("v + 1") + "}"), "}}", ""),
-            "of a header": (op_of(each("v + 1"), includes="#include \"missing.h\""), "missing.h", "missing.h"),
-            "of an argument": (op_of(each("v + 1"), LAUNCH.replace("to, n", "to, \"n\"")), '"n"', "int"),
-            "of a launch": (op_of(each("v + 1"), "kernel<<<>>>(from, to, n);"), "<<<>>>", "")}
+MISTAKES = {
+    "in device code": (op_of(each("v + wrong")), "v + wrong", "wrong"),
+    "in host code": (
+        op_of(each("v + 1"), "int m = wrong;\n    " + LAUNCH),
+        "int m = wrong",
+        "wrong",
+    ),
+    "of a brace": (op_of(each("v + 1") + "}"), "}}", ""),
+    "of a header": (
+        op_of(each("v + 1"), includes='#include "missing.h"'),
+        "missing.h",
+        "missing.h",
+    ),
+    "of an argument": (op_of(each("v + 1"), LAUNCH.replace("to, n", 'to, "n"')), '"n"', "int"),
+    "of a launch": (op_of(each("v + 1"), "kernel<<<>>>(from, to, n);"), "<<<>>>", ""),
+}
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("with_nvcc", [pytest.param(True, marks=pytest.mark.nvcc), False])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_reported_at_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, with_nvcc: bool) -> None:
+def test_a_mistake_is_reported_at_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, with_nvcc: bool
+) -> None:
     if not with_nvcc:
         no_nvcc(monkeypatch)
     source, wrong, text = MISTAKES[mistake]
-    line = next(number for number, each_line in enumerate(source.splitlines(), 1) if wrong in each_line)
+    line = next(
+        number for number, each_line in enumerate(source.splitlines(), 1) if wrong in each_line
+    )
     with pytest.raises((CompileError, ToolMissing)) as caught:
         entry_of(tmp_path, source)
     shown = str(caught.value)
@@ -399,13 +652,16 @@ def test_a_mistake_is_reported_at_its_line(tmp_path: Path, monkeypatch: pytest.M
 
 
 @needs_nvrtc
-def test_an_arch_that_the_compiler_does_not_know_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arch_that_the_compiler_does_not_know_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     no_nvcc(monkeypatch)
     with pytest.raises(CompileError, match="gpu-architecture"):
         entry_of(tmp_path, STYLES["plain"][0], "sm_10")
 
 
 # --- the split ----------------------------------------------------------------------------------------------------------------------------
+
 
 def test_both_parts_keep_every_line_at_its_number() -> None:
     for source, _ in STYLES.values():
@@ -419,8 +675,39 @@ def test_a_file_that_is_not_understood_is_left_to_nvcc(text: str) -> None:
         host_device_split.split(text, {})
 
 
-WORDS = ["{", "}", "(", ")", "<", ">", "<<<", ">>>", ";", "::", "kernel", "__global__", "__device__", "void", "template", "typename", "T",
-         ",", "=", "namespace", "struct", "#define x \\\n y\n", "/*", "*/", "//", "\n", '"', "'", "int", "extern", "1"]
+WORDS = [
+    "{",
+    "}",
+    "(",
+    ")",
+    "<",
+    ">",
+    "<<<",
+    ">>>",
+    ";",
+    "::",
+    "kernel",
+    "__global__",
+    "__device__",
+    "void",
+    "template",
+    "typename",
+    "T",
+    ",",
+    "=",
+    "namespace",
+    "struct",
+    "#define x \\\n y\n",
+    "/*",
+    "*/",
+    "//",
+    "\n",
+    '"',
+    "'",
+    "int",
+    "extern",
+    "1",
+]
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=40))

@@ -35,61 +35,113 @@ def debug_build(op: Path, here: Path) -> Entry:
 
 
 @pytest.mark.skipif(GDB is None, reason="no gdb")
-def test_gdb_stops_at_the_author_s_line_and_shows_variables(op: Path, here: Path, tmp_path: Path) -> None:
+def test_gdb_stops_at_the_author_s_line_and_shows_variables(
+    op: Path, here: Path, tmp_path: Path
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(declare(op) + CALL)
-    commands = ["set breakpoint pending on", "set debuginfod enabled off", "break plus.c:10 if i == 2", "run", "info locals",
-                "print x->numel", "bt 2", "list", "kill"]
-    done = subprocess.run([str(GDB), "-nx", "-batch", *(word for each in commands for word in ("-ex", each)), "--args", sys.executable,
-                           str(program)], env=helpers.environment({"OPJIT_DEBUG": "1"}), capture_output=True, text=True, check=False)
+    commands = [
+        "set breakpoint pending on",
+        "set debuginfod enabled off",
+        "break plus.c:10 if i == 2",
+        "run",
+        "info locals",
+        "print x->numel",
+        "bt 2",
+        "list",
+        "kill",
+    ]
+    done = subprocess.run(
+        [
+            str(GDB),
+            "-nx",
+            "-batch",
+            *(word for each in commands for word in ("-ex", each)),
+            "--args",
+            sys.executable,
+            str(program),
+        ],
+        env=helpers.environment({"OPJIT_DEBUG": "1"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if "ptrace" in done.stderr:
         pytest.skip("gdb may not trace processes here")
-    assert re.search(rf"hit Breakpoint 1, plus_cpu .* at {re.escape(str(op))}/plus\.c:10\n", done.stdout), done.stdout + done.stderr
+    assert re.search(
+        rf"hit Breakpoint 1, plus_cpu .* at {re.escape(str(op))}/plus\.c:10\n", done.stdout
+    ), done.stdout + done.stderr
     assert "i = 2\n" in done.stdout
     assert "$1 = 4\n" in done.stdout
     assert "#1 " in done.stdout
     assert re.search(r"^10\t.*\+ AMOUNT;$", done.stdout, re.MULTILINE), "the author's source"
 
 
-def test_a_debug_build_has_a_key_of_its_own_and_is_asked_for_by_the_variable(op: Path, here: Path) -> None:
+def test_a_debug_build_has_a_key_of_its_own_and_is_asked_for_by_the_variable(
+    op: Path, here: Path
+) -> None:
     ordinary = fresh(declare(op) + "print(opjit.explain('keytest::plus', 'cpu').key)").stdout
-    debug = fresh(declare(op) + "print(opjit.explain('keytest::plus', 'cpu').key)", {"OPJIT_DEBUG": "1"}).stdout
+    debug = fresh(
+        declare(op) + "print(opjit.explain('keytest::plus', 'cpu').key)", {"OPJIT_DEBUG": "1"}
+    ).stdout
     entry = debug_build(op, here)
     assert f"{entry.key}\n" == debug != ordinary
-    told = fresh(declare(op) + "print(opjit.explain('keytest::plus', 'cpu'))", {"OPJIT_DEBUG": "1"}).stdout
+    told = fresh(
+        declare(op) + "print(opjit.explain('keytest::plus', 'cpu'))", {"OPJIT_DEBUG": "1"}
+    ).stdout
     assert ": a hit" in told
-    assert fresh(declare(op) + "print(opjit.explain('keytest::plus', 'cpu'))").stdout.find("debug build: none, ") > 0
+    assert (
+        fresh(declare(op) + "print(opjit.explain('keytest::plus', 'cpu'))").stdout.find(
+            "debug build: none, "
+        )
+        > 0
+    )
 
 
-def test_a_debug_build_of_a_copy_elsewhere_is_another_as_it_names_its_folder(op: Path, here: Path, tmp_path: Path) -> None:
+def test_a_debug_build_of_a_copy_elsewhere_is_another_as_it_names_its_folder(
+    op: Path, here: Path, tmp_path: Path
+) -> None:
     copy = shutil.copytree(op, tmp_path / "copy")
     assert len({debug_build(each, here).key for each in (op, copy)}) == 2
 
 
-def test_a_debug_build_names_the_author_s_file_and_no_folder_of_the_build(op: Path, here: Path) -> None:
+def test_a_debug_build_names_the_author_s_file_and_no_folder_of_the_build(
+    op: Path, here: Path
+) -> None:
     content = debug_build(op, here).library.read_bytes()
     assert f"{op}".encode() in content
     assert b"staging" not in content
 
 
-def test_a_debug_build_goes_into_no_remote_and_no_wheel(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_debug_build_goes_into_no_remote_and_no_wheel(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     debug = debug_build(op, here)
     ordinary = built(op, here)
     report = transfer.push((tmp_path / "remote").as_uri(), sign=None)
     assert ([Path(name).stem for name in report.moved], report.problems) == ([ordinary.key], [])
     assert debug.folder.is_dir()
-    done = helpers.command("wheel", op, "--arch", targets.here(helpers.cpu()).arch, "-o", tmp_path, OPJIT_DEBUG="1")
+    done = helpers.command(
+        "wheel", op, "--arch", targets.here(helpers.cpu()).arch, "-o", tmp_path, OPJIT_DEBUG="1"
+    )
     assert "OPJIT_DEBUG is set, and a wheel holds no debug builds" in done.stderr
     assert list(tmp_path.glob("*.whl")) == []
 
 
-def test_a_debug_build_asks_no_remote(op: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = fresh(declare(op) + helpers.GET, {"OPJIT_DEBUG": "1", "OPJIT_REMOTE": "file:///nowhere", "OPJIT_TRUST": "unsigned"},
-                 flags=("-W", "error"))
+def test_a_debug_build_asks_no_remote(
+    op: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = fresh(
+        declare(op) + helpers.GET,
+        {"OPJIT_DEBUG": "1", "OPJIT_REMOTE": "file:///nowhere", "OPJIT_TRUST": "unsigned"},
+        flags=("-W", "error"),
+    )
     assert done.stdout == "[2.0]\n"
 
 
-def test_an_inline_op_may_be_built_for_a_debugger(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inline_op_may_be_built_for_a_debugger(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = """
         opjit_status twice_cpu(const opjit_tensor *x, int64_t *out)
         {
@@ -107,25 +159,40 @@ def test_an_inline_op_may_be_built_for_a_debugger(here: Path, monkeypatch: pytes
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("way", [no_nvrtc, pytest.param(no_nvcc, marks=pytest.mark.skipif(NVRTC is None, reason="no NVRTC"))])
-def test_a_kernel_for_cuda_has_its_lines_in_a_debug_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Path,
-                                                          way: Callable[[pytest.MonkeyPatch], None]) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [no_nvrtc, pytest.param(no_nvcc, marks=pytest.mark.skipif(NVRTC is None, reason="no NVRTC"))],
+)
+def test_a_kernel_for_cuda_has_its_lines_in_a_debug_build(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: Path,
+    way: Callable[[pytest.MonkeyPatch], None],
+) -> None:
     op, target = write_op(tmp_path / "op"), cuda_target("sm_90")
     way(monkeypatch)
     recipe = describe(op, target)
-    content = build.build(recipe._replace(flags=for_debugger(recipe.flags)), Store(here)).library.read_bytes()
+    content = build.build(
+        recipe._replace(flags=for_debugger(recipe.flags)), Store(here)
+    ).library.read_bytes()
     assert b".nv_debug_line_sass" in content or b".debug_line" in content
     assert f"{op}".encode() in content
 
 
-@pytest.mark.skipif(NVRTC is None, reason="no NVRTC: torch is a CPU build, and there is no CUDA Toolkit with it")
-def test_line_information_in_an_ordinary_build_names_no_folder_of_this_machine(tmp_path: Path, here: Path) -> None:
+@pytest.mark.skipif(
+    NVRTC is None, reason="no NVRTC: torch is a CPU build, and there is no CUDA Toolkit with it"
+)
+def test_line_information_in_an_ordinary_build_names_no_folder_of_this_machine(
+    tmp_path: Path, here: Path
+) -> None:
     assert NVRTC is not None
     target = targets.named("sm_90", backends.for_device("cuda"), NVRTC.version)
     contents = []
     for name in ("one", "two"):
         recipe = describe(write_op(tmp_path / name), target)
-        recipe = recipe._replace(flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-lineinfo")))
+        recipe = recipe._replace(
+            flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-lineinfo"))
+        )
         contents.append(build.build(recipe, Store(tmp_path / f"cache-{name}")).library.read_bytes())
     assert contents[0] == contents[1]
     assert b"plus.cu" in contents[0]
@@ -134,7 +201,9 @@ def test_line_information_in_an_ordinary_build_names_no_folder_of_this_machine(t
 
 
 @pytest.mark.nvcc
-def test_nvcc_leaves_line_information_out_and_why_says_so(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvcc_leaves_line_information_out_and_why_says_so(
+    tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     op, target = write_op(tmp_path / "op"), cuda_target("sm_90")
     no_nvrtc(monkeypatch)
     recipe = describe(op, target)
@@ -142,4 +211,6 @@ def test_nvcc_leaves_line_information_out_and_why_says_so(tmp_path: Path, here: 
     entry = build.build(recipe, Store(here))
     assert str(tmp_path).encode() not in entry.library.read_bytes()
     remark = json.loads((entry.folder / "manifest.json").read_bytes())["built_with"]["cuda"]
-    assert remark.endswith("; without line information, in which nvcc names folders of this machine")
+    assert remark.endswith(
+        "; without line information, in which nvcc names folders of this machine"
+    )

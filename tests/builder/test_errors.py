@@ -21,7 +21,17 @@ from opjit.recipe import toolchain
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import PLUS, PLUS_CUDA, built, cuda_target, describe, fake_compiler, fresh, program, write_op
+from tests.helpers import (
+    PLUS,
+    PLUS_CUDA,
+    built,
+    cuda_target,
+    describe,
+    fake_compiler,
+    fresh,
+    program,
+    write_op,
+)
 
 # --- sources that do not compile ----------------------------------------------------------------------------------------------------------
 
@@ -36,18 +46,26 @@ def refusal(op: Path, cache: Path) -> BuildError:
     return caught.value
 
 
-def test_a_compile_error_leads_with_the_compiler_s_first_complaint_and_where_it_is(op: Path, tmp_path: Path) -> None:
+def test_a_compile_error_leads_with_the_compiler_s_first_complaint_and_where_it_is(
+    op: Path, tmp_path: Path
+) -> None:
     wrong = "    int y = undeclared_name;\n    another mistake;\n    return OPJIT_OK;"
-    (op / "plus.c").write_text(PLUS.replace("    return OPJIT_OK;", wrong)
-                               + "".join(f"int f{n}(void) {{ return missing_{n}; }}\n" for n in range(40)))
+    (op / "plus.c").write_text(
+        PLUS.replace("    return OPJIT_OK;", wrong)
+        + "".join(f"int f{n}(void) {{ return missing_{n}; }}\n" for n in range(40))
+    )
     error = refusal(op, tmp_path / "cache")
     assert isinstance(error, CompileError)
     first = str(error).splitlines()[0]
-    assert re.fullmatch(re.escape(str(op / "plus.c")) + r":11:13: error: .*undeclared_name.* undeclared .*", first)
+    assert re.fullmatch(
+        re.escape(str(op / "plus.c")) + r":11:13: error: .*undeclared_name.* undeclared .*", first
+    )
     assert "keytest::plus" in str(error)
     assert "-std=c++" not in str(error)
     assert error.command is not None
-    assert toolchain.require_compiler(None).path in error.command.split()[:2], "behind ccache, which torch puts there if it is installed"
+    assert toolchain.require_compiler(None).path in error.command.split()[:2], (
+        "behind ccache, which torch puts there if it is installed"
+    )
     assert " -c " in error.command
     assert error.log is not None
     assert str(error.log) in str(error)
@@ -57,31 +75,63 @@ def test_a_compile_error_leads_with_the_compiler_s_first_complaint_and_where_it_
     assert len(str(error).splitlines()) < 30
 
 
-UNCHECKED = ("OPJIT_TRY(opjit_empty_like(out, x, x->dtype));", "opjit_empty_like(out, x, x->dtype);")
+UNCHECKED = (
+    "OPJIT_TRY(opjit_empty_like(out, x, x->dtype));",
+    "opjit_empty_like(out, x, x->dtype);",
+)
 NOT_C = "an op's kernel is plain C over opjit.h"
 
 
-@pytest.mark.parametrize(("name", "text", "first"), [
-    ("amount.h", "\n\nint 5x;\n", r"amount\.h:3:5: error: "),
-    ("amount.h", None, r"plus\.c:2:10: fatal error: amount\.h: No such file"),
-    ("amount.h", '#error "define AMOUNT"\n', r"amount\.h:1:2: error: "),
-    ("plus.c", PLUS.replace("+ AMOUNT", "+ (float)made_up(1)"), r"plus\.c:10:.* 'made_up'"),
-    ("plus.c", PLUS.replace(*UNCHECKED), r"plus\.c:\d+:.* ignoring return value of 'opjit_empty_like'"),
-    ("plus.c", PLUS.replace("return OPJIT_OK;", 'opjit_printf("plus"); return OPJIT_OK;'), rf'.*; {NOT_C}: #include "opjit_printf\.h"$'),
-])
-def test_the_first_line_says_what_is_wrong_and_where(op: Path, tmp_path: Path, name: str, text: str | None, first: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "first"),
+    [
+        ("amount.h", "\n\nint 5x;\n", r"amount\.h:3:5: error: "),
+        ("amount.h", None, r"plus\.c:2:10: fatal error: amount\.h: No such file"),
+        ("amount.h", '#error "define AMOUNT"\n', r"amount\.h:1:2: error: "),
+        ("plus.c", PLUS.replace("+ AMOUNT", "+ (float)made_up(1)"), r"plus\.c:10:.* 'made_up'"),
+        (
+            "plus.c",
+            PLUS.replace(*UNCHECKED),
+            r"plus\.c:\d+:.* ignoring return value of 'opjit_empty_like'",
+        ),
+        (
+            "plus.c",
+            PLUS.replace("return OPJIT_OK;", 'opjit_printf("plus"); return OPJIT_OK;'),
+            rf'.*; {NOT_C}: #include "opjit_printf\.h"$',
+        ),
+    ],
+)
+def test_the_first_line_says_what_is_wrong_and_where(
+    op: Path, tmp_path: Path, name: str, text: str | None, first: str
+) -> None:
     (op / name).unlink() if text is None else (op / name).write_text(text)
     told = str(refusal(op, tmp_path / "cache")).splitlines()[0]
-    assert re.match(first if first.startswith(".*") else f"{re.escape(str(op))}/{first}", told), told
+    assert re.match(first if first.startswith(".*") else f"{re.escape(str(op))}/{first}", told), (
+        told
+    )
 
 
-@pytest.mark.parametrize(("top", "hint"), [
-    ("#include <torch/extension.h>\n", "an op cannot use torch's headers; build C++ code with opjit.load"),
-    ("#include <c10/core/Device.h>\n", "an op cannot use torch's headers; build C++ code with opjit.load"),
-    ("#include <vector>\n", "a header without .h is a C++ header; build C++ code with opjit.load"),
-    ('extern "C"\n', "leave out extern \"C\""),
-])
-def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(op: Path, tmp_path: Path, top: str, hint: str) -> None:
+@pytest.mark.parametrize(
+    ("top", "hint"),
+    [
+        (
+            "#include <torch/extension.h>\n",
+            "an op cannot use torch's headers; build C++ code with opjit.load",
+        ),
+        (
+            "#include <c10/core/Device.h>\n",
+            "an op cannot use torch's headers; build C++ code with opjit.load",
+        ),
+        (
+            "#include <vector>\n",
+            "a header without .h is a C++ header; build C++ code with opjit.load",
+        ),
+        ('extern "C"\n', 'leave out extern "C"'),
+    ],
+)
+def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(
+    op: Path, tmp_path: Path, top: str, hint: str
+) -> None:
     (op / "plus.c").write_text(PLUS.replace("opjit_status plus_cpu", f"{top}opjit_status plus_cpu"))
     first = str(refusal(op, tmp_path / "cache")).splitlines()[0]
     assert f"; {NOT_C}: {hint}" in first
@@ -89,41 +139,64 @@ def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(op: Path
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize(("line", "changed", "told"), [
-    (*UNCHECKED, "ignoring return value of .*opjit_empty_like"),
-    ("return OPJIT_LAUNCHED();", "OPJIT_LAUNCHED(); return OPJIT_OK;", "ignoring return value of .*opjit_cuda_status"),
-    ("return OPJIT_LAUNCHED();", "", "control reaches end of non-void function"),
-])
-def test_a_status_that_is_not_looked_at_or_not_returned_does_not_compile_in_cuda_either(tmp_path: Path, line: str, changed: str,
-                                                                                        told: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "changed", "told"),
+    [
+        (*UNCHECKED, "ignoring return value of .*opjit_empty_like"),
+        (
+            "return OPJIT_LAUNCHED();",
+            "OPJIT_LAUNCHED(); return OPJIT_OK;",
+            "ignoring return value of .*opjit_cuda_status",
+        ),
+        ("return OPJIT_LAUNCHED();", "", "control reaches end of non-void function"),
+    ],
+)
+def test_a_status_that_is_not_looked_at_or_not_returned_does_not_compile_in_cuda_either(
+    tmp_path: Path, line: str, changed: str, told: str
+) -> None:
     op = write_op(tmp_path / "op", plus_cu=PLUS_CUDA.replace(line, changed))
     with pytest.raises(CompileError) as caught:
         built(op, tmp_path / "cache", cuda_target("sm_90"))
     assert re.search(told, str(caught.value).splitlines()[0])
 
 
-def test_a_function_that_is_never_defined_is_found_when_the_op_is_built(op: Path, tmp_path: Path) -> None:
+def test_a_function_that_is_never_defined_is_found_when_the_op_is_built(
+    op: Path, tmp_path: Path
+) -> None:
     declared = PLUS.replace("\n\n", "\n\nfloat helper_without_body(float x);\n", 1)
     (op / "plus.c").write_text(declared.replace("+ AMOUNT", "+ helper_without_body(AMOUNT)"))
     error = refusal(op, tmp_path / "cache")
     assert isinstance(error, CompileError)
-    assert "undefined reference to `helper_without_body'; define it in the op's source" in str(error).splitlines()[0]
+    assert (
+        "undefined reference to `helper_without_body'; define it in the op's source"
+        in str(error).splitlines()[0]
+    )
     assert error.command is not None
     assert "-shared" in error.command
 
 
 def test_a_static_kernel_is_shown_as_it_should_be(op: Path, tmp_path: Path) -> None:
-    (op / "plus.c").write_text(PLUS.replace("opjit_status plus_cpu", "static opjit_status plus_cpu"))
+    (op / "plus.c").write_text(
+        PLUS.replace("opjit_status plus_cpu", "static opjit_status plus_cpu")
+    )
     told = str(refusal(op, tmp_path / "cache"))
-    assert re.search(r"plus\.c:4:21: error: plus_cpu does not match .* expected opjit_status plus_cpu.*found static opjit_status", told)
+    assert re.search(
+        r"plus\.c:4:21: error: plus_cpu does not match .* expected opjit_status plus_cpu.*found static opjit_status",
+        told,
+    )
     assert "\n" not in told
 
 
-def test_a_build_that_failed_is_not_tried_again_by_calls_while_nothing_has_changed(op: Path, here: Path, tmp_path: Path) -> None:
+def test_a_build_that_failed_is_not_tried_again_by_calls_while_nothing_has_changed(
+    op: Path, here: Path, tmp_path: Path
+) -> None:
     (op / "plus.c").write_text(PLUS.replace("AMOUNT", "oops"))
     count = tmp_path / "count"
-    compiler = fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{count}'; fi")
-    done = fresh(f"""{helpers.declare(op)}
+    compiler = fake_compiler(
+        tmp_path / "cc", before=f"if {helpers.COMPILES}; then echo >> '{count}'; fi"
+    )
+    done = fresh(
+        f"""{helpers.declare(op)}
 def call():
     try:
         return torch.ops.keytest.plus(torch.ones(1)).item()
@@ -139,18 +212,24 @@ except opjit.errors.CompileError as error:
 source = Path({str(op / "plus.c")!r})
 source.write_text(source.read_text().replace("oops", "AMOUNT"))
 print(call())
-""", {"CC": str(compiler)})
+""",
+        {"CC": str(compiler)},
+    )
     assert done.stdout == "2.0\n"
 
 
-@pytest.mark.parametrize("header", ["Python.h", "torch/headeronly/version.h", "torch/csrc/inductor/aoti_torch/c/shim.h"])
+@pytest.mark.parametrize(
+    "header", ["Python.h", "torch/headeronly/version.h", "torch/csrc/inductor/aoti_torch/c/shim.h"]
+)
 def test_python_s_and_torch_s_headers_are_refused(op: Path, tmp_path: Path, header: str) -> None:
     (op / "plus.c").write_text(f"#include <{header}>\n" + PLUS)
     error = refusal(op, tmp_path / "cache")
     assert header in str(error) or isinstance(error, CompileError)
 
 
-def test_a_source_that_breaks_off_no_matter_where_or_is_no_text_is_an_error_of_opjit(op: Path, tmp_path: Path) -> None:
+def test_a_source_that_breaks_off_no_matter_where_or_is_no_text_is_an_error_of_opjit(
+    op: Path, tmp_path: Path
+) -> None:
     for cut in (3, 60, 150, 300):
         (op / "plus.c").write_text(PLUS[:-cut])
         refusal(op, tmp_path / "cache")
@@ -163,9 +242,12 @@ def test_a_source_that_breaks_off_no_matter_where_or_is_no_text_is_an_error_of_o
 
 @pytest.mark.parametrize("what", helpers.LIES)
 def test_a_compiler_that_reports_success_and_leaves_no_library_is_named(
-        op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     lie = helpers.LIES[what].format(compiler=helpers.real_compiler(), python=sys.executable)
-    fake = fake_compiler(tmp_path / "lying-cc", after=f"if {helpers.LINKS}; then {helpers.OUTPUT}; {lie}; code=0; fi")
+    fake = fake_compiler(
+        tmp_path / "lying-cc", after=f"if {helpers.LINKS}; then {helpers.OUTPUT}; {lie}; code=0; fi"
+    )
     monkeypatch.setenv("CC", str(fake))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is not the cache's fault
@@ -175,26 +257,55 @@ def test_a_compiler_that_reports_success_and_leaves_no_library_is_named(
     assert error.command is not None
     assert str(fake) in error.command
     monkeypatch.delenv("CC")
-    assert helpers.caught(op, tmp_path / "cache").warnings == []  # and it has spoilt nothing for the next one
+    assert (
+        helpers.caught(op, tmp_path / "cache").warnings == []
+    )  # and it has spoilt nothing for the next one
 
 
-def test_a_library_that_asks_for_more_than_it_may_is_not_published(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_asks_for_more_than_it_may_is_not_published(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = helpers.real_compiler()
-    subprocess.run([real, "-shared", "-nostdlib", "-Wl,-soname,libextra.so.1", "-o", tmp_path / "libextra.so", "-x", "c", "/dev/null"],
-                   check=True)
-    more = f"if {helpers.LINKS}; then exec '{real}' \"$@\" -Wl,--no-as-needed -L{tmp_path} -lextra; fi"
-    monkeypatch.setenv("CC", str(program(tmp_path / "cc", f"#!/bin/sh\n{more}\nexec '{real}' \"$@\"\n")))
+    subprocess.run(
+        [
+            real,
+            "-shared",
+            "-nostdlib",
+            "-Wl,-soname,libextra.so.1",
+            "-o",
+            tmp_path / "libextra.so",
+            "-x",
+            "c",
+            "/dev/null",
+        ],
+        check=True,
+    )
+    more = (
+        f"if {helpers.LINKS}; then exec '{real}' \"$@\" -Wl,--no-as-needed -L{tmp_path} -lextra; fi"
+    )
+    monkeypatch.setenv(
+        "CC", str(program(tmp_path / "cc", f"#!/bin/sh\n{more}\nexec '{real}' \"$@\"\n"))
+    )
     assert "libextra.so.1" in str(refusal(op, tmp_path / "cache"))
 
 
-def test_a_compiler_that_is_killed_is_an_error_of_opjit(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then kill -9 $$; fi")))
+def test_a_compiler_that_is_killed_is_an_error_of_opjit(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "CC",
+        str(fake_compiler(tmp_path / "cc", before=f"if {helpers.COMPILES}; then kill -9 $$; fi")),
+    )
     error = refusal(op, tmp_path / "cache")
-    assert not isinstance(error, CompileError), "the source may be good, so another rank of the job tries it"
+    assert not isinstance(error, CompileError), (
+        "the source may be good, so another rank of the job tries it"
+    )
     assert "Killed" in str(error)
 
 
-def test_a_staging_folder_that_cannot_be_examined_shows_no_raw_error(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staging_folder_that_cannot_be_examined_shows_no_raw_error(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (op / "plus.c").write_text(PLUS.replace("return OPJIT_OK;", "mistake;"))
     stat = os.stat
 
@@ -204,15 +315,32 @@ def test_a_staging_folder_that_cannot_be_examined_shows_no_raw_error(op: Path, t
         return stat(path, **settings)
 
     monkeypatch.setattr(os, "stat", failing)
-    with pytest.warns(CacheWarning, match="for this process only"), pytest.raises(CompileError, match="mistake"):
+    with (
+        pytest.warns(CacheWarning, match="for this process only"),
+        pytest.raises(CompileError, match="mistake"),
+    ):
         built(op, tmp_path / "cache")
 
 
 # --- the diagnosis ------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("output", ["", "\n", "FAILED: x\n", "FAILED: x", "x" * 100_000, "\x00\udcff", "error:", "FAILED: a\nFAILED: b\n"])
-def test_any_output_of_a_failed_build_becomes_an_error_with_a_first_line(tmp_path: Path, output: str) -> None:
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "\n",
+        "FAILED: x\n",
+        "FAILED: x",
+        "x" * 100_000,
+        "\x00\udcff",
+        "error:",
+        "FAILED: a\nFAILED: b\n",
+    ],
+)
+def test_any_output_of_a_failed_build_becomes_an_error_with_a_first_line(
+    tmp_path: Path, output: str
+) -> None:
     error = diagnosis.diagnose(output, "ns::op", "cpu x", tmp_path / "logs")
     assert str(error).strip()
     assert "ns::op" in str(error)
@@ -242,7 +370,11 @@ x.cu(3): note: kept
     error = diagnosis.diagnose(output, "ns::op", "cpu x", tmp_path / "logs")
     kept = [0, 1, 2, 3, 4, 5, 10, 15]
     lines = output.splitlines()
-    assert str(error).splitlines()[:-1] == [lines[0], "while building ns::op for cpu x:", *(lines[index] for index in kept[1:])]
+    assert str(error).splitlines()[:-1] == [
+        lines[0],
+        "while building ns::op for cpu x:",
+        *(lines[index] for index in kept[1:]),
+    ]
     assert error.log is not None
     assert error.log.read_text() == output
 
@@ -250,14 +382,19 @@ x.cu(3): note: kept
 # --- edits while it is compiled -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "when"), [("plus.c", "before"), ("plus.c", "after"), ("amount.h", "after")])
+@pytest.mark.parametrize(
+    ("name", "when"), [("plus.c", "before"), ("plus.c", "after"), ("amount.h", "after")]
+)
 def test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key(
-        op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str) -> None:
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str
+) -> None:
     old = describe(op).key
     edit = f"if {helpers.COMPILES}; then sed -i 's/1.0f/5.0f/; s/AMOUNT;/AMOUNT + 4.0f;/' '{op}/{name}'; fi"
     with monkeypatch.context() as patched:
         patched.setenv("CC", str(fake_compiler(tmp_path / "cc", **{when: edit})))
-        with pytest.raises(BuildError, match="sources changed during compilation; ask for it again"):
+        with pytest.raises(
+            BuildError, match="sources changed during compilation; ask for it again"
+        ):
             built(op, here)
     assert helpers.entries(here) == []
     after = helpers.caught(op, here)
@@ -267,12 +404,16 @@ def test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key(
 
 
 def test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_compiles(
-        op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     helpers.fake_nvcc(tmp_path / "toolkit" / "bin" / "nvcc", "V12.9.86")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
     monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
     target = targets.named("sm_90", backends.for_device("cuda"), "13.0")
-    with pytest.raises(ToolMissing, match=r"sm_90\.cuda13 needs a CUDA Toolkit .*, but the nvcc in .*toolkit is that of CUDA 12\.9"):
+    with pytest.raises(
+        ToolMissing,
+        match=r"sm_90\.cuda13 needs a CUDA Toolkit .*, but the nvcc in .*toolkit is that of CUDA 12\.9",
+    ):
         built(op, here, target)
     assert not here.exists() or helpers.entries(here) == []
 
@@ -280,12 +421,18 @@ def test_an_nvcc_of_another_major_version_than_torch_s_is_refused_before_it_comp
 # --- compilers that never end -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = tmp_path / "started"
-    hangs = f"if [ ! -e '{started}' ] && {helpers.COMPILES}; then echo $$ > '{started}'; sleep 1000; fi"
+    hangs = (
+        f"if [ ! -e '{started}' ] && {helpers.COMPILES}; then echo $$ > '{started}'; sleep 1000; fi"
+    )
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "cc", before=hangs)))
     monkeypatch.setenv("OPJIT_TIMEOUT", "5")
-    with pytest.raises(BuildError, match="the compiler did not finish within 5 s, and was ended") as raised:
+    with pytest.raises(
+        BuildError, match="the compiler did not finish within 5 s, and was ended"
+    ) as raised:
         built(op, tmp_path / "cache")
     assert not isinstance(raised.value, CompileError), "another rank's compiler may be good"
     helpers.until(lambda: not helpers.is_alive(int(started.read_text())))
@@ -293,56 +440,133 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(op: Path, tmp_p
     assert built(op, tmp_path / "cache").library.is_file()
 
 
-def test_a_compiler_that_does_not_say_who_it_is_is_no_compiler(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_does_not_say_who_it_is_is_no_compiler(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", str(program(tmp_path / "cc", "#!/bin/sh\nsleep 1000\n")))
     monkeypatch.setenv("OPJIT_TIMEOUT", "0.5")
-    with pytest.raises(ToolMissing, match=r"the compiler did not finish within 0\.5 s, and was ended"):
+    with pytest.raises(
+        ToolMissing, match=r"the compiler did not finish within 0\.5 s, and was ended"
+    ):
         built(op, tmp_path / "cache")
 
 
 # --- advice -------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(op: Path, tmp_path: Path) -> None:
+def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(
+    op: Path, tmp_path: Path
+) -> None:
     source = (op / "plus.c").read_text()
     line = source.count("\n", 0, source.index("    return OPJIT_OK;")) + 3
-    (op / "plus.c").write_text(source.replace("    return OPJIT_OK;", """    OPJIT_DISPATCH_FLOATING(x->dtype, "plus", {
+    (op / "plus.c").write_text(
+        source.replace(
+            "    return OPJIT_OK;",
+            """    OPJIT_DISPATCH_FLOATING(x->dtype, "plus", {
         const scalar_t *from = (const scalar_t *)x->data
         OPJIT_FOR_EACH(i, at, x)
             (void)from[at];
     })
-    return OPJIT_OK;""", 1))
+    return OPJIT_OK;""",
+            1,
+        )
+    )
     text = str(refusal(op, tmp_path / "cache"))
-    assert re.match(rf"{re.escape(str(op))}/plus\.c:{line}:\d+: error: expected .* in what OPJIT_FOR_EACH expands to\n", text), text
+    assert re.match(
+        rf"{re.escape(str(op))}/plus\.c:{line}:\d+: error: expected .* in what OPJIT_FOR_EACH expands to\n",
+        text,
+    ), text
     assert "opjit.h" not in text
 
 
-@pytest.mark.parametrize(("suffix", "output", "told"), [
-    (".c", "plus.c:(.text+0x30): undefined reference to `helper'", "/plus.c:3: error: undefined reference to `helper'; define it in"),
-    (".cu", "ptxas fatal   : Unresolved extern function '_Z1gf'", "'; define it in the op's source, add the file that does"),
-    (".cu", "ptxas /tmp/k.ptx, line 21; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'",
-     "; features of one arch alone need a target that ends in a, such as sm_90a"),
-    (".cu", "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory", "; pass the header's folder in extra_incl"),
-    (".cpp", "k.cpp:1:10: fatal error: cusparse.h: No such file or directory", "whose name starts with nvidia-cusparse"),
-    (".cpp", "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory", "; pass the header's folder in extra_incl"),
-    (".c", "plus.c:(.text+0x30): undefined reference to `GOMP_parallel'", "; an op runs on torch's threads: call opjit_parallel_for"),
-    (".cu", "/x/include/torch/all.h:9:2: error: #error C++20 or later compatible compiler is required to use PyTorch.\nmore\nmore",
-     "an op cannot use torch's headers; build C++ code with opjit.load\nwhile building keytest::plus for cpu\nfull"),
-    (".c", "/o/plus.c:6:35: error: 'std' undeclared (first use in this function)", "this is C++; write it in C, or build C++ code with"),
-    (".cu", "nvcc warning : incompatible redefinition for option 'std', the last value of this option was used\n"
+@pytest.mark.parametrize(
+    ("suffix", "output", "told"),
+    [
+        (
+            ".c",
+            "plus.c:(.text+0x30): undefined reference to `helper'",
+            "/plus.c:3: error: undefined reference to `helper'; define it in",
+        ),
+        (
+            ".cu",
+            "ptxas fatal   : Unresolved extern function '_Z1gf'",
+            "'; define it in the op's source, add the file that does",
+        ),
+        (
+            ".cu",
+            "ptxas /tmp/k.ptx, line 21; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'",
+            "; features of one arch alone need a target that ends in a, such as sm_90a",
+        ),
+        (
+            ".cu",
+            "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory",
+            "; pass the header's folder in extra_incl",
+        ),
+        (
+            ".cpp",
+            "k.cpp:1:10: fatal error: cusparse.h: No such file or directory",
+            "whose name starts with nvidia-cusparse",
+        ),
+        (
+            ".cpp",
+            "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory",
+            "; pass the header's folder in extra_incl",
+        ),
+        (
+            ".c",
+            "plus.c:(.text+0x30): undefined reference to `GOMP_parallel'",
+            "; an op runs on torch's threads: call opjit_parallel_for",
+        ),
+        (
+            ".cu",
+            "/x/include/torch/all.h:9:2: error: #error C++20 or later compatible compiler is required to use PyTorch.\nmore\nmore",
+            "an op cannot use torch's headers; build C++ code with opjit.load\nwhile building keytest::plus for cpu\nfull",
+        ),
+        (
+            ".c",
+            "/o/plus.c:6:35: error: 'std' undeclared (first use in this function)",
+            "this is C++; write it in C, or build C++ code with",
+        ),
+        (
+            ".cu",
+            "nvcc warning : incompatible redefinition for option 'std', the last value of this option was used\n"
             "ptxas error   : Entry function 'k' uses too much shared data (0x27100 bytes, 0xc000 max)",
-     "max); a block has 48 KiB by default: "),
-    (".cu", "opjit_host.cpp:(.text+0x30): undefined reference to `helper(int)'", "of a library defines helper, declare it "),
-    (".cpp", "a.cpp:3:7: error: cannot convert 'at::DeprecatedTypeProperties' to 'c10::ScalarType'", "write x.scalar_type()"),
-    (".cpp", "a.cpp:3:7: error: 'class at::Tensor' has no member named 'data'", "write x.data_ptr<T>()"),
-    (".cpp", "a.cpp:3:7: error: 'AT_CHECK' was not declared in this scope", "AT_CHECK is TORCH_CHECK now"),
-    (".cpp", "a.cpp:1:10: fatal error: THC/THC.h: No such file or directory", "THC left torch with 1.11"),
-    (".cu", 'a.cu(3): error: identifier "THCState" is undefined', "in an op its last argument"),
-])
+            "max); a block has 48 KiB by default: ",
+        ),
+        (
+            ".cu",
+            "opjit_host.cpp:(.text+0x30): undefined reference to `helper(int)'",
+            "of a library defines helper, declare it ",
+        ),
+        (
+            ".cpp",
+            "a.cpp:3:7: error: cannot convert 'at::DeprecatedTypeProperties' to 'c10::ScalarType'",
+            "write x.scalar_type()",
+        ),
+        (
+            ".cpp",
+            "a.cpp:3:7: error: 'class at::Tensor' has no member named 'data'",
+            "write x.data_ptr<T>()",
+        ),
+        (
+            ".cpp",
+            "a.cpp:3:7: error: 'AT_CHECK' was not declared in this scope",
+            "AT_CHECK is TORCH_CHECK now",
+        ),
+        (
+            ".cpp",
+            "a.cpp:1:10: fatal error: THC/THC.h: No such file or directory",
+            "THC left torch with 1.11",
+        ),
+        (".cu", 'a.cu(3): error: identifier "THCState" is undefined', "in an op its last argument"),
+    ],
+)
 def test_advice_names_the_way_out(suffix: str, output: str, told: str, tmp_path: Path) -> None:
     source = tmp_path / f"plus{suffix}"
     source.write_text("int helper(int x);\n\nint plus(void) { return helper(3); }\n")
-    expected = (str(source), "opjit_status plus_cpu(const opjit_tensor *x)") if suffix != ".cpp" else None
+    expected = (
+        (str(source), "opjit_status plus_cpu(const opjit_tensor *x)") if suffix != ".cpp" else None
+    )
     error = diagnosis.diagnose(output, "keytest::plus", "cpu", tmp_path / "logs", expected)
     assert told in str(error), error
     assert str(error).startswith(("ptxas", str(source), output.splitlines()[0].rstrip("."))), error
@@ -364,20 +588,31 @@ opjit_status alone_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", [("readelf",), ("c++filt",), ("c++", "g++"), ("as",), ("ld",)], ids="+".join)
-def test_a_tool_that_path_has_not_is_named_with_its_package(missing: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "missing", [("readelf",), ("c++filt",), ("c++", "g++"), ("as",), ("ld",)], ids="+".join
+)
+def test_a_tool_that_path_has_not_is_named_with_its_package(
+    missing: tuple[str, ...], tmp_path: Path
+) -> None:
     folder, tools = tmp_path / "alone", tmp_path / "bin"
     folder.mkdir()
     tools.mkdir()
-    (folder / "op.py").write_text("import opjit\n\n\n@opjit.op('tools::alone(Tensor x) -> Tensor')\ndef alone(x):\n"
-                                  "    return x.new_empty(x.shape)\n")
+    (folder / "op.py").write_text(
+        "import opjit\n\n\n@opjit.op('tools::alone(Tensor x) -> Tensor')\ndef alone(x):\n"
+        "    return x.new_empty(x.shape)\n"
+    )
     (folder / "alone.cu").write_text(CODE)
     for tool in set(TOOLS) - set(missing):
         found = shutil.which(tool)
         if found:
             (tools / tool).symlink_to(os.path.realpath(found) if tool in ("ninja", "sh") else found)
-    done = subprocess.run([sys.executable, "-m", "opjit", "get", str(folder), "--arch", "sm_90"], capture_output=True, text=True,
-                          env=helpers.environment({"PATH": str(tools), "OPJIT_CACHE": str(tmp_path / "cache")}), check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "opjit", "get", str(folder), "--arch", "sm_90"],
+        capture_output=True,
+        text=True,
+        env=helpers.environment({"PATH": str(tools), "OPJIT_CACHE": str(tmp_path / "cache")}),
+        check=False,
+    )
     if done.returncode == 0 and missing[0] in ("as", "ld", "c++"):
         pytest.skip("the compiler finds its own")
     if "no CUDA compiler" in done.stderr or "needs nvcc" in done.stderr:
@@ -389,11 +624,24 @@ def test_a_tool_that_path_has_not_is_named_with_its_package(missing: tuple[str, 
     assert "OPJIT_CACHE" not in first, first
 
 
-@pytest.mark.parametrize("line", ["gcc: fatal error: cannot execute 'as': execvp: No such file or directory",
-                                  "collect2: fatal error: cannot find 'ld'"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gcc: fatal error: cannot execute 'as': execvp: No such file or directory",
+        "collect2: fatal error: cannot find 'ld'",
+    ],
+)
 def test_a_compiler_without_binutils_says_so(line: str, tmp_path: Path) -> None:
-    error = diagnosis.diagnose(f"FAILED: x.o\ngcc x.c\n{line}\ncompilation terminated.\n", "ns::op", "cpu x", tmp_path / "logs")
-    assert str(error).splitlines()[0] == f"{line}; install binutils (Debian and Ubuntu: apt install binutils)"
+    error = diagnosis.diagnose(
+        f"FAILED: x.o\ngcc x.c\n{line}\ncompilation terminated.\n",
+        "ns::op",
+        "cpu x",
+        tmp_path / "logs",
+    )
+    assert (
+        str(error).splitlines()[0]
+        == f"{line}; install binutils (Debian and Ubuntu: apt install binutils)"
+    )
 
 
 # --- folders that no build file can name, or nobody enters --------------------------------------------------------------------------------
@@ -414,23 +662,45 @@ def test_a_cache_of_any_name_keeps_entries(name: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_op_in_a_folder_that_no_build_file_can_name_is_refused_by_that_name(name: bytes, tmp_path: Path) -> None:
+def test_an_op_in_a_folder_that_no_build_file_can_name_is_refused_by_that_name(
+    name: bytes, tmp_path: Path
+) -> None:
     folder = write_op(tmp_path / os.fsdecode(name))
-    with pytest.raises(BuildError, match="which no build file can name; rename the folder") as raised:
+    with pytest.raises(
+        BuildError, match="which no build file can name; rename the folder"
+    ) as raised:
         built(folder, tmp_path / "cache")
     assert ascii(str(folder)) in str(raised.value)
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["get", "./closed"], "closed cannot be read (Permission denied: "),
-    (["get", "./closed/op"], "closed/op cannot be read (Permission denied: "),
-    (["precompile", "round_ste", "--store", "closed/store"], "closed/store cannot hold it: [Errno 13] Permission denied: "),
-    (["get", "round_ste", "--device", "cpu", "--build-directory", "closed/x"], "cannot be copied to 'closed/x': [Errno 13] "),
-], ids=lambda value: value[-1] if isinstance(value, list) else "")
-def test_a_folder_that_cannot_be_entered_is_one_message(arguments: Sequence[str], expected: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["get", "./closed"], "closed cannot be read (Permission denied: "),
+        (["get", "./closed/op"], "closed/op cannot be read (Permission denied: "),
+        (
+            ["precompile", "round_ste", "--store", "closed/store"],
+            "closed/store cannot hold it: [Errno 13] Permission denied: ",
+        ),
+        (
+            ["get", "round_ste", "--device", "cpu", "--build-directory", "closed/x"],
+            "cannot be copied to 'closed/x': [Errno 13] ",
+        ),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_folder_that_cannot_be_entered_is_one_message(
+    arguments: Sequence[str], expected: str, tmp_path: Path
+) -> None:
     (tmp_path / "closed").mkdir(mode=0)
-    done = subprocess.run([*_BOUND, sys.executable, "-m", "opjit", *arguments], capture_output=True, text=True, check=False, cwd=tmp_path,
-                          env=helpers.environment({"OPJIT_CACHE": str(tmp_path / "cache")}))
+    done = subprocess.run(
+        [*_BOUND, sys.executable, "-m", "opjit", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=helpers.environment({"OPJIT_CACHE": str(tmp_path / "cache")}),
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert expected in done.stderr
@@ -439,8 +709,9 @@ def test_a_folder_that_cannot_be_entered_is_one_message(arguments: Sequence[str]
 # --- stores that fail ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_binary_that_the_store_does_not_take_is_the_process_s_or_an_error_if_it_must_be_there(op: Path, tmp_path: Path,
-                                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binary_that_the_store_does_not_take_is_the_process_s_or_an_error_if_it_must_be_there(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = Store.put
 
     def put(self: Store, *arguments: Any) -> Entry:

@@ -37,15 +37,35 @@ int run(float *x, cudaStream_t stream) { ns::scale<float><<<1, dim3(2, 2), 0, st
 """
 
 
-def test_other_generated_text_has_another_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    holes = {name: sorted({*re.findall(r"\$\w+", resources.template(name))}) for name in ("glue.c.in", "kernel.in", "fatbin.c.in")}
-    monkeypatch.setattr(resources, "template", lambda name: "\n".join(holes[name]))  # the key holds the templates' own text
-    found = [text for schema in map(parse, SCHEMAS) for backend in (backends.for_device("cpu"), backends.for_device("cuda"), Stub(tmp_path))
-             for text in glue.render(schema, backend, "op.c").values()]
+def test_other_generated_text_has_another_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holes = {
+        name: sorted({*re.findall(r"\$\w+", resources.template(name))})
+        for name in ("glue.c.in", "kernel.in", "fatbin.c.in")
+    }
+    monkeypatch.setattr(
+        resources, "template", lambda name: "\n".join(holes[name])
+    )  # the key holds the templates' own text
+    found = [
+        text
+        for schema in map(parse, SCHEMAS)
+        for backend in (backends.for_device("cpu"), backends.for_device("cuda"), Stub(tmp_path))
+        for text in glue.render(schema, backend, "op.c").values()
+    ]
     halves = host_device_split.split(CODE, host_device_split.macros_of([CODE]))
-    found += [halves.host, halves.device, *sorted(halves.kernels), *sorted(halves.internal), *map(str, halves.variables)]
+    found += [
+        halves.host,
+        halves.device,
+        *sorted(halves.kernels),
+        *sorted(halves.internal),
+        *map(str, halves.variables),
+    ]
     found += [cuda._registration({"_Z1a": "_Z1b"}, [(True, 16, "_Z1c", "_Z1d")])]
-    found += [f"{name}\n{text}" for name, text in {**nvrtc.headers(), "nv/target": nvrtc.own_header("nv_target.h")}.items()]
+    found += [
+        f"{name}\n{text}"
+        for name, text in {**nvrtc.headers(), "nv/target": nvrtc.own_header("nv_target.h")}.items()
+    ]
     digest = hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
     told = "increase recipe.GLUE_GENERATOR, which is part of the key, and enter it with this digest"
     assert GENERATED.get(GLUE_GENERATOR) == digest, told

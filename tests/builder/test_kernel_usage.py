@@ -15,7 +15,9 @@ from tests import helpers
 from tests.helpers import PLUS_CUDA, describe, no_nvcc, no_nvrtc, write_op
 
 # A template and a plain kernel; the array in shared memory has 1024 bytes.
-KERNELS = PLUS_CUDA.replace("static __global__", """\
+KERNELS = PLUS_CUDA.replace(
+    "static __global__",
+    """\
 template <typename T> static __global__ void reverse(T *x)
 {
     __shared__ T tile[256];
@@ -24,19 +26,39 @@ template <typename T> static __global__ void reverse(T *x)
     x[threadIdx.x] = tile[255 - threadIdx.x];
 }
 
-static __global__""", 1).replace("    plus_kernel<<<", "    reverse<float><<<1, 256, 0, stream>>>((float *)out->data);\n    plus_kernel<<<")
+static __global__""",
+    1,
+).replace(
+    "    plus_kernel<<<",
+    "    reverse<float><<<1, 256, 0, stream>>>((float *)out->data);\n    plus_kernel<<<",
+)
 NVRTC = toolchain.find_nvrtc("", None)
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("way", [no_nvrtc, pytest.param(no_nvcc, marks=pytest.mark.skipif(NVRTC is None, reason="no NVRTC"))])
-def test_each_kernel_of_each_arch_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                               way: Callable[[pytest.MonkeyPatch], None]) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [no_nvrtc, pytest.param(no_nvcc, marks=pytest.mark.skipif(NVRTC is None, reason="no NVRTC"))],
+)
+def test_each_kernel_of_each_arch_has_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[pytest.MonkeyPatch], None]
+) -> None:
     way(monkeypatch)
-    recipe = describe(write_op(tmp_path / "op", plus_cu=KERNELS), targets.named("sm_80+sm_90", backends.for_device("cuda"), "13.0"))
-    found = {(each.kernel, each.arch): each for each in build.usage_of(recipe, Store(tmp_path / "cache"))}
-    assert found.keys() == {(kernel, arch) for kernel in ("plus_kernel", "reverse<float>") for arch in ("sm_80", "sm_90")}
-    assert {each.shared for (kernel, _), each in found.items() if kernel == "reverse<float>"} == {1024}
+    recipe = describe(
+        write_op(tmp_path / "op", plus_cu=KERNELS),
+        targets.named("sm_80+sm_90", backends.for_device("cuda"), "13.0"),
+    )
+    found = {
+        (each.kernel, each.arch): each for each in build.usage_of(recipe, Store(tmp_path / "cache"))
+    }
+    assert found.keys() == {
+        (kernel, arch)
+        for kernel in ("plus_kernel", "reverse<float>")
+        for arch in ("sm_80", "sm_90")
+    }
+    assert {each.shared for (kernel, _), each in found.items() if kernel == "reverse<float>"} == {
+        1024
+    }
     assert all(0 < each.registers <= 64 and each.spilled == 0 for each in found.values())
 
 
@@ -46,7 +68,9 @@ def test_get_with_v_prints_a_table_and_only_the_path_on_stdout(tmp_path: Path, h
     done = helpers.command("get", op, "--arch", "sm_90", "-v", COLUMNS="80")
     assert Path(done.stdout.strip()).is_file(), done.stderr
     assert done.stderr.split()[:6] == ["kernel", "arch", "regs", "smem", "stack", "spill"]
-    assert any(line.split()[:4:3] == ["reverse<float>", "1024"] for line in done.stderr.splitlines())
+    assert any(
+        line.split()[:4:3] == ["reverse<float>", "1024"] for line in done.stderr.splitlines()
+    )
 
 
 def test_spills_and_stack_are_those_of_the_kernel_and_not_of_a_function_that_it_calls() -> None:

@@ -44,7 +44,11 @@ ROWS = """
 
 
 def _fake(x: torch.Tensor, total: bool, fail: int = 0) -> object:
-    return [x.new_empty(x.shape[1]) for _ in range(x.shape[0])], x.new_empty(()) if total else None, x.shape[0]
+    return (
+        [x.new_empty(x.shape[1]) for _ in range(x.shape[0])],
+        x.new_empty(()) if total else None,
+        x.shape[0],
+    )
 
 
 @pytest.fixture
@@ -65,13 +69,21 @@ def test_a_list_and_a_missing_result_come_back(rows: Op) -> None:
 
 
 MISTAKES = {
-    1: "before the list", 2: "in the list", 3: "did not make item 1 of the output `rows`", 4: "the output `rows` is an input or another",
-    5: "the output `rows` is an input or another output", 6: "the output `total` is an input or another output", 7: "after the list",
-    8: "already has its length"}
+    1: "before the list",
+    2: "in the list",
+    3: "did not make item 1 of the output `rows`",
+    4: "the output `rows` is an input or another",
+    5: "the output `rows` is an input or another output",
+    6: "the output `total` is an input or another output",
+    7: "after the list",
+    8: "already has its length",
+}
 
 
 @pytest.mark.torch
-def test_calls_leak_nothing_and_mistakes_are_errors_that_leak_nothing(rows: Op, growth: Growth) -> None:
+def test_calls_leak_nothing_and_mistakes_are_errors_that_leak_nothing(
+    rows: Op, growth: Growth
+) -> None:
     x = torch.ones(3, 1024)
 
     def call() -> None:
@@ -86,8 +98,10 @@ def test_calls_leak_nothing_and_mistakes_are_errors_that_leak_nothing(rows: Op, 
 
 
 def test_a_list_without_a_length_is_an_error(make_op: MakeOp) -> None:
-    for made, said in (("(void)x, (void)out, OPJIT_OK", "did not call opjit_make_outputs for the output `out`"),
-                       ("opjit_make_outputs(out, -x->numel)", "a list of -6 outputs")):
+    for made, said in (
+        ("(void)x, (void)out, OPJIT_OK", "did not call opjit_make_outputs for the output `out`"),
+        ("opjit_make_outputs(out, -x->numel)", "a list of -6 outputs"),
+    ):
         code = f"opjit_status bad_cpu(const opjit_tensor *x, opjit_outputs *out) {{ return {made}; }}\n"
         with pytest.raises(RuntimeError, match=said):
             make_op("bad(Tensor x) -> Tensor[]", code)(X)
@@ -118,28 +132,48 @@ def test_they_compile_and_export(rows: Op, backend: str, total: bool) -> None:
 
 @pytest.mark.torch
 def test_a_backward_gets_the_gradients_of_a_list(make_op: MakeOp) -> None:
-    op = make_op("pieces(Tensor x, bool want) -> (Tensor[] rows, Tensor? total, int n)",
-                 ROWS.replace("rows_cpu", "pieces_cpu").replace(" int64_t fail,", "").replace("{\n        const float", "{\n"
-                              "        const int fail = 0;\n        const float", 1),
-                 fake=lambda x, total: _fake(x, total))
-    op.backward(lambda ctx, of_rows, of_total, of_n: (torch.stack(of_rows) + (0 if of_total is None else of_total), None))
+    op = make_op(
+        "pieces(Tensor x, bool want) -> (Tensor[] rows, Tensor? total, int n)",
+        ROWS.replace("rows_cpu", "pieces_cpu")
+        .replace(" int64_t fail,", "")
+        .replace(
+            "{\n        const float", "{\n        const int fail = 0;\n        const float", 1
+        ),
+        fake=lambda x, total: _fake(x, total),
+    )
+    op.backward(
+        lambda ctx, of_rows, of_total, of_n: (
+            torch.stack(of_rows) + (0 if of_total is None else of_total),
+            None,
+        )
+    )
     for total in (True, False):
         x = X.clone().requires_grad_()
         found, whole, _ = op(x, total)
-        loss = sum((row * (i + 1)).sum() for i, row in enumerate(found)) + (5 * whole if total else 0)
+        loss = sum((row * (i + 1)).sum() for i, row in enumerate(found)) + (
+            5 * whole if total else 0
+        )
         torch.autograd.backward(loss)
         assert x.grad is not None
-        assert x.grad.tolist() == [[6 * total + 1 - total] * 2, [7 * total + 2 * (1 - total)] * 2, [8 * total + 3 * (1 - total)] * 2]
+        assert x.grad.tolist() == [
+            [6 * total + 1 - total] * 2,
+            [7 * total + 2 * (1 - total)] * 2,
+            [8 * total + 3 * (1 - total)] * 2,
+        ]
 
 
 @pytest.mark.torch
 def test_a_single_optional_result(make_op: MakeOp) -> None:
-    op = make_op("maybe(Tensor x, bool b) -> Tensor?", """
+    op = make_op(
+        "maybe(Tensor x, bool b) -> Tensor?",
+        """
         opjit_status maybe_cpu(const opjit_tensor *x, bool b, opjit_tensor *out)
         {
             return b ? opjit_empty_like(out, x, x->dtype) : OPJIT_OK;
         }
-        """, fake=lambda x, b: torch.empty_like(x) if b else None)
+        """,
+        fake=lambda x, b: torch.empty_like(x) if b else None,
+    )
     assert op(X, True).shape == X.shape
     assert op(X, False) is None
     torch.library.opcheck(op.overload, (X, False))
@@ -147,8 +181,12 @@ def test_a_single_optional_result(make_op: MakeOp) -> None:
 
 @pytest.mark.nvcc
 @pytest.mark.torch
-def test_they_compile_in_cuda_beside_a_written_argument_and_one_with_the_name_of_a_macro(make_op: MakeOp) -> None:
-    op = make_op("cut(Tensor x, Tensor(a!) y, float errno) -> (Tensor[] rows, Tensor? rest)", cuda="""
+def test_they_compile_in_cuda_beside_a_written_argument_and_one_with_the_name_of_a_macro(
+    make_op: MakeOp,
+) -> None:
+    op = make_op(
+        "cut(Tensor x, Tensor(a!) y, float errno) -> (Tensor[] rows, Tensor? rest)",
+        cuda="""
         #include <cerrno>
         opjit_status cut_cuda(const opjit_tensor *x, opjit_tensor *y, double number, opjit_outputs *rows, opjit_tensor *rest,
                               cudaStream_t stream)
@@ -156,5 +194,6 @@ def test_they_compile_in_cuda_beside_a_written_argument_and_one_with_the_name_of
             OPJIT_TRY(opjit_make_outputs(rows, 1));
             return opjit_empty_like(&rows->data[0], x, x->dtype);
         }
-        """)
+        """,
+    )
     assert request.entry(op, cuda_target("sm_90")).library.exists()

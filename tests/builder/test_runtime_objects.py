@@ -35,8 +35,26 @@ def made(base: Path, arch: str = LEVELS[1], backend: str = "cpu") -> Path:
 
 def link(folder: Path, source: str, linker: str, work: Path) -> subprocess.CompletedProcess[str]:
     (work / "call.c").write_text(source)
-    return subprocess.run(["gcc", f"-fuse-ld={linker}", "-shared", "-fPIC", "call.c", f"-L{folder}", "-Wl,--no-as-needed", "-ltorch_cpu",
-                           "-lc10", "-Wl,-z,defs", "-o", "call.so"], cwd=work, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [
+            "gcc",
+            f"-fuse-ld={linker}",
+            "-shared",
+            "-fPIC",
+            "call.c",
+            f"-L{folder}",
+            "-Wl,--no-as-needed",
+            "-ltorch_cpu",
+            "-lc10",
+            "-Wl,-z,defs",
+            "-o",
+            "call.so",
+        ],
+        cwd=work,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.torch
@@ -48,7 +66,9 @@ def test_a_linker_takes_the_stubs_and_finds_a_missing_function(tmp_path: Path, l
     done = link(folder, CALLS, linker, tmp_path)
     assert done.returncode == 0, done.stderr
     assert elf.inspect((tmp_path / "call.so").read_bytes()).needed >= {"libtorch_cpu.so"}
-    refused = link(folder, CALLS.replace("{ aoti_torch_check", "{ opjit_test_absent"), linker, tmp_path)
+    refused = link(
+        folder, CALLS.replace("{ aoti_torch_check", "{ opjit_test_absent"), linker, tmp_path
+    )
     assert refused.returncode != 0
     assert "opjit_test_absent" in refused.stderr
 
@@ -56,9 +76,15 @@ def test_a_linker_takes_the_stubs_and_finds_a_missing_function(tmp_path: Path, l
 @pytest.mark.torch
 def test_each_function_of_the_header_is_in_the_library_that_has_it(tmp_path: Path) -> None:
     folder = made(tmp_path, "sm_90", "cuda")
-    defined = {name: {line.split()[-1] for line in subprocess.run(["nm", "-D", folder / f"{name}.so"], stdout=subprocess.PIPE, text=True,
-                                                                  check=True).stdout.splitlines()}
-               for name in ("libtorch_cpu", "libtorch_cuda")}
+    defined = {
+        name: {
+            line.split()[-1]
+            for line in subprocess.run(
+                ["nm", "-D", folder / f"{name}.so"], stdout=subprocess.PIPE, text=True, check=True
+            ).stdout.splitlines()
+        }
+        for name in ("libtorch_cpu", "libtorch_cuda")
+    }
     assert {"aoti_torch_check", "torch_parallel_for"} <= defined["libtorch_cpu"]
     assert "aoti_torch_get_current_cuda_stream" in defined["libtorch_cuda"]
     assert not defined["libtorch_cpu"] & defined["libtorch_cuda"]
@@ -66,8 +92,13 @@ def test_each_function_of_the_header_is_in_the_library_that_has_it(tmp_path: Pat
 
 def test_the_runtime_is_compiled_once_for_all_ops(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    cc = helpers.fake_compiler(tmp_path / "cc", f'case "$*" in *opjit_runtime.c*) echo x >> {log};; esac')
-    code = helpers.declare(write_op(tmp_path / "op")) + "opjit.get('keytest::plus', 'cpu'); opjit.get('allreduce', 'cpu')"
+    cc = helpers.fake_compiler(
+        tmp_path / "cc", f'case "$*" in *opjit_runtime.c*) echo x >> {log};; esac'
+    )
+    code = (
+        helpers.declare(write_op(tmp_path / "op"))
+        + "opjit.get('keytest::plus', 'cpu'); opjit.get('allreduce', 'cpu')"
+    )
     fresh(code, {"CC": str(cc), "OPJIT_CACHE": str(tmp_path / "cache")})
     assert log.read_text() == "x\n"
 
@@ -79,7 +110,9 @@ def test_a_damaged_part_is_made_again(tmp_path: Path, damage: str) -> None:
     if damage == "missing":
         (folder / "libtorch_cpu.so").unlink()
     elif damage == "changed":
-        (folder / runtime_objects.OBJECTS[0]).write_bytes(before[runtime_objects.OBJECTS[0]][:-1] + b"?")
+        (folder / runtime_objects.OBJECTS[0]).write_bytes(
+            before[runtime_objects.OBJECTS[0]][:-1] + b"?"
+        )
     elif damage == "foreign list":
         (folder / "parts.json").write_text("[]")
     else:
@@ -96,14 +129,20 @@ def test_parts_that_others_can_write_are_not_linked(tmp_path: Path) -> None:
     assert (made(tmp_path) / runtime_objects.OBJECTS[0]).stat().st_size > 0
 
 
-def test_parts_of_a_layer_which_may_have_none_are_not_made_again_unless_they_are_damaged(tmp_path: Path,
-                                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_layer_which_may_have_none_are_not_made_again_unless_they_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make(folder: Path) -> None:
         (folder / "part").write_text("part")
 
     shared = runtime_objects.kept(Store(tmp_path / "layer").base, "content", ("part",), make)
     monkeypatch.setenv("OPJIT_LAYERS", f"{tmp_path / 'empty'}:{tmp_path / 'layer'}")
     own = Store(tmp_path / "own").base
-    assert runtime_objects.kept(own, "content", ("part",), lambda folder: pytest.fail(f"made {folder}")) == shared
+    assert (
+        runtime_objects.kept(
+            own, "content", ("part",), lambda folder: pytest.fail(f"made {folder}")
+        )
+        == shared
+    )
     (shared / "part").write_text("damaged")
     assert runtime_objects.kept(own, "content", ("part",), make).parent == own / "parts"

@@ -20,12 +20,17 @@ from tests import helpers
 from tests.helpers import DAY, cache_command, date, keys, planted
 
 
-def test_clear_takes_names_as_ls_shows_them_and_removes_nothing_where_one_is_unknown(entry: Entry) -> None:
+def test_clear_takes_names_as_ls_shows_them_and_removes_nothing_where_one_is_unknown(
+    entry: Entry,
+) -> None:
     other = entry.folder.parents[2] / "opjit.other" / "x86-64-v3" / entry.key
     shutil.copytree(entry.folder, other)
     result = cache_command("clear", "other", "keytest::nothing")
     assert result.exit_code == 1
-    assert result.output == "Error: the cache has no entry of keytest::nothing; `opjit cache ls` lists its entries\n"
+    assert (
+        result.output
+        == "Error: the cache has no entry of keytest::nothing; `opjit cache ls` lists its entries\n"
+    )
     assert len(keys()) == 1
     assert other.exists()
     assert cache_command("clear", "other").exit_code == 0
@@ -36,7 +41,9 @@ def test_clear_takes_names_as_ls_shows_them_and_removes_nothing_where_one_is_unk
     assert cache_command("ls").output == ""
 
 
-def test_a_cache_that_is_not_there_has_nothing_and_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_not_there_has_nothing_and_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "none"))
     for arguments in (["ls"], ["stats"], ["verify"], ["prune"], ["clear"], ["path"]):
         result = cache_command(*arguments)
@@ -47,8 +54,11 @@ def test_a_cache_that_is_not_there_has_nothing_and_is_not_made(tmp_path: Path, m
 def test_ls_shows_op_arch_size_last_use_and_key_without_reading_a_file(entry: Entry) -> None:
     date(entry.folder, time.time() - 3 * DAY - 60)
     size = sum(path.stat().st_size for path in entry.folder.iterdir())
-    assert cache_command("ls").output == f"keytest::plus  {entry.folder.parent.name}  {size / 1024:.1f} KiB  3 d ago  {entry.key}\n" \
-                                         f"1 entry, {size / 1024:.1f} KiB\n"
+    assert (
+        cache_command("ls").output
+        == f"keytest::plus  {entry.folder.parent.name}  {size / 1024:.1f} KiB  3 d ago  {entry.key}\n"
+        f"1 entry, {size / 1024:.1f} KiB\n"
+    )
     (entry.folder / manifest.NAME).write_text("damaged")
     assert entry.key in cache_command("ls").output
     assert time.time() - entry.library.stat().st_atime > DAY
@@ -58,13 +68,24 @@ def test_ls_as_json_is_what_python_gets(entry: Entry) -> None:
     done = cache_command("ls", "--json")
     [found] = json.loads(done.stdout)
     [item] = cache.entries()
-    assert found == {"folder": str(entry.folder), "op": "keytest::plus", "arch": entry.folder.parent.name, "key": entry.key,
-                     "size": item.size, "read": item.read, "written": item.written, "published": item.published, "used": item.used}
+    assert found == {
+        "folder": str(entry.folder),
+        "op": "keytest::plus",
+        "arch": entry.folder.parent.name,
+        "key": entry.key,
+        "size": item.size,
+        "read": item.read,
+        "written": item.written,
+        "published": item.published,
+        "used": item.used,
+    }
     assert cache_command("clear").exit_code == done.exit_code == 0
     assert json.loads(cache_command("ls", "--json").stdout) == []
 
 
-def test_verify_names_what_is_bad_and_why_changes_nothing_and_exits_with_1(entry: Entry, op: Path) -> None:
+def test_verify_names_what_is_bad_and_why_changes_nothing_and_exits_with_1(
+    entry: Entry, op: Path
+) -> None:
     good, flipped, foreign, misplaced = [entry.folder, *planted(entry, 3)]
     [senseless] = planted(entry, 1, schema="garbage(")
     content = bytearray((flipped / "keytest.plus.so").read_bytes())
@@ -79,10 +100,17 @@ def test_verify_names_what_is_bad_and_why_changes_nothing_and_exits_with_1(entry
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert sum(line.startswith("bad: ") for line in lines) == 4
-    reasons = {senseless: "garbage(", flipped: "does not have the SHA-256 in its manifest", foreign: "can be written by others",
-               away: "lies in another op's"}
+    reasons = {
+        senseless: "garbage(",
+        flipped: "does not have the SHA-256 in its manifest",
+        foreign: "can be written by others",
+        away: "lies in another op's",
+    }
     for folder, reason in reasons.items():
-        assert any(line.startswith("bad: keytest::plus") and folder.name in line and reason in line for line in lines)
+        assert any(
+            line.startswith("bad: keytest::plus") and folder.name in line and reason in line
+            for line in lines
+        )
     assert lines[-1] == "5 entries: 1 good, 4 bad"
     assert helpers.snapshot(Path(os.environ["OPJIT_CACHE"])) == before
     assert good.exists()
@@ -103,13 +131,18 @@ def test_a_bound_below_zero_is_refused_and_nothing_goes(entry: Entry) -> None:
     assert entry.folder.exists()
 
 
-def test_an_entry_of_a_device_that_this_process_does_not_know_is_good_if_its_bytes_are(entry: Entry) -> None:
+def test_an_entry_of_a_device_that_this_process_does_not_know_is_good_if_its_bytes_are(
+    entry: Entry,
+) -> None:
     (elsewhere,) = planted(entry, 1, backend="npu", dispatch_key="PrivateUse1")
     found = {finding.item.key: finding for finding in cache.verify()}
     assert "register_backend" in found[elsewhere.name].reason
     result = cache_command("verify")
     assert result.exit_code == 0
-    assert any(line.startswith("good: ") and elsewhere.name in line and "no backend 'npu'" in line for line in result.output.splitlines())
+    assert any(
+        line.startswith("good: ") and elsewhere.name in line and "no backend 'npu'" in line
+        for line in result.output.splitlines()
+    )
     assert result.output.splitlines()[-1] == "2 entries: 2 good"
     os.truncate(elsewhere / "keytest.plus.so", 100)
     assert cache_command("verify").output.splitlines()[-1] == "2 entries: 1 good, 1 bad"

@@ -27,7 +27,9 @@ from tests.remotes import Published, ask, from_folder, serving
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: Published, other: Published) -> Path:
+def cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: Published, other: Published
+) -> Path:
     """A cache with the entries of both ops; nobody is trusted."""
     folder = tmp_path / "cache"
     for each in (published, other):
@@ -45,8 +47,11 @@ def empty(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def receive(empty: Path, published: Published, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def receive(
+    empty: Path, published: Published, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
     """``receive()``: from now on this process has the empty cache, and trusts the signer of `published`."""
+
     def change() -> None:
         monkeypatch.setenv("OPJIT_CACHE", str(empty))
         monkeypatch.setenv("OPJIT_TRUST", published.public)
@@ -62,39 +67,63 @@ def opjit(*words: object) -> Result:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def good(cache: Path, *published: Published) -> bool:
     """Whether the cache holds these entries, as they were built, and no other."""
-    found = {verify(folder, targets.here(helpers.cpu()))[0].library.read_bytes() for folder in helpers.entries(cache)}
-    return found == {each.library for each in published} and not list((cache / "v1" / "staging").iterdir())
+    found = {
+        verify(folder, targets.here(helpers.cpu()))[0].library.read_bytes()
+        for folder in helpers.entries(cache)
+    }
+    return found == {each.library for each in published} and not list(
+        (cache / "v1" / "staging").iterdir()
+    )
 
 
 def test_what_was_pushed_is_pulled_into_another_cache_and_neither_happens_twice(
-    published: Published, other: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None]
+    published: Published,
+    other: Published,
+    tmp_path: Path,
+    empty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    receive: Callable[..., None],
 ) -> None:
     url = (tmp_path / "remote").as_uri()
     first = opjit("cache", "push", url, "--sign", published.private)
-    assert (first.exit_code, first.output.splitlines()[-1]) == (0, "uploaded 2, 0 already there, 0 left out")
+    assert (first.exit_code, first.output.splitlines()[-1]) == (
+        0,
+        "uploaded 2, 0 already there, 0 left out",
+    )
     before = helpers.snapshot(tmp_path / "remote")
     again = opjit("cache", "push", url, "--sign", published.private)
     assert (again.exit_code, again.output) == (0, "uploaded 0, 2 already there, 0 left out\n")
     assert helpers.snapshot(tmp_path / "remote") == before
-    assert names(tmp_path / "remote") == sorted([published.name, published.pointer, other.name, other.pointer])
+    assert names(tmp_path / "remote") == sorted(
+        [published.name, published.pointer, other.name, other.pointer]
+    )
     receive()
     monkeypatch.setenv("OPJIT_REMOTE", url)
-    assert opjit("cache", "pull").output.splitlines() == [other.name, published.name, "fetched 2, 0 already there, 0 left out"]
+    assert opjit("cache", "pull").output.splitlines() == [
+        other.name,
+        published.name,
+        "fetched 2, 0 already there, 0 left out",
+    ]
     assert good(empty, published, other)
     before = helpers.snapshot(empty)
     assert opjit("cache", "pull").output == "fetched 0, 2 already there, 0 left out\n"
     assert helpers.snapshot(empty) == before
 
 
-def test_only_the_ops_that_are_named_are_pushed_and_pulled(published: Published, other: Published, tmp_path: Path,
-                                                           receive: Callable[..., None]) -> None:
+def test_only_the_ops_that_are_named_are_pushed_and_pulled(
+    published: Published, other: Published, tmp_path: Path, receive: Callable[..., None]
+) -> None:
     url = (tmp_path / "remote").as_uri()
-    assert transfer.push(url, sign=published.private, ops=[other.op.qualified]).moved == [other.name]
+    assert transfer.push(url, sign=published.private, ops=[other.op.qualified]).moved == [
+        other.name
+    ]
     assert transfer.push(url, sign=published.private).moved == [published.name]
     receive()
     assert transfer.pull(url, ops=[published.op.qualified]).moved == [published.name]
@@ -114,20 +143,29 @@ def test_a_push_says_whether_it_signs(published: Published, tmp_path: Path) -> N
     assert b" -\n" in (tmp_path / "remote" / published.name).read_bytes()[:100]
 
 
-def test_an_entry_that_is_not_in_order_is_named_and_not_pushed(published: Published, other: Published, cache: Path, tmp_path: Path) -> None:
+def test_an_entry_that_is_not_in_order_is_named_and_not_pushed(
+    published: Published, other: Published, cache: Path, tmp_path: Path
+) -> None:
     library = cache / published.entry.library.relative_to(published.entry.folder.parents[3])
-    shutil.copytree(library.parent, cache / "v1" / "remoteother.plus" / "x86-64-v2" / library.parent.name)
+    shutil.copytree(
+        library.parent, cache / "v1" / "remoteother.plus" / "x86-64-v2" / library.parent.name
+    )
     content = library.read_bytes()
     library.unlink()
     library.write_bytes(content[:-1])
     result = opjit("cache", "push", (tmp_path / "remote").as_uri(), "--sign", published.private)
     assert result.exit_code == 1
-    assert f"{library.parent} is left out: its library does not have the size in its manifest" in result.output
+    assert (
+        f"{library.parent} is left out: its library does not have the size in its manifest"
+        in result.output
+    )
     assert "it lies among another op's entries" in result.output
     assert names(tmp_path / "remote") == sorted([other.name, other.pointer])
 
 
-def test_a_push_that_is_killed_in_the_middle_leaves_no_half_of_an_entry(published: Published, tmp_path: Path) -> None:
+def test_a_push_that_is_killed_in_the_middle_leaves_no_half_of_an_entry(
+    published: Published, tmp_path: Path
+) -> None:
     code = (
         "import os, signal\nfrom pathlib import Path\nfrom opjit import files; from opjit.cache import transfer\n"
         "def half(path, content):\n"
@@ -142,8 +180,13 @@ def test_a_push_that_is_killed_in_the_middle_leaves_no_half_of_an_entry(publishe
     assert len(transfer.push((tmp_path / "remote").as_uri(), sign=published.private).moved) == 2
 
 
-def test_a_pull_names_what_is_not_trusted_or_damaged_and_takes_the_rest(published: Published, other: Published, tmp_path: Path, empty: Path,
-                                                                        receive: Callable[..., None]) -> None:
+def test_a_pull_names_what_is_not_trusted_or_damaged_and_takes_the_rest(
+    published: Published,
+    other: Published,
+    tmp_path: Path,
+    empty: Path,
+    receive: Callable[..., None],
+) -> None:
     url = (tmp_path / "remote").as_uri()
     transfer.push(url, sign=published.private, ops=[published.op.qualified])
     transfer.push(url, sign=other.private, ops=[other.op.qualified])
@@ -154,13 +197,17 @@ def test_a_pull_names_what_is_not_trusted_or_damaged_and_takes_the_rest(publishe
     result = opjit("cache", "pull", url)
     assert result.exit_code == 1
     assert f"{other.name} is left out: no key in OPJIT_TRUST made its signature" in result.output
-    assert f"{'0' * 64}.opjit is left out: it holds an entry of {published.op.qualified}" in result.output
+    assert (
+        f"{'0' * 64}.opjit is left out: it holds an entry of {published.op.qualified}"
+        in result.output
+    )
     assert good(empty, published)
 
 
 @pytest.mark.parametrize("name", [name for name in make.FILES if name.endswith(".opjit")])
-def test_a_pull_leaves_a_hostile_object_out_whether_or_not_a_signature_is_asked_for(published: Published, tmp_path: Path, empty: Path,
-                                                                                    monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_pull_leaves_a_hostile_object_out_whether_or_not_a_signature_is_asked_for(
+    published: Published, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     place = tmp_path / "remote" / published.name
     place.parent.mkdir(parents=True)
     shutil.copy(make.HERE / name, place)
@@ -173,16 +220,31 @@ def test_a_pull_leaves_a_hostile_object_out_whether_or_not_a_signature_is_asked_
         assert not empty.exists()
 
 
-def test_a_pull_that_trusts_nobody_says_what_to_do(published: Published, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_that_trusts_nobody_says_what_to_do(
+    published: Published, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(empty))
     assert "set OPJIT_TRUST to the public key" in refused("cache", "pull", published.url)
     assert not empty.exists()
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (("pull", "https://host/opjit"), "https://host/opjit cannot list its entries: set OPJIT_REMOTE"),
-    (("push", "https://host/opjit", "--unsigned"), "https://host/opjit is only read over HTTP: push to the storage behind it"),
-    (("push", "file:///proc/nowhere", "--unsigned"), "file:///proc/nowhere cannot be written: ")])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("pull", "https://host/opjit"),
+            "https://host/opjit cannot list its entries: set OPJIT_REMOTE",
+        ),
+        (
+            ("push", "https://host/opjit", "--unsigned"),
+            "https://host/opjit is only read over HTTP: push to the storage behind it",
+        ),
+        (
+            ("push", "file:///proc/nowhere", "--unsigned"),
+            "file:///proc/nowhere cannot be written: ",
+        ),
+    ],
+)
 def test_what_a_remote_cannot_do_is_a_one_line_error(words: tuple[str, ...], told: str) -> None:
     assert refused("cache", *words).startswith(f"Error: {told}")
 
@@ -193,7 +255,9 @@ def test_without_an_address_or_with_one_that_is_none_the_commands_say_what_is_ex
         assert "nosuch" in opjit("cache", words[0], "nosuch://x", *words[1:]).output
 
 
-def test_a_remote_that_never_answers_is_given_up(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_that_never_answers_is_given_up(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer, "_SECONDS", 0.3)
     monkeypatch.setenv("OPJIT_TRUST", published.public)
     monkeypatch.setattr(transport.Objects, "names", lambda self, prefix: time.sleep(30))
@@ -202,7 +266,9 @@ def test_a_remote_that_never_answers_is_given_up(published: Published, monkeypat
 
 
 @as_root
-def test_a_full_disk_is_said(published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]) -> None:
+def test_a_full_disk_is_said(
+    published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
+) -> None:
     url = (tmp_path / "remote").as_uri()
     transfer.push(url, sign=published.private)
     receive()
@@ -212,8 +278,13 @@ def test_a_full_disk_is_said(published: Published, tmp_path: Path, empty: Path, 
         assert helpers.entries(empty) == []
 
 
-def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(published: Published, tmp_path: Path, empty: Path,
-                                                            monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None]) -> None:
+def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(
+    published: Published,
+    tmp_path: Path,
+    empty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    receive: Callable[..., None],
+) -> None:
     transfer.push((tmp_path / "www").as_uri(), sign=published.private)
     receive()
     monkeypatch.setattr(remote, "_IN_ALL", 60.0)
@@ -224,49 +295,96 @@ def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(published: Published
         assert answer.warnings == []
         assert good(empty, published)
         (tmp_path / "www" / "v1" / "sm_80+sm_90").write_bytes(b"two archs")
-        assert transport.Objects(server.url).read("v1/sm_80+sm_90", 100, time.monotonic() + 60) == b"two archs"
+        assert (
+            transport.Objects(server.url).read("v1/sm_80+sm_90", 100, time.monotonic() + 60)
+            == b"two archs"
+        )
 
 
-def member(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", claimed: int | None = None,
-           pax: dict[str, str] | None = None) -> bytes:
+def member(
+    name: str,
+    content: bytes = b"",
+    kind: bytes = tarfile.REGTYPE,
+    link: str = "",
+    claimed: int | None = None,
+    pax: dict[str, str] | None = None,
+) -> bytes:
     """A file in a tar, which may claim to have more bytes than it has."""
     made = tarfile.TarInfo(name)
-    made.size, made.type, made.linkname, made.pax_headers = len(content) if claimed is None else claimed, kind, link, pax or {}
+    made.size, made.type, made.linkname, made.pax_headers = (
+        len(content) if claimed is None else claimed,
+        kind,
+        link,
+        pax or {},
+    )
     header = made.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT)
     return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
 OBJECT, END = f"v1/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit", bytes(1024)
-NOT_PLAIN, DAMAGED = "is no file of at most 67108864 bytes with an entry's name", "damaged or cut off"
+NOT_PLAIN, DAMAGED = (
+    "is no file of at most 67108864 bytes with an entry's name",
+    "damaged or cut off",
+)
 # Packs, and what is said of them.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "above": (member(f"../../{OBJECT}", b"x") + END, NOT_PLAIN),
     "above-inside": (member(f"v1/../../{'0' * 64}.opjit", b"x") + END, NOT_PLAIN),
     "absolute": (member("/etc/cron.d/evil", b"x") + END, NOT_PLAIN),
     "another-file": (member("v1/opjit.allreduce/x86-64-v3/evil.so", b"x") + END, NOT_PLAIN),
-    "link": (member(OBJECT, kind=tarfile.SYMTYPE, link="/etc/passwd") + member(OBJECT, b"x") + END, NOT_PLAIN),
-    "link-to-folder": (member("v1/opjit.allreduce", kind=tarfile.SYMTYPE, link="/tmp") + member(OBJECT, b"x") + END, NOT_PLAIN),
+    "link": (
+        member(OBJECT, kind=tarfile.SYMTYPE, link="/etc/passwd") + member(OBJECT, b"x") + END,
+        NOT_PLAIN,
+    ),
+    "link-to-folder": (
+        member("v1/opjit.allreduce", kind=tarfile.SYMTYPE, link="/tmp")
+        + member(OBJECT, b"x")
+        + END,
+        NOT_PLAIN,
+    ),
     "hard-link": (member(OBJECT, kind=tarfile.LNKTYPE, link="/etc/passwd") + END, NOT_PLAIN),
-    "device": (member(OBJECT, kind=tarfile.CHRTYPE) + END, NOT_PLAIN), "pipe": (member(OBJECT, kind=tarfile.FIFOTYPE) + END, NOT_PLAIN),
+    "device": (member(OBJECT, kind=tarfile.CHRTYPE) + END, NOT_PLAIN),
+    "pipe": (member(OBJECT, kind=tarfile.FIFOTYPE) + END, NOT_PLAIN),
     "sparse": (member(OBJECT, bytes(512), kind=tarfile.GNUTYPE_SPARSE) + END, ""),
-    "sparse-by-pax": (member(OBJECT, b"1\n0\n9\n" + bytes(506), pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0",
-                                                                  "GNU.sparse.realsize": "99999999999"}) + END, ""),
+    "sparse-by-pax": (
+        member(
+            OBJECT,
+            b"1\n0\n9\n" + bytes(506),
+            pax={
+                "GNU.sparse.major": "1",
+                "GNU.sparse.minor": "0",
+                "GNU.sparse.realsize": "99999999999",
+            },
+        )
+        + END,
+        "",
+    ),
     "large": (member(OBJECT, b"x", claimed=1 << 60) + END, NOT_PLAIN),
     "large-by-pax": (member(OBJECT, b"x", pax={"size": str(1 << 50)}) + END, NOT_PLAIN),
     "longer-than-the-pack": (member(OBJECT, b"x", claimed=1 << 20) + END, "unexpected end"),
-    "negative": (member(OBJECT, b"x", claimed=-512) + END, ""), "negative-by-pax": (member(OBJECT, b"x", pax={"size": "-1024"}) + END, ""),
-    "name-without-end": (member("././@LongLink", b"x", kind=tarfile.GNUTYPE_LONGNAME, claimed=1 << 40) + END, ""),
+    "negative": (member(OBJECT, b"x", claimed=-512) + END, ""),
+    "negative-by-pax": (member(OBJECT, b"x", pax={"size": "-1024"}) + END, ""),
+    "name-without-end": (
+        member("././@LongLink", b"x", kind=tarfile.GNUTYPE_LONGNAME, claimed=1 << 40) + END,
+        "",
+    ),
     "pax-without-end": (member("pax", b"x", kind=tarfile.XHDTYPE, claimed=1 << 40) + END, ""),
     "headers-of-headers": (member("pax", b"8 a=b\n", kind=tarfile.XHDTYPE) * 5000 + END, ""),
-    "compressed": (gzip.compress(member(OBJECT, bytes(1 << 20)) + END), ""), "no-tar": (b"PK\x03\x04" + bytes(2044), ""),
-    "nothing": (b"", "empty"), "no-end": (member(OBJECT, b"x"), DAMAGED),
-    "damaged-header": (member(OBJECT, b"x") + member(OBJECT, b"x").replace(b"ustar", b"USTAR") + END, DAMAGED),
+    "compressed": (gzip.compress(member(OBJECT, bytes(1 << 20)) + END), ""),
+    "no-tar": (b"PK\x03\x04" + bytes(2044), ""),
+    "nothing": (b"", "empty"),
+    "no-end": (member(OBJECT, b"x"), DAMAGED),
+    "damaged-header": (
+        member(OBJECT, b"x") + member(OBJECT, b"x").replace(b"ustar", b"USTAR") + END,
+        DAMAGED,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_or_damaged_pack_is_refused_whole_and_leaves_nothing_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                                receive: Callable[..., None], name: str) -> None:
+def test_a_hostile_or_damaged_pack_is_refused_whole_and_leaves_nothing_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None], name: str
+) -> None:
     receive()
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -277,11 +395,20 @@ def test_a_hostile_or_damaged_pack_is_refused_whole_and_leaves_nothing_anywhere(
     assert f"{tmp_path / 'ops.tar'} is not unpacked: " in told
     assert said in told
     before.pop(str(tmp_path / "tmp"))
-    assert {path: found for path, found in helpers.snapshot(tmp_path).items() if path != str(tmp_path / "tmp")} == before
+    assert {
+        path: found
+        for path, found in helpers.snapshot(tmp_path).items()
+        if path != str(tmp_path / "tmp")
+    } == before
 
 
-def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(published: Published, other: Published, tmp_path: Path,
-                                                                         empty: Path, receive: Callable[..., None]) -> None:
+def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(
+    published: Published,
+    other: Published,
+    tmp_path: Path,
+    empty: Path,
+    receive: Callable[..., None],
+) -> None:
     packed = opjit("cache", "pack", tmp_path / "a.tar", "--sign", published.private)
     assert (packed.exit_code, packed.output) == (0, "packed 2, 0 already there, 0 left out\n")
     opjit_cache.pack(tmp_path / "b.tar", sign=published.private)
@@ -290,32 +417,57 @@ def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(publish
     with tarfile.open(tmp_path / "a.tar", "r:") as archive:
         found = {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
         assert {(each.mtime, each.uid, each.mode) for each in archive} == {(0, 0, 0o644)}
-    assert found == {name: (tmp_path / "remote" / name).read_bytes() for name in names(tmp_path / "remote")}
+    assert found == {
+        name: (tmp_path / "remote" / name).read_bytes() for name in names(tmp_path / "remote")
+    }
     receive()
     unpacked = opjit("cache", "unpack", tmp_path / "a.tar")
-    assert unpacked.output.splitlines() == [other.name, published.name, "unpacked 2, 0 already there, 0 left out"]
+    assert unpacked.output.splitlines() == [
+        other.name,
+        published.name,
+        "unpacked 2, 0 already there, 0 left out",
+    ]
     assert good(empty, published, other)
-    assert opjit("cache", "unpack", tmp_path / "a.tar").output == "unpacked 0, 2 already there, 0 left out\n"
+    assert (
+        opjit("cache", "unpack", tmp_path / "a.tar").output
+        == "unpacked 0, 2 already there, 0 left out\n"
+    )
 
 
-def test_an_entry_of_a_pack_that_no_trusted_key_signed_stays_out(published: Published, tmp_path: Path, empty: Path,
-                                                                 receive: Callable[..., None]) -> None:
+def test_an_entry_of_a_pack_that_no_trusted_key_signed_stays_out(
+    published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
+) -> None:
     assert len(opjit_cache.pack(tmp_path / "unsigned.tar", ops=[published.op.qualified]).moved) == 1
-    swapped = member(published.name, published.bundle._replace(library=published.library + b"x").dump())
+    swapped = member(
+        published.name, published.bundle._replace(library=published.library + b"x").dump()
+    )
     (tmp_path / "swapped.tar").write_bytes(swapped + END)
-    (tmp_path / "renamed.tar").write_bytes(member(published.name.replace("remotetest", "opjit"), published.content) + END)
-    assert f"nothing from {tmp_path / 'unsigned.tar'} is trusted: set OPJIT_TRUST" in refused("cache", "unpack", tmp_path / "unsigned.tar")
+    (tmp_path / "renamed.tar").write_bytes(
+        member(published.name.replace("remotetest", "opjit"), published.content) + END
+    )
+    assert f"nothing from {tmp_path / 'unsigned.tar'} is trusted: set OPJIT_TRUST" in refused(
+        "cache", "unpack", tmp_path / "unsigned.tar"
+    )
     receive()
-    for name, said in (("unsigned", "it is not signed"), ("swapped", "SHA-256"), ("renamed", "not the one in its name")):
+    for name, said in (
+        ("unsigned", "it is not signed"),
+        ("swapped", "SHA-256"),
+        ("renamed", "not the one in its name"),
+    ):
         left_out = opjit("cache", "unpack", tmp_path / f"{name}.tar")
         assert left_out.exit_code == 1
         assert said in left_out.output
     assert helpers.entries(empty) == []
 
 
-def test_a_pack_that_cannot_be_made_leaves_the_one_before(published: Published, cache: Path, tmp_path: Path) -> None:
+def test_a_pack_that_cannot_be_made_leaves_the_one_before(
+    published: Published, cache: Path, tmp_path: Path
+) -> None:
     (tmp_path / "ops.tar").write_text("before")
-    for words, said in ((("ops.tar", "nobody::nothing"), "no entry to pack"), (("none/ops.tar",), "cannot be written")):
+    for words, said in (
+        (("ops.tar", "nobody::nothing"), "no entry to pack"),
+        (("none/ops.tar",), "cannot be written"),
+    ):
         failed = opjit("cache", "pack", tmp_path / words[0], *words[1:])
         assert failed.exit_code == 1
         assert said in failed.output
@@ -328,8 +480,9 @@ def test_a_pack_that_cannot_be_made_leaves_the_one_before(published: Published, 
             assert opjit("cache", "unpack", tmp_path / name).exit_code != 0
 
 
-def test_the_library_functions_do_what_the_commands_do(published: Published, tmp_path: Path, empty: Path,
-                                                       receive: Callable[..., None]) -> None:
+def test_the_library_functions_do_what_the_commands_do(
+    published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
+) -> None:
     said: list[str] = []
     report = transfer.push(f"memory://{tmp_path.name}", sign=published.private, say=said.append)
     assert report.moved == said
@@ -343,7 +496,11 @@ def test_keygen_prints_what_to_set(tmp_path: Path) -> None:
     result = opjit("keygen", "ci", tmp_path)
     assert result.exit_code == 0
     assert (tmp_path / "ci.key").stat().st_mode & 0o777 == 0o600
-    [line] = [line for line in result.output.splitlines() if line.startswith("export OPJIT_TRUST=ed25519:")]
+    [line] = [
+        line
+        for line in result.output.splitlines()
+        if line.startswith("export OPJIT_TRUST=ed25519:")
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPJIT_TRUST", line.partition("=")[2])
         [inline] = trust.configured().keys  # type: ignore[union-attr]

@@ -16,8 +16,9 @@ from tests import helpers
 from tests.helpers import OnCompile, is_alive, until
 
 
-def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(op: Path, here: Path,
-                                                                                        on_compile: OnCompile) -> None:
+def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_half_done(
+    op: Path, here: Path, on_compile: OnCompile
+) -> None:
     pids = here.with_name("pids")
     on_compile(f"echo $$ > '{pids}'; sleep 100")
     with helpers.process(f"from opjit.cli import main; main(['get', {str(op)!r}])") as running:
@@ -31,65 +32,120 @@ def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_ha
         assert list((here / "v1" / "staging").iterdir()) == []
 
 
-def test_opjit_get_under_nohup_goes_on_at_a_sighup(op: Path, here: Path, on_compile: OnCompile) -> None:
+def test_opjit_get_under_nohup_goes_on_at_a_sighup(
+    op: Path, here: Path, on_compile: OnCompile
+) -> None:
     reached = here.with_name("reached")
     on_compile(f"touch '{reached}'; sleep 1")
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    with helpers.process(f"{ignoring}; from opjit.cli import main; main(['get', {str(op)!r}])") as running:
+    with helpers.process(
+        f"{ignoring}; from opjit.cli import main; main(['get', {str(op)!r}])"
+    ) as running:
         until(reached.exists, process=running)
         os.kill(running.pid, signal.SIGHUP)
         assert running.communicate()[0].endswith(".so\n")
 
 
-def test_a_binary_that_goes_when_the_command_ends_is_built_once_and_is_a_failure(op: Path, tmp_path: Path, log: Path) -> None:
+def test_a_binary_that_goes_when_the_command_ends_is_built_once_and_is_a_failure(
+    op: Path, tmp_path: Path, log: Path
+) -> None:
     for words in (("--device", "cpu"), ("--arch", helpers.LEVELS[0])):
         log.write_text("")
         done = helpers.command("get", op, *words, OPJIT_CACHE="/proc/x")
         assert (done.returncode, done.stdout, len(log.read_text().splitlines())) == (1, "", 1)
         assert done.stderr.splitlines()[-1].startswith("Error: keytest::plus for cpu ")
         assert "no cache can keep it" in done.stderr.splitlines()[-1]
-    done = helpers.command("get", op, "--device", "cpu", "--build-directory", tmp_path / "built", OPJIT_CACHE="/proc/x")
+    done = helpers.command(
+        "get", op, "--device", "cpu", "--build-directory", tmp_path / "built", OPJIT_CACHE="/proc/x"
+    )
     assert (done.returncode, Path(done.stdout.strip()).is_file()) == (0, True)
 
 
 @pytest.mark.slow
-def test_a_warning_of_opjit_is_shown_as_its_text_at_the_command_line_and_others_as_python_shows_them(op: Path, tmp_path: Path) -> None:
+def test_a_warning_of_opjit_is_shown_as_its_text_at_the_command_line_and_others_as_python_shows_them(
+    op: Path, tmp_path: Path
+) -> None:
     (op / "op.py").write_text("import warnings\nwarnings.warn('its own')\n" + helpers.OP_PY)
 
     def get(filters: str) -> subprocess.CompletedProcess[str]:
         cache = str(tmp_path / f"cache-{filters}")
-        return helpers.command("get", op, "--device", "cpu", OPJIT_REMOTE="nowhere", OPJIT_CACHE=cache, PYTHONWARNINGS=filters)
+        return helpers.command(
+            "get",
+            op,
+            "--device",
+            "cpu",
+            OPJIT_REMOTE="nowhere",
+            OPJIT_CACHE=cache,
+            PYTHONWARNINGS=filters,
+        )
 
     done = get("default")
     ours, others = done.stderr.splitlines()[-1], done.stderr.splitlines()[:-1]
-    assert ours.startswith("Warning: the remote nowhere failed and is not used again: expected a URL such as https://")
+    assert ours.startswith(
+        "Warning: the remote nowhere failed and is not used again: expected a URL such as https://"
+    )
     assert others == [f"{op / 'op.py'}:2: UserWarning: its own", "  warnings.warn('its own')"]
     assert get("ignore").stderr == ""
     done = get("error:the remote")
     assert (done.returncode, "CacheWarning: the remote nowhere" in done.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(("text", "commands", "expected"), [
-    ("import helper\n", ["get", "list"], ["raised ModuleNotFoundError: No module named 'nowhere'", 'op.py", line 1', "    import helper",
-                                          'helper.py", line 2', "    import nowhere"]),
-    ("def (\n", ["test", "bench"], ["raised SyntaxError: ", 'op.py", line 1', "    def (", "^"]),
-])
-def test_an_op_py_that_raises_is_told_of_without_opjit_s_lines(op: Path, tmp_path: Path, text: str, commands: list[str],
-                                                               expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "commands", "expected"),
+    [
+        (
+            "import helper\n",
+            ["get", "list"],
+            [
+                "raised ModuleNotFoundError: No module named 'nowhere'",
+                'op.py", line 1',
+                "    import helper",
+                'helper.py", line 2',
+                "    import nowhere",
+            ],
+        ),
+        (
+            "def (\n",
+            ["test", "bench"],
+            ["raised SyntaxError: ", 'op.py", line 1', "    def (", "^"],
+        ),
+    ],
+)
+def test_an_op_py_that_raises_is_told_of_without_opjit_s_lines(
+    op: Path, tmp_path: Path, text: str, commands: list[str], expected: list[str]
+) -> None:
     (tmp_path / "helper.py").write_text("\nimport nowhere\n")
     (op / "op.py").write_text(text)
     path = os.pathsep.join([str(helpers.ROOT), str(tmp_path)])
     for name in commands:
-        done = helpers.command(name, *([] if name == "list" else [op]), PYTHONPATH=path, OPJIT_PATH=str(op))
+        done = helpers.command(
+            name, *([] if name == "list" else [op]), PYTHONPATH=path, OPJIT_PATH=str(op)
+        )
         assert (done.returncode, done.stdout) == (1, "")
-        shown = done.stderr[done.stderr.index("Error: "):].splitlines()  # a CUDA build of torch may remark on the GPU before
+        shown = done.stderr[
+            done.stderr.index("Error: ") :
+        ].splitlines()  # a CUDA build of torch may remark on the GPU before
         assert shown[0].startswith(f"Error: {op / 'op.py'} ")
         assert all(part in line for part, line in zip(expected, shown, strict=True)), done.stderr
 
 
 def test_get_takes_several_archs(op: Path, here: Path, tmp_path: Path) -> None:
     archs = [arch for arch in helpers.cpu().archs() if host_of(arch) == platform.machine()][:2]
-    done = CliRunner().invoke(main, ["get", str(op), "--arch", ",".join(archs)], catch_exceptions=False)
+    done = CliRunner().invoke(
+        main, ["get", str(op), "--arch", ",".join(archs)], catch_exceptions=False
+    )
     assert [path.split("/")[-3] for path in done.stdout.split()] == archs
-    refused = CliRunner().invoke(main, ["get", str(op), "--arch", ",".join(archs), "--build-directory", str(tmp_path), "--name", "one"])
+    refused = CliRunner().invoke(
+        main,
+        [
+            "get",
+            str(op),
+            "--arch",
+            ",".join(archs),
+            "--build-directory",
+            str(tmp_path),
+            "--name",
+            "one",
+        ],
+    )
     assert "each arch has its own; leave it out, or name one arch" in refused.output

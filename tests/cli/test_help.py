@@ -29,23 +29,43 @@ def all_commands(group: click.Group = main, path: str = "") -> Iterator[tuple[st
 
 
 COMMANDS = dict(all_commands())
-EXAMPLES = {path: re.findall(r"^  (opjit .*)$", command.epilog or "", re.MULTILINE) for path, command in COMMANDS.items()}
+EXAMPLES = {
+    path: re.findall(r"^  (opjit .*)$", command.epilog or "", re.MULTILINE)
+    for path, command in COMMANDS.items()
+}
 
 
 def test_each_command_has_examples_a_heading_and_a_short_summary() -> None:
     assert [path for path, lines in EXAMPLES.items() if not lines] == []
     cache = main.commands["cache"]
     assert isinstance(cache, click.Group)
-    assert sorted(name for names in SECTIONS.values() for name in names) == sorted([*main.commands, *cache.commands])
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(
+        [*main.commands, *cache.commands]
+    )
     for arguments in (["--help"], ["cache", "--help"]):
-        listed = CliRunner().invoke(main, arguments, prog_name="opjit", terminal_width=80).output.partition("Options:")[2]
+        listed = (
+            CliRunner()
+            .invoke(main, arguments, prog_name="opjit", terminal_width=80)
+            .output.partition("Options:")[2]
+        )
         assert "..." not in listed
-        assert all(re.match(r"  \w+ +[A-Z]", line) for line in listed.partition("exit.")[2].splitlines() if line.startswith("  "))
+        assert all(
+            re.match(r"  \w+ +[A-Z]", line)
+            for line in listed.partition("exit.")[2].splitlines()
+            if line.startswith("  ")
+        )
 
 
-@pytest.mark.parametrize("line", [*(line for lines in EXAMPLES.values() for line in lines),
-                                  *re.findall(r"^  (opjit .*?)  ", FIRST_STEPS, re.MULTILINE)])
-def test_an_example_is_a_command_that_click_takes(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(line for lines in EXAMPLES.values() for line in lines),
+        *re.findall(r"^  (opjit .*?)  ", FIRST_STEPS, re.MULTILINE),
+    ],
+)
+def test_an_example_is_a_command_that_click_takes(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = shlex.split(line)[1:]
     for candidate in words if "judge" in words else ():
@@ -61,7 +81,11 @@ def test_help_shows_the_examples_in_80_columns(path: str) -> None:
     done = CliRunner().invoke(main, [*path.split(), "--help"], prog_name="opjit", terminal_width=80)
     assert done.exit_code == 0
     assert all(f"    {line}\n" in done.output for line in EXAMPLES.get(path, ()))
-    assert all(len(line) <= 80 for line in done.output.splitlines() if line.strip() not in EXAMPLES.get(path, ()))
+    assert all(
+        len(line) <= 80
+        for line in done.output.splitlines()
+        if line.strip() not in EXAMPLES.get(path, ())
+    )
 
 
 def test_the_command_alone_says_what_to_do_first() -> None:
@@ -90,23 +114,37 @@ def test_a_shell_completes_ops_archs_and_devices() -> None:
     assert completed("bench", "--device", "cu") == ["cuda"]
 
 
-@pytest.mark.parametrize("line", ["", "--help", "--version", "--include", "get --help", "cache --help", "cache path"])
+@pytest.mark.parametrize(
+    "line", ["", "--help", "--version", "--include", "get --help", "cache --help", "cache path"]
+)
 def test_what_needs_no_op_does_not_wait_for_torch(line: str) -> None:
     assert imported("-m", "opjit", *line.split()) == ["opjit.cli.help"]
     if line == "cache path":
-        assert imported(os.path.join(sysconfig.get_path("scripts"), "opjit"), *line.split()) == ["opjit.cli.help"]
+        assert imported(os.path.join(sysconfig.get_path("scripts"), "opjit"), *line.split()) == [
+            "opjit.cli.help"
+        ]
 
 
 def imported(*words: str) -> list[str]:
     """Those of torch and of opjit's command line that a new Python imports."""
-    done = subprocess.run([sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True)
-    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True
+    )
+    names = {
+        line.rpartition("|")[2].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
     return [name for name in ("torch", "opjit.cli.help") if name in names]
 
 
 def test_a_program_called_opjit_has_the_bundled_ops(tmp_path: Path) -> None:
-    (script := tmp_path / "opjit").write_text("import torch, opjit\nprint(torch.ops.opjit.allreduce)\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    (script := tmp_path / "opjit").write_text(
+        "import torch, opjit\nprint(torch.ops.opjit.allreduce)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "opjit.allreduce\n", done.stderr
 
 
@@ -115,12 +153,17 @@ def test_every_public_name_is_there_in_the_command_too() -> None:
         "import sys\nsys.argv, sys.orig_argv = ['-m'], ['python', '-m', 'opjit']\nimport opjit\nassert 'torch' not in sys.modules\n"
         "opjit.get, opjit.Op, opjit.op, opjit.cache.path, opjit.errors.OpjitError\n"
         "assert [name for name in opjit.__all__ if not hasattr(opjit, name)] == [] and dir(opjit) == sorted(opjit.__all__)\n"
-        "from opjit import *\n")
+        "from opjit import *\n"
+    )
     assert imported("-c", code) == ["torch"]
 
 
-@pytest.mark.parametrize("line", ["keygen ci made", "new mylib::made --cuda", "new --project made", "new --backend made"])
-def test_what_only_writes_files_does_not_wait_for_torch(tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "line", ["keygen ci made", "new mylib::made --cuda", "new --project made", "new --backend made"]
+)
+def test_what_only_writes_files_does_not_wait_for_torch(
+    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if line.startswith("keygen"):
         pytest.importorskip("cryptography")
     monkeypatch.chdir(tmp_path)

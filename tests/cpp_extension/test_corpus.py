@@ -32,20 +32,44 @@ BY_NAME = {program.name: program for program in ALL}
 NAMES = [program.name for program in CPU][:: 1 if CHOSEN else 5]
 Expected = dict[str, list[Outcome]]
 # Programs that may need torch/extension.h, as the reference has it.
-SLOW = {"nn/module_linear", "nn/sequential", "reductions/any_all", "reductions/dims", "signatures/const_ref", "signatures/items",
-        "signatures/lists", "signatures/python_objects", "signatures/returns", "signatures/scalars", "signatures/std_function",
-        "views/indexing", "views/metadata", "views/split_cat"}
+SLOW = {
+    "nn/module_linear",
+    "nn/sequential",
+    "reductions/any_all",
+    "reductions/dims",
+    "signatures/const_ref",
+    "signatures/items",
+    "signatures/lists",
+    "signatures/python_objects",
+    "signatures/returns",
+    "signatures/scalars",
+    "signatures/std_function",
+    "views/indexing",
+    "views/metadata",
+    "views/split_cat",
+}
 
 
 def fast_module(program: Program) -> Any:
     """The program as a user gets it from opjit."""
-    arguments: dict[str, Any] = {"extra_cflags": CFLAGS, "is_python_module": program.library is None}
+    arguments: dict[str, Any] = {
+        "extra_cflags": CFLAGS,
+        "is_python_module": program.library is None,
+    }
     if program.file:
         sources = [CORPUS / f"{program.name}.cpp", CORPUS / f"{program.name}.cu"]
-        module = opjit.load(program.identifier, [str(path) for path in sources if path.exists()], **arguments)
+        module = opjit.load(
+            program.identifier, [str(path) for path in sources if path.exists()], **arguments
+        )
     else:
-        module = opjit.load_inline(program.identifier, program.source, program.cuda_source, functions=program.functions,
-                                   with_pytorch_error_handling=not program.plain, **arguments)
+        module = opjit.load_inline(
+            program.identifier,
+            program.source,
+            program.cuda_source,
+            functions=program.functions,
+            with_pytorch_error_handling=not program.plain,
+            **arguments,
+        )
     return getattr(torch.ops, program.library) if program.library else module
 
 
@@ -60,15 +84,26 @@ def folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def reference_run(folder: Path) -> Callable[..., Expected]:
     """Calls the programs that torch's headers made, in a process of its own: TORCH_LIBRARY registers a name once in a process."""
+
     def run(device: str = "cpu") -> Expected:
         if not shares_libstdcxx(os.environ.get("CXX", "c++")):
-            pytest.skip("no C++ compiler here links libstdc++ as a shared library, and torch's own extensions crash with another")
+            pytest.skip(
+                "no C++ compiler here links libstdc++ as a shared library, and torch's own extensions crash with another"
+            )
         place = folder / device
         place.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(place / "running"):  # other workers need it too
             words = [sys.executable, "-m", reference.__name__, str(place), device]
             chosen = environment({"OPJIT_TEST_CORPUS": CHOSEN})
-            done = subprocess.run(words, env=chosen, cwd=ROOT, capture_output=True, text=True, timeout=2700, check=False)
+            done = subprocess.run(
+                words,
+                env=chosen,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=2700,
+                check=False,
+            )
             assert done.returncode == 0, done.stdout + done.stderr
             found: Expected = json.loads((place / "results.json").read_text(encoding="utf-8"))
         return found
@@ -91,15 +126,21 @@ def test_each_file_is_a_program_with_calls() -> None:
 @pytest.mark.corpus
 @pytest.mark.timeout(3000)
 def test_calls_fail_where_they_are_meant_to(expected: Expected) -> None:
-    surprising = [(name, one["call"], one.get("error", "no error")) for name, outcomes in expected.items() for one in outcomes
-                  if one["call"] != "dir(m)" and ("error" in one) != (one["call"] in BY_NAME[name].wrong)]
+    surprising = [
+        (name, one["call"], one.get("error", "no error"))
+        for name, outcomes in expected.items()
+        for one in outcomes
+        if one["call"] != "dir(m)" and ("error" in one) != (one["call"] in BY_NAME[name].wrong)
+    ]
     assert surprising == []
     assert set(expected) == {program.name for program in CPU}
 
 
 @pytest.mark.corpus
 @pytest.mark.timeout(3000)
-def test_results_are_the_same_each_time(expected: Expected, reference_run: Callable[..., Expected]) -> None:
+def test_results_are_the_same_each_time(
+    expected: Expected, reference_run: Callable[..., Expected]
+) -> None:
     again = reference_run()
     assert [name for name in expected if expected[name] != again[name]] == []
 
@@ -107,7 +148,9 @@ def test_results_are_the_same_each_time(expected: Expected, reference_run: Calla
 @pytest.mark.corpus
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_program_does_what_torchs_headers_make_it_do(name: str, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_does_what_torchs_headers_make_it_do(
+    name: str, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = BY_NAME[name]
 
     def built(extension: Extension, *others: Any) -> Entry:
@@ -120,13 +163,19 @@ def test_a_program_does_what_torchs_headers_make_it_do(name: str, expected: Expe
     monkeypatch.setattr(build, "build", built)
     module = fast_module(program)
     found = json.loads(json.dumps(results(module, program)))
-    different = [(one, other) for one, other in zip(found, alone(expected[name], program), strict=True) if one != other]
+    different = [
+        (one, other)
+        for one, other in zip(found, alone(expected[name], program), strict=True)
+        if one != other
+    ]
     assert different == []
 
 
 def alone(outcomes: list[Outcome], program: Program) -> list[Outcome]:
     """The outcomes of a program that was built on its own: the reference is one module, with a namespace for each program."""
-    text = json.dumps(outcomes).replace("corpus_reference.", "").replace(f"{program.identifier}::", "")
+    text = (
+        json.dumps(outcomes).replace("corpus_reference.", "").replace(f"{program.identifier}::", "")
+    )
     own: list[Outcome] = json.loads(text)
     return own
 
@@ -141,17 +190,25 @@ def expected_on_gpu(reference_run: Callable[..., Expected]) -> Expected:
 @pytest.mark.nvcc
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", [program.name for program in cuda.PROGRAMS])
-def test_a_cuda_program_does_what_torchs_headers_and_nvcc_make_it_do(name: str, expected_on_gpu: Expected) -> None:
+def test_a_cuda_program_does_what_torchs_headers_and_nvcc_make_it_do(
+    name: str, expected_on_gpu: Expected
+) -> None:
     program = BY_NAME[name]
     module = fast_module(program)
     assert made_by(program) == {"light headers", "NVRTC"}
     found = json.loads(json.dumps(results(module, program, "cuda")))
-    different = [(one, other) for one, other in zip(found, expected_on_gpu[name], strict=True) if one != other]
+    different = [
+        (one, other)
+        for one, other in zip(found, expected_on_gpu[name], strict=True)
+        if one != other
+    ]
     assert different == []
 
 
 @pytest.mark.parametrize("name", [program.name for program in cuda.PROGRAMS][::9])
-def test_a_cuda_program_needs_neither_nvcc_nor_a_gpu_to_be_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_program_needs_neither_nvcc_nor_a_gpu_to_be_built(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if identity.find_nvrtc(None) is None:
         pytest.skip("this torch has no NVRTC")
     monkeypatch.setenv("OPJIT_ARCH", "sm_80+sm_90")
@@ -162,7 +219,9 @@ def test_a_cuda_program_needs_neither_nvcc_nor_a_gpu_to_be_built(name: str, monk
 
 
 @pytest.mark.nvcc
-def test_nvrtc_compiles_a_program_of_torchs_cuda_context_beside_nvcc_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvrtc_compiles_a_program_of_torchs_cuda_context_beside_nvcc_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if identity.find_nvrtc(None) is None:
         pytest.skip("this torch has no NVRTC")
     monkeypatch.setenv("OPJIT_ARCH", "sm_80")
@@ -174,20 +233,29 @@ def made_by(program: Program) -> set[str]:
     """The headers and the compiler of the newest entry."""
     entries = Store(default_root()).base.glob(f"cpp_extension.{program.identifier}/*/*/{NAME}")
     described = json.loads(max(entries, key=os.path.getmtime).read_text(encoding="utf-8"))
-    return {part.split()[0] if "NVRTC" in part else part for part in described["built_with"]["headers"].split("; ")}
+    return {
+        part.split()[0] if "NVRTC" in part else part
+        for part in described["built_with"]["headers"].split("; ")
+    }
 
 
 @pytest.mark.corpus
 @pytest.mark.nvcc
 @pytest.mark.timeout(3000)
-@pytest.mark.skipif(CHOSEN != "all", reason="nvcc takes four minutes; a machine with a GPU also runs them")
+@pytest.mark.skipif(
+    CHOSEN != "all", reason="nvcc takes four minutes; a machine with a GPU also runs them"
+)
 def test_cuda_programs_compile(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("nvcc is not on PATH")
     source = tmp_path / "all.cu"
-    libraries = (Path(nvcc).resolve().parents[1] / "include" / "cusparse.h").exists()  # CUDAContext.h includes them all
-    programs = [one for one in cuda.PROGRAMS if libraries or "CUDAContext.h" not in str(one.cuda_source)]
+    libraries = (
+        Path(nvcc).resolve().parents[1] / "include" / "cusparse.h"
+    ).exists()  # CUDAContext.h includes them all
+    programs = [
+        one for one in cuda.PROGRAMS if libraries or "CUDAContext.h" not in str(one.cuda_source)
+    ]
     source.write_text(reference.merged_cuda(programs), encoding="utf-8")
     words = [nvcc, *reference.cuda_flags(), "-c", str(source), "-o", str(tmp_path / "all.o")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

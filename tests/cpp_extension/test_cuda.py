@@ -69,20 +69,32 @@ def described() -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("_no_nvcc")
-@pytest.mark.parametrize("flags", [[], ["-O3", "--use_fast_math", "-lineinfo", "-Xptxas=-v", "-Xcompiler", "-O2,-Wall"]],
-                         ids=["plain", "flags"])
-def test_an_extension_is_built_without_nvcc(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["-O3", "--use_fast_math", "-lineinfo", "-Xptxas=-v", "-Xcompiler", "-O2,-Wall"]],
+    ids=["plain", "flags"],
+)
+def test_an_extension_is_built_without_nvcc(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", "gcc")  # which torch hands to nvcc
-    module = opjit.load_inline("twice_cuda", CPP, KERNEL, functions=["twice"], extra_cuda_cflags=flags)
+    module = opjit.load_inline(
+        "twice_cuda", CPP, KERNEL, functions=["twice"], extra_cuda_cflags=flags
+    )
     assert module.twice.__doc__
     assert described()["headers"].startswith("light headers; NVRTC ")
 
 
 @pytest.mark.usefixtures("_no_nvcc")
-def test_what_nvrtc_compiled_serves_machines_with_nvcc_or_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nvrtc_compiled_serves_machines_with_nvcc_or_without_compilers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     opjit.load_inline("twice_there", CPP, KERNEL, functions=["twice"])
     monkeypatch.setattr(build, "build", None)  # it is built already
-    for finds in ({"find_nvcc": Nvcc("/nowhere", "13.0", "build 1")}, {"find_nvrtc": None, "find_cxx": None}):
+    for finds in (
+        {"find_nvcc": Nvcc("/nowhere", "13.0", "build 1")},
+        {"find_nvrtc": None, "find_cxx": None},
+    ):
         for name, found in finds.items():
             monkeypatch.setattr(toolchain, name, lambda *_, found=found: found)
         assert opjit.load_inline("twice_there", CPP, KERNEL, functions=["twice"]).twice.__doc__
@@ -92,8 +104,10 @@ def test_what_nvrtc_compiled_serves_machines_with_nvcc_or_without_compilers(monk
 def test_headers_beside_the_file_are_split_too_and_enter_the_key(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/twice.cuh").write_text(KERNEL)
-    (tmp_path / "twice.cu").write_text('#include <torch/extension.h>\n#include "kernels/twice.cuh"\n'
-                                       'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }\n')
+    (tmp_path / "twice.cu").write_text(
+        '#include <torch/extension.h>\n#include "kernels/twice.cuh"\n'
+        'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }\n'
+    )
     opjit.load("twice_file", [str(tmp_path / "twice.cu")])
     assert described()["headers"].startswith("light headers; NVRTC ")
     (tmp_path / "kernels/twice.cuh").write_text(KERNEL.replace("from[i] + from[i]", "2 * from[i]"))
@@ -102,12 +116,20 @@ def test_headers_beside_the_file_are_split_too_and_enter_the_key(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("_no_nvcc")
-@pytest.mark.parametrize(("code", "flags", "why"), [
-    ("__managed__ float total;" + KERNEL, [], "it uses __managed__"),
-    (KERNEL, ["-rdc=true"], "NVRTC has no flag -rdc=true"),
-    ("#define OWN static __global__ void\nOWN one(float *x) { *x = 1; }\nvoid run() { one<<<1, 1>>>(nullptr); }" + KERNEL, [],
-     "one is static by a macro"),
-], ids=["managed", "rdc", "static"])
+@pytest.mark.parametrize(
+    ("code", "flags", "why"),
+    [
+        ("__managed__ float total;" + KERNEL, [], "it uses __managed__"),
+        (KERNEL, ["-rdc=true"], "NVRTC has no flag -rdc=true"),
+        (
+            "#define OWN static __global__ void\nOWN one(float *x) { *x = 1; }\nvoid run() { one<<<1, 1>>>(nullptr); }"
+            + KERNEL,
+            [],
+            "one is static by a macro",
+        ),
+    ],
+    ids=["managed", "rdc", "static"],
+)
 def test_code_for_nvcc_alone_names_the_reason(code: str, flags: list[str], why: str) -> None:
     with pytest.raises(ToolMissing, match=f"twice_nvcc needs nvcc, as {why}"):
         opjit.load_inline("twice_nvcc", CPP, code, functions=["twice"], extra_cuda_cflags=flags)
@@ -118,7 +140,9 @@ def test_code_for_nvcc_alone_names_the_reason(code: str, flags: list[str], why: 
 @pytest.mark.parametrize("mistake", ["from[i] +;", "from[i] + unknown;"])
 def test_a_mistake_in_a_kernel_is_shown_at_its_line(mistake: str) -> None:
     with pytest.raises(CompileError) as caught:
-        opjit.load_inline("twice_wrong", CPP, KERNEL.replace("from[i] + from[i];", mistake), functions=["twice"])
+        opjit.load_inline(
+            "twice_wrong", CPP, KERNEL.replace("from[i] + from[i];", mistake), functions=["twice"]
+        )
     assert "cuda.cu" in str(caught.value)
     assert "error" in str(caught.value)
     assert not list(Store(default_root()).base.glob(f"cpp_extension.*/*/*/{NAME}"))
@@ -126,10 +150,25 @@ def test_a_mistake_in_a_kernel_is_shown_at_its_line(mistake: str) -> None:
 
 def test_flags_of_nvcc_are_sorted() -> None:
     again = "-U__CUDA_NO_HALF_CONVERSIONS__"  # after torch's own -D
-    flags = ["-I/a", again, "-isystem=/b", "--compiler-options=-fPIC", "-Xcompiler=-O2,-g", "-std=c++17", "-arch=sm_90a",
-             "--ptxas-options=-v", "-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=compute_90"]
+    flags = [
+        "-I/a",
+        again,
+        "-isystem=/b",
+        "--compiler-options=-fPIC",
+        "-Xcompiler=-O2,-g",
+        "-std=c++17",
+        "-arch=sm_90a",
+        "--ptxas-options=-v",
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90,code=compute_90",
+    ]
     archs = ["sm_90a", "compute_90a", "sm_80", "compute_90"]
-    assert cuda._sorted(flags) == (["-I/a", "-isystem", "/b"], ["-fPIC", "-O2", "-g"], [again, "-std=c++17"], archs)
+    assert cuda._sorted(flags) == (
+        ["-I/a", "-isystem", "/b"],
+        ["-fPIC", "-O2", "-g"],
+        [again, "-std=c++17"],
+        archs,
+    )
     assert builder_cuda.translated([again]) == ([again], [again])
     with pytest.raises(NvccOnly, match="no arch"):
         cuda._sorted(["-arch=native"])
@@ -145,35 +184,63 @@ def unit_of(code: str, folder: Path, flags: list[str]) -> CudaFile:
     return cuda._unit(alone, str(folder / "cuda.cu"), flags, folder / "cuda")
 
 
-@pytest.mark.parametrize(("code", "flags"), [
-    ("#ifdef __GNUC__\n#define STEP 1\n#endif\n" + KERNEL, []),
-    ("#define KERNEL(name) __global__ void name(float *x) \\\n{ *x = 1; }\nKERNEL(one)", []),
-    ("struct P { float a; };\n__global__ void k(float *x, const P &p) { *x = p.a; }", []),
-    ("__device__ int counter(0);" + KERNEL, []),
-    (KERNEL, ["-Xcompiler=-DBLOCK=128"]),
-    (KERNEL, ["-Xcompiler=-O2,-DBLOCK=128"]),
-    (KERNEL, ["-DA=1,B=2"]),
-], ids=["condition", "macro", "reference", "parentheses", "host-macro", "host-macros", "list"])
-def test_code_that_would_mean_something_else_is_left_to_nvcc(tmp_path: Path, code: str, flags: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("code", "flags"),
+    [
+        ("#ifdef __GNUC__\n#define STEP 1\n#endif\n" + KERNEL, []),
+        ("#define KERNEL(name) __global__ void name(float *x) \\\n{ *x = 1; }\nKERNEL(one)", []),
+        ("struct P { float a; };\n__global__ void k(float *x, const P &p) { *x = p.a; }", []),
+        ("__device__ int counter(0);" + KERNEL, []),
+        (KERNEL, ["-Xcompiler=-DBLOCK=128"]),
+        (KERNEL, ["-Xcompiler=-O2,-DBLOCK=128"]),
+        (KERNEL, ["-DA=1,B=2"]),
+    ],
+    ids=["condition", "macro", "reference", "parentheses", "host-macro", "host-macros", "list"],
+)
+def test_code_that_would_mean_something_else_is_left_to_nvcc(
+    tmp_path: Path, code: str, flags: list[str]
+) -> None:
     assert unit_of(KERNEL, tmp_path, FLAGS).archs == ["sm_90", "compute_90"]
     with pytest.raises(NvccOnly):
         unit_of(code, tmp_path, [*FLAGS, *flags])
 
 
-@pytest.mark.parametrize(("expression", "in_double"), [
-    ("pow(x, 2)", True), ("std::pow(x, 2)", True), ("pow(x, n)", True), ("pow(x, 2.0)", True), ("pow(x, 2.0f)", False),
-    ("powf(x, 2)", False),
-    ("fmax(x, 0)", True), ("std::fmax(x, 0)", True), ("fmaxf(x, 0)", False), ("fmax(x, 0.f)", False), ("std::max(x, 0.f)", False),
-    ("sqrt(x)", False), ("std::abs(x)", False), ("hypot(x, 1.0)", True),
-])
+@pytest.mark.parametrize(
+    ("expression", "in_double"),
+    [
+        ("pow(x, 2)", True),
+        ("std::pow(x, 2)", True),
+        ("pow(x, n)", True),
+        ("pow(x, 2.0)", True),
+        ("pow(x, 2.0f)", False),
+        ("powf(x, 2)", False),
+        ("fmax(x, 0)", True),
+        ("std::fmax(x, 0)", True),
+        ("fmaxf(x, 0)", False),
+        ("fmax(x, 0.f)", False),
+        ("std::max(x, 0.f)", False),
+        ("sqrt(x)", False),
+        ("std::abs(x)", False),
+        ("hypot(x, 1.0)", True),
+    ],
+)
 def test_numbers_of_two_types_are_computed_as_by_nvcc(expression: str, in_double: bool) -> None:
     found = toolchain.find_nvrtc("", None)
     if found is None:
         pytest.skip("no NVRTC")
     code = f"__global__ void k(float x, int n) {{ static_assert(sizeof({expression}) == {8 if in_double else 4}); }}"
-    folders = [str(light.OWN), str(Path(torch.__file__).parent / "include"), *found.headers.split(":")]
-    options = ["--gpu-architecture=sm_90", "-default-device", "-std=c++17", "--pre-include=opjit_device.h",
-               *(f"--include-path={folder}" for folder in folders)]
+    folders = [
+        str(light.OWN),
+        str(Path(torch.__file__).parent / "include"),
+        *found.headers.split(":"),
+    ]
+    options = [
+        "--gpu-architecture=sm_90",
+        "-default-device",
+        "-std=c++17",
+        "--pre-include=opjit_device.h",
+        *(f"--include-path={folder}" for folder in folders),
+    ]
     assert nvrtc.compile_for(found.library, code, "k.cu", cuda._headers(""), options, []).code
 
 
@@ -193,8 +260,14 @@ void run(float *x) { dim3 grid(2, 2); k<<<grid, THREADS, sizeof(float) * THREADS
 
 
 def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(library: str, source: str, name: str, headers: Mapping[str, str], options: Sequence[str],
-                 expressions: Sequence[str]) -> DeviceCode:
+    def compiled(
+        library: str,
+        source: str,
+        name: str,
+        headers: Mapping[str, str],
+        options: Sequence[str],
+        expressions: Sequence[str],
+    ) -> DeviceCode:
         told.append(repr((source, name, sorted(headers.items()), options, expressions)))
         return DeviceCode(b"", {}, "")
 
@@ -206,20 +279,36 @@ def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(nvrtc, "compile_for", compiled)
     monkeypatch.setattr(nvrtc, "fatbin", lambda codes: b"")
     told: list[str] = []
-    compiler = cast("Any", SimpleNamespace(path="c++", version="gcc version 12", machine="", includes=""))
+    compiler = cast(
+        "Any", SimpleNamespace(path="c++", version="gcc version 12", machine="", includes="")
+    )
     for number, code in enumerate((KERNEL, HALVES, SHARED)):
         work = tmp_path / str(number)
         work.mkdir()
         unit = unit_of(code, work, [*FLAGS, "-O3", "-DOWN=1"])
-        builder_cuda.compile_unit(unit, work / "cuda", compiler, cast("Any", SimpleNamespace(library="", headers="/nowhere")))
-        told += [path.read_text(encoding="utf-8") for path in sorted((work / "cuda").rglob("*.c*")) if path.is_file()]
+        builder_cuda.compile_unit(
+            unit,
+            work / "cuda",
+            compiler,
+            cast("Any", SimpleNamespace(library="", headers="/nowhere")),
+        )
+        told += [
+            path.read_text(encoding="utf-8")
+            for path in sorted((work / "cuda").rglob("*.c*"))
+            if path.is_file()
+        ]
     told.append(builder_cuda._registration({"_Z1k": "_Z1kPf"}, [(True, 4, "_Z1v", "_Z1vE")]))
-    told += [light.code_of([path.read_text()]) for path in sorted((light.OWN.parent / "nvrtc").rglob("*.h"))]
+    told += [
+        light.code_of([path.read_text()])
+        for path in sorted((light.OWN.parent / "nvrtc").rglob("*.h"))
+    ]
     text = " ".join(" ".join(sorted(told)).split())
     for folder, name in ((tmp_path, "WORK"), (light.OWN.parent, "OPJIT"), (light.INCLUDE, "TORCH")):
         text = text.replace(str(folder), name)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert SPLIT.get(VERSION) == digest, "increase light.VERSION, which is part of the key, and enter it with this digest"
+    assert SPLIT.get(VERSION) == digest, (
+        "increase light.VERSION, which is part of the key, and enter it with this digest"
+    )
 
 
 SAME_NAMES = """
@@ -239,32 +328,59 @@ int64_t host_NUMBER() { calls()++; return 10 * own<int>() + calls(); }
 def two_files(folder: Path, edited: str = "NUMBER") -> Any:
     """An extension of two CUDA files with the same names; in the second one a variable may have an edited value."""
     for number in "12":
-        text = SAME_NAMES.replace("variable = NUMBER", f"variable = {edited}") if number == "2" else SAME_NAMES
+        text = (
+            SAME_NAMES.replace("variable = NUMBER", f"variable = {edited}")
+            if number == "2"
+            else SAME_NAMES
+        )
         (folder / f"file{number}.cu").write_text(text.replace("NUMBER", number))
     names = [f"{kind}_{number}" for number in "12" for kind in ("run", "host")]
-    declared = "".join(f"void {name}(torch::Tensor);" if name.startswith("run") else f"int64_t {name}();" for name in names)
+    declared = "".join(
+        f"void {name}(torch::Tensor);" if name.startswith("run") else f"int64_t {name}();"
+        for name in names
+    )
     bound = "".join(f'm.def("{name}", &{name});' for name in names)
-    (folder / "main.cpp").write_text(f"#include <torch/extension.h>\n{declared}\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ {bound} }}\n")
-    return opjit.load("two_files", [str(folder / name) for name in ("file1.cu", "file2.cu", "main.cpp")])
+    (folder / "main.cpp").write_text(
+        f"#include <torch/extension.h>\n{declared}\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ {bound} }}\n"
+    )
+    return opjit.load(
+        "two_files", [str(folder / name) for name in ("file1.cu", "file2.cu", "main.cpp")]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_nvcc")
 def test_each_cuda_file_of_an_extension_has_its_own_kernels_and_variables(tmp_path: Path) -> None:
     module = two_files(tmp_path)
-    assert (module.host_1(), module.host_2()) == (11, 22), "an inline function's variable is one, an unnamed namespace's is each file's"
-    symbols = subprocess.run(["readelf", "--syms", "--wide", module.__file__], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
-    assert {name: sum(symbol.startswith(f"{name}.") for symbol in symbols) for name in ("_Z3addPf", "_Z8instanceIfEvPT_", "variable",
-                                                                                      "_ZL8constant", "constant")} == \
-        {"_Z3addPf": 2, "_Z8instanceIfEvPT_": 2, "variable": 2, "_ZL8constant": 0, "constant": 2}
+    assert (module.host_1(), module.host_2()) == (11, 22), (
+        "an inline function's variable is one, an unnamed namespace's is each file's"
+    )
+    symbols = subprocess.run(
+        ["readelf", "--syms", "--wide", module.__file__],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert {
+        name: sum(symbol.startswith(f"{name}.") for symbol in symbols)
+        for name in ("_Z3addPf", "_Z8instanceIfEvPT_", "variable", "_ZL8constant", "constant")
+    } == {"_Z3addPf": 2, "_Z8instanceIfEvPT_": 2, "variable": 2, "_ZL8constant": 0, "constant": 2}
     before = {path.stat().st_ino for path in default_root().glob("v1/objects/*/object.o")}
     two_files(tmp_path, edited="1.5")
-    assert sum(path.stat().st_ino not in before for path in default_root().glob("v1/objects/*/object.o")) == 1, "that of the edited file"
+    assert (
+        sum(
+            path.stat().st_ino not in before
+            for path in default_root().glob("v1/objects/*/object.o")
+        )
+        == 1
+    ), "that of the edited file"
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_no_nvcc")
-def test_each_cuda_file_of_an_extension_runs_its_own_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_cuda_file_of_an_extension_runs_its_own_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPJIT_ARCH")
     module, x = two_files(tmp_path), torch.zeros(1, device="cuda")
     for number in (1, 2, 1):
@@ -272,24 +388,37 @@ def test_each_cuda_file_of_an_extension_runs_its_own_kernels(tmp_path: Path, mon
     assert x.item() == 111 * 4
 
 
-def test_nvcc_is_not_tried_when_a_cpp_file_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvcc_is_not_tried_when_a_cpp_file_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(error: Exception) -> Any:
         def fail(*_: Any) -> None:
             raise error
+
         return fail
 
-    (tmp_path / "build.ninja").write_text("cuda_cflags = -arch=sm_90\nbuild a.o: compile a.cpp\nbuild b.cuda.o: cuda_compile b.cu\n")
+    (tmp_path / "build.ninja").write_text(
+        "cuda_cflags = -arch=sm_90\nbuild a.o: compile a.cpp\nbuild b.cuda.o: cuda_compile b.cu\n"
+    )
     monkeypatch.setattr(cuda, "_compile", failing(CompilerFailed("b.cu")))
     monkeypatch.setattr(torch_builder, "run_ninja", failing(torch_builder.NinjaFailed("a.cpp")))
     nothing = cast("Any", None)
-    with pytest.raises(torch_builder.NinjaFailed), cuda.compiled(nothing, tmp_path, nothing, nothing, ""):
+    with (
+        pytest.raises(torch_builder.NinjaFailed),
+        cuda.compiled(nothing, tmp_path, nothing, nothing, ""),
+    ):
         pass
 
 
 @pytest.mark.nvcc
-@pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link")
+@pytest.mark.skipif(
+    torch.version.cuda is None,
+    reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link",
+)
 @pytest.mark.parametrize("fast", [True, False])
-def test_what_a_partial_toolkit_lacks_is_that_of_pips_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+def test_what_a_partial_toolkit_lacks_is_that_of_pips_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
     header = tmp_path / "nvidia" / "cu13" / "include" / "cusparse_of_pip.h"
     header.parent.mkdir(parents=True)
     header.write_text("#define VALUE 3\n")
@@ -298,7 +427,9 @@ def test_what_a_partial_toolkit_lacks_is_that_of_pips_packages(tmp_path: Path, m
     monkeypatch.setenv("OPJIT_ARCH", "sm_90")
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     source = tmp_path / "value.cpp"
-    source.write_text('#include <cuda_runtime_api.h>\n#include <cusparse_of_pip.h>\nextern "C" int value() { return VALUE; }\n')
+    source.write_text(
+        '#include <cuda_runtime_api.h>\n#include <cusparse_of_pip.h>\nextern "C" int value() { return VALUE; }\n'
+    )
 
     def value() -> int:
         path = opjit.load("of_pip", str(source), with_cuda=True, is_python_module=False, fast=fast)

@@ -29,11 +29,15 @@ def load(path: str, *flags: str, name: str = "faults_extension") -> str:
 
 
 @pytest.mark.parametrize("lie", ["missing", "text"])
-def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                    lie: str) -> None:
+def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
     links = 'case " $* " in *" -shared "*) true;; *) false;; esac'
-    fake = program(tmp_path / "bin" / "c++", f"#!/bin/sh\n'{shutil.which('c++')}' \"$@\"\ncode=$?\n"
-                                             f"if {links}; then {OUTPUT}; {LIES[lie]}; code=0; fi\nexit $code\n")
+    fake = program(
+        tmp_path / "bin" / "c++",
+        f"#!/bin/sh\n'{shutil.which('c++')}' \"$@\"\ncode=$?\n"
+        f"if {links}; then {OUTPUT}; {LIES[lie]}; code=0; fi\nexit $code\n",
+    )
     monkeypatch.setenv("CXX", str(fake))
     with pytest.raises(BuildError, match="reported success") as refused:
         load(write_cxx(tmp_path / "source", EXTENSION))
@@ -41,13 +45,18 @@ def test_a_cxx_compiler_that_lies_is_named_and_nothing_is_published(here: Path, 
     assert helpers.entries(here) == []
 
 
-def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_loaded(here: Path, tmp_path: Path,
-                                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_loaded(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_cxx(tmp_path / "source", EXTENSION)
     changes: list[tuple[Any, str, object]] = [
-        (torch, "__version__", "2.13.0+cu124"), (torch, "__version__", "2.13.0+cu121"), (torch, "__version__", "2.13.1"),
-        (torch.version, "git_version", "0" * 40), (torch.version, "cuda", "12.1"),
-        (torch._C, "_GLIBCXX_USE_CXX11_ABI", not torch._C._GLIBCXX_USE_CXX11_ABI)]
+        (torch, "__version__", "2.13.0+cu124"),
+        (torch, "__version__", "2.13.0+cu121"),
+        (torch, "__version__", "2.13.1"),
+        (torch.version, "git_version", "0" * 40),
+        (torch.version, "cuda", "12.1"),
+        (torch._C, "_GLIBCXX_USE_CXX11_ABI", not torch._C._GLIBCXX_USE_CXX11_ABI),
+    ]
     first = load(path)
     monkeypatch.setenv("OPJIT_OFFLINE", "1")
     shelves = set()
@@ -62,7 +71,13 @@ def test_another_build_of_torch_is_another_extension_and_the_old_one_is_not_load
 
 
 def described(path: str | list[str], *flags: str, with_cuda: bool | None = None) -> Extension:
-    call = LoadCall(name="faults_extension", sources=path, extra_cflags=list(flags), with_cuda=with_cuda, is_python_module=False)
+    call = LoadCall(
+        name="faults_extension",
+        sources=path,
+        extra_cflags=list(flags),
+        with_cuda=with_cuda,
+        is_python_module=False,
+    )
     return identity.describe(call, None)
 
 
@@ -71,14 +86,19 @@ def test_the_order_of_sources_is_not_in_the_key(tmp_path: Path) -> None:
     assert described(paths).key == described(paths[::-1]).key
 
 
-def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_torch(tmp_path: Path,
-                                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_cxx(tmp_path, EXTENSION)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     bases = [described(path, with_cuda=True).base]
     monkeypatch.setattr(torchs, "COMMON_NVCC_FLAGS", torchs.COMMON_NVCC_FLAGS[1:])
     bases.append(described(path, with_cuda=True).base)
-    assert torch_builder.settings()["COMMON_NVCC_FLAGS"] == torchs.COMMON_NVCC_FLAGS != torch_builder.copy().COMMON_NVCC_FLAGS
+    assert (
+        torch_builder.settings()["COMMON_NVCC_FLAGS"]
+        == torchs.COMMON_NVCC_FLAGS
+        != torch_builder.copy().COMMON_NVCC_FLAGS
+    )
     monkeypatch.setenv("PYTORCH_NVCC", "ccache nvcc")
     bases.append(described(path, with_cuda=True).base)
     assert len(set(bases)) == 3
@@ -88,7 +108,9 @@ def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_t
 
 
 @pytest.mark.no_qemu("a cross compiler has no -march=native")
-def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_stands_for_the_cpu_at_hand(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_cxx(tmp_path / "source", EXTENSION)
     first = load(path, "-march=native")
     monkeypatch.setenv("OPJIT_OFFLINE", "1")
@@ -103,18 +125,26 @@ def test_native_stands_for_the_cpu_at_hand(here: Path, tmp_path: Path, monkeypat
 
 def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
     one = described(write_cxx(tmp_path / "source", EXTENSION), "-DVALUE=1")
-    changed = {"name": replace(one, name="another"), "sources": replace(one, sources=(*one.sources, str(tmp_path / "source" / "more.cpp"))),
-               "inline": replace(one, inline={"cpp_sources": ["0" * 64]}), "flags": replace(one, flags={**one.flags, "c": ["-DVALUE=2"]}),
-               "archs": replace(one, archs="9.0"), "inputs": replace(one, inputs={**one.inputs, "plain.cpp": "0" * 64}),
-               "toolchain": replace(one, toolchain={**(one.toolchain or {}), "cxx.version": "?"}), "light": replace(one, light="0"),
-               "stable": replace(one, stable="2.10")}
+    changed = {
+        "name": replace(one, name="another"),
+        "sources": replace(one, sources=(*one.sources, str(tmp_path / "source" / "more.cpp"))),
+        "inline": replace(one, inline={"cpp_sources": ["0" * 64]}),
+        "flags": replace(one, flags={**one.flags, "c": ["-DVALUE=2"]}),
+        "archs": replace(one, archs="9.0"),
+        "inputs": replace(one, inputs={**one.inputs, "plain.cpp": "0" * 64}),
+        "toolchain": replace(one, toolchain={**(one.toolchain or {}), "cxx.version": "?"}),
+        "light": replace(one, light="0"),
+        "stable": replace(one, stable="2.10"),
+    }
     # The content of these is in other fields; `reason` is for people, and code and compilers decide `pybind11`.
     elsewhere = {"forced", "texts", "archives", "include", "light_toolchains", "reason", "pybind11"}
     assert changed.keys() == {each.name for each in fields(Extension)} - elsewhere
     assert len({one.key, *(another.key for another in changed.values())}) == len(changed) + 1
 
 
-def test_an_extension_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(here: Path, tmp_path: Path) -> None:
+def test_an_extension_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(
+    here: Path, tmp_path: Path
+) -> None:
     path = write_cxx(tmp_path / "source", f'#if 0\n#include "broken.h"\n#endif\n{EXTENSION}')
     (tmp_path / "source" / "broken.h").symlink_to(UNREADABLE)
     with pytest.warns(CacheWarning, match=r"broken\.h cannot be read") as seen:
@@ -126,7 +156,9 @@ def test_an_extension_with_a_header_that_cannot_be_read_is_built_for_the_process
 
 @as_root
 @helpers.no_exec
-def test_an_extension_in_a_noexec_cache_is_an_error_that_names_the_way_out(here: Path, tmp_path: Path) -> None:
+def test_an_extension_in_a_noexec_cache_is_an_error_that_names_the_way_out(
+    here: Path, tmp_path: Path
+) -> None:
     here.mkdir(mode=0o700)
     with tmpfs(here, "noexec"):
         with pytest.raises((ImportError, OSError), match="noexec, set OPJIT_CACHE"):

@@ -70,8 +70,20 @@ def counting() -> ModuleType:
     return module
 
 
-CALLS = ["m.same(x)", "m.reference(x)", "m.many(x, 5)", "m.counted([x, x])", "m.fails(x)", "m.fails_inside(x)", "m.maybe(x)",
-         "m.maybe(None)", "m.pair(x)", "m.same(1)", "m.many(x, 'a')", "m.counted([x, 1])"]
+CALLS = [
+    "m.same(x)",
+    "m.reference(x)",
+    "m.many(x, 5)",
+    "m.counted([x, x])",
+    "m.fails(x)",
+    "m.fails_inside(x)",
+    "m.maybe(x)",
+    "m.maybe(None)",
+    "m.pair(x)",
+    "m.same(1)",
+    "m.many(x, 'a')",
+    "m.counted([x, 1])",
+]
 
 
 def uses(x: torch.Tensor) -> int:
@@ -93,7 +105,10 @@ def test_a_failed_function_raises_what_torch_raises(counting: ModuleType) -> Non
     x = torch.ones(4, 3)
     with pytest.raises(RuntimeError, match=r"^with 12 values$"):
         counting.fails(x)
-    with pytest.raises(TypeError, match=r"many\(\): incompatible function arguments[^$]*1. \(arg0: torch.Tensor, arg1: "):
+    with pytest.raises(
+        TypeError,
+        match=r"many\(\): incompatible function arguments[^$]*1. \(arg0: torch.Tensor, arg1: ",
+    ):
         counting.many(x)
     assert counting.same(x) is x
 
@@ -111,10 +126,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Extension]:
     return found
 
 
-@pytest.mark.parametrize(("arguments", "variable", "taken"),
-                         [({}, None, True), ({"fast": False}, None, False), ({}, "0", False), ({}, "1", True)])
-def test_light_headers_can_be_switched_off(asked: list[Extension], monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any],
-                                           variable: str | None, taken: bool) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "variable", "taken"),
+    [({}, None, True), ({"fast": False}, None, False), ({}, "0", False), ({}, "1", True)],
+)
+def test_light_headers_can_be_switched_off(
+    asked: list[Extension],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, Any],
+    variable: str | None,
+    taken: bool,
+) -> None:
     if variable is not None:
         monkeypatch.setenv("OPJIT_FAST", variable)
     with pytest.raises(KeyboardInterrupt):
@@ -172,7 +194,12 @@ def test_an_overload_takes_what_pybind11_takes(meaning: Any) -> None:
     assert meaning.pick(i for i in (1.0, 2.0)) == "list of 2"
     assert meaning.pick("a") == "a"
     assert meaning.text(bytearray(b"ab")) == "ab"
-    assert [meaning.kind(value) for value in (numpy.bool_(True), True, 1, numpy.int64(1))] == ["bool", "int", "int", "int"]
+    assert [meaning.kind(value) for value in (numpy.bool_(True), True, 1, numpy.int64(1))] == [
+        "bool",
+        "int",
+        "int",
+        "int",
+    ]
     assert [meaning.late(1), meaning.late("a")] == ["int", "str"]
 
 
@@ -190,13 +217,17 @@ def test_a_guard_is_there_during_the_call(meaning: Any) -> None:
 
 def folder_of(text: str, folder: Path) -> tuple[set[str], list[str]]:
     """The words of a program's conditions, and its light headers."""
-    program = policy.Program(headers.code_of([text]), ("torch/extension.h",), ("-DAT_MINE",), plain=True)
+    program = policy.Program(
+        headers.code_of([text]), ("torch/extension.h",), ("-DAT_MINE",), plain=True
+    )
     headers.write(program.code, program.includes, folder, policy.BINDING, made_by_torch=False)
     return policy.conditions(program), [str(folder), str(headers.OWN)]
 
 
 @pytest.mark.slow
-def test_a_condition_on_a_macro_that_light_headers_lack_is_left_to_torchs_headers(tmp_path: Path) -> None:
+def test_a_condition_on_a_macro_that_light_headers_lack_is_left_to_torchs_headers(
+    tmp_path: Path,
+) -> None:
     same = """
         #if defined(WITH_CUDA) && !defined(__HIP_PLATFORM_AMD__) || __has_include(<ATen/Parallel.h>)
         #elif TORCH_VERSION_MAJOR >= 2 || defined TORCH_CHECK || __GNUC__ > 4 || AT_MINE
@@ -209,15 +240,25 @@ def test_a_condition_on_a_macro_that_light_headers_lack_is_left_to_torchs_header
     words, folders = folder_of(same, tmp_path / "same")
     assert vocabulary.different(words, folders, base, toolchain.require_cxx(None)) == []
     words, folders = folder_of(other, tmp_path / "other")
-    assert vocabulary.different(words, folders, base, toolchain.require_cxx(None)) == ["HAVE_UNISTD_H"]
+    assert vocabulary.different(words, folders, base, toolchain.require_cxx(None)) == [
+        "HAVE_UNISTD_H"
+    ]
 
 
 @pytest.mark.slow
 def test_a_header_of_cpp_that_a_name_brings_comes_with_torchs_headers(tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_text("#include <torch/extension.h>\n")
-    places = [f"-I{place}" for place in (headers.INCLUDE, headers.INCLUDE / headers.API, sysconfig.get_path("include"))]
-    done = subprocess.run([toolchain.require_cxx(None).path, "-std=c++20", "-w", "-M", *places, "a.cpp"], cwd=tmp_path, check=True,
-                          stdout=subprocess.PIPE, text=True)
+    places = [
+        f"-I{place}"
+        for place in (headers.INCLUDE, headers.INCLUDE / headers.API, sysconfig.get_path("include"))
+    ]
+    done = subprocess.run(
+        [toolchain.require_cxx(None).path, "-std=c++20", "-w", "-M", *places, "a.cpp"],
+        cwd=tmp_path,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     there = {Path(name).name for name in done.stdout.split()}
     assert table.STANDARD.keys() - there == set()
 
@@ -239,18 +280,32 @@ def test_a_name_brings_its_header(text: str) -> None:
     assert NEEDED[text] not in table.headers_of(PROGRAM, frozenset(re.findall(r"\w+", PROGRAM)))
 
 
-@pytest.mark.parametrize(("text", "own"), [
-    ('PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { py::class_<int>(m, "A"); }', True), ("void f(pybind11::dict d) {}", True),
-    ("PyObject *f();", True), ("bool f(PyObject *o) { return THPVariable_Check(o); }", True),
-    ('m.def("f", &f, py::arg("x").noconvert());', True), ('m.def("f", &f, py::arg("x") = 1);', False),
-    ('m.def("f", &f, py::call_guard<py::gil_scoped_release>());', False), ('const char *s = "PyTorch";', False),
-])
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ('PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { py::class_<int>(m, "A"); }', True),
+        ("void f(pybind11::dict d) {}", True),
+        ("PyObject *f();", True),
+        ("bool f(PyObject *o) { return THPVariable_Check(o); }", True),
+        ('m.def("f", &f, py::arg("x").noconvert());', True),
+        ('m.def("f", &f, py::arg("x") = 1);', False),
+        ('m.def("f", &f, py::call_guard<py::gil_scoped_release>());', False),
+        ('const char *s = "PyTorch";', False),
+    ],
+)
 def test_pybind11_binds_what_opjits_binding_does_not_have(text: str, own: bool) -> None:
     assert policy.needs_pybind11(policy.Program(headers.code_of([text]), (), (), plain=True)) == own
 
 
-@pytest.mark.parametrize("text", ["// TORCH_LIBRARY\n", "/* torch::nn::Linear */", 'const char *text = "PyTorch";',
-                                  "struct Node { int Storage; };"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "// TORCH_LIBRARY\n",
+        "/* torch::nn::Linear */",
+        'const char *text = "PyTorch";',
+        "struct Node { int Storage; };",
+    ],
+)
 def test_comments_and_names_of_ones_own_are_not_refused(asked: list[Extension], text: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         loaded("taken", text + PROGRAM, functions="doubled")
@@ -275,7 +330,13 @@ def test_a_program_that_light_headers_cannot_compile_is_built_with_torchs_own() 
     headers = described("counted")[0].built_with["headers"]
     assert headers.startswith("torch's own headers: ")
     assert "get_num_threads" in headers
-    arguments = {"name": "counted", "cpp_sources": text, "cuda_sources": None, "functions": "count", "extra_cflags": ["-O1"]}
+    arguments = {
+        "name": "counted",
+        "cpp_sources": text,
+        "cuda_sources": None,
+        "functions": "count",
+        "extra_cflags": ["-O1"],
+    }
     program = f"""
 import opjit
 from opjit.cpp_extension import build
@@ -284,10 +345,14 @@ def forbidden(*_):
 build.build = forbidden
 print(opjit.load_inline(**{arguments!r}).count.__name__)
 """
-    assert fresh(program).stdout == "count\n"  # torch's entry is found, and light headers are not tried again
+    assert (
+        fresh(program).stdout == "count\n"
+    )  # torch's entry is found, and light headers are not tried again
 
 
-def test_the_text_of_every_source_and_header_is_read(tmp_path: Path, asked: list[Extension]) -> None:
+def test_the_text_of_every_source_and_header_is_read(
+    tmp_path: Path, asked: list[Extension]
+) -> None:
     (tmp_path / "a.h").write_text("struct Own : torch::nn::Module {};\n")
     (tmp_path / "a.cpp").write_text('#include <torch/extension.h>\n#include "a.h"\n')
     (tmp_path / "b.cpp").write_text("int b;\n")
@@ -320,20 +385,35 @@ def headers_tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mistake", "message"), [
-    ("x = x + n;", "'n' was not declared"), ("x.sizz();", "has no member named 'sizz'"), ("int64_t n = x.sizes();", "cannot convert"),
-    ("x = x + 1", "expected ';'"), ("x = torch::ad(x, x);", "'ad' is not a member"), ("at::Foo y;", "'Foo' is not a member"),
-    ("AT_CHECK(x.dim() > 1);", "'AT_CHECK' was not declared"), ("x.view(1, 2, \"a\");", "no matching function"),
-    ('AT_DISPATCH_FLOATING_TYPES(x.type(), "f", [&] { int y = sizeof(scalar_t); });', "DeprecatedTypeProperties"),
-])
-def test_a_mistake_of_the_author_is_compiled_once(headers_tried: list[bool], mistake: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("x = x + n;", "'n' was not declared"),
+        ("x.sizz();", "has no member named 'sizz'"),
+        ("int64_t n = x.sizes();", "cannot convert"),
+        ("x = x + 1", "expected ';'"),
+        ("x = torch::ad(x, x);", "'ad' is not a member"),
+        ("at::Foo y;", "'Foo' is not a member"),
+        ("AT_CHECK(x.dim() > 1);", "'AT_CHECK' was not declared"),
+        ('x.view(1, 2, "a");', "no matching function"),
+        (
+            'AT_DISPATCH_FLOATING_TYPES(x.type(), "f", [&] { int y = sizeof(scalar_t); });',
+            "DeprecatedTypeProperties",
+        ),
+    ],
+)
+def test_a_mistake_of_the_author_is_compiled_once(
+    headers_tried: list[bool], mistake: str, message: str
+) -> None:
     with pytest.raises(CompileError, match=rf"\Amain\.cpp:2:\d+: error: .*{message}"):
         loaded("mistaken", BUILT.format(mistake), functions="f")
     assert headers_tried == [True]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ['#include "nobodys.h"\n' + PROGRAM, '#include <THC/THC.h>\n' + PROGRAM])
+@pytest.mark.parametrize(
+    "text", ['#include "nobodys.h"\n' + PROGRAM, "#include <THC/THC.h>\n" + PROGRAM]
+)
 def test_a_header_that_nobody_has_is_looked_for_once(headers_tried: list[bool], text: str) -> None:
     with pytest.raises(CompileError, match=r"\Amain\.cpp:2:10: fatal error: "):
         loaded("nobodys", text, functions="doubled")
@@ -341,16 +421,26 @@ def test_a_header_that_nobody_has_is_looked_for_once(headers_tried: list[bool], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["auto n = JOINED(get_num, _threads)();", "c10::List<int64_t> y; auto z = at::cat(y);"])
-def test_what_another_header_may_mend_is_compiled_with_torchs(headers_tried: list[bool], text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["auto n = JOINED(get_num, _threads)();", "c10::List<int64_t> y; auto z = at::cat(y);"]
+)
+def test_what_another_header_may_mend_is_compiled_with_torchs(
+    headers_tried: list[bool], text: str
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         loaded("mended", f"#define JOINED(a, b) at::a##b\n{BUILT.format(text)}", functions="f")
     assert headers_tried == [True, False]
 
 
 @pytest.mark.slow
-def test_a_type_that_opjits_binding_does_not_know_is_bound_by_pybind11s(headers_tried: list[bool]) -> None:
-    module = loaded("generated", "bool seeded(std::optional<at::Generator> g) { return g.has_value(); }", functions="seeded")
+def test_a_type_that_opjits_binding_does_not_know_is_bound_by_pybind11s(
+    headers_tried: list[bool],
+) -> None:
+    module = loaded(
+        "generated",
+        "bool seeded(std::optional<at::Generator> g) { return g.has_value(); }",
+        functions="seeded",
+    )
     assert [module.seeded(torch.Generator()), module.seeded(None)] == [True, False]
     assert headers_tried == [True, True]
     assert described("generated")[0].built_with["headers"].endswith("pybind11")
@@ -358,49 +448,112 @@ def test_a_type_that_opjits_binding_does_not_know_is_bound_by_pybind11s(headers_
 
 def test_the_path_of_a_header_asks_for_no_other_one(tmp_path: Path) -> None:
     path = "torch/serialize/tensor.h"
-    assert headers.write(f"#include <{path}>\ntorch::Tensor f();", (path,), tmp_path, policy.BINDING, made_by_torch=False) == []
+    assert (
+        headers.write(
+            f"#include <{path}>\ntorch::Tensor f();",
+            (path,),
+            tmp_path,
+            policy.BINDING,
+            made_by_torch=False,
+        )
+        == []
+    )
 
 
 UNDECLARED = "main.cpp:2:3: error: '{}' was not declared in this scope"
 CODE = "void f() { mine(); other(known); other(BOTH); }"
 
 
-@pytest.mark.parametrize(("output", "code", "final"), [
-    (UNDECLARED.format("mine"), CODE, True), (UNDECLARED.format("known"), CODE, False),
-    (UNDECLARED.format("mine"), CODE + " MACRO(mine)", False),  # whose text is unknown without torch/extension.h
-    (UNDECLARED.format("mine"), "#define NDEBUG 1\n#include <torch/all.h>\n" + CODE, False),  # which torch's headers ask for
-    (UNDECLARED.format("mine"), "#define OWN_OF_NOBODY 1\n#include <torch/all.h>\n" + CODE, True),
-    ("torch/all.h:2:3: error: 'mine' was not declared in this scope", CODE, False),
-    ("main.cpp:1:2: error: expected class-name before '{' token", CODE, False),
-    ("main.cpp:1:2: error: 'class py::module_' has no member named 'mine'", CODE, False),
-    ("main.cpp:1:2: error: cannot convert 'A' to 'B' for argument '1' to 'int known(B)'", CODE, False),
-    ("main.cpp:1:2: error: cannot convert 'A' to 'B' in initialization", CODE, True),
-    (f"main.cpp:1:2: error: expected constructor before ';'\n{UNDECLARED.format('mine')}", CODE, False),
-    ("main.cpp:1:2: error: use of undeclared identifier 'mine'", CODE, True),  # clang's
-    ("torch/Dispatch.h:36:63: error: cannot convert 'const at::DeprecatedTypeProperties' to 'c10::ScalarType'", CODE, True),
-    ("collect2: error: ld returned 1 exit status", CODE, False),
-])
-def test_only_errors_that_no_header_mends_are_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: str,
-                                                    final: bool) -> None:
-    monkeypatch.setattr(vocabulary, "of_torch", lambda *_: ({"BOTH": " 1", "MACRO": " 2"}, frozenset(["known"])))
+@pytest.mark.parametrize(
+    ("output", "code", "final"),
+    [
+        (UNDECLARED.format("mine"), CODE, True),
+        (UNDECLARED.format("known"), CODE, False),
+        (
+            UNDECLARED.format("mine"),
+            CODE + " MACRO(mine)",
+            False,
+        ),  # whose text is unknown without torch/extension.h
+        (
+            UNDECLARED.format("mine"),
+            "#define NDEBUG 1\n#include <torch/all.h>\n" + CODE,
+            False,
+        ),  # which torch's headers ask for
+        (
+            UNDECLARED.format("mine"),
+            "#define OWN_OF_NOBODY 1\n#include <torch/all.h>\n" + CODE,
+            True,
+        ),
+        ("torch/all.h:2:3: error: 'mine' was not declared in this scope", CODE, False),
+        ("main.cpp:1:2: error: expected class-name before '{' token", CODE, False),
+        ("main.cpp:1:2: error: 'class py::module_' has no member named 'mine'", CODE, False),
+        (
+            "main.cpp:1:2: error: cannot convert 'A' to 'B' for argument '1' to 'int known(B)'",
+            CODE,
+            False,
+        ),
+        ("main.cpp:1:2: error: cannot convert 'A' to 'B' in initialization", CODE, True),
+        (
+            f"main.cpp:1:2: error: expected constructor before ';'\n{UNDECLARED.format('mine')}",
+            CODE,
+            False,
+        ),
+        ("main.cpp:1:2: error: use of undeclared identifier 'mine'", CODE, True),  # clang's
+        (
+            "torch/Dispatch.h:36:63: error: cannot convert 'const at::DeprecatedTypeProperties' to 'c10::ScalarType'",
+            CODE,
+            True,
+        ),
+        ("collect2: error: ld returned 1 exit status", CODE, False),
+    ],
+)
+def test_only_errors_that_no_header_mends_are_final(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: str, final: bool
+) -> None:
+    monkeypatch.setattr(
+        vocabulary, "of_torch", lambda *_: ({"BOTH": " 1", "MACRO": " 2"}, frozenset(["known"]))
+    )
     monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({"BOTH": " 1"}, ""))
     monkeypatch.setattr(mistakes, "_occurs", lambda word, folders: word == "NDEBUG")
     program = Program(code, (), ("-DNDEBUG",), plain=True)
-    prepared = Prepared(program, frozenset([str(tmp_path / "main.cpp")]), [], tmp_path, toolchain.require_cxx(None), [], "")
+    prepared = Prepared(
+        program,
+        frozenset([str(tmp_path / "main.cpp")]),
+        [],
+        tmp_path,
+        toolchain.require_cxx(None),
+        [],
+        "",
+    )
     assert mistakes.is_final(output, prepared, tmp_path) == final
 
 
-@pytest.mark.parametrize(("output", "final"), [
-    ('cuda.cu(3): error: identifier "alone_in_text" is undefined', True), ('cuda.cu(3): error: identifier "twice" is undefined', False),
-    ('cuda.cu(3): error: identifier "of_cuda" is undefined', False), ('cuda.cu(3): error: expected a ";"', False)])
-def test_the_split_of_cuda_code_is_not_blamed_on_the_author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str,
-                                                            final: bool) -> None:
+@pytest.mark.parametrize(
+    ("output", "final"),
+    [
+        ('cuda.cu(3): error: identifier "alone_in_text" is undefined', True),
+        ('cuda.cu(3): error: identifier "twice" is undefined', False),
+        ('cuda.cu(3): error: identifier "of_cuda" is undefined', False),
+        ('cuda.cu(3): error: expected a ";"', False),
+    ],
+)
+def test_the_split_of_cuda_code_is_not_blamed_on_the_author(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, final: bool
+) -> None:
     """A name that the author declares may be in the other part."""
     monkeypatch.setattr(vocabulary, "of_torch", lambda *_: ({}, frozenset()))
     monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({}, ""))
     (tmp_path / "cuda_header.h").write_text("int of_cuda;")
     program = Program("alone_in_text; twice; int twice; of_cuda;", (), (), plain=True)
-    prepared = Prepared(program, frozenset([str(tmp_path / "cuda.cu")]), [], tmp_path, toolchain.require_cxx(None), [], "")
+    prepared = Prepared(
+        program,
+        frozenset([str(tmp_path / "cuda.cu")]),
+        [],
+        tmp_path,
+        toolchain.require_cxx(None),
+        [],
+        "",
+    )
     assert mistakes.is_final(output, prepared, tmp_path, (str(tmp_path),)) == final
 
 
@@ -415,46 +568,111 @@ def test_the_names_that_a_text_declares_are_those_outside_of_functions_and_class
         Own Own::made(const Own &own = {}) { return own; }
     """
     found = vocabulary.declared(text)
-    assert found >= {"copied", "a", "b", "Made", "Kind", "one", "two", "number", "printed", "pointer", "called", "compared", "Other", "Own"}
-    assert not found & {"to", "member", "method", "argument", "size", "local", "i", "own", "made", "N"}
+    assert found >= {
+        "copied",
+        "a",
+        "b",
+        "Made",
+        "Kind",
+        "one",
+        "two",
+        "number",
+        "printed",
+        "pointer",
+        "called",
+        "compared",
+        "Other",
+        "Own",
+    }
+    assert not found & {
+        "to",
+        "member",
+        "method",
+        "argument",
+        "size",
+        "local",
+        "i",
+        "own",
+        "made",
+        "N",
+    }
 
 
 @pytest.mark.slow
 def test_the_names_of_torchs_headers_are_found() -> None:
     macros, names = vocabulary.of_torch(Store(default_root()).base, toolchain.require_cxx(None))
     words = {word for text in table.STANDARD.values() for word in text.split()} - {"typeid"}
-    some = {"Tensor", "kFloat", "IntArrayRef", "parallel_for", "AutoDispatchBelowAutograd", "module_"}
+    some = {
+        "Tensor",
+        "kFloat",
+        "IntArrayRef",
+        "parallel_for",
+        "AutoDispatchBelowAutograd",
+        "module_",
+    }
     assert words | headers._all_operators() - {"and", "or", "xor"} | some <= names | macros.keys()
     assert not names & {"n", "x", "idx", "total"}
 
 
-RENDERED = {"3": "719ee7b89c4a704f"}  # what light headers of some programs are, by version; test_cuda.py has the split of CUDA files
+RENDERED = {
+    "3": "719ee7b89c4a704f"
+}  # what light headers of some programs are, by version; test_cuda.py has the split of CUDA files
 
 
-def test_other_light_headers_have_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_light_headers_have_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torchs = tmp_path / "torchs"
     operators = [*headers._ALWAYS.split(), "relu", "cat"]
-    for name in (*headers._KEPT, "ATen/Functions.h", headers._FACTORIES, *(f"ATen/ops/{one}.h" for one in operators),
-                 "ATen/ops/relu_ops.h", "ATen/ops/cat_ops.h", "torch/library.h", "ATen/cuda/CUDAContext.h", "ATen/cuda/CUDAContextLight.h"):
+    for name in (
+        *headers._KEPT,
+        "ATen/Functions.h",
+        headers._FACTORIES,
+        *(f"ATen/ops/{one}.h" for one in operators),
+        "ATen/ops/relu_ops.h",
+        "ATen/ops/cat_ops.h",
+        "torch/library.h",
+        "ATen/cuda/CUDAContext.h",
+        "ATen/cuda/CUDAContextLight.h",
+    ):
         path = torchs / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("#include <ATen/Context.h>\n#include <ATen/ops/relu.h>\n#include <ATen/ops/add.h>\n#include <cublas_v2.h>\n"
-                        "using at::manual_seed;\nTORCH_CUDA_CPP_API cublasHandle_t getHandle();\nITensorListRef list;\n"
-                        f"namespace torch {{\ninline at::Tensor zeros(int size) {{\n  return {name};\n}}\n}}\n")
-    read = (headers._text, headers._named_by, headers.closure, headers._root, headers._all_operators)
+        path.write_text(
+            "#include <ATen/Context.h>\n#include <ATen/ops/relu.h>\n#include <ATen/ops/add.h>\n#include <cublas_v2.h>\n"
+            "using at::manual_seed;\nTORCH_CUDA_CPP_API cublasHandle_t getHandle();\nITensorListRef list;\n"
+            f"namespace torch {{\ninline at::Tensor zeros(int size) {{\n  return {name};\n}}\n}}\n"
+        )
+    read = (
+        headers._text,
+        headers._named_by,
+        headers.closure,
+        headers._root,
+        headers._all_operators,
+    )
     monkeypatch.setattr(headers, "INCLUDE", torchs)
     for one in read:
         one.cache_clear()
-    programs = {"small": "torch::relu(x); torch::zeros(1); sort(a)", "library": "TORCH_LIBRARY(a, m) {} at::globalContext();",
-                "bound": "torch::tensor({1}); py::dict d; THPVariable_Check(o); at::cat(x)", "cuda": "at::cuda::getCurrentCUDAStream();",
-                "indexed": "using namespace torch::indexing; x.index({Slice()}); parallel_for(); IValue v; torch::nn::Linear l;"}
+    programs = {
+        "small": "torch::relu(x); torch::zeros(1); sort(a)",
+        "library": "TORCH_LIBRARY(a, m) {} at::globalContext();",
+        "bound": "torch::tensor({1}); py::dict d; THPVariable_Check(o); at::cat(x)",
+        "cuda": "at::cuda::getCurrentCUDAStream();",
+        "indexed": "using namespace torch::indexing; x.index({Slice()}); parallel_for(); IValue v; torch::nn::Linear l;",
+    }
     for name, text in programs.items():
         bound = policy.pybind11_headers(text) if name == "bound" else policy.BINDING
         includes = ("torch/extension.h", *(["ATen/cuda/CUDAContext.h"] if name == "cuda" else []))
-        headers.write(text, includes, tmp_path / "light" / name, bound, made_by_torch=name == "library")
+        headers.write(
+            text, includes, tmp_path / "light" / name, bound, made_by_torch=name == "library"
+        )
     for one in read:
         one.cache_clear()
     own = [headers.code_of([path.read_text()]) for path in sorted(headers.OWN.iterdir())]
-    made = [f"{path.relative_to(tmp_path)}\n{path.read_text()}" for path in sorted((tmp_path / "light").rglob("*.h"))]
+    made = [
+        f"{path.relative_to(tmp_path)}\n{path.read_text()}"
+        for path in sorted((tmp_path / "light").rglob("*.h"))
+    ]
     digest = hashlib.sha256(" ".join("\n".join([*own, *made]).split()).encode()).hexdigest()[:16]
-    assert RENDERED.get(light.VERSION) == digest, "increase light.VERSION, which is part of the key, and enter it with this digest"
+    assert RENDERED.get(light.VERSION) == digest, (
+        "increase light.VERSION, which is part of the key, and enter it with this digest"
+    )

@@ -17,8 +17,12 @@ SCALE = elementwise("scale", "from[i] * (float)(a + (double)b)", "double a, int6
 
 
 def without_backward(make_op: MakeOp, **given: bool) -> Op:
-    return make_op("scale(Tensor x, float a=2.0, *, int b=1) -> Tensor", SCALE,
-                   fake=lambda x, *args, **kwargs: torch.empty_like(x), **given)
+    return make_op(
+        "scale(Tensor x, float a=2.0, *, int b=1) -> Tensor",
+        SCALE,
+        fake=lambda x, *args, **kwargs: torch.empty_like(x),
+        **given,
+    )
 
 
 def differentiable(make_op: MakeOp) -> Op:
@@ -50,13 +54,20 @@ def test_defaults_that_torch_leaves_out_are_filled_in(make_op: MakeOp) -> None:
         return grad * ctx.factor, None
 
     calls: list[tuple[tuple[float, ...], dict[str, int], float]] = [
-        ((), {}, 3.0), ((5.0,), {}, 6.0), ((), {"b": 7}, 9.0), ((5.0,), {"b": 7}, 12.0)]
+        ((), {}, 3.0),
+        ((5.0,), {}, 6.0),
+        ((), {"b": 7}, 9.0),
+        ((5.0,), {"b": 7}, 12.0),
+    ]
     for args, kwargs, factor in calls:
         x = torch.ones(2, requires_grad=True)
         y = op(x, *args, **kwargs)
         [gradient] = torch.autograd.grad(y.sum(), x)
         assert y.tolist() == gradient.tolist() == [factor] * 2
-        assert seen == [((args or (2.0,)), {"b": 1, **kwargs}), (True, False)[:1 + len(args)]]  # of what torch passes on
+        assert seen == [
+            ((args or (2.0,)), {"b": 1, **kwargs}),
+            (True, False)[: 1 + len(args)],
+        ]  # of what torch passes on
         seen.clear()
     assert not op(torch.ones(2)).requires_grad
     with torch.no_grad():
@@ -65,7 +76,9 @@ def test_defaults_that_torch_leaves_out_are_filled_in(make_op: MakeOp) -> None:
 
 
 def test_with_a_list_a_backward_returns_none_for_what_was_left_out_too(make_op: MakeOp) -> None:
-    op = make_op("total(Tensor[] xs, float a=2.0, float? b=None) -> Tensor", """
+    op = make_op(
+        "total(Tensor[] xs, float a=2.0, float? b=None) -> Tensor",
+        """
         opjit_status total_cpu(const opjit_tensors *xs, double a, const double *b, opjit_tensor *out)
         {
             float sum = 0;
@@ -74,7 +87,9 @@ def test_with_a_list_a_backward_returns_none_for_what_was_left_out_too(make_op: 
                 sum += ((const float *)xs->data[i].data)[0];
             ((float *)out->data)[0] = sum * (float)(a + (b ? *b : 0.0));
             return OPJIT_OK;
-        }""", fake=lambda xs, *args: xs[0].new_empty(()))
+        }""",
+        fake=lambda xs, *args: xs[0].new_empty(()),
+    )
 
     @op.setup_context
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -136,7 +151,9 @@ def test_compiled_without_a_backward_an_op_runs_and_has_no_gradient(make_op: Mak
     torch.library.opcheck(op.overload, (x.detach(), 4.0))
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own, from torch 2.15 on
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # opcheck's own, from torch 2.15 on
 def test_declared_not_differentiable_an_op_gives_constants(make_op: MakeOp) -> None:
     op, x = without_backward(make_op, differentiable=False), torch.ones(3, requires_grad=True)
     assert not op(x).requires_grad
@@ -155,8 +172,12 @@ def test_declared_not_differentiable_an_op_gives_constants(make_op: MakeOp) -> N
 def test_a_second_declaration_may_change_what_autograd_does() -> None:
     x = torch.ones(3, requires_grad=True)
     for differentiable in (True, False, True):
-        op = opjit.inline("twice_declared(Tensor x) -> Tensor", c=elementwise("twice_declared", "from[i] * 2.0f"), like="x",
-                          differentiable=differentiable)
+        op = opjit.inline(
+            "twice_declared(Tensor x) -> Tensor",
+            c=elementwise("twice_declared", "from[i] * 2.0f"),
+            like="x",
+            differentiable=differentiable,
+        )
         assert op(x).requires_grad is differentiable
     op.backward(lambda ctx, grad: grad * 2)
     [grad] = torch.autograd.grad(op(x).sum(), x)
@@ -175,10 +196,20 @@ opjit_status count_cpu(opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out
 
 
 @pytest.mark.parametrize("differentiable", [True, False])
-def test_an_op_that_writes_an_argument_counts_its_version_up(make_op: MakeOp, increment: Op, differentiable: bool) -> None:
-    op = make_op("count(Tensor(a!) x, Tensor y) -> Tensor", WRITES, fake=lambda x, y: torch.empty_like(y), differentiable=differentiable)
-    calls: list[Callable[[torch.Tensor], object]] = [increment, lambda x: op(x, torch.ones(1)),
-                                                     lambda x: op(x, torch.ones(1, requires_grad=True))]
+def test_an_op_that_writes_an_argument_counts_its_version_up(
+    make_op: MakeOp, increment: Op, differentiable: bool
+) -> None:
+    op = make_op(
+        "count(Tensor(a!) x, Tensor y) -> Tensor",
+        WRITES,
+        fake=lambda x, y: torch.empty_like(y),
+        differentiable=differentiable,
+    )
+    calls: list[Callable[[torch.Tensor], object]] = [
+        increment,
+        lambda x: op(x, torch.ones(1)),
+        lambda x: op(x, torch.ones(1, requires_grad=True)),
+    ]
     for call in calls:
         x = torch.ones(1)
         saved = torch.ones(1, requires_grad=True) * x
@@ -191,13 +222,17 @@ def test_an_op_that_writes_an_argument_counts_its_version_up(make_op: MakeOp, in
 
 
 def test_a_result_of_an_op_that_writes_another_argument_has_no_derivative(make_op: MakeOp) -> None:
-    op = make_op("count(Tensor(a!) x, Tensor y) -> Tensor", WRITES, fake=lambda x, y: torch.empty_like(y))
+    op = make_op(
+        "count(Tensor(a!) x, Tensor y) -> Tensor", WRITES, fake=lambda x, y: torch.empty_like(y)
+    )
     with pytest.raises(RuntimeError, match=NO_DERIVATIVE):
         op(torch.ones(1), torch.ones(1, requires_grad=True)).backward()
 
 
 def test_lists_of_an_op_without_a_backward_have_no_derivative_either(make_op: MakeOp) -> None:
-    op = make_op("halves(Tensor x) -> Tensor[]", """
+    op = make_op(
+        "halves(Tensor x) -> Tensor[]",
+        """
         opjit_status halves_cpu(const opjit_tensor *x, opjit_outputs *out)
         {
             OPJIT_TRY(opjit_make_outputs(out, 2));
@@ -206,7 +241,9 @@ def test_lists_of_an_op_without_a_backward_have_no_derivative_either(make_op: Ma
                 ((float *)out->data[i].data)[0] = ((const float *)x->data)[0] / 2;
             }
             return OPJIT_OK;
-        }""", fake=lambda x: [torch.empty_like(x)] * 2)
+        }""",
+        fake=lambda x: [torch.empty_like(x)] * 2,
+    )
     halves = op(torch.ones(1, requires_grad=True))
     assert isinstance(halves, list)
     with pytest.raises(RuntimeError, match=NO_DERIVATIVE):

@@ -30,7 +30,9 @@ def together(calls):
 
 
 @pytest.mark.torch
-def test_importing_opjit_declares_every_bundled_op_to_torch_so_that_c_plus_plus_finds_it_too(here: Path) -> None:
+def test_importing_opjit_declares_every_bundled_op_to_torch_so_that_c_plus_plus_finds_it_too(
+    here: Path,
+) -> None:
     fresh(f"""
 import torch
 space = torch.ops.opjit
@@ -48,13 +50,16 @@ for name in found:
 
 
 def test_all_threads_get_one_overload_of_an_op(here: Path) -> None:
-    fresh(TOGETHER + f"""
+    fresh(
+        TOGETHER
+        + f"""
 import torch, opjit
 for name in {[name.removeprefix("opjit::") for name in BUNDLED]!r}:
     ways = [lambda: getattr(torch.ops.opjit, name).default, lambda: opjit.registry.find(name).overload]
     got = together([ways[i % 2] for i in range(8)])
     assert len(got) == 8 and len(set(map(id, got))) == 1, name
-""")
+"""
+    )
 
 
 def test_a_child_that_is_forked_while_an_op_is_declared_has_it_too(here: Path) -> None:
@@ -86,15 +91,20 @@ assert torch.ops.bundletest.same(torch.ones(3, device="meta")).shape == (3,)
 """)
 
 
-def test_threads_that_declare_one_op_again_and_again_are_no_trouble_to_each_other(here: Path) -> None:
-    fresh(TOGETHER + """
+def test_threads_that_declare_one_op_again_and_again_are_no_trouble_to_each_other(
+    here: Path,
+) -> None:
+    fresh(
+        TOGETHER
+        + """
 import torch, opjit
 def f(x):
     return torch.empty_like(x)
 for _ in range(60):
     together([lambda: opjit.op("bundletest::f(Tensor x) -> Tensor")(f)] * 2)
 assert torch.ops.bundletest.f(torch.ones(3, device="meta")).shape == (3,)
-""")
+"""
+    )
 
 
 @pytest.mark.torch
@@ -121,7 +131,9 @@ torch.testing.assert_close(torch.export.load({os.fspath(program)!r}).module()(x)
 
 @pytest.mark.parametrize("name", ["allredduce", "opjit::all_reduce", "Allreduce"])
 def test_an_unknown_op_is_answered_with_the_closest_names(name: str) -> None:
-    with pytest.raises(UnknownOp, match=r"no op named 'opjit::.*'.*did you mean allreduce\?") as caught:
+    with pytest.raises(
+        UnknownOp, match=r"no op named 'opjit::.*'.*did you mean allreduce\?"
+    ) as caught:
         opjit.get(name, "cpu")
     assert caught.value.closest == ["allreduce"]
     assert isinstance(caught.value, KeyError)

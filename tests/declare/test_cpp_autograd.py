@@ -55,7 +55,9 @@ def python_of(op: Op, *args: Any) -> list[str]:
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("make", [differentiable, without_backward])
-def test_a_call_that_needs_no_gradient_runs_no_python(make_op: MakeOp, make: Any, mode: type[AbstractContextManager[None]]) -> None:
+def test_a_call_that_needs_no_gradient_runs_no_python(
+    make_op: MakeOp, make: Any, mode: type[AbstractContextManager[None]]
+) -> None:
     op, x = make(make_op), torch.ones(3)
     op(x)  # loads it
     leaf = torch.ones(3, requires_grad=True)
@@ -68,7 +70,9 @@ def test_a_call_that_needs_no_gradient_runs_no_python(make_op: MakeOp, make: Any
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck of torch 2.14 reads it
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # opcheck of torch 2.14 reads it
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by forward mode
 def test_compilers_modes_and_subclasses_see_no_difference(make_op: MakeOp) -> None:
     op, plain = differentiable(make_op), torch.ones(3)
@@ -76,7 +80,9 @@ def test_compilers_modes_and_subclasses_see_no_difference(make_op: MakeOp) -> No
     leaf = torch.ones(3, requires_grad=True)
     for each in (plain, leaf):
         torch.library.opcheck(op.overload, (each, 2.0))
-        compiled = torch.compile(lambda x: op.overload(x, 2.0) * 2, fullgraph=True, backend="aot_eager", dynamic=True)
+        compiled = torch.compile(
+            lambda x: op.overload(x, 2.0) * 2, fullgraph=True, backend="aot_eager", dynamic=True
+        )
         assert compiled(each).requires_grad == each.requires_grad
         with FakeTensorMode(allow_non_fake_inputs=True):
             assert op(each).requires_grad == each.requires_grad
@@ -87,14 +93,23 @@ def test_compilers_modes_and_subclasses_see_no_difference(make_op: MakeOp) -> No
     assert gradient.tolist() == [3.0] * 3
     assert torch.func.grad(lambda x: op(x).sum())(plain).tolist() == [3.0] * 3
     assert torch.vmap(op.overload)(torch.ones(2, 3)).tolist() == [[3.0] * 3] * 2
-    assert torch.vmap(torch.func.grad(lambda x: op(x).sum()))(torch.ones(2, 3)).tolist() == [[3.0] * 3] * 2
+    assert (
+        torch.vmap(torch.func.grad(lambda x: op(x).sum()))(torch.ones(2, 3)).tolist()
+        == [[3.0] * 3] * 2
+    )
     with pytest.raises(RuntimeError, match=r"derivative for \S*scale is not implemented"):
         without_backward(make_op)(leaf).sum().backward()
-    with pytest.raises(NotImplementedError, match="has no rule for forward mode"), torch.autograd.forward_ad.dual_level(), torch.no_grad():
+    with (
+        pytest.raises(NotImplementedError, match="has no rule for forward mode"),
+        torch.autograd.forward_ad.dual_level(),
+        torch.no_grad(),
+    ):
         op(torch.autograd.forward_ad.make_dual(plain, plain))
 
 
-def test_the_first_build_has_it_compiled_for_later_processes_and_precompile_for_a_layer(tmp_path: Path) -> None:
+def test_the_first_build_has_it_compiled_for_later_processes_and_precompile_for_a_layer(
+    tmp_path: Path,
+) -> None:
     code = """
         import opjit, torch
         op = opjit.get("allreduce", "cpu")
@@ -103,23 +118,43 @@ def test_the_first_build_has_it_compiled_for_later_processes_and_precompile_for_
     first, on = str(tmp_path / "first"), {"OPJIT_CPP_AUTOGRAD": "1"}
     assert helpers.fresh(code, {**on, "OPJIT_CACHE": first}).stdout == "3.0 False\n"
     until = time.monotonic() + 300
-    while not list(Path(first).glob(f"v1/cpp_extension.{cpp_autograd.NAME}/*/*/manifest.json")) and time.monotonic() < until:
+    while (
+        not list(Path(first).glob(f"v1/cpp_extension.{cpp_autograd.NAME}/*/*/manifest.json"))
+        and time.monotonic() < until
+    ):
         time.sleep(0.2)
     assert helpers.fresh(code, {**on, "OPJIT_CACHE": first}).stdout == "3.0 True\n"
-    assert helpers.command("precompile", "allreduce", "--store", tmp_path / "layer", **on).returncode == 0
+    assert (
+        helpers.command("precompile", "allreduce", "--store", tmp_path / "layer", **on).returncode
+        == 0
+    )
     layered = {"OPJIT_CACHE": str(tmp_path / "second"), "OPJIT_LAYERS": str(tmp_path / "layer")}
     assert helpers.fresh(code, {**on, **layered}).stdout == "3.0 True\n"
     assert helpers.fresh(code, {"OPJIT_CPP_AUTOGRAD": "0", **layered}).stdout == "3.0 False\n"
 
 
 @pytest.mark.parametrize("why", ["does not compile", "has a second C++ library"])
-def test_what_a_compiler_refuses_is_not_tried_again(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_what_a_compiler_refuses_is_not_tried_again(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     source, started, store = tmp_path / "opjit_autograd.cpp", list[Any](), Store(here)
-    source.write_text("#error of another torch\n" if why == "does not compile" else "#include <iostream>\nvoid f() { std::cout << 1; }\n")
+    source.write_text(
+        "#error of another torch\n"
+        if why == "does not compile"
+        else "#include <iostream>\nvoid f() { std::cout << 1; }\n"
+    )
     if why != "does not compile":
-        monkeypatch.setenv("CXX", str(helpers.program(tmp_path / "c++", '#!/bin/sh\nexec c++ -static-libstdc++ "$@"\n')))
-    for name, value in (("source", lambda: source), ("_wanted", list), ("find", lambda: None), ("_state", {}),
-                        ("processes", SimpleNamespace(run=lambda command, **_: started.append(command)))):
+        monkeypatch.setenv(
+            "CXX",
+            str(helpers.program(tmp_path / "c++", '#!/bin/sh\nexec c++ -static-libstdc++ "$@"\n')),
+        )
+    for name, value in (
+        ("source", lambda: source),
+        ("_wanted", list),
+        ("find", lambda: None),
+        ("_state", {}),
+        ("processes", SimpleNamespace(run=lambda command, **_: started.append(command))),
+    ):
         monkeypatch.setattr(cpp_autograd, name, value)
     assert not cpp_autograd.refused(store)
     autograd_part.make()

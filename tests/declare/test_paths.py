@@ -25,14 +25,20 @@ def write(folder: Path, name: str) -> Path:
     folder.chmod(0o755)
     (folder / "op.py").write_text(op_py(f"{name}(Tensor x) -> Tensor"))
     (folder / "op.py").chmod(0o644)
-    (folder / f"{short}.c").write_text(PLUS.replace('#include "amount.h"\n', "").replace("plus_cpu", f"{short}_cpu").replace("AMOUNT", "1"))
+    (folder / f"{short}.c").write_text(
+        PLUS.replace('#include "amount.h"\n', "")
+        .replace("plus_cpu", f"{short}_cpu")
+        .replace("AMOUNT", "1")
+    )
     return folder
 
 
 def write_slow(folder: Path) -> Path:
     """The same, whose op.py takes half a second until the op is whole."""
     with (write(folder, "pathtest::slowly") / "op.py").open("a") as file:
-        file.write("\n\nimport time\ntime.sleep(0.5)\n\n\n@slowly.backward\ndef backward(ctx, grad):\n    return grad\n")
+        file.write(
+            "\n\nimport time\ntime.sleep(0.5)\n\n\n@slowly.backward\ndef backward(ctx, grad):\n    return grad\n"
+        )
     return folder
 
 
@@ -51,7 +57,9 @@ def test_an_op_s_folder_or_a_folder_of_them_is_added_once(tmp_path: Path) -> Non
     assert opjit.get("pathtest::two", "cpu")(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-def test_a_folder_is_added_by_a_relative_path_and_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_added_by_a_relative_path_and_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "ops" / "linked", "pathtest::linked")
     (tmp_path / "link").symlink_to("ops")
     monkeypatch.chdir(tmp_path)
@@ -79,13 +87,18 @@ def test_a_folder_without_an_op_is_refused_in_a_sentence(tmp_path: Path, made: s
         (place / ("scale.cpp" if made == "C++" else "scale.c")).touch()
     if made == "an op.py without an op":
         (place / "op.py").write_text("import opjit\n")
-    expected = {"a folder": r"no op is declared in \S+place: expected op\.py in it", "an op.py without an op": r"op\.py declares no op",
-                "C++": r'expected op\.py in it .*; scale\.cpp is C\+\+: build it with opjit\.load\("scale", \["\S+/scale\.cpp"\]\)'}
+    expected = {
+        "a folder": r"no op is declared in \S+place: expected op\.py in it",
+        "an op.py without an op": r"op\.py declares no op",
+        "C++": r'expected op\.py in it .*; scale\.cpp is C\+\+: build it with opjit\.load\("scale", \["\S+/scale\.cpp"\]\)',
+    }
     with pytest.raises(DeclarationError, match=expected.get(made, r"there is no folder \S+place")):
         opjit.add_path(place)
 
 
-def test_what_an_op_py_declared_before_it_raised_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_op_py_declared_before_it_raised_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     folder = write(tmp_path / "broken", "pathtest::broken")
     text = (folder / "op.py").read_text()
@@ -102,10 +115,19 @@ def test_what_an_op_py_declared_before_it_raised_is_taken_back(tmp_path: Path, m
     assert opjit.get("pathtest::broken", "cpu")(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize(("owner", "name"), [(torch.library.Library, "impl"), (torch.library, "register_fake"), (autograd, "bind"),
-                                             (registry, "add")], ids=lambda value: value if isinstance(value, str) else "")
-def test_an_interrupted_declaration_leaves_nothing_and_can_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any,
-                                                                        name: str) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (torch.library.Library, "impl"),
+        (torch.library, "register_fake"),
+        (autograd, "bind"),
+        (registry, "add"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_interrupted_declaration_leaves_nothing_and_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
     folder, real = write(tmp_path / "stopped", f"pathtest::stopped_{name}"), getattr(owner, name)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -117,8 +139,12 @@ def test_an_interrupted_declaration_leaves_nothing_and_can_be_made_again(tmp_pat
         with pytest.raises(KeyboardInterrupt):
             opjit.add_path(folder)
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(lambda: [lock.acquire(blocking=False) and lock.release() is None for lock in (
-            processes.reading, processes.declaring)]).result() == [True, True]
+        assert other.submit(
+            lambda: [
+                lock.acquire(blocking=False) and lock.release() is None
+                for lock in (processes.reading, processes.declaring)
+            ]
+        ).result() == [True, True]
     assert not hasattr(torch.ops.pathtest, f"stopped_{name}")
     [op] = opjit.add_path(folder)
     assert getattr(torch.ops.pathtest, f"stopped_{name}").default is op.overload
@@ -130,14 +156,24 @@ def test_an_op_py_finds_its_own_ops_and_those_of_the_op_py_that_added_it(tmp_pat
     outer = write(tmp_path / "outer", "pathtest::outer")
     look = "\n\nfrom opjit.declare import registry\n\nassert [registry.find(name) for name in {!r}] == [{}]\n"
     with (inner / "op.py").open("a") as file:
-        file.write(look.format(["pathtest::outer", "pathtest::inner"], "registry.declared('pathtest::outer'), inner"))
+        file.write(
+            look.format(
+                ["pathtest::outer", "pathtest::inner"],
+                "registry.declared('pathtest::outer'), inner",
+            )
+        )
     with (outer / "op.py").open("a") as file:
-        file.write(f"\n\nopjit.add_path({os.fspath(inner)!r})\n" + look.format(["pathtest::outer"], "outer"))
+        file.write(
+            f"\n\nopjit.add_path({os.fspath(inner)!r})\n"
+            + look.format(["pathtest::outer"], "outer")
+        )
     assert names(opjit.add_path(outer)) == ["pathtest::outer"]
     assert registry.find("pathtest::inner").folder == inner
 
 
-def test_no_thread_gets_an_op_whose_declaration_is_half_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_gets_an_op_whose_declaration_is_half_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_slow(tmp_path / "ops" / "slowly")
     monkeypatch.setenv("OPJIT_PATH", str(tmp_path / "ops"))
     with ThreadPoolExecutor(1) as other:
@@ -166,10 +202,14 @@ def test_a_child_forked_while_an_op_py_runs_has_its_ops_whole(tmp_path: Path) ->
         """)
 
 
-def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_declares_an_op(tmp_path: Path) -> None:
+def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_declares_an_op(
+    tmp_path: Path,
+) -> None:
     folder = write(tmp_path / "importer", "pathtest::importer")
     (tmp_path / "importing").mkdir()
-    (tmp_path / "importing" / "declares.py").write_text("import time\ntime.sleep(0.5)\n" + op_py("pathtest::declares(Tensor x) -> Tensor"))
+    (tmp_path / "importing" / "declares.py").write_text(
+        "import time\ntime.sleep(0.5)\n" + op_py("pathtest::declares(Tensor x) -> Tensor")
+    )
     with (folder / "op.py").open("a") as file:
         file.write("\n\nimport declares\n")
     fresh(f"""
@@ -188,8 +228,13 @@ def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_
         """)
 
 
-def test_the_environment_s_folders_are_read_when_an_op_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = write(tmp_path / "a" / "env_one", "pathtest::env_one"), write(tmp_path / "env_two", "pathtest::env_two")
+def test_the_environment_s_folders_are_read_when_an_op_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (
+        write(tmp_path / "a" / "env_one", "pathtest::env_one"),
+        write(tmp_path / "env_two", "pathtest::env_two"),
+    )
     monkeypatch.setenv("OPJIT_PATH", os.pathsep.join(["", str(one.parent), str(two), ""]))
     opjit.get("allreduce", "cpu")
     assert registry.declared("pathtest::env_one") is None
@@ -197,7 +242,9 @@ def test_the_environment_s_folders_are_read_when_an_op_is_not_known(tmp_path: Pa
     assert registry.declared("pathtest::env_two") is not None
 
 
-def test_neither_an_import_nor_a_known_op_looks_at_the_environment_s_folders(tmp_path: Path) -> None:
+def test_neither_an_import_nor_a_known_op_looks_at_the_environment_s_folders(
+    tmp_path: Path,
+) -> None:
     write(tmp_path / "unread", "pathtest::unread")
     code = f"""
         import json, sys
@@ -218,7 +265,9 @@ def test_neither_an_import_nor_a_known_op_looks_at_the_environment_s_folders(tmp
 def test_two_folders_of_one_name_are_two_modules(tmp_path: Path) -> None:
     """What looks things up by the name of their module finds each folder's own."""
     for place in ("a", "b"):
-        with (write(tmp_path / place / "shared", f"pathtest::shared_{place}") / "op.py").open("a") as file:
+        with (write(tmp_path / place / "shared", f"pathtest::shared_{place}") / "op.py").open(
+            "a"
+        ) as file:
             file.write(f"\n\nclass Options:\n    place = {place!r}\n")
     code = """
         import pickle, sys
@@ -228,14 +277,20 @@ def test_two_folders_of_one_name_are_two_modules(tmp_path: Path) -> None:
             assert type(pickle.loads(pickle.dumps(module.Options()))) is module.Options and module.Options.place == place
             print(module.__name__)
         """
-    done = fresh(code, {"OPJIT_PATH": os.pathsep.join(str(tmp_path / place) for place in ("a", "b"))})
+    done = fresh(
+        code, {"OPJIT_PATH": os.pathsep.join(str(tmp_path / place) for place in ("a", "b"))}
+    )
     first, second = done.stdout.split()
     assert (first, second.rpartition("_")[0]) == ("opjit_ops_shared", "opjit_ops_shared")
 
 
-@pytest.mark.parametrize(("bad", "reason"), [("ops", "absolute path"), ("{}/no", "there is no folder"), ("{}/empty", "no op is declared")])
-def test_a_folder_of_the_environment_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str,
-                                                                  reason: str) -> None:
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [("ops", "absolute path"), ("{}/no", "there is no folder"), ("{}/empty", "no op is declared")],
+)
+def test_a_folder_of_the_environment_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, reason: str
+) -> None:
     write(tmp_path / "ops" / "flawed", "pathtest::flawed")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -254,27 +309,44 @@ def test_the_command_lists_them_also_as_json_without_what_an_op_py_prints(tmp_pa
     code = "from opjit.cli import main\nfor more in (['--json'], []): main(['list', *more], standalone_mode=False)"
     done = fresh(code, {"OPJIT_PATH": str(tmp_path)})
     listed, end = json.JSONDecoder().raw_decode(done.stdout)
-    assert {"op": "pathtest::listed", "schema": "pathtest::listed(Tensor x) -> Tensor", "backends": ["cpu"],
-            "folder": str(folder)} in listed
+    assert {
+        "op": "pathtest::listed",
+        "schema": "pathtest::listed(Tensor x) -> Tensor",
+        "backends": ["cpu"],
+        "folder": str(folder),
+    } in listed
     assert "pathtest::listed  [cpu]  listed(Tensor x) -> Tensor" in done.stdout[end:]
     assert "a remark" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["the environment", "the command line"])
-@pytest.mark.parametrize("name", ["the folder", "the folder around it", "op.py", "a kernel", "byte code", "a link's target"])
-def test_a_folder_is_not_run_if_others_can_write_anything_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
-                                                               way: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["the folder", "the folder around it", "op.py", "a kernel", "byte code", "a link's target"],
+)
+def test_a_folder_is_not_run_if_others_can_write_anything_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
     op = write(tmp_path / "shared" / "planted", "pathtest::planted")
     (op / "__pycache__").mkdir()
     (op / "linked.c").touch()
     (op.parent / "elsewhere.c").touch()
     (op / "link.c").symlink_to("../elsewhere.c")
-    writable = {"the folder": op, "the folder around it": op.parent, "op.py": op / "op.py", "a kernel": op / "linked.c",
-                "byte code": op / "__pycache__", "a link's target": op.parent / "elsewhere.c"}[name]
+    writable = {
+        "the folder": op,
+        "the folder around it": op.parent,
+        "op.py": op / "op.py",
+        "a kernel": op / "linked.c",
+        "byte code": op / "__pycache__",
+        "a link's target": op.parent / "elsewhere.c",
+    }[name]
     writable.chmod(writable.stat().st_mode | 0o002)
     if way == "the environment":
         monkeypatch.setenv("OPJIT_PATH", str(op))
-    with pytest.raises(DeclarationError, match=rf"the op.py files in .*planted are not run: {writable} can be written by others .*chmod"):
+    with pytest.raises(
+        DeclarationError,
+        match=rf"the op.py files in .*planted are not run: {writable} can be written by others .*chmod",
+    ):
         registry.find("pathtest::planted") if way == "the environment" else arguments.ops(str(op))
     assert registry.declared("pathtest::planted") is None
 
@@ -288,7 +360,9 @@ def test_a_folder_is_named_with_a_slash(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_a_folder_of_another_user_is_not_run_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_not_run_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In /tmp, where anybody may have made a folder with the name of an op."""
     op = write(tmp_path / "somebodys", "pathtest::somebodys")
     for path in (op, *op.iterdir()):
@@ -312,7 +386,10 @@ def test_unpickling_runs_no_op_py_that_others_can_write(tmp_path: Path) -> None:
     pickled = pickle.dumps([op, op.overload])
     registry.remove(op)
     op.folder.chmod(0o777)
-    with pytest.raises(DeclarationError, match=r"the op\.py files in .*/thawed are not run: .*can be written by others"):
+    with pytest.raises(
+        DeclarationError,
+        match=r"the op\.py files in .*/thawed are not run: .*can be written by others",
+    ):
         pickle.loads(pickled)
     op.folder.chmod(0o755)
     assert pickle.loads(pickled)[0].qualified == "pathtest::thawed"
@@ -321,11 +398,26 @@ def test_unpickling_runs_no_op_py_that_others_can_write(tmp_path: Path) -> None:
 def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     """A module that declares them, or a package that is a folder of ops; those of other namespaces are not imported."""
     site = tmp_path / "site"
-    install_package(site, "alpha", "alphaops = alpha_ops", {"alpha_ops/__init__.py": "", "alpha_ops/grow/grow.c": ""})
+    install_package(
+        site,
+        "alpha",
+        "alphaops = alpha_ops",
+        {"alpha_ops/__init__.py": "", "alpha_ops/grow/grow.c": ""},
+    )
     (site / "alpha_ops" / "grow" / "op.py").write_text(op_py("alphaops::grow(Tensor x) -> Tensor"))
-    install_package(site, "beta", "betaops = beta_ops:declare", {"beta_ops.py": "import opjit\nfrom pathlib import Path\nprint('beta')\n"
-            + op_py("betaops::shrink(Tensor x) -> Tensor") + "declare = None\n"})
-    install_package(site, "gamma", "gammaops = gamma_ops", {"gamma_ops.py": "raise OSError('no licence')\n"})
+    install_package(
+        site,
+        "beta",
+        "betaops = beta_ops:declare",
+        {
+            "beta_ops.py": "import opjit\nfrom pathlib import Path\nprint('beta')\n"
+            + op_py("betaops::shrink(Tensor x) -> Tensor")
+            + "declare = None\n"
+        },
+    )
+    install_package(
+        site, "gamma", "gammaops = gamma_ops", {"gamma_ops.py": "raise OSError('no licence')\n"}
+    )
     code = """
         import sys, warnings
         import torch, opjit
@@ -343,26 +435,46 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
             except opjit.errors.UnknownOp as error:
                 print(error)
         """
-    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), str(Path(opjit.__file__).parents[1])])
+    path = os.pathsep.join(
+        [str(site), os.environ.get("PYTHONPATH", ""), str(Path(opjit.__file__).parents[1])]
+    )
     done = fresh(code, {"PYTHONPATH": path})
-    assert "<opjit op alphaops::grow(Tensor x) -> Tensor>\nbeta\n<opjit op betaops::shrink" in done.stdout
+    assert (
+        "<opjit op alphaops::grow(Tensor x) -> Tensor>\nbeta\n<opjit op betaops::shrink"
+        in done.stdout
+    )
     assert done.stdout.count("no op named 'gammaops::has_this'") == 2
-    assert done.stderr.count("the ops of the entry point gammaops = gamma_ops of gamma are missing: OSError: no licence") == 1
+    assert (
+        done.stderr.count(
+            "the ops of the entry point gammaops = gamma_ops of gamma are missing: OSError: no licence"
+        )
+        == 1
+    )
 
 
 @pytest.fixture
 def path(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = here.with_name("ops")
-    write_op(folder / "plus", op_py="import torch, opjit\n"
-             "assert not hasattr(torch.ops.nstest, 'other')  # asks while it is being read\n"
-             "@opjit.op('nstest::plus(Tensor x) -> Tensor')\ndef plus(x): return torch.empty_like(x)\n")
+    write_op(
+        folder / "plus",
+        op_py="import torch, opjit\n"
+        "assert not hasattr(torch.ops.nstest, 'other')  # asks while it is being read\n"
+        "@opjit.op('nstest::plus(Tensor x) -> Tensor')\ndef plus(x): return torch.empty_like(x)\n",
+    )
     monkeypatch.setenv("OPJIT_PATH", str(folder))
     return folder
 
 
-@pytest.mark.parametrize("first", [
-    "torch.ops.nstest.plus", "torch.compile(lambda x: torch.ops.nstest.plus(x), fullgraph=True, backend='eager')"])
-def test_an_op_of_opjit_path_is_found_by_its_name_also_by_a_compiled_function(path: Path, first: str) -> None:
+@pytest.mark.parametrize(
+    "first",
+    [
+        "torch.ops.nstest.plus",
+        "torch.compile(lambda x: torch.ops.nstest.plus(x), fullgraph=True, backend='eager')",
+    ],
+)
+def test_an_op_of_opjit_path_is_found_by_its_name_also_by_a_compiled_function(
+    path: Path, first: str
+) -> None:
     fresh(f"""
         import torch, opjit
         assert {first}(torch.ones(2)).tolist() == [2, 2]
@@ -374,11 +486,17 @@ def test_an_op_of_opjit_path_is_found_by_its_name_also_by_a_compiled_function(pa
     """)
 
 
-def test_an_op_of_an_installed_package_is_found_by_its_name(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_of_an_installed_package_is_found_by_its_name(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = tmp_path / "site"
     install_package(site, "nstest", "nstest = nstest_ops", {})
-    install_package(site, "stranger", "stranger = stranger_ops",
-                    {"stranger_ops.py": "raise SystemExit('an entry point of another namespace was loaded')\n"})
+    install_package(
+        site,
+        "stranger",
+        "stranger = stranger_ops",
+        {"stranger_ops.py": "raise SystemExit('an entry point of another namespace was loaded')\n"},
+    )
     path.rename(site / "nstest_ops")
     (site / "nstest_ops" / "__init__.py").touch()
     monkeypatch.delenv("OPJIT_PATH")
@@ -390,7 +508,9 @@ def test_an_op_of_an_installed_package_is_found_by_its_name(path: Path, tmp_path
     """)
 
 
-def test_a_fault_in_opjit_path_is_the_reason_and_hasattr_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_opjit_path_is_the_reason_and_hasattr_is_false(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPJIT_PATH", str(tmp_path / "missing"))
     fresh("""
         import torch, opjit

@@ -40,7 +40,9 @@ def add_(make_op: MakeOp) -> Op:
 
 @pytest.fixture
 def both(make_op: MakeOp) -> Op:
-    return make_op("both(Tensor x, *, Tensor(a!) out, Tensor(b!) twice) -> (Tensor(a!), Tensor(b!))", BOTH)
+    return make_op(
+        "both(Tensor x, *, Tensor(a!) out, Tensor(b!) twice) -> (Tensor(a!), Tensor(b!))", BOTH
+    )
 
 
 def test_an_op_returns_the_very_tensors_that_it_wrote(add_: Op, both: Op) -> None:
@@ -68,17 +70,23 @@ def test_neither_a_call_nor_an_error_leaks(add_: Op, growth: Growth) -> None:
 
 def test_opcheck(add_: Op, both: Op) -> None:
     torch.library.opcheck(add_.overload, (torch.ones(3), 2.0))
-    torch.library.opcheck(both.overload, (torch.ones(3),), {"out": torch.empty(3), "twice": torch.empty(3)})
+    torch.library.opcheck(
+        both.overload, (torch.ones(3),), {"out": torch.empty(3), "twice": torch.empty(3)}
+    )
 
 
 @COMPILES
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_code_sees_what_was_written(add_: Op, both: Op, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_compiled_code_sees_what_was_written(
+    add_: Op, both: Op, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
     def result_and_argument(x: torch.Tensor) -> Any:
         y = x.clone()
-        return add_(y, 2.0) * 2, y  # inductor writes the product over y where it is only told that the op returns it
+        return add_(
+            y, 2.0
+        ) * 2, y  # inductor writes the product over y where it is only told that the op returns it
 
     def argument_alone(x: torch.Tensor) -> Any:
         y = x.clone()
@@ -97,7 +105,9 @@ def test_compiled_code_sees_what_was_written(add_: Op, both: Op, backend: str, m
     for function in (result_and_argument, argument_alone, view, outs):
         torch._dynamo.reset()
         one, other = torch.ones(4), torch.ones(4)
-        torch.testing.assert_close(torch.compile(function, fullgraph=True, backend=backend)(one), function(other))
+        torch.testing.assert_close(
+            torch.compile(function, fullgraph=True, backend=backend)(one), function(other)
+        )
         torch.testing.assert_close(one, other)
 
 
@@ -110,12 +120,17 @@ def test_export(add_: Op) -> None:
 
     exported = torch.export.export(Module(), (torch.ones(3),))
     for program in (exported, exported.run_decompositions()):
-        torch.testing.assert_close(program.module()(torch.ones(3)), (torch.full((3,), 6.0), torch.full((3,), 3.0)))
+        torch.testing.assert_close(
+            program.module()(torch.ones(3)), (torch.full((3,), 6.0), torch.full((3,), 3.0))
+        )
 
 
 def test_a_gradient_is_refused(add_: Op, both: Op) -> None:
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"writes an argument and returns it, which has no derivative.*under torch\.no_grad"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"writes an argument and returns it, which has no derivative.*under torch\.no_grad",
+    ):
         add_(x * 2, 1.0)
     with pytest.raises(RuntimeError, match="has no derivative"):
         both(x, out=torch.empty(3), twice=torch.empty(3))

@@ -45,19 +45,34 @@ def run(tmp_path: Path, body: str, before: str = "", after: str = "") -> list[st
     text = PROGRAM.format(body=body, before=before, after=after)
     (tmp_path / "program.py").write_text(text, encoding="utf-8")
     words = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "store")]
-    ranks = [subprocess.Popen([*words, str(rank)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env=environment({"OMP_NUM_THREADS": "1"})) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [*words, str(rank)],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment({"OMP_NUM_THREADS": "1"}),
+        )
+        for rank in range(2)
+    ]
     try:
         ended = [rank.communicate() for rank in ranks]
     finally:
         for rank in ranks:  # one that waits for another that died
             rank.kill()
-    return [errors or f"ended with {rank.returncode}" for rank, (output, errors) in zip(ranks, ended, strict=True)
-            if not output.endswith("done\n")]
+    return [
+        errors or f"ended with {rank.returncode}"
+        for rank, (output, errors) in zip(ranks, ended, strict=True)
+        if not output.endswith("done\n")
+    ]
 
 
 def test_the_sum_of_shards_is_partial(tmp_path: Path) -> None:
-    assert run(tmp_path, """
+    assert (
+        run(
+            tmp_path,
+            """
 allreduce = opjit.get("allreduce", "cpu")
 for dim in (0, 1):
     check(allreduce(share(x, Shard(dim))), x.sum(), Partial())
@@ -68,11 +83,17 @@ check(allreduce(share(torch.arange(3), Shard(0))), torch.tensor(3), Partial())  
 leaf = share(x, Shard(0)).requires_grad_()
 (allreduce(leaf * leaf)).backward()
 check(leaf.grad, 2 * x, Shard(0))
-""") == []
+""",
+        )
+        == []
+    )
 
 
 def test_an_elementwise_op_stays_sharded(tmp_path: Path) -> None:
-    assert run(tmp_path, """
+    assert (
+        run(
+            tmp_path,
+            """
 add = opjit.get("add_custom", "cpu")
 check(add(share(x, Shard(0)), share(x, Shard(0))), x + x, Shard(0))
 check(add(share(x, Shard(0)), share(y, Replicate())), x + y, Shard(0))
@@ -85,7 +106,10 @@ check(a.grad, 2 * x, Shard(0))
 torch.testing.assert_close(b.grad.full_tensor(), torch.full((6,), 4.0))
 compiled = torch.compile(add, backend="aot_eager", fullgraph=True)
 check(compiled(share(x, Shard(0)), share(x, Shard(0))), x + x, Shard(0))
-""") == []
+""",
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("declared", ["before", "after"])
@@ -96,19 +120,38 @@ def sharding(x, a, bias=None):
     from torch.distributed.tensor import Replicate, Shard
     return [([Replicate()], [Replicate(), None, None]), ([Shard(0)], [Shard(0), None, None])]
 """
-    assert run(tmp_path, """
+    assert (
+        run(
+            tmp_path,
+            """
 check(scaled(share(x, Shard(0)), 2.0), 2 * x, Shard(0))
 check(torch.ops.inline.scaled(share(x, Shard(1)), 3.0), 3 * x, Replicate())  # the rule has no sharding for the second dimension
-""", **{declared: SCALED.format(elementwise=False) + rule}) == []
+""",
+            **{declared: SCALED.format(elementwise=False) + rule},
+        )
+        == []
+    )
 
 
 def test_an_elementwise_op_may_have_scalars_and_leave_tensors_out(tmp_path: Path) -> None:
-    assert run(tmp_path, "check(scaled(share(x, Shard(1)), 2.0), 2 * x, Shard(1))", before=SCALED.format(elementwise=True)) == []
+    assert (
+        run(
+            tmp_path,
+            "check(scaled(share(x, Shard(1)), 2.0), 2 * x, Shard(1))",
+            before=SCALED.format(elementwise=True),
+        )
+        == []
+    )
 
 
 def test_a_reload_takes_a_rule_back(tmp_path: Path) -> None:
     """DTensor would go on with the former rule, and sum each shard alone."""
-    errors = run(tmp_path, SCALED.format(elementwise=True) + "scaled(share(x, Shard(0)), 2.0)\n" + SCALED.format(elementwise=False)
-                 + "scaled(share(x, Shard(0)), 2.0)")
+    errors = run(
+        tmp_path,
+        SCALED.format(elementwise=True)
+        + "scaled(share(x, Shard(0)), 2.0)\n"
+        + SCALED.format(elementwise=False)
+        + "scaled(share(x, Shard(0)), 2.0)",
+    )
     assert len(errors) == 2
     assert "inline.scaled.default does not have a sharding strategy registered" in errors[0]

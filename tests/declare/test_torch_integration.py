@@ -18,9 +18,39 @@ DOUBLE = str(Path(__file__).parents[1] / "ops" / "double")
 
 
 def test_opcheck_of_every_type(everything: Op) -> None:
-    arguments = (torch.ones(2, 3), None, [torch.ones(1)], 1, 2, 3.0, True, "s", torch.int8, 1, 2, 3.0, True, "t", torch.int8, [1, 2], [3],
-                 [1.0], [True], [1, 2], [torch.ones(1)] * 2, [torch.ones(1)], [1], [1.0], [True], [1, 2])
-    torch.library.opcheck(everything.overload, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+    arguments = (
+        torch.ones(2, 3),
+        None,
+        [torch.ones(1)],
+        1,
+        2,
+        3.0,
+        True,
+        "s",
+        torch.int8,
+        1,
+        2,
+        3.0,
+        True,
+        "t",
+        torch.int8,
+        [1, 2],
+        [3],
+        [1.0],
+        [True],
+        [1, 2],
+        [torch.ones(1)] * 2,
+        [torch.ones(1)],
+        [1],
+        [1.0],
+        [True],
+        [1, 2],
+    )
+    torch.library.opcheck(
+        everything.overload,
+        arguments,
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
 
 
 COMPILED = """
@@ -50,10 +80,17 @@ COMPILED = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "dynamic"), [("aot_eager", None), ("aot_eager", True), ("inductor", None)])
-def test_compile_fullgraph_before_anything_was_built(tmp_path: Path, backend: str, dynamic: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("aot_eager", None), ("aot_eager", True), ("inductor", None)]
+)
+def test_compile_fullgraph_before_anything_was_built(
+    tmp_path: Path, backend: str, dynamic: bool | None
+) -> None:
     code = COMPILED.format(double=DOUBLE, backend=backend, dynamic=dynamic)
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    env = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
     assert "compiled" in fresh(code, {**env, "OPJIT_CACHE": str(tmp_path / "cache")}).stdout
 
 
@@ -84,22 +121,33 @@ def test_meta_and_fake_tensors_build_nothing(tmp_path: Path) -> None:
 
 
 UNUSUAL: dict[str, Callable[[], Any]] = {
-    "sparse": lambda: torch.ones(3, 3).to_sparse(), "sparse-csr": lambda: torch.ones(3, 3).to_sparse_csr(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "mkldnn": lambda: torch.ones(3).to_mkldnn(),
+    "sparse": lambda: torch.ones(3, 3).to_sparse(),
+    "sparse-csr": lambda: torch.ones(3, 3).to_sparse_csr(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "jagged": lambda: torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged
+    ),
 }
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("kind", list(UNUSUAL))
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per")
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR tensor support",
+    "ignore:The PyTorch API of nested tensors",
+    "ignore:torch.quantize_per",
+)
 def test_unusual_tensors_give_one_sentence(make_op: MakeOp, kind: str, warm: bool) -> None:
     if kind == "mkldnn" and not torch._C._has_mkldnn:
         pytest.skip("this torch has no MKL-DNN")
-    op = make_op("count(Tensor x) -> int", """
+    op = make_op(
+        "count(Tensor x) -> int",
+        """
         opjit_status count_cpu(const opjit_tensor *x, int64_t *out) { *out = x->numel; return OPJIT_OK; }
-        """)
+        """,
+    )
     x = UNUSUAL[kind]()
     if warm:
         assert op(torch.ones(5)) == 5
@@ -117,17 +165,22 @@ def test_unusual_tensors_give_one_sentence(make_op: MakeOp, kind: str, warm: boo
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_without_any_tensor_the_op_says_so(make_op: MakeOp, warm: bool) -> None:
-    op = make_op("count(Tensor[] xs, Tensor? y) -> int", """
+    op = make_op(
+        "count(Tensor[] xs, Tensor? y) -> int",
+        """
         opjit_status count_cpu(const opjit_tensors *xs, const opjit_tensor *y, int64_t *out)
         {
             *out = xs->len + (y != NULL);
             return OPJIT_OK;
         }
-        """)
+        """,
+    )
     if warm:
         assert op([torch.ones(1)], None) == 1
         assert op([], torch.ones(1)) == 1
-    with pytest.raises(NoKernel, match="takes dense tensors on cpu, and at least one of them") as caught:
+    with pytest.raises(
+        NoKernel, match="takes dense tensors on cpu, and at least one of them"
+    ) as caught:
         op([], None)
     assert "\n" not in str(caught.value)
 
@@ -156,10 +209,14 @@ ONE = """
     """
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # by inductor
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+)  # by inductor
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_an_integer_that_depends_on_elements_is_a_symint(make_op: MakeOp, backend: str) -> None:
-    op = make_op("positive(Tensor x) -> SymInt", """
+    op = make_op(
+        "positive(Tensor x) -> SymInt",
+        """
         opjit_status positive_cpu(const opjit_tensor *x, int64_t *n)
         {
             *n = 0;
@@ -167,7 +224,9 @@ def test_an_integer_that_depends_on_elements_is_a_symint(make_op: MakeOp, backen
                 *n += ((const float *)x->data)[i] > 0;
             return OPJIT_OK;
         }
-        """, fake=lambda x: torch.library.get_ctx().new_dynamic_size())
+        """,
+        fake=lambda x: torch.library.get_ctx().new_dynamic_size(),
+    )
 
     def first(x: torch.Tensor) -> torch.Tensor:
         count = op.overload(x)
@@ -189,7 +248,9 @@ def test_unloaded_the_next_call_readies_the_op_again(make_op: MakeOp) -> None:
         loaded.unload()
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "CPU")
         library = Path(loaded.registered._name).name
-        assert library in Path("/proc/self/maps").read_text(encoding="utf-8"), "a thread may still be inside"
+        assert library in Path("/proc/self/maps").read_text(encoding="utf-8"), (
+            "a thread may still be inside"
+        )
     assert op(torch.ones(1)) == 1
     assert torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified, "CPU")
 

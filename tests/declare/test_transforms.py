@@ -59,22 +59,35 @@ def plain(x: torch.Tensor, y: torch.Tensor, a: float = 2.0, b: int = 1) -> torch
     return (a + b) * x * y
 
 
-X, Y = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4), torch.linspace(1, 3, 12, dtype=torch.float64).reshape(3, 4)
+X, Y = (
+    torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4),
+    torch.linspace(1, 3, 12, dtype=torch.float64).reshape(3, 4),
+)
 PROGRAMS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "grad": lambda f: grad(lambda x: f(x, Y).sum())(X),
-    "grad of both": lambda f: grad(lambda x, y: f(x, y, 3.0, b=4).sin().sum(), argnums=(0, 1))(X, Y),
-    "grad of grad": lambda f: grad(lambda x: grad(lambda x: (f(x, Y) ** 3).sum())(x).sum())(X), "jacrev": lambda f: jacrev(f)(X[0], Y[0]),
-    "jacrev of jacrev": lambda f: jacrev(jacrev(lambda x: f(x, x).sum()))(X[0]), "vmap": lambda f: vmap(f)(X, Y),
+    "grad of both": lambda f: grad(lambda x, y: f(x, y, 3.0, b=4).sin().sum(), argnums=(0, 1))(
+        X, Y
+    ),
+    "grad of grad": lambda f: grad(lambda x: grad(lambda x: (f(x, Y) ** 3).sum())(x).sum())(X),
+    "jacrev": lambda f: jacrev(f)(X[0], Y[0]),
+    "jacrev of jacrev": lambda f: jacrev(jacrev(lambda x: f(x, x).sum()))(X[0]),
+    "vmap": lambda f: vmap(f)(X, Y),
     "vmap over columns": lambda f: vmap(f, in_dims=(1, 0), out_dims=1)(X, Y.t()),
-    "vmap of one": lambda f: vmap(f, in_dims=(0, None))(X, Y[0]), "vmap with a keyword": lambda f: vmap(lambda x, y: f(x, y, b=5))(X, Y),
+    "vmap of one": lambda f: vmap(f, in_dims=(0, None))(X, Y[0]),
+    "vmap with a keyword": lambda f: vmap(lambda x, y: f(x, y, b=5))(X, Y),
     "vmap of vmap": lambda f: vmap(vmap(f))(X[:, :, None], Y[:, :, None]),
     "vmap of grad": lambda f: vmap(grad(lambda x, y: f(x, y).sin().sum()))(X, Y),
     "grad of vmap": lambda f: grad(lambda x: vmap(f)(x, Y).sin().sum())(X),
-    "jacrev of vmap of grad": lambda f: jacrev(lambda x: vmap(grad(lambda x, y: f(x, y).sin().sum()))(x, Y))(X),
+    "jacrev of vmap of grad": lambda f: jacrev(
+        lambda x: vmap(grad(lambda x, y: f(x, y).sin().sum()))(x, Y)
+    )(X),
     "vjp": lambda f: torch.func.vjp(f, X, Y)[1](torch.ones_like(X)),
     "autograd around grad": lambda f: torch.autograd.grad(
-        grad(lambda x: (f(x, Y) ** 2).sum())(x := X.clone().requires_grad_()).sum(), x),
-    "compiled grad": lambda f: torch.compile(grad(lambda x: f(x, Y).sin().sum()), backend="aot_eager", fullgraph=True)(X),
+        grad(lambda x: (f(x, Y) ** 2).sum())(x := X.clone().requires_grad_()).sum(), x
+    ),
+    "compiled grad": lambda f: torch.compile(
+        grad(lambda x: f(x, Y).sin().sum()), backend="aot_eager", fullgraph=True
+    )(X),
     "compiled vmap": lambda f: torch.compile(vmap(f), backend="aot_eager", fullgraph=True)(X, Y),
 }
 
@@ -88,18 +101,37 @@ def test_a_declared_rule_is_called_once_for_the_batch(scale: Op) -> None:
     seen: list[Any] = []
 
     @scale.vmap
-    def rule(info: Any, in_dims: tuple[int | None, ...], x: torch.Tensor, y: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    def rule(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        *rest: Any,
+        **named: Any,
+    ) -> Any:
         seen.append((info.batch_size, in_dims, rest, named))
-        return scale.overload(x.movedim(in_dims[0] or 0, 0), y.movedim(in_dims[1] or 0, 0), *rest, **named), 0
+        return scale.overload(
+            x.movedim(in_dims[0] or 0, 0), y.movedim(in_dims[1] or 0, 0), *rest, **named
+        ), 0
 
-    torch.testing.assert_close(vmap(lambda x, y: scale.overload(x, y, 7.0, b=2), in_dims=(1, 0))(X, Y.t()), plain(X, Y, 7.0, 2).t())
+    torch.testing.assert_close(
+        vmap(lambda x, y: scale.overload(x, y, 7.0, b=2), in_dims=(1, 0))(X, Y.t()),
+        plain(X, Y, 7.0, 2).t(),
+    )
     assert seen == [(4, (1, 0, None), (7.0,), {"b": 2})]
     torch.testing.assert_close(vmap(grad(lambda x, y: scale.overload(x, y).sum()))(X, Y), 3 * Y)
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["no backward", "backward"])
-def test_an_elementwise_op_is_called_once(make_op: MakeOp, monkeypatch: pytest.MonkeyPatch, backward: bool) -> None:
-    op = make_op("scale(Tensor x, Tensor y, float a=2.0, *, int b=1) -> Tensor", SCALE, fake=fake, elementwise=True)
+def test_an_elementwise_op_is_called_once(
+    make_op: MakeOp, monkeypatch: pytest.MonkeyPatch, backward: bool
+) -> None:
+    op = make_op(
+        "scale(Tensor x, Tensor y, float a=2.0, *, int b=1) -> Tensor",
+        SCALE,
+        fake=fake,
+        elementwise=True,
+    )
     if backward:
         op.backward(lambda ctx, grad: (grad, grad, None))
     called: list[Any] = []
@@ -109,8 +141,13 @@ def test_an_elementwise_op_is_called_once(make_op: MakeOp, monkeypatch: pytest.M
         called.append(args)
         return real(overload, *args, **kwargs)
 
-    monkeypatch.setattr(type(op.overload), "__call__",
-                        lambda self, *args, **kwargs: real(self, *args, **kwargs) if self is not overload else note(*args, **kwargs))
+    monkeypatch.setattr(
+        type(op.overload),
+        "__call__",
+        lambda self, *args, **kwargs: (
+            real(self, *args, **kwargs) if self is not overload else note(*args, **kwargs)
+        ),
+    )
     torch.testing.assert_close(vmap(lambda x, y: overload(x, y, 4.0))(X, Y), plain(X, Y, 4.0))
     inner = [args for args in called if not torch._C._functorch.is_batchedtensor(args[0])]
     assert [tuple(args[0].shape) for args in inner] == [(3, 4)]
@@ -118,26 +155,45 @@ def test_an_elementwise_op_is_called_once(make_op: MakeOp, monkeypatch: pytest.M
 
 def test_bundled_elementwise_ops_batch_as_torchs_do() -> None:
     add = torch.ops.opjit.add_custom
-    pairs = ((torch.ones(3, 4, 2), torch.ones(2, 3), (0, 1)), (torch.ones(3, 4), torch.ones(4), (0, None)),
-             (torch.ones(4), torch.ones(3, 2, 4), (None, 1)), (torch.ones(3, 4), torch.ones(3, dtype=torch.float64), (0, 0)),
-             (torch.ones(3), torch.ones(3, dtype=torch.int64), (0, 0)), (torch.ones(3), torch.ones((), dtype=torch.float64), (0, None)))
+    pairs = (
+        (torch.ones(3, 4, 2), torch.ones(2, 3), (0, 1)),
+        (torch.ones(3, 4), torch.ones(4), (0, None)),
+        (torch.ones(4), torch.ones(3, 2, 4), (None, 1)),
+        (torch.ones(3, 4), torch.ones(3, dtype=torch.float64), (0, 0)),
+        (torch.ones(3), torch.ones(3, dtype=torch.int64), (0, 0)),
+        (torch.ones(3), torch.ones((), dtype=torch.float64), (0, None)),
+    )
     for x, y, dims in pairs:
-        torch.testing.assert_close(vmap(add, in_dims=dims)(x, y), vmap(torch.add, in_dims=dims)(x, y))
+        torch.testing.assert_close(
+            vmap(add, in_dims=dims)(x, y), vmap(torch.add, in_dims=dims)(x, y)
+        )
     assert vmap(torch.ops.opjit.tensor_negate)(torch.ones(0, 3)).shape == (0, 3)
 
 
 def test_a_loop_over_an_op_that_returns_a_number_is_refused(make_op: MakeOp) -> None:
     count = make_op("one(Tensor x) -> int", ONE)
     count.backward(lambda ctx, grad: None)
-    with pytest.raises(RuntimeError, match=r"returns a number, and torch\.vmap cannot batch numbers"):
+    with pytest.raises(
+        RuntimeError, match=r"returns a number, and torch\.vmap cannot batch numbers"
+    ):
         vmap(count.overload)(X)
 
 
 def test_rules_that_cannot_hold_are_refused_at_the_declaration(make_op: MakeOp) -> None:
-    for schema in ("add_(Tensor(a!) x) -> ()", "sum(Tensor[] xs) -> Tensor", "keyed(*, Tensor x) -> Tensor", "one(Tensor x) -> int"):
-        with pytest.raises(DeclarationError, match=r"elementwise=True, which is for .* positional Tensors and returns new ones"):
+    for schema in (
+        "add_(Tensor(a!) x) -> ()",
+        "sum(Tensor[] xs) -> Tensor",
+        "keyed(*, Tensor x) -> Tensor",
+        "one(Tensor x) -> int",
+    ):
+        with pytest.raises(
+            DeclarationError,
+            match=r"elementwise=True, which is for .* positional Tensors and returns new ones",
+        ):
             make_op(schema, elementwise=True)
-    with pytest.raises(DeclarationError, match="keyword-only Tensor, for which torch takes no vmap rule"):
+    with pytest.raises(
+        DeclarationError, match="keyword-only Tensor, for which torch takes no vmap rule"
+    ):
         make_op("keyed(*, Tensor x) -> Tensor").vmap(lambda *args: None)
 
 
@@ -154,7 +210,9 @@ def test_autocast_converts_to_the_regions_dtype_or_to_the_declared_one(scale: Op
     narrow = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = scale(narrow, x, b=4)
-        compiled = torch.compile(lambda x, y: scale.overload(x, y, b=4), backend="aot_eager", fullgraph=True)(narrow, x)
+        compiled = torch.compile(
+            lambda x, y: scale.overload(x, y, b=4), backend="aot_eager", fullgraph=True
+        )(narrow, x)
     assert result.dtype == compiled.dtype == torch.float32
     assert result.tolist() == compiled.tolist() == [6.0] * 3
     result.sum().backward()
@@ -165,26 +223,39 @@ def test_autocast_converts_to_the_regions_dtype_or_to_the_declared_one(scale: Op
 
 
 def test_autocast_converts_only_the_arguments_that_its_rule_names(make_op: MakeOp) -> None:
-    op = make_op("kinds(Tensor x, Tensor scale, *, Tensor? b=None) -> Tensor", """
+    op = make_op(
+        "kinds(Tensor x, Tensor scale, *, Tensor? b=None) -> Tensor",
+        """
         opjit_status kinds_cpu(const opjit_tensor *x, const opjit_tensor *scale, const opjit_tensor *b, opjit_tensor *out)
         {
             OPJIT_TRY(opjit_empty(out, 0, NULL, OPJIT_INT64, x));
             *(int64_t *)out->data = (x->dtype == OPJIT_BFLOAT16) + 2 * (scale->dtype == OPJIT_BFLOAT16) + 4 * (b->dtype == OPJIT_BFLOAT16);
             return OPJIT_OK;
-        }""", fake=lambda x, scale, *, b=None: x.new_empty((), dtype=torch.int64), differentiable=False)
+        }""",
+        fake=lambda x, scale, *, b=None: x.new_empty((), dtype=torch.int64),
+        differentiable=False,
+    )
     expected = {(): 0, ("x",): 1, ("x", "b"): 5, ("scale",): 2, None: 7}
     for only, converted in expected.items():
         op.autocast(only=only)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert op(torch.ones(1), torch.ones(1), b=torch.ones(1)).item() == converted
             assert op(x=torch.ones(1), scale=torch.ones(1), b=torch.ones(1)).item() == converted
-    with pytest.raises(DeclarationError, match=r"has no Tensor weight: only= is a list of x, scale, b"):
+    with pytest.raises(
+        DeclarationError, match=r"has no Tensor weight: only= is a list of x, scale, b"
+    ):
         op.autocast(only=["x", "weight"])
 
 
 def test_a_rule_for_autocast_is_refused_where_the_op_writes(make_op: MakeOp) -> None:
-    op = make_op("fill(Tensor(a!) x) -> ()", "opjit_status fill_cpu(const opjit_tensor *x) { return OPJIT_OK; }", fake=lambda x: None)
-    with pytest.raises(DeclarationError, match="writes an argument, and autocast would hand it a converted copy"):
+    op = make_op(
+        "fill(Tensor(a!) x) -> ()",
+        "opjit_status fill_cpu(const opjit_tensor *x) { return OPJIT_OK; }",
+        fake=lambda x: None,
+    )
+    with pytest.raises(
+        DeclarationError, match="writes an argument, and autocast would hand it a converted copy"
+    ):
         op.autocast()
 
 
@@ -211,7 +282,11 @@ def test_the_backward_sees_what_autocast_converted_under_torch_func_too(scale: O
 
 
 def test_another_process_reads_the_declaration(tmp_path: Path) -> None:
-    registry.declare_folder(helpers.write_op(tmp_path / "pickled_plus", op_py=helpers.op_py("pickletest::plus(Tensor x) -> Tensor")))
+    registry.declare_folder(
+        helpers.write_op(
+            tmp_path / "pickled_plus", op_py=helpers.op_py("pickletest::plus(Tensor x) -> Tensor")
+        )
+    )
     (tmp_path / "op.pkl").write_bytes(pickle.dumps(opjit.get("pickletest::plus", "cpu")))
     code = f"import opjit, pickle, torch\nprint(pickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb'))(torch.ones(2)).tolist())"
     assert helpers.fresh(code).stdout == "[2.0, 2.0]\n"

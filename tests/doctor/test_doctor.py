@@ -45,16 +45,27 @@ def only(observations: Iterable[Observation], *states: str) -> Observation:
 
 
 @pytest.mark.slow
-def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: Path, tmp_path: Path) -> None:
+def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(
+    cache: Path, tmp_path: Path
+) -> None:
     helpers.built(helpers.write_op(tmp_path / "plus"), cache)
-    before = {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)}  # a folder came and went in it
+    before = {
+        path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)
+    }  # a folder came and went in it
     done = helpers.command("doctor", OPJIT_CAHCE="/elsewhere")
     told = done.stdout
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done
-    assert {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)} == before
-    assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"] == []
+    assert {
+        path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)
+    } == before
+    assert [
+        path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"
+    ] == []
     lines = told.splitlines()
-    assert any(line.startswith("ok       C op: built in ") and line.endswith("the result is correct") for line in lines), told
+    assert any(
+        line.startswith("ok       C op: built in ") and line.endswith("the result is correct")
+        for line in lines
+    ), told
     assert any(line.startswith("ok       C compiler: ") for line in lines)
     assert "warning  environment: OPJIT_CAHCE is set, but opjit reads no such variable" in lines
     assert "         do: did you mean OPJIT_CACHE?" in lines
@@ -62,16 +73,24 @@ def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(cache: P
     assert "\x1b" not in told
 
 
-def test_a_machine_that_cannot_build_fails_the_command_and_a_terminal_gets_colours(tmp_path: Path) -> None:
-    code, told = helpers.on_terminal("doctor", **helpers.no_compiler(tmp_path), COLUMNS="120", TERM="xterm")
+def test_a_machine_that_cannot_build_fails_the_command_and_a_terminal_gets_colours(
+    tmp_path: Path,
+) -> None:
+    code, told = helpers.on_terminal(
+        "doctor", **helpers.no_compiler(tmp_path), COLUMNS="120", TERM="xterm"
+    )
     assert code == 1
     assert "problem" in told
     assert "Traceback" not in told
-    assert "no C compiler: opjit looked for $CC, gcc, cc and clang on PATH" in " ".join(told.split())
+    assert "no C compiler: opjit looked for $CC, gcc, cc and clang on PATH" in " ".join(
+        told.split()
+    )
     assert "\x1b[" in told
 
 
-def test_a_check_that_fails_is_an_observation_and_the_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_fails_is_an_observation_and_the_others_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails() -> Iterator[Observation]:
         yield Observation("first", OK, "seen")
         raise ZeroDivisionError("oh")
@@ -96,49 +115,76 @@ doctor.CHECKS = [check]
 cli.main()
 """
     done, plain = (helpers.ended(code, arguments=("doctor", *words)) for words in (["--json"], []))
-    assert json.loads(done.stdout) == [{"about": "thing", "state": state, "seen": "seen", "todo": "do it"}]
+    assert json.loads(done.stdout) == [
+        {"about": "thing", "state": state, "seen": "seen", "todo": "do it"}
+    ]
     assert done.returncode == plain.returncode == (1 if state == PROBLEM else 0)
 
 
-@pytest.mark.parametrize(("make", "seen"), [
-    (lambda path: program(path, "#!/bin/sh\nexit 0\n"), "is not a working gcc or clang"),
-    (lambda path: path, "which is not an executable program")])
-def test_a_broken_compiler_is_a_problem_and_no_op_is_tried(make: Callable[[Path], Path], seen: str, tmp_path: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("make", "seen"),
+    [
+        (lambda path: program(path, "#!/bin/sh\nexit 0\n"), "is not a working gcc or clang"),
+        (lambda path: path, "which is not an executable program"),
+    ],
+)
+def test_a_broken_compiler_is_a_problem_and_no_op_is_tried(
+    make: Callable[[Path], Path], seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", str(make(tmp_path / "bin" / "broken-cc")))
     found = only(checks.tools(), PROBLEM)
     assert (found.about, seen in found.seen) == ("C compiler", True)
-    assert list(checks.c_op()) == [Observation("C op", NOTE, "not tried, because a tool is missing")]
+    assert list(checks.c_op()) == [
+        Observation("C op", NOTE, "not tried, because a tool is missing")
+    ]
 
 
-@pytest.mark.parametrize(("phase", "seen"), [(helpers.COMPILES, "opjit::tensor_negate for cpu"), (helpers.LINKS, "left no valid library")])
-def test_a_compiler_that_makes_nothing_is_a_problem(phase: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "bin" / "broken-cc", before=f"if {phase}; then exit 0; fi")))
+@pytest.mark.parametrize(
+    ("phase", "seen"),
+    [(helpers.COMPILES, "opjit::tensor_negate for cpu"), (helpers.LINKS, "left no valid library")],
+)
+def test_a_compiler_that_makes_nothing_is_a_problem(
+    phase: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "CC",
+        str(fake_compiler(tmp_path / "bin" / "broken-cc", before=f"if {phase}; then exit 0; fi")),
+    )
     assert seen in only(checks.c_op(), PROBLEM).seen
 
 
-def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(tmp_path: Path, on_compile: helpers.OnCompile,
-                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(
+    tmp_path: Path, on_compile: helpers.OnCompile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pid = tmp_path / "pid"
     on_compile(f"echo $$ > '{pid}'; exec sleep 1000")
     monkeypatch.setattr(checks, "TIMEOUT", 5.0)
     found = only(checks.c_op(), PROBLEM)
     assert "still compiling or running after 5 s" in found.seen
-    until(lambda: not pid.exists() or not is_alive(int(pid.read_text())))  # a slow machine is not so far in 5 s
+    until(
+        lambda: not pid.exists() or not is_alive(int(pid.read_text()))
+    )  # a slow machine is not so far in 5 s
 
 
 def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opjit.processes.run", lambda command, **more: subprocess.CompletedProcess(command, -signal.SIGILL, "", ""))
+    monkeypatch.setattr(
+        "opjit.processes.run",
+        lambda command, **more: subprocess.CompletedProcess(command, -signal.SIGILL, "", ""),
+    )
     monkeypatch.setattr(checks, "tools", list)  # none
     assert "signal 4, Illegal instruction: no output" in only(checks.c_op(), PROBLEM).seen
 
 
 def test_a_missing_ninja_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name, which=shutil.which: None if name == "ninja" else which(name))
+    monkeypatch.setattr(
+        "shutil.which", lambda name, which=shutil.which: None if name == "ninja" else which(name)
+    )
     monkeypatch.setattr("ninja.BIN_DIR", "")
     problem = only(checks.tools(), PROBLEM)
     assert (problem.about, "pip install ninja" in problem.todo) == ("ninja", True)
-    assert list(checks.c_op()) == [Observation("C op", NOTE, "not tried, because a tool is missing")]
+    assert list(checks.c_op()) == [
+        Observation("C op", NOTE, "not tried, because a tool is missing")
+    ]
 
 
 @pytest.mark.nvcc
@@ -148,15 +194,25 @@ def test_a_cuda_op_is_really_built() -> None:
     last = found[-1]
     assert (last.about, last.state) == ("CUDA op", OK)
     assert last.seen.startswith("built ")
-    assert last.seen.endswith("the result is correct" if torch.cuda.is_available() else "but not run")
+    assert last.seen.endswith(
+        "the result is correct" if torch.cuda.is_available() else "but not run"
+    )
 
 
 def test_no_nvcc_is_a_note_where_nvrtc_or_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc = Nvrtc("/lib/libnvrtc.so.13", "/include", "/lib", "13.0 0123")
     monkeypatch.setattr(toolchain, "find_nvcc", lambda notes: None)
-    monkeypatch.setattr(checks, "_in_subprocess", lambda about, where: Observation(about, OK, where))
-    for missing, found, states in (("no GPU", None, [NOTE, NOTE]), (None, None, [NOTE, WARNING]), (None, nvrtc, [OK, NOTE, OK])):
-        monkeypatch.setattr(type(backends.for_device("cuda")), "available", lambda self, missing=missing: missing)
+    monkeypatch.setattr(
+        checks, "_in_subprocess", lambda about, where: Observation(about, OK, where)
+    )
+    for missing, found, states in (
+        ("no GPU", None, [NOTE, NOTE]),
+        (None, None, [NOTE, WARNING]),
+        (None, nvrtc, [OK, NOTE, OK]),
+    ):
+        monkeypatch.setattr(
+            type(backends.for_device("cuda")), "available", lambda self, missing=missing: missing
+        )
         monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes, found=found: found)
         assert [observation.state for observation in checks.cuda_op()] == states
 
@@ -166,11 +222,17 @@ def test_an_nvcc_of_another_major_than_torch_s_is_found(monkeypatch: pytest.Monk
     for gpu, state in ((True, PROBLEM), (False, WARNING)):
         found = checks.version_mismatch(Nvcc("/", "11.8", "V11.8.99"), gpu)
         assert found is not None
-        assert (found.state, "nvcc is from CUDA 11.8" in found.seen, "CUDA 13 toolkit" in found.todo) == (state, True, True)
+        assert (
+            found.state,
+            "nvcc is from CUDA 11.8" in found.seen,
+            "CUDA 13 toolkit" in found.todo,
+        ) == (state, True, True)
     assert checks.version_mismatch(Nvcc("/", "13.2", "V13.2.1"), True) is None
 
 
-def test_an_nvcc_that_does_not_work_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nvcc_that_does_not_work_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(tmp_path / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho broken\n")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     found = only(checks.cuda_op(), PROBLEM)
@@ -199,7 +261,10 @@ def test_a_read_only_cache_is_a_warning_and_ops_work(cache: Path) -> None:
 def test_a_full_cache_is_a_warning(cache: Path) -> None:
     with tmpfs(cache, "size=64k"):
         unwritable, low = those(checks.cache(), WARNING, PROBLEM)
-        assert (unwritable.state, "cannot be written (No space left on device)" in unwritable.seen) == (WARNING, True)
+        assert (
+            unwritable.state,
+            "cannot be written (No space left on device)" in unwritable.seen,
+        ) == (WARNING, True)
         assert (low.state, "are free on its filesystem" in low.seen) == (WARNING, True)
 
 
@@ -213,7 +278,9 @@ def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
     assert "OPJIT_CACHE" in found.todo
 
 
-def test_a_cache_or_a_parent_that_others_can_write_is_a_warning_with_the_command_that_helps(cache: Path) -> None:
+def test_a_cache_or_a_parent_that_others_can_write_is_a_warning_with_the_command_that_helps(
+    cache: Path,
+) -> None:
     for folder, mode in ((cache, 0o702), (cache.parent, 0o777)):
         folder.chmod(mode)
         found = only(checks.cache(), WARNING)
@@ -222,7 +289,9 @@ def test_a_cache_or_a_parent_that_others_can_write_is_a_warning_with_the_command
         folder.chmod(0o700)
 
 
-def test_a_cache_that_is_a_file_is_a_warning_and_one_that_is_not_there_is_not_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_a_file_is_a_warning_and_one_that_is_not_there_is_not_made(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (cache / "file").write_text("mine")
     monkeypatch.setenv("OPJIT_CACHE", str(cache / "file"))
     assert "is not a folder" in only(checks.cache(), WARNING).seen
@@ -233,7 +302,9 @@ def test_a_cache_that_is_a_file_is_a_warning_and_one_that_is_not_there_is_not_ma
     assert [path.name for path in cache.iterdir()] == ["file"]
 
 
-def test_a_known_variable_is_fine_a_mistyped_one_or_value_is_found_and_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_variable_is_fine_a_mistyped_one_or_value_is_found_and_a_password_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert those(checks.variables(), WARNING, PROBLEM) == []
     monkeypatch.setenv("OPJIT_OFLINE", "1")
     monkeypatch.setenv("OPJIT_ENTIRELY_ELSE", "1")
@@ -241,18 +312,26 @@ def test_a_known_variable_is_fine_a_mistyped_one_or_value_is_found_and_a_passwor
     monkeypatch.setenv("OPJIT_REMOTE", "https://me:secret@host/x")
     found = list(checks.variables())
     assert {each.seen.split()[0]: each.todo.split(";")[0] for each in those(found, WARNING)} == {
-        "OPJIT_OFLINE": "did you mean OPJIT_OFFLINE?", "OPJIT_ENTIRELY_ELSE": "unset it", "OPJIT_FAST=OFF": "set OPJIT_FAST=0"}
+        "OPJIT_OFLINE": "did you mean OPJIT_OFFLINE?",
+        "OPJIT_ENTIRELY_ELSE": "unset it",
+        "OPJIT_FAST=OFF": "set OPJIT_FAST=0",
+    }
     assert "secret" not in str(found)
 
 
-def test_a_layer_that_is_no_cache_is_a_warning(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_is_no_cache_is_a_warning(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (cache / "v1").mkdir()
     monkeypatch.setenv("OPJIT_LAYERS", f"{cache}{os.pathsep}{cache / 'gone'}")
-    assert only(checks.variables(), WARNING).seen == f"{cache / 'gone'} in OPJIT_LAYERS is not a cache"
+    assert (
+        only(checks.variables(), WARNING).seen == f"{cache / 'gone'} in OPJIT_LAYERS is not a cache"
+    )
 
 
-def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(tmp_path: Path,
-                                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list(checks.remote()) == []
     monkeypatch.setattr(remote, "_IN_ALL", 5.0)
     remotes.forget(monkeypatch)
@@ -263,7 +342,10 @@ def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bou
     assert "answers in" in only(checks.remote(), OK).seen
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")
     with pytest.warns(CacheWarning, match="anyone who can write"):
-        assert "anyone who can write to the remote can run code here" in only(list(checks.remote()), WARNING).seen
+        assert (
+            "anyone who can write to the remote can run code here"
+            in only(list(checks.remote()), WARNING).seen
+        )
     monkeypatch.setenv("OPJIT_TRUST", public)
     with remotes.black_hole() as url:
         monkeypatch.setenv("OPJIT_REMOTE", url.replace("//", "//me:secret@"))
@@ -274,7 +356,9 @@ def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bou
     assert "secret" not in str(found)
 
 
-def test_a_torch_below_the_floor_and_another_machine_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_below_the_floor_and_another_machine_are_problems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert those(checks.versions(), WARNING, PROBLEM) == []
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "2.9.1+cu128")

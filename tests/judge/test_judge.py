@@ -54,6 +54,7 @@ NOT_WRONG = ("correct", "noisy")  # a busy machine leaves a right candidate with
 
 def judged(task: str, texts: Sequence[tuple[str, str]], device: str = "cpu") -> dict[str, Verdict]:
     """The verdicts on candidates, by their names."""
+
     async def run() -> list[Verdict]:
         async with Judge(task, device=device, workers=2) as judge:
             return await asyncio.gather(*(judge(text, name) for name, text in texts))
@@ -76,17 +77,26 @@ def test_there_are_forty_cheats_and_each_says_where_its_idea_is_from() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "suffix"), [(SCALE, ".c"), (MODEL, ".py"), pytest.param(SCALE, ".cu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("task", "suffix"),
+    [(SCALE, ".c"), (MODEL, ".py"), pytest.param(SCALE, ".cu", marks=pytest.mark.gpu)],
+)
 def test_no_cheat_passes_and_each_verdict_names_it(task: str, suffix: str) -> None:
     device = "cuda" if suffix == ".cu" else "cpu"
     files = {path.name: path for path in CHEATS if path.suffix == suffix}
-    verdicts = judged(task, [(name, path.read_text(encoding="utf-8")) for name, path in files.items()], device=device)
+    verdicts = judged(
+        task,
+        [(name, path.read_text(encoding="utf-8")) for name, path in files.items()],
+        device=device,
+    )
     for name, verdict in verdicts.items():
         assert verdict.verdict in ("cheat", "wrong", "crash"), verdict
         assert named(files[name]) in verdict.message, verdict
 
 
-@pytest.mark.parametrize("path", [path for path in CHEATS if path.suffix == ".cu"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in CHEATS if path.suffix == ".cu"], ids=lambda path: path.stem
+)
 def test_a_cheat_in_cuda_is_refused_before_it_is_compiled(path: Path) -> None:
     with pytest.raises(Ended, match=re.escape(named(path))):
         screen.check_source(path.read_text(encoding="utf-8"))
@@ -95,7 +105,14 @@ def test_a_cheat_in_cuda_is_refused_before_it_is_compiled(path: Path) -> None:
 def _conforms(value: object, to: dict[str, Any]) -> None:
     """Hold a value against the part of JSON schema that the judge's uses."""
     kinds: dict[str, Any] = {
-        "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "array": list, "object": dict}
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "boolean": bool,
+        "null": type(None),
+        "array": list,
+        "object": dict,
+    }
     if "anyOf" in to:
         assert any(isinstance(value, kinds[each["type"]]) for each in to["anyOf"]), (value, to)
     elif "enum" in to:
@@ -112,8 +129,13 @@ def _conforms(value: object, to: dict[str, Any]) -> None:
 def test_a_right_kernel_is_correct_and_asked_again_known() -> None:
     async def run() -> list[Verdict]:
         async with Judge(SCALE, device="cpu", workers=1, seconds=2) as judge:
-            return [await judge(RIGHT, "a.c"), await judge(RIGHT, "b.c"), await judge(RIGHT.replace("(float)a *", "a +"), "wrong.c"),
-                    await judge("int x", "c.c"), await judge(RIGHT.replace("OPJIT_TRY", "for (;;) ; OPJIT_TRY"), "d.c")]
+            return [
+                await judge(RIGHT, "a.c"),
+                await judge(RIGHT, "b.c"),
+                await judge(RIGHT.replace("(float)a *", "a +"), "wrong.c"),
+                await judge("int x", "c.c"),
+                await judge(RIGHT.replace("OPJIT_TRY", "for (;;) ; OPJIT_TRY"), "d.c"),
+            ]
 
     first, again, wrong, broken, endless = asyncio.run(run())
     assert first.verdict in NOT_WRONG, first
@@ -122,7 +144,9 @@ def test_a_right_kernel_is_correct_and_asked_again_known() -> None:
     assert min(first.median_us or 0, first.reference_us or 0) > 0
     assert {"landlock", "seccomp"} >= set(first.isolation)
     assert again.cached == (first.verdict == "correct") or again.key == first.key
-    assert (wrong.verdict, bool(wrong.sample), bool(wrong.tolerance)) == ("wrong", True, True), wrong
+    assert (wrong.verdict, bool(wrong.sample), bool(wrong.tolerance)) == ("wrong", True, True), (
+        wrong
+    )
     assert (broken.verdict, broken.line, "error" in broken.message) == ("compile", 1, True), broken
     assert endless.verdict in ("timeout", "compile"), endless
     for verdict in (first, again, wrong, broken, endless):
@@ -132,13 +156,23 @@ def test_a_right_kernel_is_correct_and_asked_again_known() -> None:
 def variants() -> dict[str, str]:
     """Variants of a kernel as a search makes them."""
     loop = "for (int64_t i = 0; i < x->numel; i++)"
-    texts = {f"{unroll}-{level}": RIGHT.replace(loop, f'_Pragma("GCC unroll {unroll}")\n    {loop}').replace(
-        "opjit_status scale", f'__attribute__((optimize("O{level}"))) opjit_status scale')
-        for unroll in (1, 2, 4, 8, 16) for level in (1, 2, 3)}
-    texts["malloc"] = RIGHT.replace("    for", "    float *own = malloc(16);\n    free(own);\n    for")
-    texts["printf"] = RIGHT.replace("    for", '    fprintf(stderr, "%d\\n", (int)x->dim);\n    for')
+    texts = {
+        f"{unroll}-{level}": RIGHT.replace(
+            loop, f'_Pragma("GCC unroll {unroll}")\n    {loop}'
+        ).replace("opjit_status scale", f'__attribute__((optimize("O{level}"))) opjit_status scale')
+        for unroll in (1, 2, 4, 8, 16)
+        for level in (1, 2, 3)
+    }
+    texts["malloc"] = RIGHT.replace(
+        "    for", "    float *own = malloc(16);\n    free(own);\n    for"
+    )
+    texts["printf"] = RIGHT.replace(
+        "    for", '    fprintf(stderr, "%d\\n", (int)x->dim);\n    for'
+    )
     texts["math"] = RIGHT.replace("(float)a *", "(float)(sin(0.0) + a + expf(-INFINITY)) *")
-    texts["interrupted"] = RIGHT.replace("    return OPJIT_OK", "    (void)opjit_interrupted(x);\n    return OPJIT_OK")
+    texts["interrupted"] = RIGHT.replace(
+        "    return OPJIT_OK", "    (void)opjit_interrupted(x);\n    return OPJIT_OK"
+    )
     headers = "#include <math.h>\n#include <stdio.h>\n#include <stdlib.h>\n"
     return {name: headers + text for name, text in texts.items()}
 
@@ -146,17 +180,38 @@ def variants() -> dict[str, str]:
 def honest() -> dict[str, dict[str, str]]:
     """Tasks, and right kernels for each by their names: the bundled ops and the course's, as they are and as compilers may change them."""
     course = ROOT / "examples"
-    files = {name: ROOT / "kernels_c" / name / f"{name}.c" for name in ("add_custom", "allreduce", "round_ste", "tensor_negate")}
+    files = {
+        name: ROOT / "kernels_c" / name / f"{name}.c"
+        for name in ("add_custom", "allreduce", "round_ste", "tensor_negate")
+    }
     files[str(course / "04_rms_norm_rope")] = course / "04_rms_norm_rope" / "rms_norm_rope.c"
-    ways = ("O1", "O2", "O3", "Os", "unroll-loops", "no-tree-vectorize", "peel-loops", "no-inline", "no-strict-aliasing", "tracer")
+    ways = (
+        "O1",
+        "O2",
+        "O3",
+        "Os",
+        "unroll-loops",
+        "no-tree-vectorize",
+        "peel-loops",
+        "no-inline",
+        "no-strict-aliasing",
+        "tracer",
+    )
 
     def changed(text: str) -> dict[str, str]:
         return {"as it is": text, **{way: f'#pragma GCC optimize("{way}")\n{text}' for way in ways}}
 
     tune = runpy.run_path(str(course / "12_judge" / "tune.py"))["C"]
-    lanes = {f"{way}, {lanes} lanes": text for lanes in (1, 8, 32) for way, text in changed(tune % {"lanes": lanes}).items()}
-    return {SCALE: variants(), str(course / "12_judge"): lanes,
-            **{task: changed(path.read_text(encoding="utf-8")) for task, path in files.items()}}
+    lanes = {
+        f"{way}, {lanes} lanes": text
+        for lanes in (1, 8, 32)
+        for way, text in changed(tune % {"lanes": lanes}).items()
+    }
+    return {
+        SCALE: variants(),
+        str(course / "12_judge"): lanes,
+        **{task: changed(path.read_text(encoding="utf-8")) for task, path in files.items()},
+    }
 
 
 def test_there_are_a_hundred_honest_kernels() -> None:
@@ -172,31 +227,54 @@ def test_no_honest_kernel_is_accused(task: str) -> None:
 
 @pytest.mark.slow
 def test_python_is_judged_and_disturbs_nobody() -> None:
-    bomb = MODEL_NEW % ("import subprocess\n        many = [subprocess.Popen(['sleep', '60']) for _ in range(400)]\n        " + OWN)
+    bomb = MODEL_NEW % (
+        "import subprocess\n        many = [subprocess.Popen(['sleep', '60']) for _ in range(400)]\n        "
+        + OWN
+    )
     crash = "return torch.frombuffer(bytearray(8), dtype=torch.float32).as_strided((1 << 30,), (1 << 30,), 0)"
-    texts = {"right": MODEL_NEW % OWN, "bomb": bomb, "memory": MODEL_NEW % "return torch.ones(1 << 44)", "crash": MODEL_NEW % crash,
-             "none": "x = 1", "syntax": "x ="}
+    texts = {
+        "right": MODEL_NEW % OWN,
+        "bomb": bomb,
+        "memory": MODEL_NEW % "return torch.ones(1 << 44)",
+        "crash": MODEL_NEW % crash,
+        "none": "x = 1",
+        "syntax": "x =",
+    }
     started = time.monotonic()
     verdicts = judged(MODEL, [*texts.items()])
     assert verdicts["right"].verdict in NOT_WRONG, verdicts["right"]
     assert verdicts["right"].tier == "python"
-    assert [verdicts[name].verdict for name in ("memory", "none", "syntax")] == ["wrong", "compile", "compile"]
-    assert verdicts["bomb"].verdict in ("crash", "wrong", "timeout"), (verdicts["bomb"], time.monotonic() - started)
+    assert [verdicts[name].verdict for name in ("memory", "none", "syntax")] == [
+        "wrong",
+        "compile",
+        "compile",
+    ]
+    assert verdicts["bomb"].verdict in ("crash", "wrong", "timeout"), (
+        verdicts["bomb"],
+        time.monotonic() - started,
+    )
 
 
 def test_zeros_pass_a_task_with_a_wide_tolerance_and_lint_says_so() -> None:
     task = Task(SCALE, "cpu", 0)
     assert lint(task) == []
-    task.samples[:] = [Expected.of(call.sample._replace(atol=100.0), call.results) for call in task.samples]
-    assert lint(task)[0] == f"zeros would pass {len([call for call in task.samples if call.sample.numel])} of " \
+    task.samples[:] = [
+        Expected.of(call.sample._replace(atol=100.0), call.results) for call in task.samples
+    ]
+    assert (
+        lint(task)[0]
+        == f"zeros would pass {len([call for call in task.samples if call.sample.numel])} of "
         f"{len([call for call in task.samples if call.sample.numel])} samples"
+    )
     done = CliRunner().invoke(main, ["judge", SCALE, "--lint"])
     assert done.exit_code == 0, done.output
 
 
 def test_hidden_values_differ_from_seed_to_seed_and_from_the_declared_ones() -> None:
     one, other = (Task(SCALE, "cpu", seed) for seed in (1, 2))
-    assert [str(call.sample) for call in one.samples] != [str(call.sample) for call in other.samples]
+    assert [str(call.sample) for call in one.samples] != [
+        str(call.sample) for call in other.samples
+    ]
     values = [call.args[0] for number in range(3) for call in one.burst(number)]
     assert len({value[:8].sum().item() for value in values}) == len(values)
 
@@ -209,26 +287,52 @@ def test_hidden_calls_have_the_declared_sizes_where_the_op_waives_others() -> No
     assert {call.numel for call in task.hidden(0)} == {0, 1, 15, 17, 1000} < sizes
 
 
-def test_a_size_that_the_reference_broadcasts_and_the_op_does_not_declare_is_no_hidden_call() -> None:
-    task = Task(str(ROOT / "examples/04_rms_norm_rope"), "cpu", 33)  # draws heads of three elements, whose halves have two and one
+def test_a_size_that_the_reference_broadcasts_and_the_op_does_not_declare_is_no_hidden_call() -> (
+    None
+):
+    task = Task(
+        str(ROOT / "examples/04_rms_norm_rope"), "cpu", 33
+    )  # draws heads of three elements, whose halves have two and one
     assert all(call.sample.args[0].shape[-1] % 2 == 0 for call in task.samples)
 
 
 def test_the_referee_says_what_wrong_results_look_like() -> None:
     x = torch.linspace(-1, 2, 100)
     call = Expected(Sample((x,)), [x.exp()])
-    for got, text in ((torch.zeros(100), "all zeros"), (x, "an input"), (torch.full((100,), 0.5), "a constant"),
-                      (x.exp().half().float(), "lower precision"), (x.sin(), "the result of another call"),
-                      (torch.full((100,), 0xFE, dtype=torch.uint8).repeat_interleave(4).view(torch.float32), "unwritten")):
+    for got, text in (
+        (torch.zeros(100), "all zeros"),
+        (x, "an input"),
+        (torch.full((100,), 0.5), "a constant"),
+        (x.exp().half().float(), "lower precision"),
+        (x.sin(), "the result of another call"),
+        (
+            torch.full((100,), 0xFE, dtype=torch.uint8).repeat_interleave(4).view(torch.float32),
+            "unwritten",
+        ),
+    ):
         found = referee.compare([got], call, [[x.sin()]])
         assert found is not None
         assert text in found[1], (text, found)
-    rounded = [torch.cat((torch.zeros(1), x[1:].sin()))], [torch.cat((torch.full((1,), 5e-7), x[1:].sin()))]
-    assert "the result of another call" in str(referee.compare(rounded[0], call, rounded[1:])), "one whose sum is rounded otherwise near 0"
+    rounded = (
+        [torch.cat((torch.zeros(1), x[1:].sin()))],
+        [torch.cat((torch.full((1,), 5e-7), x[1:].sin()))],
+    )
+    assert "the result of another call" in str(referee.compare(rounded[0], call, rounded[1:])), (
+        "one whose sum is rounded otherwise near 0"
+    )
     assert referee.compare([x.exp()], call) is None
     assert referee.compare([x.exp().double()], Expected.of(*call[:2])) is not None
-    for got, right in ((x.exp(), True), (x.exp() * (1 + 1e-7), True), (x.exp() * (1 + 1e-5), False), (x.exp()[:99], False)):
-        assert (referee.compare([got], Expected.of(*call[:2])) is None) is (referee.compare([got], call) is None) is right
+    for got, right in (
+        (x.exp(), True),
+        (x.exp() * (1 + 1e-7), True),
+        (x.exp() * (1 + 1e-5), False),
+        (x.exp()[:99], False),
+    ):
+        assert (
+            (referee.compare([got], Expected.of(*call[:2])) is None)
+            is (referee.compare([got], call) is None)
+            is right
+        )
     assert referee.compare([torch.full((100,), float("nan"))], call) is not None
 
 
@@ -247,7 +351,10 @@ void host_function() { not C at all; }
 
 def test_a_rule_has_arithmetic_and_nothing_else() -> None:
     given = {"x": torch.ones(300, 2), "n": 3}
-    assert launch.evaluate("(x.numel + 255) / 256 * min(n, 2) + x.size[1] - x.dim, n", given) == [6, 3]
+    assert launch.evaluate("(x.numel + 255) / 256 * min(n, 2) + x.size[1] - x.dim, n", given) == [
+        6,
+        3,
+    ]
     for text in ("__import__('os')", "x.data_ptr()", "[1 for _ in n]", "x.__class__", "n] + [n"):
         with pytest.raises(ValueError, match="a rule has names"):
             launch.evaluate(text, given)
@@ -258,14 +365,25 @@ def test_kernel_text_becomes_machine_code_without_its_host_code() -> None:
         pytest.skip("needs NVRTC")
     kernel = launch.compile_text(KERNEL, "judged::scale(Tensor x, float a) -> Tensor", "sm_90")
     assert kernel.code[:4] == b"\x7fELF"
-    assert (kernel.types, kernel.grid, kernel.block) == (("*", "*", "float", "int64_t"), "(x.numel + 255) / 256", "256")
+    assert (kernel.types, kernel.grid, kernel.block) == (
+        ("*", "*", "float", "int64_t"),
+        "(x.numel + 255) / 256",
+        "256",
+    )
     with pytest.raises(Exception, match="error"):
-        launch.compile_text(KERNEL.replace("a * from", "b * from"), "judged::scale(Tensor x, float a) -> Tensor", "sm_90")
+        launch.compile_text(
+            KERNEL.replace("a * from", "b * from"),
+            "judged::scale(Tensor x, float a) -> Tensor",
+            "sm_90",
+        )
 
 
 def test_results_are_filled_without_their_guards_and_without_the_inputs() -> None:
     """As before a CUDA graph is replayed, which must write all of its results; a result may be an input that the op writes."""
-    results, x = launch.GuardedResults([{"dtype": "float32", "shape": [3, 5]}], 2, "cpu"), torch.ones(4, 6)
+    results, x = (
+        launch.GuardedResults([{"dtype": "float32", "shape": [3, 5]}], 2, "cpu"),
+        torch.ones(4, 6),
+    )
     one, other = (made for [made] in results.of_calls)
     one.zero_()
     burst.poison([one, x[1:]], [[x]])
@@ -298,17 +416,36 @@ int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned
 """
 
 
-def test_a_launch_keeps_its_arguments_until_the_driver_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_keeps_its_arguments_until_the_driver_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a driver whose only kernel runs on the CPU."""
     (tmp_path / "driver.c").write_text(DRIVER, encoding="utf-8")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "driver.so", tmp_path / "driver.c"], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", tmp_path / "driver.so", tmp_path / "driver.c"], check=True
+    )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     schema = parse("judged::scale(Tensor x, float a) -> Tensor")
-    kernel = launch.Kernel(b"", "scale", schema, ("*", "*", "float", "int64_t"), "x, out, a, x.numel", "4", "256", "0", 0, 0)
-    loaded = launch.LoadedKernel(kernel, ctypes.CDLL(str(tmp_path / "driver.so")), ctypes.c_void_p(), ctypes.c_void_p())
+    kernel = launch.Kernel(
+        b"",
+        "scale",
+        schema,
+        ("*", "*", "float", "int64_t"),
+        "x, out, a, x.numel",
+        "4",
+        "256",
+        "0",
+        0,
+        0,
+    )
+    loaded = launch.LoadedKernel(
+        kernel, ctypes.CDLL(str(tmp_path / "driver.so")), ctypes.c_void_p(), ctypes.c_void_p()
+    )
     results = launch.GuardedResults([{"dtype": "float32", "shape": [1000]}], 20, "cpu")
     inputs = [torch.rand(1000) for _ in range(20)]
-    launches = [loaded.bind((x, 2.5), {}, made) for x, made in zip(inputs, results.of_calls, strict=True)]
+    launches = [
+        loaded.bind((x, 2.5), {}, made) for x, made in zip(inputs, results.of_calls, strict=True)
+    ]
     gc.collect()
     for each in launches:
         each()
@@ -321,7 +458,9 @@ class Pretended:
     def __init__(self, work: Callable[..., object]) -> None:
         self.work, self.written = work, False
 
-    def bind(self, args: Sequence[Any], kwargs: object, results: Sequence[torch.Tensor]) -> Callable[[], object]:
+    def bind(
+        self, args: Sequence[Any], kwargs: object, results: Sequence[torch.Tensor]
+    ) -> Callable[[], object]:
         return lambda: self.work(*args, *results)
 
     def unload(self) -> None:
@@ -339,7 +478,9 @@ def on_bench(work: Callable[..., object]) -> dict[str, Any]:
     return facts | bench.on_compare({"seed": 5}, [])
 
 
-def test_a_bench_compares_every_checked_and_every_timed_call_with_what_it_computes_afterwards() -> None:
+def test_a_bench_compares_every_checked_and_every_timed_call_with_what_it_computes_afterwards() -> (
+    None
+):
     kept: dict[int, torch.Tensor] = {}
 
     def keeps(x: torch.Tensor, a: float, out: torch.Tensor) -> None:
@@ -347,19 +488,30 @@ def test_a_bench_compares_every_checked_and_every_timed_call_with_what_it_comput
         out.copy_(kept.setdefault(x.numel(), x * a) if x.numel() > 1000 else x * a)
 
     assert on_bench(lambda x, a, out: out.copy_(x * a))["max_error"] == 0
-    assert on_bench(lambda x, a, out: out.copy_(x * a + 1e-7 * torch.rand(x.shape)))["nondeterministic"]
-    for work, text, reusable in ((lambda x, a, out: None, "unwritten", True), (lambda x, a, out: out.zero_(), "all zeros", True),
-                                 (lambda x, a, out: out.copy_(x.mul_(a)), "writes to its inputs", False),
-                                 (lambda x, a, out: (x.zero_(), out.zero_()), "all zeros", False), (keeps, "another call", True)):
+    assert on_bench(lambda x, a, out: out.copy_(x * a + 1e-7 * torch.rand(x.shape)))[
+        "nondeterministic"
+    ]
+    for work, text, reusable in (
+        (lambda x, a, out: None, "unwritten", True),
+        (lambda x, a, out: out.zero_(), "all zeros", True),
+        (lambda x, a, out: out.copy_(x.mul_(a)), "writes to its inputs", False),
+        (lambda x, a, out: (x.zero_(), out.zero_()), "all zeros", False),
+        (keeps, "another call", True),
+    ):
         with pytest.raises(Ended, match=text) as raised:
             on_bench(work)
         assert raised.value.reusable is reusable, text
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("text", "words"), [(KERNEL, NOT_WRONG), (KERNEL.replace("i < n", "i <= n"), ("wrong",))],
-                         ids=["right", "writes-beside"])
-def test_a_kernel_without_host_code_is_launched_by_the_judge(text: str, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(KERNEL, NOT_WRONG), (KERNEL.replace("i < n", "i <= n"), ("wrong",))],
+    ids=["right", "writes-beside"],
+)
+def test_a_kernel_without_host_code_is_launched_by_the_judge(
+    text: str, words: tuple[str, ...]
+) -> None:
     verdict = judged(SCALE, [("scale.cu", text)], device="cuda")["scale.cu"]
     assert verdict.verdict in words, verdict
     assert verdict.tier == "device"
@@ -370,7 +522,9 @@ def test_the_process_that_forks_has_one_thread() -> None:
     try:
         judge.start()
         with judge.lane():
-            while len([*Path(f"/proc/{judge._zygote.pid}/task").iterdir()]) > 1:  # the others end before it forks
+            while (
+                len([*Path(f"/proc/{judge._zygote.pid}/task").iterdir()]) > 1
+            ):  # the others end before it forks
                 time.sleep(0.01)
     finally:
         judge.close()
@@ -380,8 +534,11 @@ def test_the_process_that_forks_has_one_thread() -> None:
 def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     path = tmp_path / "socket"
     (tmp_path / "tmp").mkdir()
-    process = subprocess.Popen([sys.executable, "-m", "opjit", "judge", SCALE, "--device", "cpu", "--serve", str(path)], text=True,
-                               env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "opjit", "judge", SCALE, "--device", "cpu", "--serve", str(path)],
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+    )
     while not path.exists():
         assert process.poll() is None
         time.sleep(0.05)
@@ -393,7 +550,9 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_served_judge_answers_and_leaves_nothing_when_it_ends(server: tuple[subprocess.Popen[str], Path], number: int) -> None:
+def test_a_served_judge_answers_and_leaves_nothing_when_it_ends(
+    server: tuple[subprocess.Popen[str], Path], number: int
+) -> None:
     process, path = server
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))

@@ -38,16 +38,26 @@ def assert_sum(x: torch.Tensor, dtype: torch.dtype | None = None) -> None:
     elif abs(expected.item()) > torch.finfo(got.dtype).max:
         assert got.isinf()
     else:
-        allowed = torch.finfo(got.dtype).eps * abs(expected.item()) + 1e-6 * x.to(got.dtype).double().abs().sum().item()
+        allowed = (
+            torch.finfo(got.dtype).eps * abs(expected.item())
+            + 1e-6 * x.to(got.dtype).double().abs().sum().item()
+        )
         assert abs(got.double().item() - expected.item()) <= allowed
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("result", [None, *REAL])
-def test_a_result_dtype_converts_each_element_first(result: torch.dtype | None, device: str) -> None:
+def test_a_result_dtype_converts_each_element_first(
+    result: torch.dtype | None, device: str
+) -> None:
     for source in REAL:
         x = numbers(50_021, source, device)
-        if source.is_floating_point and result is not None and not result.is_floating_point and not result.is_signed:
+        if (
+            source.is_floating_point
+            and result is not None
+            and not result.is_floating_point
+            and not result.is_signed
+        ):
             x = x.abs()  # a negative float has no meaning as an unsigned integer
         for view in (x, x[:99], x[::3], x[:0], x[:2999, None].expand(2999, 2)):
             assert_sum(view, result)
@@ -57,14 +67,22 @@ def test_a_result_dtype_converts_each_element_first(result: torch.dtype | None, 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float8_e4m3fn])
 def test_complex_and_float8_are_refused(dtype: torch.dtype, device: str) -> None:
     for one, result in ((dtype, None), (dtype, torch.float32), (torch.float32, dtype)):
-        with pytest.raises(RuntimeError, match=r"allreduce takes .*, not .*(complex|unsupported|float8)"):
+        with pytest.raises(
+            RuntimeError, match=r"allreduce takes .*, not .*(complex|unsupported|float8)"
+        ):
             ALLREDUCE(torch.ones(3, device=device).to(one), dtype=result)
 
 
 @pytest.mark.parametrize("dtype", [*SMALL[1:], *WIDE_UNSIGNED])
 def test_integers_are_exact_and_wrap_as_torchs(dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)
-    for values in ([limits.max] * 3, [limits.min] * 3, [limits.max, limits.min], [limits.max] * 1000 + [1], [limits.min] * 70_001):
+    for values in (
+        [limits.max] * 3,
+        [limits.min] * 3,
+        [limits.max, limits.min],
+        [limits.max] * 1000 + [1],
+        [limits.min] * 70_001,
+    ):
         x = torch.tensor(values, dtype=dtype)
         expected = (sum(values) + 2**63) % 2**64 - 2**63
         assert ALLREDUCE(x).item() == expected
@@ -85,12 +103,28 @@ def test_small_integers_do_not_overflow_their_lanes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", REAL)
 def test_every_length_and_alignment_is_summed_once(dtype: torch.dtype, device: str) -> None:
     of_vectors = [*range(70), 511, 512, 513, 1023, 1024, 1025, 2048]
-    of_blocks = [0, 1, 15, 16, 17, 511, 512, 513, 4097, 32_767, 32_769, 65_537, 131_073, 1_000_003, 9_999_991]
+    of_blocks = [
+        0,
+        1,
+        15,
+        16,
+        17,
+        511,
+        512,
+        513,
+        4097,
+        32_767,
+        32_769,
+        65_537,
+        131_073,
+        1_000_003,
+        9_999_991,
+    ]
     lengths, starts = (of_vectors, range(17)) if device == "cpu" else (of_blocks, (0, 1, 3))
     x = numbers(lengths[-1] + 17, dtype, device)
     for start in starts:
         for n in lengths:
-            part = x[start:start + n]
+            part = x[start : start + n]
             assert ALLREDUCE(part, dtype=torch.int64).item() == part.to(torch.int64).sum().item()
 
 
@@ -99,8 +133,18 @@ def test_every_length_and_alignment_is_summed_once(dtype: torch.dtype, device: s
 def test_strides_do_not_change_the_sum(dtype: torch.dtype, device: str) -> None:
     """What a stride of 0 repeats is counted as often."""
     x = numbers(66 * 70 * 74, dtype, device).reshape(66, 70, 74)
-    for view in (x.transpose(0, 2), x[1::3, ::2, 3:71], x[0].expand(5, 70, 74), x[:, 3, :], x.permute(1, 2, 0)[::2], x[::65, ::69, ::73],
-                 x.flatten()[::7], x[0, 0, 0].expand(1000), x[:4, None, 0, :9].expand(4, 7, 9), x[::2, :1].expand(33, 300, 74)):
+    for view in (
+        x.transpose(0, 2),
+        x[1::3, ::2, 3:71],
+        x[0].expand(5, 70, 74),
+        x[:, 3, :],
+        x.permute(1, 2, 0)[::2],
+        x[::65, ::69, ::73],
+        x.flatten()[::7],
+        x[0, 0, 0].expand(1000),
+        x[:4, None, 0, :9].expand(4, 7, 9),
+        x[::2, :1].expand(33, 300, 74),
+    ):
         assert_sum(view)
         assert_sum(view, torch.float64)
 
@@ -108,13 +152,18 @@ def test_strides_do_not_change_the_sum(dtype: torch.dtype, device: str) -> None:
 def test_overflow_is_infinite_as_torchs() -> None:
     assert ALLREDUCE(torch.full((10,), 60000.0, dtype=torch.float16)).item() == math.inf
     assert ALLREDUCE(torch.full((10,), 3e38)).item() == math.inf
-    assert ALLREDUCE(torch.full((10,), 60000.0, dtype=torch.float16), dtype=torch.float32).item() == 600_000
+    assert (
+        ALLREDUCE(torch.full((10,), 60000.0, dtype=torch.float16), dtype=torch.float32).item()
+        == 600_000
+    )
     assert ALLREDUCE(torch.full((100,), 1.5e308, dtype=torch.float64)).item() == math.inf
 
 
 def test_signs_of_zero_and_subnormals() -> None:
     assert ALLREDUCE(torch.empty(0)).item() == 0
-    assert ALLREDUCE(torch.full((1000,), 1e-45)).item() == pytest.approx(1000 * 1.401298464324817e-45, rel=1e-6, abs=0)
+    assert ALLREDUCE(torch.full((1000,), 1e-45)).item() == pytest.approx(
+        1000 * 1.401298464324817e-45, rel=1e-6, abs=0
+    )
     assert ALLREDUCE(torch.full((1000,), 5e-324, dtype=torch.float64)).item() == 1000 * 5e-324
 
 
@@ -122,9 +171,23 @@ def _hard_sums(n: int) -> dict[str, Callable[[torch.Generator], torch.Tensor]]:
     return {
         "uniform": lambda g: torch.rand(n, generator=g, dtype=torch.float64),
         "normal": lambda g: torch.randn(n, generator=g, dtype=torch.float64),
-        "large and small": lambda g: torch.randn(n, generator=g, dtype=torch.float64) * 10.0 ** torch.randint(-6, 7, (n,), generator=g),
-        "one large": lambda g: torch.cat([torch.tensor([1e8], dtype=torch.float64), torch.rand(n, generator=g, dtype=torch.float64)]),
-        "cancelling": lambda g: torch.cat([(x := torch.randn(n // 2, generator=g, dtype=torch.float64)), -x.flip(0), torch.ones(1)]),
+        "large and small": lambda g: (
+            torch.randn(n, generator=g, dtype=torch.float64)
+            * 10.0 ** torch.randint(-6, 7, (n,), generator=g)
+        ),
+        "one large": lambda g: torch.cat(
+            [
+                torch.tensor([1e8], dtype=torch.float64),
+                torch.rand(n, generator=g, dtype=torch.float64),
+            ]
+        ),
+        "cancelling": lambda g: torch.cat(
+            [
+                (x := torch.randn(n // 2, generator=g, dtype=torch.float64)),
+                -x.flip(0),
+                torch.ones(1),
+            ]
+        ),
         "rising": lambda g: torch.arange(n, dtype=torch.float64) / 7,
     }
 
@@ -135,7 +198,9 @@ def _hard_sums(n: int) -> dict[str, Callable[[torch.Generator], torch.Tensor]]:
 def test_the_error_is_no_worse_than_torchs(dtype: torch.dtype, kind: str, layout: str) -> None:
     """Root mean square, over many inputs of different lengths, of the distance to the exact sum of the elements."""
     ours, theirs, unit = [], [], 0.0
-    wide = torch.float64 if dtype == torch.float64 else torch.float32  # before the last rounding, which both do
+    wide = (
+        torch.float64 if dtype == torch.float64 else torch.float32
+    )  # before the last rounding, which both do
     for seed in range(60):
         x = _hard_sums(9_000 + 211 * seed)[kind](torch.Generator().manual_seed(seed)).to(dtype)
         x = x if layout == "contiguous" else x[::2]
@@ -156,7 +221,10 @@ def test_a_float64_sum_of_float32_is_that_of_doubles() -> None:
         x = torch.randn(n, 2, generator=torch.Generator().manual_seed(n))
         for view in (x.flatten(), x[:, 0]):
             exact = math.fsum(view.double().tolist())
-            assert abs(ALLREDUCE(view, dtype=torch.float64).item() - exact) <= 1e-14 * view.double().abs().sum().item()
+            assert (
+                abs(ALLREDUCE(view, dtype=torch.float64).item() - exact)
+                <= 1e-14 * view.double().abs().sum().item()
+            )
 
 
 def test_integers_to_floating_are_added_exactly() -> None:
@@ -168,11 +236,13 @@ def test_integers_to_floating_are_added_exactly() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_the_same_bits_in_every_run_and_for_any_number_of_threads(threads: Callable[[int], None], dtype: torch.dtype) -> None:
+def test_the_same_bits_in_every_run_and_for_any_number_of_threads(
+    threads: Callable[[int], None], dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(1)
     for n in (1000, 100_003, 3_000_001):
         x = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
-        for view in (x, x[::2], x[:n // 7 * 7].reshape(7, -1).t()):
+        for view in (x, x[::2], x[: n // 7 * 7].reshape(7, -1).t()):
             seen = set()
             for count in (1, 2, 3, 8):
                 threads(count)
@@ -182,7 +252,15 @@ def test_the_same_bits_in_every_run_and_for_any_number_of_threads(threads: Calla
 
 def test_a_permuted_tensor_sums_to_the_same_bits() -> None:
     x = torch.randn(30, 40, 50, generator=torch.Generator().manual_seed(2))
-    assert len({ALLREDUCE(x.permute(order)).item() for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0))}) == 1
+    assert (
+        len(
+            {
+                ALLREDUCE(x.permute(order)).item()
+                for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0))
+            }
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float32])
@@ -191,12 +269,15 @@ def test_more_elements_than_an_int_counts(dtype: torch.dtype) -> None:
     n = (2**31 + 24) // 8
     x = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1], dtype=dtype)
     exact = torch.tensor(6 * n)
-    assert ALLREDUCE(x.expand(n, 8)).item() == (exact.float() if dtype.is_floating_point else exact).item()
+    assert (
+        ALLREDUCE(x.expand(n, 8)).item()
+        == (exact.float() if dtype.is_floating_point else exact).item()
+    )
 
 
 def test_offsets_past_an_int_are_reached() -> None:
     """Elements that lie more than 2^31 elements apart; the memory between them is never touched."""
-    x = torch.empty(2**31 + 100, dtype=torch.int8)[::2**30]
+    x = torch.empty(2**31 + 100, dtype=torch.int8)[:: 2**30]
     x.copy_(torch.tensor([1, 2, 3]))
     assert ALLREDUCE(x).item() == 6
 
@@ -205,7 +286,9 @@ def test_offsets_past_an_int_are_reached() -> None:
 def test_a_gpu_s_float32_is_no_less_exact_than_torch_s() -> None:
     mine = theirs = 0.0
     for seed in range(8):
-        x = torch.rand(10_000_019, generator=torch.Generator(device="cuda").manual_seed(seed), device="cuda")
+        x = torch.rand(
+            10_000_019, generator=torch.Generator(device="cuda").manual_seed(seed), device="cuda"
+        )
         exact = x.double().sum().item()
         mine += abs(ALLREDUCE(x).item() - exact)
         theirs += abs(x.sum().item() - exact)
@@ -226,8 +309,13 @@ def test_a_gpu_sums_more_than_two_to_the_31_elements() -> None:
     x = torch.ones(count, dtype=torch.int8, device="cuda")
     assert ALLREDUCE(x).item() == count
     assert ALLREDUCE(x[::1].as_strided((count // 2,), (2,))).item() == count // 2
-    assert ALLREDUCE(torch.ones((), dtype=torch.int16, device="cuda").expand(3, 1 << 30)).item() == 3 << 30
-    rows = torch.ones(40_000, 60_000, dtype=torch.int8, device="cuda")[:, 1:]  # not one dimension: their indices are divided
+    assert (
+        ALLREDUCE(torch.ones((), dtype=torch.int16, device="cuda").expand(3, 1 << 30)).item()
+        == 3 << 30
+    )
+    rows = torch.ones(40_000, 60_000, dtype=torch.int8, device="cuda")[
+        :, 1:
+    ]  # not one dimension: their indices are divided
     assert ALLREDUCE(rows).item() == rows.numel() > 1 << 31
 
 
@@ -248,7 +336,9 @@ def test_calls_on_two_streams_at_once_do_not_mix() -> None:
 @pytest.mark.gpu
 def test_a_stream_that_has_a_part_of_the_device_gets_the_sum() -> None:
     """There, fewer blocks are resident at once than the device as a whole could hold."""
-    green_contexts = pytest.importorskip("torch.cuda.green_contexts", reason="this torch has no green contexts")
+    green_contexts = pytest.importorskip(
+        "torch.cuda.green_contexts", reason="this torch has no green contexts"
+    )
     x, strided = torch.ones(50_000_000, device="cuda"), torch.ones(20_000_000, device="cuda")[::2]
     try:
         context = green_contexts.GreenContext.create(16, 0)

@@ -48,11 +48,19 @@ inline int CAFFE_GET_BLOCKS(const int N) { return (N + CAFFE_CUDA_NUM_THREADS - 
 @pytest.mark.nvcc
 def test_a_header_of_caffes_own_may_come_first_and_else_the_error_says_so(tmp_path: Path) -> None:
     (tmp_path / "own.h").write_text(OWN)
-    schema, late = "failing(Tensor x, int threads) -> Tensor", FAILING.replace("__global__", '#include "own.h"\n__global__', 1)
-    first = opjit.inline(schema, cuda=f'#include "own.h"{FAILING}', like="x", extra_include_paths=[tmp_path])
+    schema, late = (
+        "failing(Tensor x, int threads) -> Tensor",
+        FAILING.replace("__global__", '#include "own.h"\n__global__', 1),
+    )
+    first = opjit.inline(
+        schema, cuda=f'#include "own.h"{FAILING}', like="x", extra_include_paths=[tmp_path]
+    )
     assert opjit.build_library(first.qualified, tmp_path, arch="sm_90").is_file()
     second = opjit.inline(schema, cuda=late, like="x", extra_include_paths=[tmp_path])
-    with pytest.raises(CompileError, match=r"own\.h\S+ error: .*; Caffe's macros are in opjit_caffe\.h: include it, after any other"):
+    with pytest.raises(
+        CompileError,
+        match=r"own\.h\S+ error: .*; Caffe's macros are in opjit_caffe\.h: include it, after any other",
+    ):
         opjit.build_library(second.qualified, tmp_path, arch="sm_90")
 
 
@@ -73,16 +81,30 @@ def test_a_failed_check_of_a_function_that_returns_nothing_is_an_error_at_its_li
     op = opjit.inline("failing(Tensor x, int threads) -> Tensor", cuda=FAILING, like="x")
     x = torch.ones(3, device="cuda")
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"invalid (configuration )?argument .*kernel launch \[.*:7\]"):
+        with pytest.raises(
+            RuntimeError, match=r"invalid (configuration )?argument .*kernel launch \[.*:7\]"
+        ):
             op(x, 5000)
         assert op(x, 512).shape == (3,), "the error ended with its call"
 
 
-@pytest.mark.parametrize("complaint", [
-    'k.cu(4): error: identifier "i" is undefined\n  CUDA_KERNEL_LOOP(i, n) {\nk.cu(4): error: identifier "CUDA_KERNEL_LOOP" is undefined',
-    "k.cu:9:3: error: 'CUDA_POST_KERNEL_CHECK' was not declared in this scope",
-    "k.cu:1:10: fatal error: caffe_cuda_macro.h: No such file or directory",
-])
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        'k.cu(4): error: identifier "i" is undefined\n  CUDA_KERNEL_LOOP(i, n) {\n'
+        'k.cu(4): error: identifier "CUDA_KERNEL_LOOP" is undefined',
+        "k.cu:9:3: error: 'CUDA_POST_KERNEL_CHECK' was not declared in this scope",
+        "k.cu:1:10: fatal error: caffe_cuda_macro.h: No such file or directory",
+    ],
+)
 def test_a_missing_header_is_named(tmp_path: Path, complaint: str) -> None:
-    error = diagnosis.diagnose(complaint, "optest::k", "cuda sm_90", tmp_path, ("k.cu", "opjit_status k_cuda(void)"))
-    assert str(error).splitlines()[0].endswith("; Caffe's macros are in opjit_caffe.h: include it, after any other header that has them")
+    error = diagnosis.diagnose(
+        complaint, "optest::k", "cuda sm_90", tmp_path, ("k.cu", "opjit_status k_cuda(void)")
+    )
+    assert (
+        str(error)
+        .splitlines()[0]
+        .endswith(
+            "; Caffe's macros are in opjit_caffe.h: include it, after any other header that has them"
+        )
+    )

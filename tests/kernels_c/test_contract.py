@@ -31,32 +31,73 @@ CXX = shutil.which("g++") or shutil.which("c++")
 
 
 def _compile(compiler: str, *arguments: str, text: str | None = None) -> None:
-    done = subprocess.run([compiler, *arguments], input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [compiler, *arguments], input=text, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[:8000]
 
 
-C_HEADERS = ["opjit_shim.h", "opjit.h", "opjit_half.h", "opjit_complex.h", "opjit_convert.h", "opjit_elementwise.h", "opjit_random.h"]
+C_HEADERS = [
+    "opjit_shim.h",
+    "opjit.h",
+    "opjit_half.h",
+    "opjit_complex.h",
+    "opjit_convert.h",
+    "opjit_elementwise.h",
+    "opjit_random.h",
+]
 
 
-@pytest.mark.parametrize(("header", "language", "flags"), [
-    *((header, "c", ["-std=c11"]) for header in C_HEADERS), *((header, "c++", ["-std=c++17"]) for header in [*C_HEADERS, "opjit_printf.h"]),
-    ("opjit_glue.h", "c", ["-std=c11", "-DOPJIT_LISTS=1", "-Wno-unused-function"]),  # only a generated file uses all of it
-    ("opjit_printf.h", "c", ["-std=gnu11"])])  # it takes functions of Linux's
+@pytest.mark.parametrize(
+    ("header", "language", "flags"),
+    [
+        *((header, "c", ["-std=c11"]) for header in C_HEADERS),
+        *((header, "c++", ["-std=c++17"]) for header in [*C_HEADERS, "opjit_printf.h"]),
+        (
+            "opjit_glue.h",
+            "c",
+            ["-std=c11", "-DOPJIT_LISTS=1", "-Wno-unused-function"],
+        ),  # only a generated file uses all of it
+        ("opjit_printf.h", "c", ["-std=gnu11"]),
+    ],
+)  # it takes functions of Linux's
 def test_a_header_is_strict_c11_and_cpp17(header: str, language: str, flags: list[str]) -> None:
     compiler = CC if language == "c" else CXX
     if compiler is None:
         pytest.skip("no C++ compiler")
     for each in [compiler, *(["clang"] if header == "opjit.h" and shutil.which("clang") else [])]:
-        _compile(each, *flags, *STRICT, f"-I{HEADERS}", "-fsyntax-only", "-x", language, "-", text=f'#include "{header}"\n')
+        _compile(
+            each,
+            *flags,
+            *STRICT,
+            f"-I{HEADERS}",
+            "-fsyntax-only",
+            "-x",
+            language,
+            "-",
+            text=f'#include "{header}"\n',
+        )
 
 
 @pytest.mark.nvcc
 def test_the_cuda_header_compiles_with_nvcc(tmp_path: Path) -> None:
     nvcc = toolchain.find_nvcc(None)
     assert nvcc is not None
-    (tmp_path / "a.cu").write_text('#include "opjit_convert.h"\n#include "opjit_cuda.h"\n#include "opjit_elementwise.h"\n')
-    _compile(f"{nvcc.root}/bin/nvcc", "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror=all-warnings", f"-I{HEADERS}", "-c",
-             str(tmp_path / "a.cu"), "-o", str(tmp_path / "a.o"))
+    (tmp_path / "a.cu").write_text(
+        '#include "opjit_convert.h"\n#include "opjit_cuda.h"\n#include "opjit_elementwise.h"\n'
+    )
+    _compile(
+        f"{nvcc.root}/bin/nvcc",
+        "-std=c++17",
+        "-Xcompiler",
+        "-Wall,-Wextra,-Werror",
+        "-Werror=all-warnings",
+        f"-I{HEADERS}",
+        "-c",
+        str(tmp_path / "a.cu"),
+        "-o",
+        str(tmp_path / "a.o"),
+    )
 
 
 USES_ALL = """
@@ -121,17 +162,26 @@ USES_ELEMENTS = """
 
 
 @pytest.mark.parametrize("text", [USES_ALL, USES_ELEMENTS], ids=["opjit.h", "opjit_elementwise.h"])
-@pytest.mark.parametrize(("compiler", "flags"), [(CC, ["-x", "c", "-std=c11"]), (CXX, ["-x", "c++", "-std=c++17"])])
+@pytest.mark.parametrize(
+    ("compiler", "flags"), [(CC, ["-x", "c", "-std=c11"]), (CXX, ["-x", "c++", "-std=c++17"])]
+)
 def test_every_macro_is_strict_in_use(compiler: str | None, flags: list[str], text: str) -> None:
     if compiler is None:
         pytest.skip("no C++ compiler")
-    _compile(compiler, *flags, *STRICT, f"-I{HEADERS}", "-O2", "-S", "-o", os.devnull, "-", text=text)
+    _compile(
+        compiler, *flags, *STRICT, f"-I{HEADERS}", "-O2", "-S", "-o", os.devnull, "-", text=text
+    )
 
 
 def test_arguments_of_an_error_that_its_text_does_not_take_are_a_warning() -> None:
     wrong = '#include "opjit.h"\nopjit_status f(int a);\nopjit_status f(int a) { OPJIT_FAIL("%s", a); }\n'
-    done = subprocess.run([CC, "-std=c11", "-Wall", f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-"], input=wrong, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [CC, "-std=c11", "-Wall", f"-I{HEADERS}", "-fsyntax-only", "-x", "c", "-"],
+        input=wrong,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "format" in done.stderr
 
 
@@ -157,7 +207,13 @@ def test_the_weak_functions_are_those_that_came_after_2_10() -> None:
     version = (0, 0)
     for line in header.read_text(encoding="utf-8").splitlines():
         guard = re.match(r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_(\d+)_(\d+)_0", line)
-        version = (int(guard[1]), int(guard[2])) if guard else (0, 0) if line.startswith("#endif") else version
+        version = (
+            (int(guard[1]), int(guard[2]))
+            if guard
+            else (0, 0)
+            if line.startswith("#endif")
+            else version
+        )
         for name in re.findall(r"\b((?:aoti_)?torch_\w+)\(", line):
             stated.setdefault(name, version)
     ours = _declared() & stated.keys()
@@ -180,10 +236,27 @@ def test_the_prototypes_are_torchs() -> None:
         #include "opjit_shim.h"
         """
     include = Path(torch.__file__).parent / "include"
-    _compile(CXX, "-std=c++20", "-fsyntax-only", "-w", f"-isystem{include}", f"-I{HEADERS}", "-x", "c++", "-", text=text)
+    _compile(
+        CXX,
+        "-std=c++20",
+        "-fsyntax-only",
+        "-w",
+        f"-isystem{include}",
+        f"-I{HEADERS}",
+        "-x",
+        "c++",
+        "-",
+        text=text,
+    )
 
 
-OWN = ["optest::everything", "optest::double", "optest::increment", "optest::parts", "optest::joined"]
+OWN = [
+    "optest::everything",
+    "optest::double",
+    "optest::increment",
+    "optest::parts",
+    "optest::joined",
+]
 
 
 @pytest.mark.parametrize("arch", LEVELS)
@@ -195,15 +268,29 @@ def test_every_c_op_is_strict_c11(arch: str, tmp_path: Path) -> None:
         path = op.source(backend)
         for name, text in glue.render(op.schema, backend, path.name).items():
             (tmp_path / name).write_text(text, encoding="utf-8")
-        _compile(CC, "-std=c11", *STRICT, march, "-O3", "-S", "-o", os.devnull, "-fexceptions", "-fvisibility=hidden",
-                 *(f"-I{folder}" for folder in (path.parent, tmp_path, HEADERS)), str(tmp_path / "opjit_glue.c"))
+        _compile(
+            CC,
+            "-std=c11",
+            *STRICT,
+            march,
+            "-O3",
+            "-S",
+            "-o",
+            os.devnull,
+            "-fexceptions",
+            "-fvisibility=hidden",
+            *(f"-I{folder}" for folder in (path.parent, tmp_path, HEADERS)),
+            str(tmp_path / "opjit_glue.c"),
+        )
 
 
 @pytest.fixture(scope="module")
 def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sanitizers]:
     """One process for all ops."""
     try:
-        started = Sanitizers(("address", "undefined"), 200.0, str(tmp_path_factory.mktemp("sanitized")))
+        started = Sanitizers(
+            ("address", "undefined"), 200.0, str(tmp_path_factory.mktemp("sanitized"))
+        )
     except Skipped as reason:
         pytest.skip(str(reason))
     with started:
@@ -222,15 +309,23 @@ def test_ops_are_clean_under_asan_and_ubsan(sanitizers: Sanitizers, name: str) -
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sanitizers")
-def test_generated_glue_is_clean_under_asan_and_ubsan(everything: Op, increment: Op, tmp_path: Path) -> None:
+def test_generated_glue_is_clean_under_asan_and_ubsan(
+    everything: Op, increment: Op, tmp_path: Path
+) -> None:
     """With values of every type, with as few as may be, with those that the kernel refuses, and with tensors that it writes."""
     built = []
     for op in (everything, increment):
         folder = tmp_path / op.schema.name
         folder.mkdir()
-        built.append((str(op.folder), str(sanitize.instrumented(op, ("address", "undefined"), CC, folder))))
-    libraries = (subprocess.run([CC, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-                 for name in ("libasan.so", "libubsan.so"))
+        built.append(
+            (str(op.folder), str(sanitize.instrumented(op, ("address", "undefined"), CC, folder)))
+        )
+    libraries = (
+        subprocess.run(
+            [CC, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    )
     code = f"""
         import ctypes
         from pathlib import Path
@@ -257,7 +352,10 @@ def test_generated_glue_is_clean_under_asan_and_ubsan(everything: Op, increment:
                 torch.ops.optest.increment(view)
         """
     options = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:verify_asan_link_order=0"  # torch is not instrumented
-    assert fresh(code, {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}).stdout == "refused\n" * 2
+    assert (
+        fresh(code, {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}).stdout
+        == "refused\n" * 2
+    )
 
 
 @st.composite
@@ -270,12 +368,23 @@ def views(draw: st.DrawFn) -> torch.Tensor:
         x = x[(slice(None),) * d + (slice(start, None, step),)]
     x = x.permute(draw(st.permutations(range(x.dim()))))
     if draw(st.booleans()):
-        x = x.expand([draw(st.sampled_from([2, 3])) if size == 1 and draw(st.booleans()) else size for size in x.shape])
+        x = x.expand(
+            [
+                draw(st.sampled_from([2, 3])) if size == 1 and draw(st.booleans()) else size
+                for size in x.shape
+            ]
+        )
     if draw(st.booleans()):
         x = x.unsqueeze(draw(st.integers(0, x.dim())))
     if draw(st.booleans()):  # a dimension of size 1 may have any stride
-        x = x.as_strided(x.shape, [draw(st.sampled_from([0, 1, stride, 77])) if size == 1 else stride
-                                   for size, stride in zip(x.shape, x.stride(), strict=True)], x.storage_offset())
+        x = x.as_strided(
+            x.shape,
+            [
+                draw(st.sampled_from([0, 1, stride, 77])) if size == 1 else stride
+                for size, stride in zip(x.shape, x.stride(), strict=True)
+            ],
+            x.storage_offset(),
+        )
     if draw(st.integers(0, 9)) == 0:
         x = torch.arange(100.0).as_strided((2, 3, 4), draw(st.tuples(*[st.integers(0, 9)] * 3)))
     return x
@@ -283,10 +392,17 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 
 # Of each op the parameters, as the schema and as C has them, and the kernel.
 LAYOUTS = {
-    "like": ("Tensor x", "", """
+    "like": (
+        "Tensor x",
+        "",
+        """
         OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-        """),
-    "elements": ("Tensor x", "", """
+        """,
+    ),
+    "elements": (
+        "Tensor x",
+        "",
+        """
         opjit_elements e;
         OPJIT_TRY(opjit_elements_of(&e, 1, &x));
         OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){2, e.dim}, OPJIT_INT64, x));
@@ -295,21 +411,33 @@ LAYOUTS = {
             to[d] = e.sizes[d];
             to[e.dim + d] = e.strides[d][0];
         }
-        """),
-    "offsets": ("Tensor x", "", """
+        """,
+    ),
+    "offsets": (
+        "Tensor x",
+        "",
+        """
         OPJIT_TRY(opjit_empty(out, 1, &x->numel, OPJIT_INT64, x));
         for (int64_t i = 0; i < x->numel; i++)
             ((int64_t *)out->data)[i] = opjit_offset(x, i);
-        """),
-    "walk": ("Tensor x, int begin, int end", "int64_t begin, int64_t end, ", """
+        """,
+    ),
+    "walk": (
+        "Tensor x, int begin, int end",
+        "int64_t begin, int64_t end, ",
+        """
         OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){end - begin, 2}, OPJIT_INT64, x));
         int64_t *to = out->data;
         OPJIT_FOR_RANGE(i, begin, end, at, x) {
             *to++ = i;
             *to++ = at;
         }
-        """),
-    "walk2": ("Tensor x, Tensor y", "const opjit_tensor *y, ", """
+        """,
+    ),
+    "walk2": (
+        "Tensor x, Tensor y",
+        "const opjit_tensor *y, ",
+        """
         OPJIT_CHECK(opjit_same_sizes(x, y), "x and y must have one shape");
         OPJIT_TRY(opjit_empty(out, 2, (int64_t[]){2, x->numel}, OPJIT_INT64, x));
         int64_t *to = out->data;
@@ -317,7 +445,8 @@ LAYOUTS = {
             to[i] = at_x;
             to[x->numel + i] = at_y;
         }
-        """),
+        """,
+    ),
 }
 
 
@@ -327,12 +456,12 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Op]:
     folder, declared = tmp_path_factory.mktemp("layouts"), "import opjit\n"
     for name, (parameters, prototype, body) in LAYOUTS.items():
         declared += f"@opjit.op('optest::layout_{name}({parameters}) -> Tensor')\ndef {name}(x, *others): return x\n"
-        (folder / f"layout_{name}.c").write_text(f'''
+        (folder / f"layout_{name}.c").write_text(f"""
             #include "opjit_elementwise.h"
             opjit_status layout_{name}_cpu(const opjit_tensor *x, {prototype}opjit_tensor *out)
             {{{body}    return OPJIT_OK;
             }}
-            ''')
+            """)
     (folder / "op.py").write_text(declared)
     registry.declare_folder(folder)
     return {name: registry.find(f"optest::layout_{name}") for name in LAYOUTS}
@@ -350,7 +479,9 @@ def _offsets(x: torch.Tensor) -> list[int]:
 @pytest.mark.slow
 @settings(max_examples=1500, deadline=None, derandomize=True)
 @given(x=views(), data=st.data())
-def test_any_layout_is_read_as_torch_reads_it(layouts: dict[str, Op], x: torch.Tensor, data: st.DataObject) -> None:
+def test_any_layout_is_read_as_torch_reads_it(
+    layouts: dict[str, Op], x: torch.Tensor, data: st.DataObject
+) -> None:
     """Each element is there: by its index, in a walk over any range of elements, over two tensors at once, and in the memory's order."""
     like, expected = layouts["like"](x), torch.empty_like(x)
     assert (like.shape, like.stride()) == (expected.shape, expected.stride()), (x.shape, x.stride())
@@ -366,12 +497,16 @@ def test_any_layout_is_read_as_torch_reads_it(layouts: dict[str, Op], x: torch.T
     assert math.prod(sizes) == x.numel()
     if x.numel():
         last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-        assert sorted(torch.arange(last + 1).as_strided(sizes, strides).flatten().tolist()) == sorted(places)
+        assert sorted(
+            torch.arange(last + 1).as_strided(sizes, strides).flatten().tolist()
+        ) == sorted(places)
     if x.numel() > 1:
         assert 1 not in sizes
         assert strides == sorted(strides, reverse=True)
         if x.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense_or_false(x):
-            assert (sizes, strides) == ([x.numel()], [1]), "a permuted dense tensor is one dimension"
+            assert (sizes, strides) == ([x.numel()], [1]), (
+                "a permuted dense tensor is one dimension"
+            )
 
 
 def test_two_tensors_of_other_sizes_are_told_apart(layouts: dict[str, Op]) -> None:
@@ -381,15 +516,24 @@ def test_two_tensors_of_other_sizes_are_told_apart(layouts: dict[str, Op]) -> No
 
 
 def test_layouts_of_many_dimensions(layouts: dict[str, Op]) -> None:
-    x = torch.arange(2.0**12).reshape((2,) * 12).permute(*range(11, -1, -1))[..., None].expand((2,) * 12 + (3,))
+    x = (
+        torch.arange(2.0**12)
+        .reshape((2,) * 12)
+        .permute(*range(11, -1, -1))[..., None]
+        .expand((2,) * 12 + (3,))
+    )
     assert layouts["offsets"](x).tolist() == _offsets(x)
-    assert layouts["walk"](x, 0, x.numel()).tolist() == [[i, at] for i, at in enumerate(_offsets(x))]
+    assert layouts["walk"](x, 0, x.numel()).tolist() == [
+        [i, at] for i, at in enumerate(_offsets(x))
+    ]
     assert layouts["like"](x).stride() == torch.empty_like(x).stride()
     assert layouts["elements"](x).tolist() == [[4096, 3], [1, 0]]
 
 
 def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
-    op = make_op("sizes(Tensor x, ScalarType d) -> (int, bool, bool)", """
+    op = make_op(
+        "sizes(Tensor x, ScalarType d) -> (int, bool, bool)",
+        """
         opjit_status sizes_cpu(const opjit_tensor *x, opjit_dtype d, int64_t *size, bool *floating, bool *integral)
         {
             OPJIT_CHECK(x->dtype == d, "%s", opjit_dtype_name(d));
@@ -398,11 +542,15 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
             *integral = opjit_is_integral(d);
             return OPJIT_OK;
         }
-        """)
+        """,
+    )
     for dtype in [*REAL, *COMPLEX]:
         size, floating, integral = op(torch.empty(1, dtype=dtype), dtype)
-        assert (size, floating, integral) == (dtype.itemsize, dtype.is_floating_point,
-                                              not dtype.is_floating_point and not dtype.is_complex), dtype
+        assert (size, floating, integral) == (
+            dtype.itemsize,
+            dtype.is_floating_point,
+            not dtype.is_floating_point and not dtype.is_complex,
+        ), dtype
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         assert op(torch.ones(1).to(dtype), dtype) == (1, False, False)
     other = torch.float8_e5m2fnuz
@@ -412,7 +560,10 @@ def test_sizes_and_names_of_dtypes_are_torchs(make_op: MakeOp) -> None:
 @pytest.mark.usefixtures("increment")
 def test_an_expanded_tensor_is_not_written() -> None:
     """torch's own ops refuse it in the same words."""
-    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor refers to a single memory location") as refused:
+    with pytest.raises(
+        RuntimeError,
+        match="more than one element of the written-to tensor refers to a single memory location",
+    ) as refused:
         torch.zeros(1).expand(3).add_(1)
     with pytest.raises(RuntimeError, match=re.escape(str(refused.value).splitlines()[0])):
         torch.ops.optest.increment(torch.zeros(1).expand(3))

@@ -11,8 +11,12 @@ from tests.helpers import BUNDLED, op_py
 
 pytestmark = pytest.mark.gpu
 
-WRONG = {"memcheck": "to[n] = 1", "racecheck": "__shared__ volatile float last; last = threadIdx.x; to[1] = last",
-         "initcheck": "to[0] = to[1]", "synccheck": "if (threadIdx.x % 32 <= 16) __syncwarp(0xffff)"}
+WRONG = {
+    "memcheck": "to[n] = 1",
+    "racecheck": "__shared__ volatile float last; last = threadIdx.x; to[1] = last",
+    "initcheck": "to[0] = to[1]",
+    "synccheck": "if (threadIdx.x % 32 <= 16) __syncwarp(0xffff)",
+}
 SAMPLES = "{0}.reference(torch.zeros_like)\n{0}.samples(lambda device: [torch.zeros(64, device=device)])\n"
 WRONG_CU = """
 #include "opjit_cuda.h"
@@ -41,17 +45,27 @@ def sanitizer() -> str:
 @pytest.mark.parametrize("tool", list(sanitize.FOR_CUDA))
 @pytest.mark.usefixtures("parts")
 def test_every_cuda_op_is_clean_under_compute_sanitizer(sanitizer: str, tool: str) -> None:
-    names = [name for name in (*BUNDLED, "optest::parts", "optest::joined") if "cuda" in registry.find(name).backends()]
+    names = [
+        name
+        for name in (*BUNDLED, "optest::parts", "optest::joined")
+        if "cuda" in registry.find(name).backends()
+    ]
     done = sanitize.under_tool(sanitizer, tool, [registry.find(name) for name in names])
     assert done.returncode == 0, done.stdout
-    assert all(re.search(rf"^{name}: [1-9]\d* calls$", done.stdout, re.MULTILINE) for name in names), done.stdout
+    assert all(
+        re.search(rf"^{name}: [1-9]\d* calls$", done.stdout, re.MULTILINE) for name in names
+    ), done.stdout
 
 
 @pytest.mark.parametrize("tool", list(sanitize.FOR_CUDA))
 def test_compute_sanitizer_would_notice(sanitizer: str, tool: str, tmp_path: Path) -> None:
     name = f"wrong_under_{tool}"
-    (tmp_path / "op.py").write_text(op_py(f"optest::{name}(Tensor x) -> Tensor") + SAMPLES.format(name))
-    (tmp_path / f"{name}.cu").write_text(WRONG_CU.format(name=name, statement=WRONG[tool], threads=1 if tool == "initcheck" else 64))
+    (tmp_path / "op.py").write_text(
+        op_py(f"optest::{name}(Tensor x) -> Tensor") + SAMPLES.format(name)
+    )
+    (tmp_path / f"{name}.cu").write_text(
+        WRONG_CU.format(name=name, statement=WRONG[tool], threads=1 if tool == "initcheck" else 64)
+    )
     [op] = registry.add_path(tmp_path)
     done = sanitize.under_tool(sanitizer, tool, [op])
     assert done.returncode == sanitize.FOUND, done.stdout

@@ -94,7 +94,9 @@ def _fake(like: torch.Tensor, seed: int, n: int) -> tuple[torch.Tensor, torch.Te
 
 def test_philox_gives_the_numbers_of_its_authors_tests(make_op: MakeOp) -> None:
     """Random123's known answers: counters and keys of zeros, of ones, and of the digits of pi."""
-    op = make_op("known(Tensor x) -> Tensor", """
+    op = make_op(
+        "known(Tensor x) -> Tensor",
+        """
         #include "opjit_random.h"
         opjit_status known_cpu(const opjit_tensor *x, opjit_tensor *out)
         {
@@ -105,10 +107,23 @@ def test_philox_gives_the_numbers_of_its_authors_tests(make_op: MakeOp) -> None:
                 ((int64_t *)out->data)[i] = found[i / 4].word[i % 4];
             return OPJIT_OK;
         }
-        """, fake=lambda x: x.new_empty(12, dtype=torch.int64))
+        """,
+        fake=lambda x: x.new_empty(12, dtype=torch.int64),
+    )
     assert [f"{number:08x}" for number in op(torch.ones(1)).tolist()] == [
-        "6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8", "408f276d", "41c83b0e", "a20bc7c6", "6d5451fd",
-        "d16cfe09", "94fdcceb", "5001e420", "24126ea1"]
+        "6627e8d5",
+        "e169c58d",
+        "bc57ac4c",
+        "9b00dbd8",
+        "408f276d",
+        "41c83b0e",
+        "a20bc7c6",
+        "6d5451fd",
+        "d16cfe09",
+        "94fdcceb",
+        "5001e420",
+        "24126ea1",
+    ]
 
 
 def test_normal_numbers_have_mean_0_and_variance_1(make_op: MakeOp) -> None:
@@ -122,12 +137,21 @@ def test_normal_numbers_have_mean_0_and_variance_1(make_op: MakeOp) -> None:
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize(("schema", "code"), [
-    ("twice(Tensor x) -> Tensor", TWICE_CUDA), pytest.param(SCHEMA, DRAWN_CUDA, marks=pytest.mark.slow),
-    pytest.param("reduced(Tensor x, int warps) -> Tensor", REDUCED, marks=pytest.mark.slow),
-    pytest.param("turn(Tensor z, float a) -> Tensor", TURN_CUDA, marks=pytest.mark.slow),
-    pytest.param("quantize(Tensor x, ScalarType dtype) -> Tensor", QUANTIZE_CUDA, marks=pytest.mark.slow)])
-def test_a_kernel_of_opjit_s_headers_is_compiled_without_a_gpu(make_op: MakeOp, schema: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("schema", "code"),
+    [
+        ("twice(Tensor x) -> Tensor", TWICE_CUDA),
+        pytest.param(SCHEMA, DRAWN_CUDA, marks=pytest.mark.slow),
+        pytest.param("reduced(Tensor x, int warps) -> Tensor", REDUCED, marks=pytest.mark.slow),
+        pytest.param("turn(Tensor z, float a) -> Tensor", TURN_CUDA, marks=pytest.mark.slow),
+        pytest.param(
+            "quantize(Tensor x, ScalarType dtype) -> Tensor", QUANTIZE_CUDA, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_kernel_of_opjit_s_headers_is_compiled_without_a_gpu(
+    make_op: MakeOp, schema: str, code: str
+) -> None:
     op = make_op(schema, cuda=code, fake=_fake)
     assert Path(request.entry(op, target_of("cuda", "sm_90")).library).is_file()
 
@@ -135,17 +159,32 @@ def test_a_kernel_of_opjit_s_headers_is_compiled_without_a_gpu(make_op: MakeOp, 
 @pytest.mark.gpu
 def test_the_same_numbers_are_drawn_on_a_gpu(make_op: MakeOp) -> None:
     op = make_op(SCHEMA, DRAWN, cuda=DRAWN_CUDA, fake=_fake)
-    for one, other in zip(op(torch.ones(1), 2**62 + 5, 5000), op(torch.ones(1, device="cuda"), 2**62 + 5, 5000), strict=True):
+    for one, other in zip(
+        op(torch.ones(1), 2**62 + 5, 5000),
+        op(torch.ones(1, device="cuda"), 2**62 + 5, 5000),
+        strict=True,
+    ):
         torch.testing.assert_close(one, other.cpu())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("warps", [1, 3, 8, 32])
 def test_a_block_s_sum_largest_and_smallest_value_are_torch_s(make_op: MakeOp, warps: int) -> None:
-    op = make_op("reduced(Tensor x, int warps) -> Tensor", cuda=REDUCED, fake=lambda x, warps: x.new_empty((x.shape[0], 3)))
+    op = make_op(
+        "reduced(Tensor x, int warps) -> Tensor",
+        cuda=REDUCED,
+        fake=lambda x, warps: x.new_empty((x.shape[0], 3)),
+    )
     for columns in (1, 31, 64, 1000, 4096):
-        x = torch.randn(7 * columns + 1, device="cuda")[1:].reshape(7, columns)  # no pack of it is aligned
+        x = torch.randn(7 * columns + 1, device="cuda")[1:].reshape(
+            7, columns
+        )  # no pack of it is aligned
         for each in (x, x.clone()):
-            torch.testing.assert_close(op(each, warps), torch.stack((each.sum(1), each.amax(1), each.amin(1)), 1), rtol=1e-5, atol=1e-4)
+            torch.testing.assert_close(
+                op(each, warps),
+                torch.stack((each.sum(1), each.amax(1), each.amin(1)), 1),
+                rtol=1e-5,
+                atol=1e-4,
+            )
     x[3, columns // 2] = torch.nan
     assert op(x, warps)[3].isnan().all()

@@ -77,14 +77,21 @@ TURN = """
     })
 """
 BODY = "1 / (from[k] * i - opjit_conj(from[k])) + from[k] / (2 + i) - 3 * opjit_real(from[k]) + (opjit_imag(from[k]) - from[k]) * a"
-TURN_C = """
+TURN_C = (
+    """
 #include "opjit_complex.h"
 opjit_status turn_cpu(const opjit_tensor *z, double a, opjit_tensor *out)
-{""" + TURN.replace("LOOP", f"for (int64_t k = 0; k < z->numel; k++) ((scalar_t *)out->data)[k] = {BODY};") + """
+{"""
+    + TURN.replace(
+        "LOOP", f"for (int64_t k = 0; k < z->numel; k++) ((scalar_t *)out->data)[k] = {BODY};"
+    )
+    + """
     return OPJIT_OK;
 }
 """
-TURN_CUDA = f"""
+)
+TURN_CUDA = (
+    f"""
 #include "opjit_complex.h"
 #include "opjit_cuda.h"
 template <typename scalar_t>
@@ -94,10 +101,15 @@ static __global__ void turn_kernel(const scalar_t *from, scalar_t *to, scalar_t 
         to[k] = {BODY};
 }}
 opjit_status turn_cuda(const opjit_tensor *z, double a, opjit_tensor *out, cudaStream_t stream)
-{{""" + TURN.replace("LOOP", "turn_kernel<<<1, 64, 0, stream>>>(from, (scalar_t *)out->data, i, a, z->numel);") + """
+{{"""
+    + TURN.replace(
+        "LOOP", "turn_kernel<<<1, 64, 0, stream>>>(from, (scalar_t *)out->data, i, a, z->numel);"
+    )
+    + """
     return OPJIT_LAUNCHED();
 }
 """
+)
 
 
 def turned(z: torch.Tensor, a: float) -> torch.Tensor:
@@ -107,7 +119,7 @@ def turned(z: torch.Tensor, a: float) -> torch.Tensor:
 def every(dtype: torch.dtype) -> torch.Tensor:
     """All numbers that a dtype has."""
     bits = {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
-    return torch.arange(2**(8 * dtype.itemsize)).to(bits).view(dtype)
+    return torch.arange(2 ** (8 * dtype.itemsize)).to(bits).view(dtype)
 
 
 def hard(dtype: torch.dtype) -> torch.Tensor:
@@ -115,9 +127,27 @@ def hard(dtype: torch.dtype) -> torch.Tensor:
     exact = every(dtype).float()
     exact = exact[exact.isfinite()].sort().values
     ties = (exact[1:].double() + exact[:-1].double()) / 2
-    random = torch.randint(-(2**31), 2**31, (1_000_000,), generator=torch.Generator().manual_seed(0)).to(torch.int32).view(torch.float32)
-    limits = [448.0, 464.0, 480.0, 57344.0, 61440.0, 65504.0, 65519.996, 65520.0, 65536.0, 3.3895314e38, 3.3961776e38, 1e-45,
-              math.inf, math.nan]
+    random = (
+        torch.randint(-(2**31), 2**31, (1_000_000,), generator=torch.Generator().manual_seed(0))
+        .to(torch.int32)
+        .view(torch.float32)
+    )
+    limits = [
+        448.0,
+        464.0,
+        480.0,
+        57344.0,
+        61440.0,
+        65504.0,
+        65519.996,
+        65520.0,
+        65536.0,
+        3.3895314e38,
+        3.3961776e38,
+        1e-45,
+        math.inf,
+        math.nan,
+    ]
     around = torch.cat([exact, ties.float(), torch.tensor(limits)])
     nearby = (torch.nextafter(around, torch.tensor(end)) for end in (-math.inf, math.inf))
     return torch.cat([every(torch.float16).float(), random, *nearby, around, -around])
@@ -125,20 +155,31 @@ def hard(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture
 def recode(make_op: MakeOp) -> Op:
-    return make_op("recode(Tensor x, ScalarType dtype) -> Tensor", RECODE, fake=lambda x, dtype: x.new_empty(x.shape, dtype=dtype))
+    return make_op(
+        "recode(Tensor x, ScalarType dtype) -> Tensor",
+        RECODE,
+        fake=lambda x, dtype: x.new_empty(x.shape, dtype=dtype),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *FLOAT8])
 def test_a_small_dtype_converts_as_in_torch(recode: Op, dtype: torch.dtype) -> None:
     numbers, bits = every(dtype), {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
-    for got, expected in ((recode(numbers, torch.float32), numbers.float()), (recode(numbers[::3], torch.float64), numbers[::3].double())):
+    for got, expected in (
+        (recode(numbers, torch.float32), numbers.float()),
+        (recode(numbers[::3], torch.float64), numbers[::3].double()),
+    ):
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(got.signbit()[~got.isnan()], expected.signbit()[~got.isnan()])
     values = hard(dtype)
-    if torch.__version__ < "2.13" and dtype == torch.float8_e4m3fn:  # which made NaN of what is too large
+    if (
+        torch.__version__ < "2.13" and dtype == torch.float8_e4m3fn
+    ):  # which made NaN of what is too large
         values = values[values.abs() <= 448]
     got, expected = recode(values, dtype), values.to(dtype)
-    assert torch.equal(got.float().isnan(), values.isnan()), "NaN stays NaN, and nothing becomes one"
+    assert torch.equal(got.float().isnan(), values.isnan()), (
+        "NaN stays NaN, and nothing becomes one"
+    )
     assert torch.equal(got.view(bits)[~values.isnan()], expected.view(bits)[~values.isnan()])
     assert recode(torch.arange(-8, 9), dtype).float().tolist() == list(range(-8, 9))
     assert recode(torch.arange(-8.0, 9).to(dtype), torch.int16).tolist() == list(range(-8, 9))
@@ -146,14 +187,22 @@ def test_a_small_dtype_converts_as_in_torch(recode: Op, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_an_op_makes_float8_tensors(make_op: MakeOp, dtype: torch.dtype) -> None:
-    op = make_op("quantize(Tensor x, ScalarType dtype) -> (Tensor, Tensor)", QUANTIZE,
-                 fake=lambda x, dtype: (x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[0], dtype=torch.float32)))
+    op = make_op(
+        "quantize(Tensor x, ScalarType dtype) -> (Tensor, Tensor)",
+        QUANTIZE,
+        fake=lambda x, dtype: (
+            x.new_empty(x.shape, dtype=dtype),
+            x.new_empty(x.shape[0], dtype=torch.float32),
+        ),
+    )
     for source in (torch.float32, torch.bfloat16):
         x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(source)
         made, scale = op(x, dtype)
         limit = torch.finfo(dtype).max
         torch.testing.assert_close(scale, x.float().abs().amax(1) / limit)
-        assert torch.equal(made.view(torch.uint8), (x.float() / scale[:, None]).to(dtype).view(torch.uint8))
+        assert torch.equal(
+            made.view(torch.uint8), (x.float() / scale[:, None]).to(dtype).view(torch.uint8)
+        )
         compiled = torch.compile(op, backend="aot_eager", fullgraph=True)(x, dtype)
         assert torch.equal(compiled[0].view(torch.uint8), made.view(torch.uint8))
     with pytest.raises(RuntimeError, match="quantize does not take float8_e5m2"):
@@ -163,8 +212,15 @@ def test_an_op_makes_float8_tensors(make_op: MakeOp, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_complex_arithmetic_is_torchs(make_op: MakeOp, dtype: torch.dtype, device: str) -> None:
-    op = make_op("turn(Tensor z, float a) -> Tensor", TURN_C, cuda=TURN_CUDA, fake=lambda z, a: torch.empty_like(z))
-    z = torch.randn(1000, dtype=torch.complex128, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    op = make_op(
+        "turn(Tensor z, float a) -> Tensor",
+        TURN_C,
+        cuda=TURN_CUDA,
+        fake=lambda z, a: torch.empty_like(z),
+    )
+    z = torch.randn(1000, dtype=torch.complex128, generator=torch.Generator().manual_seed(0)).to(
+        device, dtype
+    )
     torch.testing.assert_close(op(z, 0.25), turned(z, 0.25))
     with pytest.raises(RuntimeError, match="turn does not take float32"):
         op(torch.ones(2), 1.0)
@@ -172,9 +228,14 @@ def test_complex_arithmetic_is_torchs(make_op: MakeOp, dtype: torch.dtype, devic
 
 @pytest.mark.gpu
 def test_an_op_makes_float8_tensors_on_cuda(make_op: MakeOp) -> None:
-    op = make_op("quantize(Tensor x, ScalarType dtype) -> Tensor", cuda=QUANTIZE_CUDA,
-                 fake=lambda x, dtype: x.new_empty(x.shape, dtype=dtype))
+    op = make_op(
+        "quantize(Tensor x, ScalarType dtype) -> Tensor",
+        cuda=QUANTIZE_CUDA,
+        fake=lambda x, dtype: x.new_empty(x.shape, dtype=dtype),
+    )
     for dtype in FLOAT8:
         x = torch.arange(-(2**15), 2**15, device="cuda").to(torch.int16).view(torch.float16)
         x = x[(x.abs() <= torch.finfo(dtype).max)]
-        assert torch.equal(op(x, dtype).view(torch.uint8), (x.float() / 2).to(dtype).view(torch.uint8))
+        assert torch.equal(
+            op(x, dtype).view(torch.uint8), (x.float() / 2).to(dtype).view(torch.uint8)
+        )

@@ -11,25 +11,38 @@ from opjit.declare import registry
 from tests.tensors import COMPLEX, DEVICES, FLOATING, SMALL, WIDE_UNSIGNED, Seen
 
 REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
-    "add_custom": torch.add, "tensor_negate": torch.neg, "round_ste": lambda x: (x > 0.5).to(x.dtype),
+    "add_custom": torch.add,
+    "tensor_negate": torch.neg,
+    "round_ste": lambda x: (x > 0.5).to(x.dtype),
 }
 NUMBERS = [*SMALL[1:], *FLOATING, *COMPLEX]
 DTYPES = {"add_custom": [torch.bool, *NUMBERS], "tensor_negate": NUMBERS, "round_ste": FLOATING}
-CASES = [pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}") for name, dtypes in DTYPES.items() for dtype in dtypes]
+CASES = [
+    pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+    for name, dtypes in DTYPES.items()
+    for dtype in dtypes
+]
 
 
 def operands(name: str, dtype: torch.dtype, device: str, *shape: int) -> list[torch.Tensor]:
     """Quarters of whole numbers, of either sign where the dtype has one; for round_ste about a half."""
     generator = torch.Generator().manual_seed(1)
     span = 1 if name == "round_ste" else 25
-    found = [torch.randint(-4 * span, 4 * span + 1, shape, generator=generator) / 4 for _ in range(2 if name == "add_custom" else 1)]
+    found = [
+        torch.randint(-4 * span, 4 * span + 1, shape, generator=generator) / 4
+        for _ in range(2 if name == "add_custom" else 1)
+    ]
     return [(x if dtype.is_signed else x.abs()).to(dtype).to(device) for x in found]
 
 
 def assert_exact(name: str, *args: torch.Tensor) -> None:
     got, expected = registry.find(name)(*args), REFERENCES[name](*args)
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
-    assert (got.dtype, got.device, got.stride()) == (expected.dtype, expected.device, torch.empty_like(args[0]).stride())
+    assert (got.dtype, got.device, got.stride()) == (
+        expected.dtype,
+        expected.device,
+        torch.empty_like(args[0]).stride(),
+    )
     if name == "round_ste":
         assert not got.signbit().any()
 
@@ -50,7 +63,7 @@ def test_every_length_alignment_and_stride(name: str, dtype: torch.dtype, device
     first, *others = operands(name, dtype, device, 2200)
     for start in (0, 1, 3, 8):
         for n in (*range(40), 63, 64, 65, 127, 128, 129, 511, 512, 513, 2049):
-            assert_exact(name, first[start:start + n], *(other[:n] for other in others))
+            assert_exact(name, first[start : start + n], *(other[:n] for other in others))
     first, *others = operands(name, dtype, device, 66, 70, 34)
     for view in VIEWS:
         assert_exact(name, view(first), *(view(x) for x in others))
@@ -65,20 +78,36 @@ def test_a_backward_without_broadcasting_moves_no_data(name: str, inputs: int, d
     with Seen() as seen:
         found = torch.autograd.grad(out, leaves, grad)
     assert seen.ops == []
-    assert {(each.data_ptr(), each.stride()) for each in found} == {(grad.data_ptr(), grad.stride())}
+    assert {(each.data_ptr(), each.stride()) for each in found} == {
+        (grad.data_ptr(), grad.stride())
+    }
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "meta"])
-@pytest.mark.parametrize(("name", "dtype"), [
-    *(("tensor_negate", dtype) for dtype in (torch.bool, torch.float8_e4m3fn, torch.complex32)),
-    *(("round_ste", dtype) for dtype in (torch.bool, torch.uint8, torch.int64, torch.complex64, torch.float8_e4m3fn)),
-])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("tensor_negate", dtype) for dtype in (torch.bool, torch.float8_e4m3fn, torch.complex32)),
+        *(
+            ("round_ste", dtype)
+            for dtype in (
+                torch.bool,
+                torch.uint8,
+                torch.int64,
+                torch.complex64,
+                torch.float8_e4m3fn,
+            )
+        ),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_other_dtypes_are_refused(name: str, dtype: torch.dtype, device: str) -> None:
     taken = {"tensor_negate": ".*", "round_ste": "float16, bfloat16, float32 or float64"}[name]
     with pytest.raises(RuntimeError, match=rf"{name} takes {taken}, not \w+") as caught:
         registry.find(name)(torch.ones(3, device=device).to(dtype))
-    assert ("; ~x inverts a bool tensor" in str(caught.value)) == ((name, dtype) == ("tensor_negate", torch.bool))
+    assert ("; ~x inverts a bool tensor" in str(caught.value)) == (
+        (name, dtype) == ("tensor_negate", torch.bool)
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -86,10 +115,15 @@ def test_other_dtypes_are_refused(name: str, dtype: torch.dtype, device: str) ->
 def test_integers_wrap_around(dtype: torch.dtype, device: str) -> None:
     limits = torch.iinfo(dtype)
     values = [limits.min, limits.max, 1, limits.max - 1, limits.min + 1, 0]
-    x, y = (torch.tensor(list(column), dtype=dtype, device=device) for column in zip(*itertools.product(values, values), strict=True))
+    x, y = (
+        torch.tensor(list(column), dtype=dtype, device=device)
+        for column in zip(*itertools.product(values, values), strict=True)
+    )
 
     def wrapped(exact: Iterable[int]) -> list[int]:
-        return [(number - limits.min) % (limits.max - limits.min + 1) + limits.min for number in exact]
+        return [
+            (number - limits.min) % (limits.max - limits.min + 1) + limits.min for number in exact
+        ]
 
     sums = wrapped(a + b for a, b in itertools.product(values, values))
     add_custom = registry.find("add_custom")
@@ -99,7 +133,10 @@ def test_integers_wrap_around(dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "dtype"), [("add_custom", torch.int8), ("tensor_negate", torch.int8), ("round_ste", torch.float16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("add_custom", torch.int8), ("tensor_negate", torch.int8), ("round_ste", torch.float16)],
+)
 def test_more_elements_than_an_int_counts(name: str, dtype: torch.dtype) -> None:
     x = torch.ones(2**31 + 1000, dtype=dtype, device="cuda")
     x[-1] = x[2**31] = 0
@@ -112,12 +149,29 @@ def test_more_elements_than_an_int_counts(name: str, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_exactly_a_half_and_numbers_outside_zero_to_one(dtype: torch.dtype, device: str) -> None:
     half = torch.tensor(0.5, dtype=dtype)
-    above, below = (torch.nextafter(half, torch.tensor(to, dtype=dtype)).item() for to in (1.0, 0.0))
-    expected = {0.5: 0, above: 1, below: 0, 0.0: 0, 1.0: 1, 1.5: 1, 100.0: 1, -0.6: 0, -1.0: 0, -100.0: 0, math.inf: 1, -math.inf: 0}
+    above, below = (
+        torch.nextafter(half, torch.tensor(to, dtype=dtype)).item() for to in (1.0, 0.0)
+    )
+    expected = {
+        0.5: 0,
+        above: 1,
+        below: 0,
+        0.0: 0,
+        1.0: 1,
+        1.5: 1,
+        100.0: 1,
+        -0.6: 0,
+        -1.0: 0,
+        -100.0: 0,
+        math.inf: 1,
+        -math.inf: 0,
+    }
     x = torch.tensor([*expected, math.nan, -math.nan], dtype=dtype, device=device)
     assert registry.find("round_ste")(x).tolist() == [*expected.values(), 0, 0]
     if dtype.itemsize == 2:  # every half that there is
-        assert_exact("round_ste", torch.arange(-2**15, 2**15, dtype=torch.int16, device=device).view(dtype))
+        assert_exact(
+            "round_ste", torch.arange(-(2**15), 2**15, dtype=torch.int16, device=device).view(dtype)
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -132,9 +186,15 @@ def test_every_byte_beside_every_other_is_negated_alone(dtype: torch.dtype, devi
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_the_signs_of_zero_infinity_and_nan_turn(dtype: torch.dtype, device: str) -> None:
-    x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, 5e-324], device=device, dtype=torch.float64).to(dtype)
+    x = torch.tensor(
+        [0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, 5e-324],
+        device=device,
+        dtype=torch.float64,
+    ).to(dtype)
     for view in (x, x.repeat(9), x.repeat(9)[::2]):
         assert_exact("tensor_negate", view)
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
         changed = registry.find("tensor_negate")(view).view(bits) ^ view.contiguous().view(bits)
-        assert changed.eq(torch.iinfo(bits).min).all()  # the sign and nothing else; CUDA's signbit does not see a half NaN's
+        assert changed.eq(
+            torch.iinfo(bits).min
+        ).all()  # the sign and nothing else; CUDA's signbit does not see a half NaN's

@@ -27,12 +27,18 @@ SHARE = "from tests.kernels_c.test_graphs import share; share(rounds=10)"  # a p
 EXACT = Tolerance(0, 0)
 
 
-def captured(work: Callable[[], None], mode: str, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def captured(
+    work: Callable[[], None], mode: str, stream: torch.cuda.Stream
+) -> torch.cuda.CUDAGraph:
     """Capture work; then fill with NaN what the allocator gives to others: the graph may depend on none of it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
         work()
-    _ = [torch.full((1 << power,), torch.nan, device="cuda") for power in range(7, 22) for _ in range(4)]
+    _ = [
+        torch.full((1 << power,), torch.nan, device="cuda")
+        for power in range(7, 22)
+        for _ in range(4)
+    ]
     return graph
 
 
@@ -42,7 +48,12 @@ class Calls:
 
     def __init__(self, every: int = 1) -> None:
         ops = [registry.find(name) for name in helpers.BUNDLED]
-        self._calls = [(op, sample) for op in ops if "cuda" in op.backends() for sample in op.samples_on("cuda")][::every]
+        self._calls = [
+            (op, sample)
+            for op in ops
+            if "cuda" in op.backends()
+            for sample in op.samples_on("cuda")
+        ][::every]
         self._zeros = [sample.map(integration._zeros) for _, sample in self._calls]
         self._branches = [torch.cuda.Stream() for _ in range(3)]
 
@@ -55,7 +66,9 @@ class Calls:
         trunk = torch.cuda.current_stream()
         for branch in self._branches:
             branch.wait_stream(trunk)
-        for (op, _), zeros, branch in zip(self._calls, self._zeros, itertools.cycle(self._branches)):
+        for (op, _), zeros, branch in zip(
+            self._calls, self._zeros, itertools.cycle(self._branches)
+        ):
             with torch.cuda.stream(branch):
                 self._found.append(effects_in_place(op.overload, op, zeros))
         for branch in self._branches:
@@ -64,7 +77,9 @@ class Calls:
     def check(self) -> None:
         integration._fill(self._zeros, [sample for _, sample in self._calls])
         self._graph.replay()
-        for (op, sample), found, expected in zip(self._calls, self._found, self._expected, strict=True):
+        for (op, sample), found, expected in zip(
+            self._calls, self._found, self._expected, strict=True
+        ):
             assert_same(found, expected, sample, f"{op.qualified}'s replay against eager", EXACT)
 
 
@@ -73,7 +88,9 @@ class Training:
 
     def __init__(self) -> None:
         self._x, weights, bias, self._h, self._cell = arguments(16, 32, 128, torch.float32, "cuda")
-        self._batches = [arguments(16, 32, 128, torch.float32, "cuda", seed)[0] for seed in range(5)]
+        self._batches = [
+            arguments(16, 32, 128, torch.float32, "cuda", seed)[0] for seed in range(5)
+        ]
         self._parameters = [weights.requires_grad_(), bias.requires_grad_()]
         self._start = [one.detach().clone() for one in self._parameters]
         self._cells = registry.find("lltm_forward").overload
@@ -84,7 +101,9 @@ class Training:
             h, cell, _ = self._cells(self._x, *self._parameters, h, cell)
         loss = h.square().mean() + cell.mean()
         with torch.no_grad():
-            for parameter, grad in zip(self._parameters, torch.autograd.grad(loss, self._parameters), strict=True):
+            for parameter, grad in zip(
+                self._parameters, torch.autograd.grad(loss, self._parameters), strict=True
+            ):
                 parameter.sub_(grad, alpha=0.1)
         self._loss = loss.detach()
 
@@ -101,14 +120,21 @@ class Training:
         return results
 
     def capture(self, mode: str) -> None:
-        stream = torch.cuda.Stream()  # of all nodes of autograd: the sanitizer keeps Python's frames, and so old ones
+        stream = (
+            torch.cuda.Stream()
+        )  # of all nodes of autograd: the sanitizer keeps Python's frames, and so old ones
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._expected = self._trained(self._step)
         self._graph = captured(self._step, mode, stream)
 
     def check(self) -> None:
-        assert_same(self._trained(self._graph.replay), self._expected, what="LLTM's training in a graph against eager", within=EXACT)
+        assert_same(
+            self._trained(self._graph.replay),
+            self._expected,
+            what="LLTM's training in a graph against eager",
+            within=EXACT,
+        )
 
 
 @pytest.mark.parametrize("make", [Calls, Training])
@@ -158,7 +184,12 @@ def test_two_processes_replay_on_one_gpu_at_the_same_time() -> None:
     for name in helpers.BUNDLED:
         opjit.get(name, "cuda")  # they compile nothing
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    processes = [subprocess.Popen([sys.executable, "-c", SHARE], env=helpers.environment(), text=True, **pipes) for _ in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARE], env=helpers.environment(), text=True, **pipes
+        )
+        for _ in range(2)
+    ]
     said = [process.stdout.readline() for process in processes if process.stdout]
     for process in processes:
         with suppress(BrokenPipeError):

@@ -60,7 +60,15 @@ def test_contiguous_copies_sizes_scratch_and_half_precision(make_op: MakeOp, dev
     op = make_op("twice(Tensor x) -> Tensor", TWICE, cuda=TWICE_CUDA)
     for dtype in FLOATING:
         x = torch.linspace(-3, 4, 60, dtype=dtype, device=device).reshape(3, 4, 5)
-        for view in (x, x.permute(2, 0, 1), x[:, ::2, 1:], x[0, 0, 0].expand(7), x[:, :0], x[1, 1, 1], x.requires_grad_()):
+        for view in (
+            x,
+            x.permute(2, 0, 1),
+            x[:, ::2, 1:],
+            x[0, 0, 0].expand(7),
+            x[:, :0],
+            x[1, 1, 1],
+            x.requires_grad_(),
+        ):
             before = view._version
             got = op(view)
             torch.testing.assert_close(got, (2 * view).reshape(-1).expand(2, -1), rtol=0, atol=0)
@@ -69,13 +77,28 @@ def test_contiguous_copies_sizes_scratch_and_half_precision(make_op: MakeOp, dev
         op(torch.ones(3, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(("line",
-                          "says"), [("OPJIT_TRY(opjit_empty(out, 99, NULL, x->dtype, x));", "an output has 0 to 64 dimensions, not 99"),
-                                    ("float *sums; OPJIT_SCRATCH(sums, -1, x);", "scratch of -4 bytes"),
-                                    ("OPJIT_TRY(opjit_promote(OPJIT_FLOAT32, OPJIT_OTHER_DTYPE, &(opjit_dtype){OPJIT_BOOL}));", "dtype"),
-                                    ("OPJIT_TRY(helper(x));", "an output has 0 to 64 dimensions, not -1"), ('OPJIT_FAIL("no");', "no")])
-def test_an_error_of_opjits_own_function_has_the_line_of_the_call(make_op: MakeOp, line: str, says: str) -> None:
-    op = make_op("failing(Tensor x) -> Tensor", f"""
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "OPJIT_TRY(opjit_empty(out, 99, NULL, x->dtype, x));",
+            "an output has 0 to 64 dimensions, not 99",
+        ),
+        ("float *sums; OPJIT_SCRATCH(sums, -1, x);", "scratch of -4 bytes"),
+        (
+            "OPJIT_TRY(opjit_promote(OPJIT_FLOAT32, OPJIT_OTHER_DTYPE, &(opjit_dtype){OPJIT_BOOL}));",
+            "dtype",
+        ),
+        ("OPJIT_TRY(helper(x));", "an output has 0 to 64 dimensions, not -1"),
+        ('OPJIT_FAIL("no");', "no"),
+    ],
+)
+def test_an_error_of_opjits_own_function_has_the_line_of_the_call(
+    make_op: MakeOp, line: str, says: str
+) -> None:
+    op = make_op(
+        "failing(Tensor x) -> Tensor",
+        f"""
 #include "opjit_elementwise.h"
 static opjit_status helper(const opjit_tensor *x)
 {{
@@ -88,15 +111,22 @@ opjit_status failing_cpu(const opjit_tensor *x, opjit_tensor *out)
     {line} // line 12
     return opjit_empty_like(out, x, x->dtype);
 }}
-""", fake=torch.empty_like)
-    with pytest.raises(RuntimeError, match=rf"{says}.* \[failing\.c:{7 if 'helper' in line else 12}\]$"):
+""",
+        fake=torch.empty_like,
+    )
+    with pytest.raises(
+        RuntimeError, match=rf"{says}.* \[failing\.c:{7 if 'helper' in line else 12}\]$"
+    ):
         op(torch.ones(3))
 
 
 def test_a_contiguous_copy_is_no_result(make_op: MakeOp) -> None:
-    op = make_op("copied(Tensor x) -> Tensor", """
+    op = make_op(
+        "copied(Tensor x) -> Tensor",
+        """
         opjit_status copied_cpu(const opjit_tensor *x, opjit_tensor *out) { return opjit_contiguous(out, x); }
-        """)
+        """,
+    )
     for x in (torch.ones(3, 4), torch.ones(3, 4).t()):
         with pytest.raises(RuntimeError, match="did not make the output"):
             op(x)

@@ -62,14 +62,24 @@ def _interrupted(folder: Path, code: str, *, call: str = AT_ONCE, times: int = 1
     declarations = []
     for name in ("first", "second"):
         (folder / name).mkdir()
-        (folder / name / f"{name}.c").write_text(LOOP.replace("{name}", name).replace("{call}", call))
+        (folder / name / f"{name}.c").write_text(
+            LOOP.replace("{name}", name).replace("{call}", call)
+        )
         (folder / name / "op.py").write_text(op_py(f"interrupted::{name}(Tensor x) -> Tensor"))
         declarations.append(f"opjit.add_path({str(folder / name)!r})[0]")
-    program = "import signal, threading, torch, opjit\nx = torch.ones(4)\n" \
-              f"ops = [{', '.join(declarations)}]\nfor op in ops:\n    opjit.get(op.qualified, 'cpu')\n" + textwrap.dedent(code)
+    program = (
+        "import signal, threading, torch, opjit\nx = torch.ones(4)\n"
+        f"ops = [{', '.join(declarations)}]\nfor op in ops:\n    opjit.get(op.qualified, 'cpu')\n"
+        + textwrap.dedent(code)
+    )
     lines = []
-    with subprocess.Popen([sys.executable, "-u", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env=environment({"OMP_NUM_THREADS": "2"})) as started:
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment({"OMP_NUM_THREADS": "2"}),
+    ) as started:
         assert started.stdout is not None
         for line in started.stdout:
             if line == "looping\n":
@@ -88,18 +98,31 @@ def test_python_raises_keyboard_interrupt_once(tmp_path: Path, call: str) -> Non
     assert _interrupted(tmp_path, code, call=call) == ["KeyboardInterrupt", "45"]
 
 
-def test_each_call_of_each_op_is_interrupted_anew_and_a_program_may_set_its_handler_between_them(tmp_path: Path) -> None:
-    code = REPORTED.format(call="ops[0](x)") + """
+def test_each_call_of_each_op_is_interrupted_anew_and_a_program_may_set_its_handler_between_them(
+    tmp_path: Path,
+) -> None:
+    code = (
+        REPORTED.format(call="ops[0](x)")
+        + """
 class Stop(Exception): pass
 def stop(number, frame): raise Stop("now")
 signal.signal(signal.SIGINT, stop)
-""" + "".join(REPORTED.format(call=f"ops[{i}](x)") for i in (0, 1, 0))
+"""
+        + "".join(REPORTED.format(call=f"ops[{i}](x)") for i in (0, 1, 0))
+    )
     assert _interrupted(tmp_path, code, times=4) == ["KeyboardInterrupt", *["Stop now"] * 3]
 
 
-def test_results_that_are_not_whole_are_an_error_where_python_raises_nothing(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGINT, lambda number, frame: print('noted'))\n" + REPORTED.format(call="ops[0](x)")
-    assert _interrupted(tmp_path, code) == ["noted", "RuntimeError interrupted::first: interrupted by Ctrl-C"]
+def test_results_that_are_not_whole_are_an_error_where_python_raises_nothing(
+    tmp_path: Path,
+) -> None:
+    code = "signal.signal(signal.SIGINT, lambda number, frame: print('noted'))\n" + REPORTED.format(
+        call="ops[0](x)"
+    )
+    assert _interrupted(tmp_path, code) == [
+        "noted",
+        "RuntimeError interrupted::first: interrupted by Ctrl-C",
+    ]
 
 
 def test_a_kernel_in_another_thread_ends_too(tmp_path: Path) -> None:
@@ -109,10 +132,14 @@ def test_a_kernel_in_another_thread_ends_too(tmp_path: Path) -> None:
 
 def test_an_interrupt_before_a_call_is_not_that_call_s(tmp_path: Path) -> None:
     """Python raised it long ago."""
-    code = REPORTED.format(call="ops[0](x)") + """
+    code = (
+        REPORTED.format(call="ops[0](x)")
+        + """
 try:
     signal.raise_signal(signal.SIGINT)
 except KeyboardInterrupt:
     pass
-""" + REPORTED.format(call="ops[1](x)")
+"""
+        + REPORTED.format(call="ops[1](x)")
+    )
     assert _interrupted(tmp_path, code, times=2) == ["KeyboardInterrupt"] * 2

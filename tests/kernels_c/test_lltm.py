@@ -24,10 +24,18 @@ Tensor = torch.Tensor
 FORWARD, BACKWARD = registry.find("lltm_forward"), registry.find("lltm_backward")
 
 
-def arguments(batch: int, features: int, state: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[Tensor]:
+def arguments(
+    batch: int, features: int, state: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0
+) -> list[Tensor]:
     """x, weights, bias, old_h, old_cell."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(batch, features), (3 * state, state + features), (3 * state,), (batch, state), (batch, state)]
+    shapes = [
+        (batch, features),
+        (3 * state, state + features),
+        (3 * state,),
+        (batch, state),
+        (batch, state),
+    ]
     made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     made[1] /= max(1, state + features) ** 0.5
     return [x.to(device, dtype) for x in made]
@@ -37,12 +45,17 @@ def gradient_arguments(args: list[Tensor], seed: int = 9) -> list[Any]:
     """What lltm_backward takes after such a forward, with gradients of both results."""
     generator = torch.Generator().manual_seed(seed)
     x, weights, _, old_h, old_cell = args
-    grads = [torch.randn(old_cell.shape, generator=generator, dtype=torch.float64).to(old_cell) for _ in range(2)]
+    grads = [
+        torch.randn(old_cell.shape, generator=generator, dtype=torch.float64).to(old_cell)
+        for _ in range(2)
+    ]
     return [*grads, FORWARD.reference_function(*args)[2], x, weights, old_h, True, True]
 
 
 def exact(op: Op, args: list[Any]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = op.reference_function(*(x.double() if isinstance(x, Tensor) else x for x in args))
+    found: tuple[Tensor, ...] = op.reference_function(
+        *(x.double() if isinstance(x, Tensor) else x for x in args)
+    )
     return found
 
 
@@ -58,10 +71,19 @@ def assert_right(op: Op, args: list[Any]) -> None:
             assert (got.double() - wanted).abs().max().item() <= allowed
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batch=st.integers(0, 40), features=st.integers(0, 70), state=st.integers(0, 70), dtype=st.sampled_from(FLOATING),
-       seed=st.integers(0, 99))
-def test_any_sizes_give_the_references_values(batch: int, features: int, state: int, dtype: torch.dtype, seed: int) -> None:
+@settings(
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    batch=st.integers(0, 40),
+    features=st.integers(0, 70),
+    state=st.integers(0, 70),
+    dtype=st.sampled_from(FLOATING),
+    seed=st.integers(0, 99),
+)
+def test_any_sizes_give_the_references_values(
+    batch: int, features: int, state: int, dtype: torch.dtype, seed: int
+) -> None:
     args = arguments(batch, features, state, dtype, seed=seed)
     assert_right(FORWARD, args)
     assert_right(BACKWARD, gradient_arguments(args))
@@ -71,7 +93,16 @@ def test_any_sizes_give_the_references_values(batch: int, features: int, state: 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_sizes_beyond_a_block_of_the_depth_and_one_thread(dtype: torch.dtype, device: str) -> None:
     of_blocks = [(64, 128, 512), (5, 700, 33), (300, 2, 65)]
-    of_tiles = [(1, 1, 1), (16, 32, 128), (17, 33, 65), (33, 1, 100), (100, 0, 30), (0, 3, 5), (2, 3, 0), (300, 300, 1030)]
+    of_tiles = [
+        (1, 1, 1),
+        (16, 32, 128),
+        (17, 33, 65),
+        (33, 1, 100),
+        (100, 0, 30),
+        (0, 3, 5),
+        (2, 3, 0),
+        (300, 300, 1030),
+    ]
     for sizes in of_blocks if device == "cpu" else [*of_blocks, *of_tiles]:
         args = arguments(*sizes, dtype, device)
         assert_right(FORWARD, args)
@@ -86,29 +117,46 @@ def apart(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_strides_of_any_one_argument_are_followed(device: str) -> None:
-    layouts: list[Callable[[Tensor], Tensor]] = [apart, lambda x: x.t().contiguous().t() if x.dim() == 2 else x,
-                                                 lambda x: x[..., :1].expand(x.shape)]
-    for sizes in ((19, 13, 34), (300, 300, 1030))[:1 if device == "cpu" else 2]:
+    layouts: list[Callable[[Tensor], Tensor]] = [
+        apart,
+        lambda x: x.t().contiguous().t() if x.dim() == 2 else x,
+        lambda x: x[..., :1].expand(x.shape),
+    ]
+    for sizes in ((19, 13, 34), (300, 300, 1030))[: 1 if device == "cpu" else 2]:
         args = arguments(*sizes, torch.float32, device)
         for op, all_args in ((FORWARD, args), (BACKWARD, gradient_arguments(args))):
             for at in [index for index, x in enumerate(all_args) if isinstance(x, Tensor)]:
                 for layout in layouts:
-                    assert_right(op, [layout(x) if index == at else x for index, x in enumerate(all_args)])
+                    assert_right(
+                        op, [layout(x) if index == at else x for index, x in enumerate(all_args)]
+                    )
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("wanted", range(5))
-def test_autograd_gives_eager_gradients_of_any_one_argument(dtype: torch.dtype, wanted: int) -> None:
-    combinations: list[Callable[[Tensor, Tensor], Tensor]] = [lambda h, cell: h.sum() + cell.sum(), lambda h, cell: h.square().sum(),
-                                                              lambda h, cell: cell.sum()]
+def test_autograd_gives_eager_gradients_of_any_one_argument(
+    dtype: torch.dtype, wanted: int
+) -> None:
+    combinations: list[Callable[[Tensor, Tensor], Tensor]] = [
+        lambda h, cell: h.sum() + cell.sum(),
+        lambda h, cell: h.square().sum(),
+        lambda h, cell: cell.sum(),
+    ]
     for combine in combinations:
         found = []
         for function in (FORWARD, FORWARD.reference_function):
-            leaves = [x.requires_grad_(index == wanted) for index, x in enumerate(arguments(16, 8, 24, dtype))]
+            leaves = [
+                x.requires_grad_(index == wanted)
+                for index, x in enumerate(arguments(16, 8, 24, dtype))
+            ]
             combine(*function(*leaves)[:2]).backward()
-            assert [leaf.grad is not None for leaf in leaves] == [index == wanted for index in range(5)]
+            assert [leaf.grad is not None for leaf in leaves] == [
+                index == wanted for index in range(5)
+            ]
             found.append(leaves[wanted].grad)
-        torch.testing.assert_close(found[0], found[1], rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(
+            found[0], found[1], rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps
+        )
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -131,9 +179,11 @@ def functions_of(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     n = z.numel()
     zero = z.new_zeros(1, n)
     gates = FORWARD(z.new_zeros(1, 0), z.new_zeros(3 * n, n), z.repeat(3), zero, zero)[2][0]
-    shut = torch.cat([z.new_full((n,), -math.inf), z.new_zeros(2 * n)])  # the input gate gives 0, so new_cell is old_cell
+    shut = torch.cat(
+        [z.new_full((n,), -math.inf), z.new_zeros(2 * n)]
+    )  # the input gate gives 0, so new_cell is old_cell
     activated = FORWARD(z.new_zeros(1, 0), z.new_zeros(3 * n, n), shut, zero, z[None])[2][0]
-    return gates[:n], gates[2 * n:3 * n], activated[3 * n:]
+    return gates[:n], gates[2 * n : 3 * n], activated[3 * n :]
 
 
 def hard_numbers(dtype: torch.dtype) -> Tensor:
@@ -151,26 +201,63 @@ def test_own_functions_are_as_exact_as_stated(dtype: torch.dtype, every: int) ->
     """In units of the last place, against 200 bits, on a sample; subnormal numbers share the smallest's unit."""
     import mpmath  # type: ignore[import-untyped]
 
-    z, least, digits = hard_numbers(dtype)[::every], *{torch.float32: (-126, 23), torch.float64: (-1022, 52)}[dtype]
+    z, least, digits = (
+        hard_numbers(dtype)[::every],
+        *{torch.float32: (-126, 23), torch.float64: (-1022, 52)}[dtype],
+    )
     if dtype == torch.float32:
         z = z[z > -87]  # below, sigmoid is subnormal, and 0 from -89 on; torch's is 0 from -88.7 on
     with mpmath.workprec(200):
         numbers = [mpmath.mpf(value) for value in z.tolist()]
-        wanted = ([1 / (1 + mpmath.exp(-x)) for x in numbers], [x if x > 0 else mpmath.expm1(x) for x in numbers],
-                  [mpmath.tanh(x) for x in numbers])
+        wanted = (
+            [1 / (1 + mpmath.exp(-x)) for x in numbers],
+            [x if x > 0 else mpmath.expm1(x) for x in numbers],
+            [mpmath.tanh(x) for x in numbers],
+        )
         parts = zip(*(functions_of(part) for part in z.split(700)), strict=True)
-        for name, got, of, bound in zip(("sigmoid", "elu", "tanh"), parts, wanted, (2.5, 1.5, 3.0), strict=True):
-            worst = max(abs(mpmath.mpf(value) - right) / mpmath.ldexp(1, max(least, mpmath.frexp(right)[1] - 1) - digits)
-                        for value, right in zip(torch.cat(got).tolist(), of, strict=True) if right)
+        for name, got, of, bound in zip(
+            ("sigmoid", "elu", "tanh"), parts, wanted, (2.5, 1.5, 3.0), strict=True
+        ):
+            worst = max(
+                abs(mpmath.mpf(value) - right)
+                / mpmath.ldexp(1, max(least, mpmath.frexp(right)[1] - 1) - digits)
+                for value, right in zip(torch.cat(got).tolist(), of, strict=True)
+                if right
+            )
             assert worst <= bound, name
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_saturation_infinities_and_nan_are_torchs(dtype: torch.dtype) -> None:
-    z = torch.tensor([0.0, -0.0, 20, -20, 50, -50, 104, -104, 800, -800, 1e30, -1e30, math.inf, -math.inf, math.nan], dtype=dtype)
+    z = torch.tensor(
+        [
+            0.0,
+            -0.0,
+            20,
+            -20,
+            50,
+            -50,
+            104,
+            -104,
+            800,
+            -800,
+            1e30,
+            -1e30,
+            math.inf,
+            -math.inf,
+            math.nan,
+        ],
+        dtype=dtype,
+    )
     wanted = torch.sigmoid(z), torch.nn.functional.elu(z), torch.tanh(z)
     for got, right in zip(functions_of(z), wanted, strict=True):
-        torch.testing.assert_close(got, right, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).smallest_normal, equal_nan=True)
+        torch.testing.assert_close(
+            got,
+            right,
+            rtol=4 * torch.finfo(dtype).eps,
+            atol=torch.finfo(dtype).smallest_normal,
+            equal_nan=True,
+        )
     sigmoid, elu, tanh = functions_of(z)
     assert sigmoid[-3:-1].tolist() == [1, 0]
     assert elu[-3:-1].tolist() == [math.inf, -1]
@@ -183,7 +270,9 @@ def error_ratios(op: Op, sizes: tuple[int, int, int], device: str) -> list[float
     for seed in range(6):
         args: list[Any] = arguments(*sizes, torch.float32, device, seed)
         args = args if op is FORWARD else gradient_arguments(args, seed)
-        for index, (got, torchs, right) in enumerate(zip(op(*args), op.reference_function(*args), exact(op, args), strict=True)):
+        for index, (got, torchs, right) in enumerate(
+            zip(op(*args), op.reference_function(*args), exact(op, args), strict=True)
+        ):
             mine[index] += (got.double() - right).square().mean().item()
             theirs[index] += (torchs.double() - right).square().mean().item()
     return [math.sqrt(ours / torchs) for ours, torchs in zip(mine, theirs, strict=True) if torchs]
@@ -197,7 +286,9 @@ def test_float32_is_no_less_exact_than_torch(sizes: tuple[int, int, int], device
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_any_number_of_threads_gives_the_references_values(threads: Callable[[int], None], dtype: torch.dtype) -> None:
+def test_any_number_of_threads_gives_the_references_values(
+    threads: Callable[[int], None], dtype: torch.dtype
+) -> None:
     args = arguments(70, 61, 300, dtype)
     given_back = gradient_arguments(args)
     for count in (1, 2, 3, 8):
@@ -215,7 +306,8 @@ def test_a_failed_product_is_an_error_and_frees_all_memory(tmp_path: Path) -> No
         int aoti_torch_cpu_addmm_out(void *out, void *c, void *a, void *b, double beta, double alpha) { return left-- == 0; }
     """)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    helpers.fresh("""
+    helpers.fresh(
+        """
         import ctypes, os, resource
         import torch
         import opjit
@@ -242,16 +334,22 @@ def test_a_failed_product_is_an_error_and_frees_all_memory(tmp_path: Path) -> No
             fail(at)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown < 256 * 1024, grown  # KiB; without a handle's release, 480 MiB and more
-    """, {"LD_PRELOAD": str(library)})
+    """,
+        {"LD_PRELOAD": str(library)},
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", helpers.LEVELS)
 def test_every_level_of_the_cpu_is_right(tmp_path: Path, arch: str) -> None:
     cpu = backends.for_device("cpu")
-    if not cpu.takes(arch) or targets.here(cpu).arch not in helpers.LEVELS[helpers.LEVELS.index(arch):]:
+    if (
+        not cpu.takes(arch)
+        or targets.here(cpu).arch not in helpers.LEVELS[helpers.LEVELS.index(arch) :]
+    ):
         pytest.skip(f"this CPU is no {arch}")
-    helpers.fresh("""
+    helpers.fresh(
+        """
         import torch
         from opjit.declare import registry
         torch.set_num_threads(1)
@@ -261,14 +359,21 @@ def test_every_level_of_the_cpu_is_right(tmp_path: Path, arch: str) -> None:
                 for got, wanted in zip(op(*args), op.reference_function(*args), strict=True):
                     torch.testing.assert_close(got, wanted, rtol=1e-4 if got.dtype == torch.float32 else 1e-11, atol=1e-5)
             assert op.loaded["cpu"].key
-    """, {"OPJIT_ARCH": arch, "OPJIT_CACHE": str(tmp_path)})
+    """,
+        {"OPJIT_ARCH": arch, "OPJIT_CACHE": str(tmp_path)},
+    )
     assert len(list(tmp_path.glob(f"v1/opjit.lltm_*/{arch}/*/manifest.json"))) == 2
 
 
 MISTAKES: list[tuple[Op, int, Callable[[Tensor], Tensor], str]] = [
     (FORWARD, 0, lambda x: x[0], "`x` and `old_h` must have 2 dimensions, not 1 and 2"),
     (FORWARD, 2, lambda x: x[None], "`bias` must have 1 dimension, not 2"),
-    (FORWARD, 3, lambda x: x[:2], "dimension 0 of `old_h` is 2, but must be 3 for a batch of 3, 4 features (`x`) and 5 states (`old_h`)"),
+    (
+        FORWARD,
+        3,
+        lambda x: x[:2],
+        "dimension 0 of `old_h` is 2, but must be 3 for a batch of 3, 4 features (`x`) and 5 states (`old_h`)",
+    ),
     (FORWARD, 4, lambda x: x[:, :4], "dimension 1 of `old_cell` is 4, but must be 5"),
     (FORWARD, 1, lambda x: x[:14], "dimension 0 of `weights` is 14, but must be 15"),
     (FORWARD, 2, lambda x: x[:5], "dimension 0 of `bias` is 5, but must be 15"),
@@ -281,7 +386,9 @@ MISTAKES: list[tuple[Op, int, Callable[[Tensor], Tensor], str]] = [
 
 
 @pytest.mark.parametrize(("op", "at", "changed", "message"), MISTAKES)
-def test_bad_arguments_are_named(op: Op, at: int, changed: Callable[[Tensor], Tensor], message: str) -> None:
+def test_bad_arguments_are_named(
+    op: Op, at: int, changed: Callable[[Tensor], Tensor], message: str
+) -> None:
     args = arguments(3, 4, 5, torch.float32)
     args = args if op is FORWARD else gradient_arguments(args)
     args[at] = changed(args[at])
@@ -297,13 +404,20 @@ def test_a_batch_that_only_data_tell_is_one_graph_with_gradients() -> None:
     torch._dynamo.reset()
 
     def step(mask: Tensor, x: Tensor, weights: Tensor, bias: Tensor, *states: Tensor) -> Tensor:
-        new_h, new_cell, _ = torch.ops.opjit.lltm_forward(x[mask], weights, bias, *(state[mask] for state in states))
+        new_h, new_cell, _ = torch.ops.opjit.lltm_forward(
+            x[mask], weights, bias, *(state[mask] for state in states)
+        )
         total: Tensor = new_h.sum() + new_cell.square().sum()
         return total
 
-    mask, args = torch.tensor([True, False, True, True]), [x.requires_grad_() for x in arguments(4, 3, 5, torch.float64)]
+    mask, args = (
+        torch.tensor([True, False, True, True]),
+        [x.requires_grad_() for x in arguments(4, 3, 5, torch.float64)],
+    )
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        got = torch.autograd.grad(torch.compile(step, backend="aot_eager", fullgraph=True)(mask, *args), args)
+        got = torch.autograd.grad(
+            torch.compile(step, backend="aot_eager", fullgraph=True)(mask, *args), args
+        )
     torch.testing.assert_close(got, torch.autograd.grad(step(mask, *args), args))
 
 
@@ -311,17 +425,24 @@ NUMBERS = r"\d+\.\d{3}/\d+\.\d{3}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("py",), ("c", "-d", "-b", "3", "-f", "5", "-s", "7", "--scale", "ms")])
+@pytest.mark.parametrize(
+    "options", [("py",), ("c", "-d", "-b", "3", "-f", "5", "-s", "7", "--scale", "ms")]
+)
 def test_the_examples_benchmark_prints_one_line(options: tuple[str, ...]) -> None:
     unit = options[options.index("--scale") + 1] if "--scale" in options else "us"
     told = example("05_lltm/benchmark.py", *options, "-r", "5", flags=())
     assert re.fullmatch(f"Forward: {NUMBERS} {unit} \\| Backward {NUMBERS} {unit}\n", told)
 
 
-@pytest.mark.parametrize(("script", "form", "told"), [
-    ("check.py", "c", "c on cpu: "), ("grad_check.py", "c", "c on cpu: "),
-    # Also where ninja is only pip's and the environment is not activated: opjit finds it beside Python.
-    pytest.param("check.py", "cpp", "cpp on cpu: equal to Python", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("script", "form", "told"),
+    [
+        ("check.py", "c", "c on cpu: "),
+        ("grad_check.py", "c", "c on cpu: "),
+        # Also where ninja is only pip's and the environment is not activated: opjit finds it beside Python.
+        pytest.param("check.py", "cpp", "cpp on cpu: equal to Python", marks=pytest.mark.slow),
+    ],
+)
 def test_the_examples_checks_pass(script: str, form: str, told: str) -> None:
     assert example(f"05_lltm/{script}", form, flags=()).startswith(told)
 
@@ -333,11 +454,16 @@ def test_cuda_gives_the_same_bits_each_time(sizes: tuple[int, int, int]) -> None
     given_back = gradient_arguments(args)
     first = [*FORWARD(*args), *BACKWARD(*given_back)]
     for _ in range(20):
-        assert all(torch.equal(one, other) for one, other in zip(first, [*FORWARD(*args), *BACKWARD(*given_back)], strict=True))
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(first, [*FORWARD(*args), *BACKWARD(*given_back)], strict=True)
+        )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("script", ["check.py", "grad_check.py", "benchmark.py"])
 def test_the_examples_run_on_cuda(script: str) -> None:
     told = example(f"05_lltm/{script}", "cuda", flags=())
-    assert script != "benchmark.py" or re.fullmatch(f"Forward: {NUMBERS} us \\| Backward {NUMBERS} us\n", told)
+    assert script != "benchmark.py" or re.fullmatch(
+        f"Forward: {NUMBERS} us \\| Backward {NUMBERS} us\n", told
+    )

@@ -19,7 +19,10 @@ OPS = Path(__file__).parents[1] / "ops"
 for _folder in ("double", "parts"):
     registry.declare_folder(OPS / _folder)
 OWN = ["optest::double", "optest::parts", "optest::joined"]
-TRACED = ["opjit::add_custom", "opjit::allreduce"]  # of which the fast tier has the checks that compile and export
+TRACED = [
+    "opjit::add_custom",
+    "opjit::allreduce",
+]  # of which the fast tier has the checks that compile and export
 
 
 def _cases() -> Iterator[Any]:
@@ -29,9 +32,23 @@ def _cases() -> Iterator[Any]:
             for check in testing.CHECKS:
                 if device == "cuda" or not check.name.startswith("cuda"):
                     marks = [pytest.mark.gpu] if device == "cuda" else []
-                    marks += [pytest.mark.torch] if check.run.__module__ == integration.__name__ and check.device is None else []
-                    marks += [pytest.mark.slow] if check.name.startswith(("compile", "export")) and name not in TRACED else []
-                    yield pytest.param(check, name, device, id=f"{check}-{name.partition('::')[2]}-{device}", marks=marks)
+                    marks += (
+                        [pytest.mark.torch]
+                        if check.run.__module__ == integration.__name__ and check.device is None
+                        else []
+                    )
+                    marks += (
+                        [pytest.mark.slow]
+                        if check.name.startswith(("compile", "export")) and name not in TRACED
+                        else []
+                    )
+                    yield pytest.param(
+                        check,
+                        name,
+                        device,
+                        id=f"{check}-{name.partition('::')[2]}-{device}",
+                        marks=marks,
+                    )
 
 
 # What torch 2.11 says of itself, once in a process, when torch._dynamo.reset() imports inductor.

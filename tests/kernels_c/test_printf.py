@@ -46,8 +46,11 @@ HEARD = "Python 0\nC 0\nPython 1 C 1\nPython 2 C 2\n"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of an op that prints its number."""
-    return helpers.write_op(tmp_path / "say", op_py=helpers.op_py("printtest::say(Tensor x, int n) -> ()"),
-                            say_c='#include "opjit.h"\n#include <stdio.h>\n' + SAY)
+    return helpers.write_op(
+        tmp_path / "say",
+        op_py=helpers.op_py("printtest::say(Tensor x, int n) -> ()"),
+        say_c='#include "opjit.h"\n#include <stdio.h>\n' + SAY,
+    )
 
 
 @pytest.fixture
@@ -57,16 +60,28 @@ def say(make_op: MakeOp) -> opjit.Op:
     return op
 
 
-def test_in_a_pipe_the_lines_are_in_order_and_out_before_anything_else_happens(folder: Path) -> None:
+def test_in_a_pipe_the_lines_are_in_order_and_out_before_anything_else_happens(
+    folder: Path,
+) -> None:
     """The process goes without flushing anything, as in a crash."""
-    assert fresh(helpers.declare(folder) + CONVERSATION + "import os\nos._exit(0)", {"PYTHONUNBUFFERED": None}).stdout == HEARD
+    assert (
+        fresh(
+            helpers.declare(folder) + CONVERSATION + "import os\nos._exit(0)",
+            {"PYTHONUNBUFFERED": None},
+        ).stdout
+        == HEARD
+    )
 
 
 def test_in_a_terminal_the_lines_are_in_order(folder: Path) -> None:
-    code = helpers.declare(folder) + "opjit.get('printtest::say', 'cpu')\n" + CONVERSATION  # a build that takes long shows itself
+    code = (
+        helpers.declare(folder) + "opjit.get('printtest::say', 'cpu')\n" + CONVERSATION
+    )  # a build that takes long shows itself
     status, heard = python_on_terminal("-c", code, OPJIT_VERBOSE="0")
     assert status == 0, heard
-    assert heard.replace("\r\n", "\n").endswith(HEARD), heard  # before it, what a build shows at a terminal
+    assert heard.replace("\r\n", "\n").endswith(HEARD), (
+        heard
+    )  # before it, what a build shows at a terminal
 
 
 @pytest.mark.slow
@@ -87,11 +102,16 @@ assert outputs[0] == outputs[1], outputs
 assert "elements 5000 to 9999, first 9666" in str(outputs)
 print("passed")
 """
-    changes: dict[str, str | None] = {name: str(tmp_path / name) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")}
+    changes: dict[str, str | None] = {
+        name: str(tmp_path / name)
+        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")
+    }
     assert fresh(code, {**changes, "PYTHONDONTWRITEBYTECODE": "1"}).stdout.endswith("passed\n")
 
 
-def test_the_lines_follow_sys_stdout(say: opjit.Op, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_follow_sys_stdout(
+    say: opjit.Op, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     say(torch.ones(1), 1)
     with redirect_stdout(StringIO()) as text:
         say(torch.ones(1), 2)
@@ -112,15 +132,20 @@ def test_a_standard_output_that_takes_nothing_does_not_stop_the_op(say: opjit.Op
 
 
 def test_any_text_of_any_length_arrives(make_op: MakeOp, capfd: pytest.CaptureFixture[str]) -> None:
-    op = make_op("say(Tensor x, str text, int wide) -> ()",
-                 '#include "opjit_printf.h"\n\nopjit_status say_cpu(const opjit_tensor *x, const char *text, int64_t wide)\n'
-                 '{ (void)x; opjit_printf("%s%*d %% \\xff\\n", text, (int)wide, 1); return OPJIT_OK; }', fake=lambda x, text, wide: None)
+    op = make_op(
+        "say(Tensor x, str text, int wide) -> ()",
+        '#include "opjit_printf.h"\n\nopjit_status say_cpu(const opjit_tensor *x, const char *text, int64_t wide)\n'
+        '{ (void)x; opjit_printf("%s%*d %% \\xff\\n", text, (int)wide, 1); return OPJIT_OK; }',
+        fake=lambda x, text, wide: None,
+    )
     for text, wide in (("", 1), ("smörgås %d %n 日本", 7), ("x" * 100_000, 100_000)):
         op(torch.ones(1), text, wide)
         assert capfd.readouterr().out == f"{text}{1:{wide}d} % \ufffd\n"
 
 
-def test_other_threads_write_to_the_file_descriptor(make_op: MakeOp, say: opjit.Op, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_threads_write_to_the_file_descriptor(
+    make_op: MakeOp, say: opjit.Op, capfd: pytest.CaptureFixture[str]
+) -> None:
     """They must not wait for Python's lock: the caller may hold it while it waits for them."""
     make_op("parts(Tensor x) -> ()", PARTS, fake=lambda x: None)(torch.ones(40))
     assert sorted(capfd.readouterr().out.splitlines()) == sorted(f"part {i}" for i in range(40))
@@ -134,8 +159,13 @@ def test_other_threads_write_to_the_file_descriptor(make_op: MakeOp, say: opjit.
 def test_a_caller_that_holds_python_s_lock_is_not_waited_for(tmp_path: Path) -> None:
     """A call through ctypes.PyDLL keeps the lock, as a C++ program around Python may; the first part, its own, does not print."""
     (tmp_path / "op.py").write_text(helpers.op_py("printtest::parts(Tensor x) -> ()"))
-    (tmp_path / "parts.c").write_text('#include "opjit.h"\n' + PARTS.replace("int64_t i = begin", "int64_t i = begin ? begin : end"))
-    code = helpers.declare(tmp_path) + """
+    (tmp_path / "parts.c").write_text(
+        '#include "opjit.h"\n'
+        + PARTS.replace("int64_t i = begin", "int64_t i = begin ? begin : end")
+    )
+    code = (
+        helpers.declare(tmp_path)
+        + """
 import ctypes
 opjit.get("printtest::parts", "cpu")
 torch.set_num_threads(4)
@@ -146,12 +176,18 @@ made = shim.aoti_torch_empty_strided(ctypes.c_int64(1), ctypes.byref(numel), cty
 assert made == 0
 ctypes.PyDLL(registry.find("printtest::parts").loaded["cpu"].registered._name).opjit_kernel(ctypes.byref(tensor), 1, 0)
 """
+    )
     assert sorted(fresh(code).stdout.splitlines()) == sorted(f"part {i}" for i in range(10, 40))
 
 
 @pytest.mark.gpu
-def test_a_gpu_s_lines_are_shown_after_a_synchronisation(make_op: MakeOp, capfd: pytest.CaptureFixture[str]) -> None:
-    op = make_op("say(Tensor x, int n) -> ()", fake=lambda x, n: None, cuda="""
+def test_a_gpu_s_lines_are_shown_after_a_synchronisation(
+    make_op: MakeOp, capfd: pytest.CaptureFixture[str]
+) -> None:
+    op = make_op(
+        "say(Tensor x, int n) -> ()",
+        fake=lambda x, n: None,
+        cuda="""
         #include "opjit_printf.h"
         static __global__ void say_kernel(const float *x, int n) { printf("device %d %g\\n", n, x[0]); }
         opjit_status say_cuda(const opjit_tensor *x, int64_t n, cudaStream_t stream)
@@ -162,13 +198,16 @@ def test_a_gpu_s_lines_are_shown_after_a_synchronisation(make_op: MakeOp, capfd:
             opjit_printf("host %d\\n", (int)n);
             return OPJIT_OK;
         }
-        """)
+        """,
+    )
     for n in range(3):
         op(torch.full((1,), 2.5, device="cuda"), n)
     assert capfd.readouterr().out == "".join(f"device {n} 2.5\nhost {n}\n" for n in range(3))
 
 
-def test_a_library_in_a_process_without_python_writes_to_the_file_descriptor(tmp_path: Path) -> None:
+def test_a_library_in_a_process_without_python_writes_to_the_file_descriptor(
+    tmp_path: Path,
+) -> None:
     """The functions of Python's that opjit_printf calls are weak: they may be missing."""
     kernels_c = helpers.ROOT / "kernels_c"
     (tmp_path / "main.c").write_text("""
@@ -177,4 +216,7 @@ def test_a_library_in_a_process_without_python_writes_to_the_file_descriptor(tmp
         """)
     command = [helpers.real_compiler(), "-std=gnu11", f"-I{kernels_c}", "main.c", "-o", "main"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    assert subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout == "C 1\n"
+    assert (
+        subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
+        == "C 1\n"
+    )

@@ -70,7 +70,9 @@ print(sorted(set(torch.library.opcheck(scale, (x, 2.0)).values())))
 def write_scale(folder: Path, ns: str, op_py: str = SCALE_PY) -> Path:
     (folder / "include").mkdir(parents=True)
     (folder / "op.py").write_text(op_py.format(ns=ns))
-    (folder / "shapes.py").write_text("from .marks import DONE\n\n\ndef like(x):\n    assert DONE\n    return x.new_empty(x.shape)\n")
+    (folder / "shapes.py").write_text(
+        "from .marks import DONE\n\n\ndef like(x):\n    assert DONE\n    return x.new_empty(x.shape)\n"
+    )
     (folder / "marks.py").write_text("DONE = True\n")
     (folder / "unused.py").write_text("raise ImportError('no op imports it')\n")
     for name in ("scale", "scale_grad"):
@@ -86,7 +88,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = f"""
 import opjit
 opjit.add_path({str(source)!r})
-print(opjit.build_library("libtest::scale", {str(folder / 'build')!r}, "cpu", name="my_ops"))
+print(opjit.build_library("libtest::scale", {str(folder / "build")!r}, "cpu", name="my_ops"))
 """
     path = Path(fresh(code, {"OPJIT_CACHE": str(folder / "cache")}).stdout.strip())
     shutil.rmtree(source)
@@ -104,14 +106,25 @@ def test_another_process_has_the_fake_kernel_and_the_backward(built: Path, tmp_p
 @pytest.mark.torch
 def test_an_op_of_a_library_is_unpickled_in_another_process(built: Path, tmp_path: Path) -> None:
     load = LOAD.format(path=str(built), ns="libtest")
-    fresh(load + f"import pickle\npickle.dump(scale, open({str(tmp_path / 'op.pkl')!r}, 'wb'))", elsewhere(tmp_path))
+    fresh(
+        load + f"import pickle\npickle.dump(scale, open({str(tmp_path / 'op.pkl')!r}, 'wb'))",
+        elsewhere(tmp_path),
+    )
     again = f"import pickle, torch\nprint(pickle.load(open({str(tmp_path / 'op.pkl')!r}, 'rb'))(torch.ones(1), 2.0).item())\n"
-    assert fresh(load + again, elsewhere(tmp_path)).stdout == fresh("import opjit\n" + again, elsewhere(tmp_path)).stdout == "2.0\n"
+    assert (
+        fresh(load + again, elsewhere(tmp_path)).stdout
+        == fresh("import opjit\n" + again, elsewhere(tmp_path)).stdout
+        == "2.0\n"
+    )
 
 
 def test_the_folder_loads_all_its_ops(built: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(built.parent, tmp_path / "moved", symlinks=True)
-    code = LOAD.format(path=str(moved), ns="libtest") + "assert loaded == [scale, torch.ops.libtest.scale_grad.default]\n" + USE
+    code = (
+        LOAD.format(path=str(moved), ns="libtest")
+        + "assert loaded == [scale, torch.ops.libtest.scale_grad.default]\n"
+        + USE
+    )
     assert fresh(code, elsewhere(tmp_path)).stdout == "['SUCCESS']\n"
 
 
@@ -121,21 +134,36 @@ def test_several_ops_make_one_library_and_the_command_follows(tmp_path: Path) ->
 import opjit
 opjit.add_path({str(first)!r})
 opjit.add_path({str(second)!r})
-print(opjit.build_library(["libone::scale", "keytest::plus"], {str(tmp_path / 'build')!r}, "cpu", name="both"))
+print(opjit.build_library(["libone::scale", "keytest::plus"], {str(tmp_path / "build")!r}, "cpu", name="both"))
 """
     settings = {"OPJIT_CACHE": str(tmp_path / "cache")}
     assert fresh(code, settings).stdout == f"{tmp_path}/build/both\n"
-    done = command("get", first, second, "--device", "cpu", "--build-directory", tmp_path / "by", "--name", "both", **settings)
+    done = command(
+        "get",
+        first,
+        second,
+        "--device",
+        "cpu",
+        "--build-directory",
+        tmp_path / "by",
+        "--name",
+        "both",
+        **settings,
+    )
     assert done.stdout == f"{tmp_path}/by/both\n", done.stderr
-    by, beside = ([path.relative_to(tmp_path / each) for path in sorted((tmp_path / each).rglob("*"))] for each in ("by", "build"))
+    by, beside = (
+        [path.relative_to(tmp_path / each) for path in sorted((tmp_path / each).rglob("*"))]
+        for each in ("by", "build")
+    )
     assert by == beside
     code = f"""
 import torch, opjit
-print([str(op) for op in opjit.load_library({str(tmp_path / 'by' / 'both')!r})])
+print([str(op) for op in opjit.load_library({str(tmp_path / "by" / "both")!r})])
 print(torch.ops.keytest.plus(torch.ones(1)), torch.ops.libone.scale(torch.ones(1), 4.0))
 """
     assert fresh(code, elsewhere(tmp_path)).stdout == (
-        "['keytest.plus.default', 'libone.scale.default', 'libone.scale_grad.default']\ntensor([2.]) tensor([4.])\n")
+        "['keytest.plus.default', 'libone.scale.default', 'libone.scale_grad.default']\ntensor([2.]) tensor([4.])\n"
+    )
 
 
 def test_a_name_is_taken_once_and_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -144,7 +172,10 @@ def test_a_name_is_taken_once_and_nothing_is_overwritten(tmp_path: Path) -> None
     path = opjit.build_library("libname::scale", tmp_path / "build", "cpu", name="mine")
     before = helpers.snapshot(path.parent)
     assert opjit.build_library("libname::scale", tmp_path / "build", "cpu", name="mine") == path
-    with pytest.raises(BuildError, match=r"build/mine holds something else already, and nothing is overwritten; remove it, or choose"):
+    with pytest.raises(
+        BuildError,
+        match=r"build/mine holds something else already, and nothing is overwritten; remove it, or choose",
+    ):
         opjit.build_library("allreduce", tmp_path / "build", "cpu", name="mine")
     assert helpers.snapshot(path.parent) == before
     (tmp_path / "build" / "notes").write_text("years")
@@ -156,7 +187,9 @@ def test_a_name_is_taken_once_and_nothing_is_overwritten(tmp_path: Path) -> None
 
 def test_a_name_that_is_no_folder_name_and_a_library_of_no_op_are_refused(tmp_path: Path) -> None:
     for name in ("", "a/b", "..", ".hidden", "-x", "a b", "a\n", "ü", "x" * 101):
-        with pytest.raises(BuildError, match="cannot be a library's name: expected letters, digits"):
+        with pytest.raises(
+            BuildError, match="cannot be a library's name: expected letters, digits"
+        ):
             opjit.build_library("allreduce", tmp_path, "cpu", name=name)
     with pytest.raises(BuildError, match="a library of no op: name one or more"):
         opjit.build_library([], tmp_path, "cpu")
@@ -164,21 +197,37 @@ def test_a_name_that_is_no_folder_name_and_a_library_of_no_op_are_refused(tmp_pa
 
 
 def test_an_op_py_that_changed_after_it_was_read_is_refused(tmp_path: Path) -> None:
-    folder = helpers.write_op(tmp_path / "later", op_py=helpers.OP_PY.replace("keytest::plus", "laterlib::plus"))
+    folder = helpers.write_op(
+        tmp_path / "later", op_py=helpers.OP_PY.replace("keytest::plus", "laterlib::plus")
+    )
     registry.add_path(folder)
     (folder / "op.py").write_text((folder / "op.py").read_text() + "\n# changed\n")
-    with pytest.raises(DeclarationError, match=r"op\.py changed after this process read it; build the library in a new process"):
+    with pytest.raises(
+        DeclarationError,
+        match=r"op\.py changed after this process read it; build the library in a new process",
+    ):
         opjit.build_library("laterlib::plus", tmp_path / "build", "cpu")
 
 
-@pytest.mark.parametrize(("added", "says"), [
-    ("import no_such_package", r"its plus/op\.py raised ModuleNotFoundError: No module named 'no_such_package'"),
-    ("raise KeyError('weights')", r"its plus/op\.py raised KeyError: 'weights'"),
-])
-def test_an_op_py_that_fails_elsewhere_is_one_message_and_leaves_nothing(added: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("added", "says"),
+    [
+        (
+            "import no_such_package",
+            r"its plus/op\.py raised ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        ("raise KeyError('weights')", r"its plus/op\.py raised KeyError: 'weights'"),
+    ],
+)
+def test_an_op_py_that_fails_elsewhere_is_one_message_and_leaves_nothing(
+    added: str, says: str, tmp_path: Path
+) -> None:
     guarded = f"import os\nif os.environ.get('ELSEWHERE'):\n    {added}\n"
     folder = helpers.write_op(tmp_path / "plus", op_py=helpers.OP_PY + guarded)
-    code = helpers.declare(folder) + f"print(opjit.build_library('keytest::plus', {str(tmp_path / 'build')!r}, 'cpu'))"
+    code = (
+        helpers.declare(folder)
+        + f"print(opjit.build_library('keytest::plus', {str(tmp_path / 'build')!r}, 'cpu'))"
+    )
     path = fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip()
     code = f"""
 import os, re
@@ -194,19 +243,44 @@ print(opjit.load_library({path!r})(torch.ones(1)).tolist())
     assert fresh(code, {**elsewhere(tmp_path), "ELSEWHERE": "1"}).stdout == "[2.0]\n"
 
 
-def test_a_shared_library_of_the_author_comes_along_unless_it_lies_outside_the_op_s_folder(tmp_path: Path) -> None:
+def test_a_shared_library_of_the_author_comes_along_unless_it_lies_outside_the_op_s_folder(
+    tmp_path: Path,
+) -> None:
     folder, outside = tmp_path / "plus", tmp_path / "outside"
-    helpers.write_op(folder, op_py=helpers.OP_PY.replace('Tensor")', 'Tensor", extra_ldflags=["-Lvendor", "-lamount"])'),
-                     amount_h="float amount(void);\n#define AMOUNT amount()\n")
+    helpers.write_op(
+        folder,
+        op_py=helpers.OP_PY.replace('Tensor")', 'Tensor", extra_ldflags=["-Lvendor", "-lamount"])'),
+        amount_h="float amount(void);\n#define AMOUNT amount()\n",
+    )
     (folder / "vendor").mkdir()
-    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libamount.so", "-o", str(folder / "vendor" / "libamount.so"), "-x", "c", "-"]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libamount.so",
+        "-o",
+        str(folder / "vendor" / "libamount.so"),
+        "-x",
+        "c",
+        "-",
+    ]
     subprocess.run(command, check=True, text=True, input="float amount(void) { return 5.0f; }")
-    helpers.write_op(outside, op_py=helpers.OP_PY.replace("keytest::plus", "outside::plus").replace(
-        'Tensor")', 'Tensor", extra_ldflags=["-L../plus/vendor", "-lamount"])'))
+    helpers.write_op(
+        outside,
+        op_py=helpers.OP_PY.replace("keytest::plus", "outside::plus").replace(
+            'Tensor")', 'Tensor", extra_ldflags=["-L../plus/vendor", "-lamount"])'
+        ),
+    )
     registry.add_path(outside)
-    with pytest.raises(DeclarationError, match=r"outside::plus is linked with .*libamount\.so, which lies outside the folder"):
+    with pytest.raises(
+        DeclarationError,
+        match=r"outside::plus is linked with .*libamount\.so, which lies outside the folder",
+    ):
         opjit.build_library("outside::plus", tmp_path / "build", "cpu")
-    code = helpers.declare(folder) + f"print(opjit.build_library('keytest::plus', {str(tmp_path / 'build')!r}, 'cpu'))"
+    code = (
+        helpers.declare(folder)
+        + f"print(opjit.build_library('keytest::plus', {str(tmp_path / 'build')!r}, 'cpu'))"
+    )
     path = Path(fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout.strip())
     shutil.rmtree(folder)
     use = f"import torch, opjit\nprint(opjit.load_library({str(path)!r})(torch.ones(1)).tolist())"

@@ -81,8 +81,22 @@ def program(folder: Path, text: str) -> Path:
     (folder / "run.cpp").write_text(text, encoding="utf-8")
     places = [place for folder_ in cpp_extension.include_paths() for place in ("-isystem", folder_)]
     where = Path(torch.__file__).parent / "lib"
-    words = [shutil.which("c++") or "c++", "-std=c++20", "-O0", "-w", *places, str(folder / "run.cpp"), "-o", str(folder / "run"),
-             f"-L{where}", f"-Wl,-rpath,{where}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
+    words = [
+        shutil.which("c++") or "c++",
+        "-std=c++20",
+        "-O0",
+        "-w",
+        *places,
+        str(folder / "run.cpp"),
+        "-o",
+        str(folder / "run"),
+        f"-L{where}",
+        f"-Wl,-rpath,{where}",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+        "-ldl",
+    ]
     subprocess.run(words, check=True)
     return folder / "run"
 
@@ -95,11 +109,23 @@ def printed(command: list[str | Path]) -> list[float]:
 
 def test_torchscript_finds_the_ops_and_a_package_of_aotinductor_holds_them(tmp_path: Path) -> None:
     """scale takes a str, so the model calls it through the dispatcher; allreduce it calls directly."""
-    libraries = fresh(BUILD.format(folder=str(tmp_path)), {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}).stdout.split()
+    libraries = fresh(
+        BUILD.format(folder=str(tmp_path)), {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    ).stdout.split()
     run = program(tmp_path, (EXAMPLES / "10_wheel" / "run.cpp").read_text(encoding="utf-8"))
     assert printed([run, *libraries, tmp_path / "model.pt"]) == [6.0, 8.5, 11.0, 13.5]
-    assert printed([run, libraries[0], *libraries, tmp_path / "model.pt"]) == [6.0, 8.5, 11.0, 13.5]  # one of them twice
-    assert subprocess.run([run, *libraries[1:], tmp_path / "model.pt"], capture_output=True, check=False).returncode != 0
+    assert printed([run, libraries[0], *libraries, tmp_path / "model.pt"]) == [
+        6.0,
+        8.5,
+        11.0,
+        13.5,
+    ]  # one of them twice
+    assert (
+        subprocess.run(
+            [run, *libraries[1:], tmp_path / "model.pt"], capture_output=True, check=False
+        ).returncode
+        != 0
+    )
     for path in libraries:
         Path(path).resolve().unlink()
     run = program(tmp_path, (EXAMPLES / "07_from_cpp" / "run.cpp").read_text(encoding="utf-8"))
@@ -107,13 +133,20 @@ def test_torchscript_finds_the_ops_and_a_package_of_aotinductor_holds_them(tmp_p
 
 
 def test_a_model_does_not_call_an_op_directly_that_has_the_name_of_a_function_of_torchs() -> None:
-    direct = {name: package._takes_shim(schema.parse(f"pt2test::{name}(Tensor x) -> Tensor"), "cuda") for name in ("abs", "abs_", "mine")}
+    direct = {
+        name: package._takes_shim(schema.parse(f"pt2test::{name}(Tensor x) -> Tensor"), "cuda")
+        for name in ("abs", "abs_", "mine")
+    }
     assert direct == {"abs": False, "abs_": True, "mine": True}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_model_calls_ops_directly_with_every_kind_of_argument(tmp_path: Path, device: str) -> None:
+def test_a_model_calls_ops_directly_with_every_kind_of_argument(
+    tmp_path: Path, device: str
+) -> None:
     """In Python, too, without opjit: nothing declares the ops there. An error of a kernel is the model's."""
     path = str(tmp_path / "model.pt2")
-    eager = fresh(DIRECT.format(device=device, path=path), {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}).stdout
+    eager = fresh(
+        DIRECT.format(device=device, path=path), {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ).stdout
     assert fresh(RUN.format(device=device, path=path), cold=True).stdout == eager

@@ -48,9 +48,16 @@ def test_a_string_is_an_op(tmp_path: Path) -> None:
     assert scale.qualified == "inline::scale"
     for called in (scale, torch.ops.inline.scale, opjit.get("inline::scale", "cpu")):
         assert called(x, 2.5).tolist() == [0.0, 2.5, 5.0, 7.5]
-    assert torch.compile(lambda t: scale(t, 2.0) + 1, fullgraph=True, backend="aot_eager")(x).tolist() == [1.0, 3.0, 5.0, 7.0]
+    assert torch.compile(lambda t: scale(t, 2.0) + 1, fullgraph=True, backend="aot_eager")(
+        x
+    ).tolist() == [1.0, 3.0, 5.0, 7.0]
     torch.library.opcheck(scale.overload, (x, 2.0))
-    assert opjit.inline("inltest::named(Tensor x, float a) -> Tensor", c=source("named"), like="x").qualified == "inltest::named"
+    assert (
+        opjit.inline(
+            "inltest::named(Tensor x, float a) -> Tensor", c=source("named"), like="x"
+        ).qualified
+        == "inltest::named"
+    )
 
 
 def test_a_copied_or_pickled_module_holds_the_same_op() -> None:
@@ -60,7 +67,10 @@ def test_a_copied_or_pickled_module_holds_the_same_op() -> None:
         assert again.op is op
     told = pickle.dumps(op)
     registry.remove(registry.find("inline::copied"))
-    with pytest.raises(UnknownOp, match="inline::copied was pickled by a process that declared it in inline code at"):
+    with pytest.raises(
+        UnknownOp,
+        match="inline::copied was pickled by a process that declared it in inline code at",
+    ):
         pickle.loads(told)
 
 
@@ -78,7 +88,9 @@ def test_declared_again_the_op_is_the_same_with_the_new_code_at_once() -> None:
 
 
 @pytest.mark.torch
-def test_with_another_schema_it_is_another_op_of_the_name_and_who_holds_the_old_one_is_safe() -> None:
+def test_with_another_schema_it_is_another_op_of_the_name_and_who_holds_the_old_one_is_safe() -> (
+    None
+):
     op = declare("changed")
     old = op.overload
     x = torch.ones(2)
@@ -101,7 +113,9 @@ def test_code_that_does_not_compile_leaves_the_op_as_it_was() -> None:
     with pytest.raises(CompileError) as caught:
         declare("wrong", "undeclared_name", like=None)
     first, second = str(caught.value).splitlines()[:2]
-    assert first.startswith("wrong.c:7:35: error: 'undeclared_name' undeclared")  # line 7 of the string
+    assert first.startswith(
+        "wrong.c:7:35: error: 'undeclared_name' undeclared"
+    )  # line 7 of the string
     assert second.startswith("while building inline::wrong for cpu")
     assert "opjit-inline-" not in str(caught.value)
     with pytest.raises(CompileError):
@@ -114,36 +128,60 @@ def test_a_source_for_one_device_less_takes_its_kernel_away() -> None:
     op = declare("less")
     assert op(torch.ones(1), 2.0).tolist() == [2.0]
     opjit.inline("less" + SIGNATURE, cuda=CUDA.replace("NAME", "less"), like="x")
-    with pytest.raises(NoKernel, match="inline::less has no kernel for cpu: its inline code is for cuda only; declare it again"):
+    with pytest.raises(
+        NoKernel,
+        match="inline::less has no kernel for cpu: its inline code is for cuda only; declare it again",
+    ):
         op(torch.ones(1), 2.0)
 
 
-def refused(kind: type[opjit.errors.OpjitError], match: str, schema: str = "bad" + SIGNATURE, **given: Any) -> None:
+def refused(
+    kind: type[opjit.errors.OpjitError], match: str, schema: str = "bad" + SIGNATURE, **given: Any
+) -> None:
     """Declare, and call where that is taken: both within one sentence's reach."""
     with pytest.raises(kind, match=match) as caught:
         opjit.inline(schema, **{"like": "x", "c": source("bad"), **given})(torch.ones(1), 1.0)
     assert "opjit-inline-" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("c", "told"), [
-    (source("good"),
-     r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const opjit_tensor \*x, "
-     r"double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)$"),
-    ("\n#include <missing.h>\n" + source("bad"),
-     r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; pass the header's folder in extra_include_paths"),
-])
+@pytest.mark.parametrize(
+    ("c", "told"),
+    [
+        (
+            source("good"),
+            r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const opjit_tensor \*x, "
+            r"double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)$",
+        ),
+        (
+            "\n#include <missing.h>\n" + source("bad"),
+            r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; pass the header's folder in extra_include_paths",
+        ),
+    ],
+)
 def test_code_that_does_not_compile_is_answered_in_a_sentence(c: str, told: str) -> None:
     refused(CompileError, told, c=c)
 
 
-@pytest.mark.parametrize(("given", "match"), [
-    ({"c": None}, r"has no code: give c= with opjit_status bad_cpu\("),
-    ({"c": b"bytes"}, "the code of bad.c must be a string, not b'bytes'"),
-    *(({"like": like}, r"like= takes the name of a Tensor argument for each result.* pass a function as fake=")
-      for like in ("y", "a", ["x", "x"], [])),
-    ({"fake": torch.empty_like}, "give one of them"), ({"extra_cflags": ["-ffast-math"]}, "extra_cflags cannot hold '-ffast-math'"),
-    ({"extra_include_paths": ["no-such-folder"]}, f"no folder .*/no-such-folder; a relative path starts from {os.getcwd()}$"),
-])
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"c": None}, r"has no code: give c= with opjit_status bad_cpu\("),
+        ({"c": b"bytes"}, "the code of bad.c must be a string, not b'bytes'"),
+        *(
+            (
+                {"like": like},
+                r"like= takes the name of a Tensor argument for each result.* pass a function as fake=",
+            )
+            for like in ("y", "a", ["x", "x"], [])
+        ),
+        ({"fake": torch.empty_like}, "give one of them"),
+        ({"extra_cflags": ["-ffast-math"]}, "extra_cflags cannot hold '-ffast-math'"),
+        (
+            {"extra_include_paths": ["no-such-folder"]},
+            f"no folder .*/no-such-folder; a relative path starts from {os.getcwd()}$",
+        ),
+    ],
+)
 def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], match: str) -> None:
     refused(DeclarationError, match, **given)
 
@@ -151,9 +189,15 @@ def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], match: str
 def test_two_modules_cannot_declare_one_name(tmp_path: Path) -> None:
     declare("shared")
     call = compile(f"opjit.inline({'shared' + SIGNATURE!r}, c='', like='x')", "other.py", "eval")
-    with pytest.raises(DeclarationError, match=r"inline code at \S+test_inline\.py:\d+, the other in inline code at other\.py:1"):
+    with pytest.raises(
+        DeclarationError,
+        match=r"inline code at \S+test_inline\.py:\d+, the other in inline code at other\.py:1",
+    ):
         eval(call, {"opjit": opjit, "__name__": "other"})
-    with pytest.raises(DeclarationError, match=r"two ops are named opjit::allreduce: one is declared in \S+, the other in inline code at"):
+    with pytest.raises(
+        DeclarationError,
+        match=r"two ops are named opjit::allreduce: one is declared in \S+, the other in inline code at",
+    ):
         opjit.inline("opjit::allreduce(Tensor x) -> Tensor", c="", like="x")
 
 
@@ -161,40 +205,64 @@ def test_two_modules_cannot_declare_one_name(tmp_path: Path) -> None:
 def test_without_like_or_fake_it_runs_and_tracing_it_says_what_is_missing() -> None:
     op = declare("untraced", like=None)
     assert op(torch.ones(1), 2.0).tolist() == [2.0]
-    with pytest.raises(DeclarationError, match=r"inline::untraced has no fake kernel.*like= or fake="):
+    with pytest.raises(
+        DeclarationError, match=r"inline::untraced has no fake kernel.*like= or fake="
+    ):
         op(torch.ones(1, device="meta"), 2.0)
 
 
 def test_like_takes_a_name_for_each_result_and_fake_takes_any_function() -> None:
-    two = opjit.inline("two(Tensor x, *, Tensor y) -> (Tensor, Tensor)", like=["y", "x"], c="""
+    two = opjit.inline(
+        "two(Tensor x, *, Tensor y) -> (Tensor, Tensor)",
+        like=["y", "x"],
+        c="""
         opjit_status two_cpu(const opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out0, opjit_tensor *out1)
         {
             OPJIT_TRY(opjit_empty_like(out0, y, y->dtype));
             return opjit_empty_like(out1, x, x->dtype);
-        }""")
+        }""",
+    )
     x, y = torch.ones(2, 3).t(), torch.ones(4, dtype=torch.int8)
     for device in ("cpu", "meta"):
         got = two(x.to(device), y=y.to(device))
-        assert [(t.shape, t.dtype, t.stride()) for t in got] == [(y.shape, y.dtype, y.stride()), (x.shape, x.dtype, x.stride())]
-    count = opjit.inline("count(Tensor x) -> int", fake=lambda x: x.numel(), c="""
-        opjit_status count_cpu(const opjit_tensor *x, int64_t *out) { *out = x->numel; return OPJIT_OK; }""")
+        assert [(t.shape, t.dtype, t.stride()) for t in got] == [
+            (y.shape, y.dtype, y.stride()),
+            (x.shape, x.dtype, x.stride()),
+        ]
+    count = opjit.inline(
+        "count(Tensor x) -> int",
+        fake=lambda x: x.numel(),
+        c="""
+        opjit_status count_cpu(const opjit_tensor *x, int64_t *out) { *out = x->numel; return OPJIT_OK; }""",
+    )
     assert (count(torch.ones(6)), count(torch.ones(6, device="meta"))) == (6, 6)
 
 
 def test_an_op_without_results_needs_neither() -> None:
-    op = opjit.inline("fill(Tensor(a!) x) -> ()", c="""
-        opjit_status fill_cpu(opjit_tensor *x) { memset(x->data, 0, (size_t)x->numel); return OPJIT_OK; }""")
+    op = opjit.inline(
+        "fill(Tensor(a!) x) -> ()",
+        c="""
+        opjit_status fill_cpu(opjit_tensor *x) { memset(x->data, 0, (size_t)x->numel); return OPJIT_OK; }""",
+    )
     x = torch.ones(3, dtype=torch.uint8)
     torch.compile(op.overload, fullgraph=True, backend="aot_eager")(x)
     assert x.tolist() == [0, 0, 0]
 
 
-def test_flags_and_include_folders_from_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_include_folders_from_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "offset.h").write_text("#define OFFSET 10.0f\n")
     monkeypatch.chdir(tmp_path)
     text = '#include "offset.h"\n' + source("flagged", f"{TIMES} + OFFSET + MORE")
-    op = opjit.inline("flagged" + SIGNATURE, c=text, like="x", extra_cflags=["-DMORE=5"], extra_include_paths=["include"])
+    op = opjit.inline(
+        "flagged" + SIGNATURE,
+        c=text,
+        like="x",
+        extra_cflags=["-DMORE=5"],
+        extra_include_paths=["include"],
+    )
     monkeypatch.chdir("/")
     assert op(torch.ones(1), 1.0).tolist() == [16.0]
 
@@ -239,30 +307,51 @@ def test_nothing_is_left_behind_and_a_forked_child_has_its_own(tmp_path: Path) -
         print(made({TIMES!r}))
         """
     (tmp_path / "tmp").mkdir()
-    done = fresh(code, {"TMPDIR": str(tmp_path / "tmp"), "OPJIT_CACHE": str(tmp_path / "cache")}, flags=("-W", "ignore"))
+    done = fresh(
+        code,
+        {"TMPDIR": str(tmp_path / "tmp"), "OPJIT_CACHE": str(tmp_path / "cache")},
+        flags=("-W", "ignore"),
+    )
     assert done.stdout.split() == ["3.0", "4.0", "3.0"]
-    left = {path.name.rpartition("-")[0] for path in (tmp_path / "tmp").iterdir()} - {"opjit"}  # the locks' folder
+    left = {path.name.rpartition("-")[0] for path in (tmp_path / "tmp").iterdir()} - {
+        "opjit"
+    }  # the locks' folder
     assert left <= {"opjit-inline"}  # the child's own, as it left without a word
-    assert len([path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("opjit-inline")]) == 1
+    assert (
+        len([path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("opjit-inline")])
+        == 1
+    )
 
 
 @pytest.mark.gpu
 def test_both_languages_serve_both_devices() -> None:
     for formula, expected in (("a * from[i]", 6.0), ("a + from[i]", 5.0)):
         cuda = CUDA.replace("NAME", "both").replace("FORMULA", formula)
-        op = opjit.inline("both" + SIGNATURE, c=source("both", formula.replace("a ", "(float)a ")), cuda=cuda, like="x")
+        op = opjit.inline(
+            "both" + SIGNATURE,
+            c=source("both", formula.replace("a ", "(float)a ")),
+            cuda=cuda,
+            like="x",
+        )
         for device in ("cpu", "cuda"):
             assert op(torch.full((1000,), 2.0, device=device), 3.0).eq(expected).all()
 
 
 def test_an_error_of_the_code_ends_in_the_caller_s_lines() -> None:
     """The frames of opjit's request, cache and build tell a user nothing: N14 showed 46 lines."""
-    code = ("import torch, opjit\n"
-            'op = opjit.inline("f(Tensor x) -> Tensor", c="opjit_status f_cpu(const opjit_tensor *x, opjit_tensor *out) {{ {} }}")\n{}')
-    for text, call in (("retrun OPJIT_OK;", "op(torch.ones(1))"), ("retrun OPJIT_OK;", "opjit.get('inline::f', 'cpu')"),
-                       ("return OPJIT_OK;", "op(torch.ones(1).to_sparse())")):
+    code = (
+        "import torch, opjit\n"
+        'op = opjit.inline("f(Tensor x) -> Tensor", c="opjit_status f_cpu(const opjit_tensor *x, opjit_tensor *out) {{ {} }}")\n{}'
+    )
+    for text, call in (
+        ("retrun OPJIT_OK;", "op(torch.ones(1))"),
+        ("retrun OPJIT_OK;", "opjit.get('inline::f', 'cpu')"),
+        ("return OPJIT_OK;", "op(torch.ones(1).to_sparse())"),
+    ):
         done = ended(code.format(text, call))
         frames = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
         assert frames[0].startswith('  File "<string>", line 3')
         assert len(frames) <= 2, done.stderr
-        assert not [line for line in frames if "builder" in line or "request.py" in line], done.stderr
+        assert not [line for line in frames if "builder" in line or "request.py" in line], (
+            done.stderr
+        )

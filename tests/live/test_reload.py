@@ -22,7 +22,7 @@ from opjit.store.entry import Entry
 from tests import helpers
 from tests.helpers import fresh, until
 
-OP_PY = '''\
+OP_PY = """\
 import torch
 import opjit
 {extra}
@@ -37,7 +37,7 @@ def setup_context(ctx, inputs, output):
 @grow.backward
 def backward(ctx, grad):
     return grad * {slope}{nones}
-'''
+"""
 
 
 class Folder:
@@ -49,12 +49,18 @@ class Folder:
         self.name = f"{self.namespace}::grow"
         path.mkdir()
 
-    def write_c(self, slope: str, parameters: str = "", name: str = "grow", include: str = "opjit.h") -> None:
-        (self.path / f"{name}.c").write_text(f'#include "opjit.h"\n#include "{include}"'
-                                             + helpers.elementwise(name, f"from[i] * {slope}", parameters))
+    def write_c(
+        self, slope: str, parameters: str = "", name: str = "grow", include: str = "opjit.h"
+    ) -> None:
+        (self.path / f"{name}.c").write_text(
+            f'#include "opjit.h"\n#include "{include}"'
+            + helpers.elementwise(name, f"from[i] * {slope}", parameters)
+        )
 
     def write_py(self, slope: str, parameters: str = "", extra: str = "", nones: str = "") -> None:
-        text = OP_PY.format(namespace=self.namespace, slope=slope, parameters=parameters, extra=extra, nones=nones)
+        text = OP_PY.format(
+            namespace=self.namespace, slope=slope, parameters=parameters, extra=extra, nones=nones
+        )
         (self.path / "op.py").write_text(text)
 
     def write(self, slope: str) -> None:
@@ -114,7 +120,9 @@ def test_an_op_that_was_never_used_is_reloaded_too(folder: Folder) -> None:
 
 
 @pytest.mark.torch
-def test_a_changed_op_py_changes_the_backward_and_the_op_stays_the_same_object(folder: Folder) -> None:
+def test_a_changed_op_py_changes_the_backward_and_the_op_stays_the_same_object(
+    folder: Folder,
+) -> None:
     known, overload = registry.find(folder.name), opjit.get(folder.name, "cpu")
     assert slope(overload) == 2.0
     folder.write_py("11")
@@ -122,7 +130,7 @@ def test_a_changed_op_py_changes_the_backward_and_the_op_stays_the_same_object(f
     assert registry.find(folder.name) is known
     assert (value(overload), slope(overload)) == (2.0, 11.0)
     text = (folder.path / "op.py").read_text()
-    (folder.path / "op.py").write_text(text[:text.index("@grow.backward")])
+    (folder.path / "op.py").write_text(text[: text.index("@grow.backward")])
     assert folder.reload() is overload
     with pytest.raises(RuntimeError, match=r"is not implemented; add one with @grow\.backward"):
         slope(overload)
@@ -154,10 +162,17 @@ def test_a_changed_schema_declares_the_op_anew(folder: Folder) -> None:
 
 MISTAKES: dict[str, tuple[Callable[[Folder], object], type[Exception]]] = {
     "the source": (lambda folder: folder.write_c("oops"), CompileError),
-    "op.py's code": (lambda folder: folder.write_py("3", extra="raise ValueError('in op.py')"), ValueError),
+    "op.py's code": (
+        lambda folder: folder.write_py("3", extra="raise ValueError('in op.py')"),
+        ValueError,
+    ),
     "op.py's syntax": (lambda folder: folder.write_py("3 +"), SyntaxError),
-    "op.py's name": (lambda folder: (folder.path / "op.py").write_text((folder.path / "op.py").read_text().replace("::grow(", "::shrink(")),
-                     DeclarationError),
+    "op.py's name": (
+        lambda folder: (folder.path / "op.py").write_text(
+            (folder.path / "op.py").read_text().replace("::grow(", "::shrink(")
+        ),
+        DeclarationError,
+    ),
     "the schema": (lambda folder: folder.write_py("3", ", Scalar a"), SchemaError),
     "the schema's source": (lambda folder: folder.write_py("3", ", int a"), CompileError),
     "no source": (lambda folder: (folder.path / "grow.c").unlink(), NoKernel),
@@ -166,8 +181,9 @@ MISTAKES: dict[str, tuple[Callable[[Folder], object], type[Exception]]] = {
 
 
 @pytest.mark.parametrize(("make", "error"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_leaves_everything_as_it_was_until_it_is_mended(folder: Folder, make: Callable[[Folder], object],
-                                                                  error: type[Exception]) -> None:
+def test_a_mistake_leaves_everything_as_it_was_until_it_is_mended(
+    folder: Folder, make: Callable[[Folder], object], error: type[Exception]
+) -> None:
     op = opjit.get(folder.name, "cpu")
     assert (value(op), slope(op)) == (2.0, 2.0)
     folder.write("3")
@@ -183,8 +199,10 @@ def test_a_mistake_leaves_everything_as_it_was_until_it_is_mended(folder: Folder
 
 def test_all_ops_of_an_op_py_change_together_or_not_at_all(tmp_path: Path) -> None:
     folder = Folder(tmp_path / f"f{next(_number)}")
-    text = "".join(f"@opjit.op('{folder.namespace}::{name}(Tensor x) -> Tensor')\ndef {name}(x): return torch.empty_like(x)\n"
-                   for name in ("grow", "other"))
+    text = "".join(
+        f"@opjit.op('{folder.namespace}::{name}(Tensor x) -> Tensor')\ndef {name}(x): return torch.empty_like(x)\n"
+        for name in ("grow", "other")
+    )
     (folder.path / "op.py").write_text("import opjit, torch\n" + text)
     folder.write_c("2")
     folder.write_c("2", name="other")
@@ -201,12 +219,16 @@ def test_all_ops_of_an_op_py_change_together_or_not_at_all(tmp_path: Path) -> No
     assert value(grow) == 3.0
     with pytest.raises(UnknownOp):
         registry.find(other.qualified)
-    assert registry.find(f"{folder.namespace}::third").overload(torch.ones(1, device="meta")).shape == (1,)
+    assert registry.find(f"{folder.namespace}::third").overload(
+        torch.ones(1, device="meta")
+    ).shape == (1,)
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_reloads_under_fire_give_no_wrong_result_and_keep_nothing_but_the_libraries(tmp_path: Path) -> None:
+def test_reloads_under_fire_give_no_wrong_result_and_keep_nothing_but_the_libraries(
+    tmp_path: Path,
+) -> None:
     """The benchmark does a thousand of these, within 64 MB. Here it is the median that counts: the interpreter takes some MB at a time."""
     code = f"""
         import json, sys
@@ -238,7 +260,9 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
         yield caplog
 
 
-def test_a_saved_file_is_called_soon_and_a_mistake_is_said_once(folder: Folder, log: pytest.LogCaptureFixture) -> None:
+def test_a_saved_file_is_called_soon_and_a_mistake_is_said_once(
+    folder: Folder, log: pytest.LogCaptureFixture
+) -> None:
     op = opjit.get(folder.name, "cpu")
     with opjit.watch(folder.path, interval=0.02):
         assert value(op) == 2.0
@@ -253,7 +277,9 @@ def test_a_saved_file_is_called_soon_and_a_mistake_is_said_once(folder: Folder, 
         until(lambda: (value(op), slope(op)) == (4.0, 4.0), 30)
         (folder.path / "op.py").write_text("raise KeyError('no')\n")
         until(lambda: "KeyError" in log.text, 30)
-    assert [record.levelname for record in log.records if "stays as it was" in record.getMessage()] == ["ERROR", "ERROR"]
+    assert [
+        record.levelname for record in log.records if "stays as it was" in record.getMessage()
+    ] == ["ERROR", "ERROR"]
     assert "'oops' undeclared" in log.text
     folder.write("5")
     time.sleep(0.2)
@@ -273,7 +299,9 @@ def test_a_header_elsewhere_is_watched_too(tmp_path: Path) -> None:
         until(lambda: value(op) == 6.0, 30)
 
 
-def test_a_folder_that_is_removed_under_the_watch_is_said_in_a_sentence(folder: Folder, log: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_is_removed_under_the_watch_is_said_in_a_sentence(
+    folder: Folder, log: pytest.LogCaptureFixture
+) -> None:
     op = opjit.get(folder.name, "cpu")
     with opjit.watch(folder.path, interval=0.02):
         shutil.rmtree(folder.path)
@@ -285,7 +313,9 @@ def test_a_folder_that_is_removed_under_the_watch_is_said_in_a_sentence(folder: 
         opjit.watch(folder.path.parent)
 
 
-def test_a_library_that_the_loader_refuses_changes_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_the_loader_refuses_changes_nothing(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     op = opjit.get(folder.name, "cpu")
     assert (value(op), slope(op)) == (2.0, 2.0)
     folder.write("3")

@@ -22,10 +22,31 @@ def one(seconds: tuple[float, ...] = (1.0,), **more: Any) -> Measurement:
     return Measurement("side", seconds, None, "clock", 1, 1, False, 0, 0, **more)
 
 
-@pytest.mark.parametrize("x", [
-    torch.arange(6.0), torch.arange(6.0)[1:], torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1), torch.ones(3, 1).expand(3, 5),
-    torch.arange(20)[::3], torch.empty(0, 3), torch.tensor(2.0), torch.ones(2, dtype=torch.complex64).conj(), torch.eye(3).to_sparse(),
-], ids=["plain", "unaligned", "permuted", "expanded", "steps", "empty", "scalar", "conjugate", "sparse"])
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.arange(6.0),
+        torch.arange(6.0)[1:],
+        torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
+        torch.ones(3, 1).expand(3, 5),
+        torch.arange(20)[::3],
+        torch.empty(0, 3),
+        torch.tensor(2.0),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.eye(3).to_sparse(),
+    ],
+    ids=[
+        "plain",
+        "unaligned",
+        "permuted",
+        "expanded",
+        "steps",
+        "empty",
+        "scalar",
+        "conjugate",
+        "sparse",
+    ],
+)
 def test_copies_are_the_same_tensor_elsewhere(x: torch.Tensor) -> None:
     [first, second] = copies(Inputs((x, 2), {"other": x}), 1 + 2 * x.numel() * x.element_size())[:2]
     copy = second.args[0]
@@ -35,7 +56,10 @@ def test_copies_are_the_same_tensor_elsewhere(x: torch.Tensor) -> None:
     assert torch.equal(copy.to_dense(), x.to_dense())
     if x.layout == torch.strided and x.numel():
         assert copy.data_ptr() != x.data_ptr()
-        assert x.is_conj() or (copy.stride(), copy.data_ptr() % 64) == (x.stride(), x.data_ptr() % 64)
+        assert x.is_conj() or (copy.stride(), copy.data_ptr() % 64) == (
+            x.stride(),
+            x.data_ptr() % 64,
+        )
 
 
 def test_copies_keep_gradients_and_fill_the_cache_three_times() -> None:
@@ -54,11 +78,19 @@ def test_sides_take_turns_in_alternating_order(monkeypatch: pytest.MonkeyPatch) 
     found = measure(TimingPlan(sides, [Inputs((1,))], "cpu", False, rounds=4, seconds=0))
     assert called == ["a"] * 3 + ["b"] * 3 + ["a", "b"] + ["a", "b", "b", "a"] * 2
     assert [len(each.seconds) for each in found.values()] == [4, 4]
-    assert (found["a"].way, found["a"].host, found["a"].bound, found["a"].clock, found["a"].possible) == ("clock", None, None, None, True)
+    assert (
+        found["a"].way,
+        found["a"].host,
+        found["a"].bound,
+        found["a"].clock,
+        found["a"].possible,
+    ) == ("clock", None, None, None, True)
 
 
 @pytest.mark.parametrize("cold", [True, False])
-def test_cold_calls_rotate_through_memory_and_hot_ones_stay(monkeypatch: pytest.MonkeyPatch, cold: bool) -> None:
+def test_cold_calls_rotate_through_memory_and_hot_ones_stay(
+    monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
     small(monkeypatch, 4000)
     x, places = torch.ones(100), Counter[int]()
     plan = plan_of({"f": lambda x: places.update([x.data_ptr()])}, Inputs((x,)), "cpu", cold)
@@ -103,12 +135,22 @@ def test_what_cannot_be_is_said() -> None:
     assert one().of_bound is None
 
 
-def test_the_roofline_is_the_slower_of_memory_and_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    h200 = SimpleNamespace(memory_clock_rate=3_201_000, memory_bus_width=6144, clock_rate=1_980_000, multi_processor_count=132, major=9,
-                           minor=0)
+def test_the_roofline_is_the_slower_of_memory_and_arithmetic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    h200 = SimpleNamespace(
+        memory_clock_rate=3_201_000,
+        memory_bus_width=6144,
+        clock_rate=1_980_000,
+        multi_processor_count=132,
+        major=9,
+        minor=0,
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: h200)
     assert machine.bound("cuda", 4_916_736_000_000, 0, 4) == pytest.approx(1.0)
-    assert machine.bound("cuda", 1, 1_070_530_560_000_000, 2) == pytest.approx(1.0), "a data sheet's 989 TFLOP/s at a lower clock"
+    assert machine.bound("cuda", 1, 1_070_530_560_000_000, 2) == pytest.approx(1.0), (
+        "a data sheet's 989 TFLOP/s at a lower clock"
+    )
     assert machine.bound("cuda", 1, 1_070_530_560_000_000, 4) == pytest.approx(2.0)
     assert machine.bound("cuda", 0, 0, 4) is None
     h200.major = 7  # a device that the table lacks
@@ -116,13 +158,27 @@ def test_the_roofline_is_the_slower_of_memory_and_arithmetic(monkeypatch: pytest
     assert machine.bound("cpu", 1 << 30, 1 << 30, 4) is None
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(12.0, "12.0 s"), (0.625, "0.625 s"), (0.4, "400 ms"), (2.54e-2, "25.4 ms"),
-                                               (1.234e-3, "1.23 ms"), (9.994e-4, "999 us"), (1.4e-6, "1.40 us"), (2e-7, "0.200 us")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (12.0, "12.0 s"),
+        (0.625, "0.625 s"),
+        (0.4, "400 ms"),
+        (2.54e-2, "25.4 ms"),
+        (1.234e-3, "1.23 ms"),
+        (9.994e-4, "999 us"),
+        (1.4e-6, "1.40 us"),
+        (2e-7, "0.200 us"),
+    ],
+)
 def test_a_time_has_three_digits(seconds: float, text: str) -> None:
     assert format_time(seconds) == text
 
 
-@pytest.mark.parametrize(("rate", "text"), [(4.12e12, "4.12 TB/s"), (9.89e14, "989 TB/s"), (17.54e9, "17.5 GB/s"), (1e6, "0.0 GB/s")])
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(4.12e12, "4.12 TB/s"), (9.89e14, "989 TB/s"), (17.54e9, "17.5 GB/s"), (1e6, "0.0 GB/s")],
+)
 def test_a_rate_has_three_digits(rate: float, text: str) -> None:
     assert format_rate(rate, "B") == text
 
@@ -134,7 +190,9 @@ def test_short_kernels_go_through_a_graph_and_long_ones_between_events(cold: boo
     short, long = torch.rand(1000, device="cuda"), torch.rand(1 << 27, device="cuda")
     with torch.inference_mode():
         brief = measure(plan_of({"neg": torch.neg}, Inputs((short,)), "cuda", cold))["neg"]
-        lasting = measure(plan_of({"neg": torch.neg}, Inputs((long,)), "cuda", cold, moved=2 * long.nbytes))["neg"]
+        lasting = measure(
+            plan_of({"neg": torch.neg}, Inputs((long,)), "cuda", cold, moved=2 * long.nbytes)
+        )["neg"]
     assert (brief.way, lasting.way) == ("graph", "events")
     assert brief.inputs == (256 if cold else 1)
     assert brief.host is not None
@@ -169,7 +227,9 @@ def test_work_on_another_stream_is_noticed() -> None:
                 x @ x
         return x
 
-    found = measure(TimingPlan({"hides": hides}, [Inputs((x,))], "cuda", False, rounds=3, seconds=2e-3))["hides"]
+    found = measure(
+        TimingPlan({"hides": hides}, [Inputs((x,))], "cuda", False, rounds=3, seconds=2e-3)
+    )["hides"]
     assert not found.possible
 
 
@@ -187,12 +247,17 @@ def test_a_function_that_no_graph_takes_is_measured_without_one(kind: str) -> No
     found = measure(TimingPlan({"item": function}, [Inputs((x,))], "cuda", False, rounds=3))["item"]
     assert found.way == "issue"
     assert torch.equal(x + 1, 2 * x), "the failed capture leaves the device well"
-    assert torch.rand(2, device="cuda").ne(torch.rand(2, device="cuda")).any(), "and torch's random numbers"
+    assert torch.rand(2, device="cuda").ne(torch.rand(2, device="cuda")).any(), (
+        "and torch's random numbers"
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_an_input_that_the_cache_holds_is_read_faster_than_one_that_it_does_not() -> None:
     x = torch.rand(machine.cache_bytes("cuda") // 16, device="cuda")  # a quarter of the cache
-    cold, hot = (measure(plan_of({"sum": torch.sum}, Inputs((x,)), "cuda", chosen))["sum"] for chosen in (True, False))
+    cold, hot = (
+        measure(plan_of({"sum": torch.sum}, Inputs((x,)), "cuda", chosen))["sum"]
+        for chosen in (True, False)
+    )
     assert hot.median < cold.median

@@ -50,8 +50,20 @@ def test_a_header_that_appears_flips_the_key(op: Path, then: str, asked: str) ->
     assert key(op) != before
 
 
-@pytest.mark.parametrize("name", ["opjit.h", "opjit_glue.h", "opjit_half.h", "opjit_shim.h", "opjit_runtime.c", "opjit_convert.c"])
-def test_each_header_of_opjit_flips_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "opjit.h",
+        "opjit_glue.h",
+        "opjit_half.h",
+        "opjit_shim.h",
+        "opjit_runtime.c",
+        "opjit_convert.c",
+    ],
+)
+def test_each_header_of_opjit_flips_the_key(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     package = helpers.copy_package(tmp_path / "package")
     places = {folder: package / folder for folder in ("kernels_c", "templates")}
     monkeypatch.setattr(resources, "folder", lambda folder: places[folder])
@@ -61,21 +73,29 @@ def test_each_header_of_opjit_flips_the_key(op: Path, tmp_path: Path, monkeypatc
     assert key(op) != before
 
 
-@pytest.mark.parametrize("name", ["glue.c.in", "kernel.in", "fatbin.c.in", "GLUE_GENERATOR", "FORMAT"])
-def test_each_glue_template_the_generator_s_and_the_format_s_number_flip_the_key(op: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["glue.c.in", "kernel.in", "fatbin.c.in", "GLUE_GENERATOR", "FORMAT"]
+)
+def test_each_glue_template_the_generator_s_and_the_format_s_number_flip_the_key(
+    op: Path, name: str
+) -> None:
     before, template = key(op), resources.template
     with pytest.MonkeyPatch.context() as patch:
         if name.isupper():
             patch.setattr(recipe, name, getattr(recipe, name) + 1)
         else:
-            patch.setattr(resources, "template", lambda each: template(each) + "\n" * (each == name))
+            patch.setattr(
+                resources, "template", lambda each: template(each) + "\n" * (each == name)
+            )
         recipe.glue_digest.cache_clear()
         changed = key(op)
     recipe.glue_digest.cache_clear()
     assert changed != before == key(op)
 
 
-def test_what_the_compiler_says_of_itself_enters_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_compiler_says_of_itself_enters_the_key(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = f"#!/bin/sh\n'{helpers.real_compiler()}' \"$@\" 2>&1 | sed 's/^gcc version .*/gcc version 99/'\n"
     other = helpers.program(tmp_path / "cc", text)
     before = describe(op).key
@@ -85,23 +105,44 @@ def test_what_the_compiler_says_of_itself_enters_the_key(op: Path, tmp_path: Pat
     assert describe(op).key != before
 
 
-def test_a_compiler_that_was_replaced_at_its_path_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_was_replaced_at_its_path_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler, notes = tmp_path / "cc", tmp_path / "notes"
     monkeypatch.setenv("CC", str(compiler))
     versions = []
     for number in (1, 2):
         text = f"#!/bin/sh\necho 'Target: here'\necho 'gcc version {number}'\n"
         helpers.program(tmp_path / "new", text).replace(compiler)
-        versions += [toolchain.require_compiler(notes).version, toolchain.require_compiler(notes).version]
+        versions += [
+            toolchain.require_compiler(notes).version,
+            toolchain.require_compiler(notes).version,
+        ]
     assert versions == ["gcc version 1", "gcc version 1", "gcc version 2", "gcc version 2"]
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", "null", '{"stamp": 1}', '{"found": {}}', "\x00", '{"stamp": null, "found": null}'])
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"stamp": 1}',
+        '{"found": {}}',
+        "\x00",
+        '{"stamp": null, "found": null}',
+    ],
+)
 def test_a_damaged_note_on_a_compiler_is_written_anew(tmp_path: Path, note: str) -> None:
     found = toolchain.require_compiler(tmp_path)
     (kept,) = tmp_path.iterdir()
     stamp = json.loads(kept.read_text())["stamp"]
-    for text in (note, json.dumps({"stamp": stamp, "found": {"version": "1"}}), json.dumps({"stamp": stamp, "found": 3})):
+    for text in (
+        note,
+        json.dumps({"stamp": stamp, "found": {"version": "1"}}),
+        json.dumps({"stamp": stamp, "found": 3}),
+    ):
         kept.write_text(text)
         assert toolchain.require_compiler(tmp_path) == found
 
@@ -116,7 +157,9 @@ def test_a_note_on_a_compiler_that_somebody_else_wrote_is_not_believed(tmp_path:
     assert toolchain.require_compiler(tmp_path) == found
 
 
-def test_paths_dates_hosts_and_the_environment_do_not_enter_the_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_dates_hosts_and_the_environment_do_not_enter_the_key(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = describe(op).key
     other = write_op(tmp_path / "another user" / "deeper" / "plus")
     for path in other.iterdir():
@@ -151,7 +194,11 @@ def test_the_document_holds_no_path_of_the_machine(op: Path, tmp_path: Path) -> 
     for part in (str(tmp_path), str(helpers.ROOT), os.path.expanduser("~"), socket.gethostname()):
         assert part not in text
     ours = ".h _convert.c _convert.h _cuda.h _elementwise.c _elementwise.h _glue.h _half.h _pack.h _runtime.c _shim.h"
-    assert set(describe(op).inputs) == {"plus.c", "amount.h", *(f"<opjit>/opjit{name}" for name in ours.split())}
+    assert set(describe(op).inputs) == {
+        "plus.c",
+        "amount.h",
+        *(f"<opjit>/opjit{name}" for name in ours.split()),
+    }
 
 
 def scan(folder: Path, *include: Path) -> set[str]:
@@ -167,36 +214,76 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("line", [
-    '#include "a.h"', "#include <a.h>", '  #  include\t"a.h"', '#include"a.h"', '#include_next "a.h"', '#if 0\n#include "a.h"\n#endif',
-    '// #include "a.h"', '#include "a.h" // why', '\ufeff#include "a.h"', '#include "a.h"\r', '#import "a.h"', '%:include "a.h"',
-    '??=include "a.h"', '#include /* c */ "a.h"', '#inc\\\nlude "a.h"', '#include \\\n "a.h"'])
-def test_every_spelling_of_an_include_is_found_by_the_scan_or_refused_after_the_build(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#include "a.h"',
+        "#include <a.h>",
+        '  #  include\t"a.h"',
+        '#include"a.h"',
+        '#include_next "a.h"',
+        '#if 0\n#include "a.h"\n#endif',
+        '// #include "a.h"',
+        '#include "a.h" // why',
+        '\ufeff#include "a.h"',
+        '#include "a.h"\r',
+        '#import "a.h"',
+        '%:include "a.h"',
+        '??=include "a.h"',
+        '#include /* c */ "a.h"',
+        '#inc\\\nlude "a.h"',
+        '#include \\\n "a.h"',
+    ],
+)
+def test_every_spelling_of_an_include_is_found_by_the_scan_or_refused_after_the_build(
+    tmp_path: Path, line: str
+) -> None:
     folder = tree(tmp_path / "tree", {"op.c": f"{line}\n", "a.h": ""})
     if "a.h" in scan(folder):
         return
-    write_op(folder, plus_c=PLUS.replace("{\n", "{\n    (void)ANSWER;\n", 1).replace("\n\n", f"\n{line}\n\n", 1), a_h="#define ANSWER 42\n")
+    write_op(
+        folder,
+        plus_c=PLUS.replace("{\n", "{\n    (void)ANSWER;\n", 1).replace("\n\n", f"\n{line}\n\n", 1),
+        a_h="#define ANSWER 42\n",
+    )
     with pytest.raises(BuildError):
         build.build(describe(folder), Store(folder / "cache"))
 
 
 def test_the_scan_follows_nested_headers_and_cycles(tmp_path: Path) -> None:
-    folder = tree(tmp_path, {
-        "op.c": '#include "a/a.h"', "a/a.h": '#include "b.h"\n#include <c.h>', "a/b.h": '#include "a.h"\n#include "../op.c"',
-        "c.h": "#include <c.h>\n#include <stdio.h>\n#include <nowhere.h>"})
+    folder = tree(
+        tmp_path,
+        {
+            "op.c": '#include "a/a.h"',
+            "a/a.h": '#include "b.h"\n#include <c.h>',
+            "a/b.h": '#include "a.h"\n#include "../op.c"',
+            "c.h": "#include <c.h>\n#include <stdio.h>\n#include <nowhere.h>",
+        },
+    )
     assert scan(folder) == {"op.c", "a/a.h", "a/b.h", "c.h"}
 
 
 def test_a_quoted_header_is_looked_for_beside_its_includer_first(tmp_path: Path) -> None:
-    folder = tree(tmp_path, {
-        "op.c": '#include "a/a.h"', "a/a.h": '#include "x.h"', "a/x.h": "", "x.h": "", "b/op.c": '#include "a.h"',
-        "b/a.h": "#include <x.h>", "b/x.h": ""})
+    folder = tree(
+        tmp_path,
+        {
+            "op.c": '#include "a/a.h"',
+            "a/a.h": '#include "x.h"',
+            "a/x.h": "",
+            "x.h": "",
+            "b/op.c": '#include "a.h"',
+            "b/a.h": "#include <x.h>",
+            "b/x.h": "",
+        },
+    )
     assert scan(folder) == {"op.c", "a/a.h", "a/x.h"}
     assert scan(folder / "b", folder) == {"op.c", "a.h", "x.h"}
 
 
 @pytest.mark.parametrize("way", ["above", "through a linked folder", "linked"])
-def test_a_header_elsewhere_is_part_of_the_key_and_is_the_one_that_the_compiler_reads(op: Path, tmp_path: Path, way: str) -> None:
+def test_a_header_elsewhere_is_part_of_the_key_and_is_the_one_that_the_compiler_reads(
+    op: Path, tmp_path: Path, way: str
+) -> None:
     far = tmp_path / "far" / "amount.h"
     (tmp_path / "far" / "inner").mkdir(parents=True)
     far.write_text("#define AMOUNT 2.0f\n")
@@ -208,7 +295,9 @@ def test_a_header_elsewhere_is_part_of_the_key_and_is_the_one_that_the_compiler_
         (op / "amount.h").symlink_to(far)
     else:
         (op / "link").symlink_to(tmp_path / "far" / "inner")
-        (op / "plus.c").write_text(PLUS.replace('"amount.h"', '"link/../amount.h"'))  # not the amount.h beside plus.c
+        (op / "plus.c").write_text(
+            PLUS.replace('"amount.h"', '"link/../amount.h"')
+        )  # not the amount.h beside plus.c
     before = key(op)
     helpers.built(op, tmp_path / "cache")  # and the check after the build knows it
     far.write_text("#define AMOUNT 3.0f\n")
@@ -224,37 +313,57 @@ def test_an_op_in_a_linked_folder_has_the_key_of_the_folder(op: Path, tmp_path: 
 BY_A_FUNCTION = "#define TEXT(name) #name\n#include TEXT(amount.h)"
 
 
-@pytest.mark.parametrize(("defined", "flags"), [("#define OTHER <amount.h>\n#define WHERE OTHER\n", []), ("", ['-DWHERE="amount.h"'])])
+@pytest.mark.parametrize(
+    ("defined", "flags"),
+    [("#define OTHER <amount.h>\n#define WHERE OTHER\n", []), ("", ['-DWHERE="amount.h"'])],
+)
 def test_a_header_that_a_macro_names_is_an_input(op: Path, defined: str, flags: list[str]) -> None:
-    (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', f'{defined}#define NONE "/dev/null"\n#include WHERE'))
+    (op / "plus.c").write_text(
+        PLUS.replace('#include "amount.h"', f'{defined}#define NONE "/dev/null"\n#include WHERE')
+    )
     assert str(op / "amount.h") in headers.closure([str(op / "plus.c")], (str(op),), flags=flags)
 
 
-def test_an_include_by_a_macro_s_function_is_refused_and_nothing_is_published(op: Path, tmp_path: Path) -> None:
+def test_an_include_by_a_macro_s_function_is_refused_and_nothing_is_published(
+    op: Path, tmp_path: Path
+) -> None:
     (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', BY_A_FUNCTION))
     with pytest.raises(BuildError, match=r"amount\.h.*name the file in an #include line"):
         helpers.built(op, tmp_path / "cache")
     assert helpers.entries(tmp_path / "cache") == []
 
 
-@pytest.mark.parametrize("directive", ['".incbin ', '".inc" "bin ', '".include '], ids=["incbin", "incbin-in-two", "include"])
-def test_bytes_that_the_assembler_takes_from_a_file_are_refused(op: Path, tmp_path: Path, directive: str) -> None:
+@pytest.mark.parametrize(
+    "directive",
+    ['".incbin ', '".inc" "bin ', '".include '],
+    ids=["incbin", "incbin-in-two", "include"],
+)
+def test_bytes_that_the_assembler_takes_from_a_file_are_refused(
+    op: Path, tmp_path: Path, directive: str
+) -> None:
     """The compiler does not report them, so a change would go unseen."""
     (op / "data.bin").write_bytes(b"\n")
     taken = f'__asm__(".section .rodata\\nblob:\\n" {directive}\\"{op}/data.bin\\"\\n.previous");\n'
     (op / "plus.c").write_text(PLUS + taken)
-    with pytest.raises(BuildError, match=r"its assembly takes in .*data\.bin with \.inc.*put its bytes into a header"):
+    with pytest.raises(
+        BuildError,
+        match=r"its assembly takes in .*data\.bin with \.inc.*put its bytes into a header",
+    ):
         helpers.built(op, tmp_path / "cache")
     assert helpers.entries(tmp_path / "cache") == []
 
 
-def test_an_include_through_a_macro_is_fine_where_an_include_line_names_the_file_too(op: Path, tmp_path: Path) -> None:
+def test_an_include_through_a_macro_is_fine_where_an_include_line_names_the_file_too(
+    op: Path, tmp_path: Path
+) -> None:
     named = f'{BY_A_FUNCTION}\n#if 0\n#include "amount.h"\n#endif'
     (op / "plus.c").write_text(PLUS.replace('#include "amount.h"', named))
     helpers.built(op, tmp_path / "cache")
 
 
-def test_a_header_from_the_environment_s_include_path_does_not_slip_in(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_from_the_environment_s_include_path_does_not_slip_in(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     (op / "amount.h").rename(tmp_path / "elsewhere" / "amount.h")
     for name in ("CPATH", "C_INCLUDE_PATH"):
@@ -264,10 +373,14 @@ def test_a_header_from_the_environment_s_include_path_does_not_slip_in(op: Path,
                 build.build(describe(op), Store(tmp_path / f"cache-{name}"))
 
 
-def test_a_header_that_cannot_be_read_gives_a_key_that_never_comes_again(op: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_cannot_be_read_gives_a_key_that_never_comes_again(
+    op: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, before = os.open, describe(op, compiler=GCC).key
 
-    def refuse(path: Any, *args: Any, **kwargs: Any) -> Any:  # root can read everything, so permissions would refuse nothing
+    def refuse(
+        path: Any, *args: Any, **kwargs: Any
+    ) -> Any:  # root can read everything, so permissions would refuse nothing
         if str(path).endswith("amount.h"):
             raise PermissionError(13, "Permission denied", str(path))
         return plain(path, *args, **kwargs)
@@ -281,13 +394,25 @@ def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "x y.h").write_text("")
     (folder / "m.c").write_text('#include "x y.h"\n#include <stdio.h>\n')
-    subprocess.run([helpers.real_compiler(), "-c", folder / "m.c", "-o", tmp_path / "m.o", f"-Wp,-MD,{tmp_path / 'm.d'}"], check=True)
+    subprocess.run(
+        [
+            helpers.real_compiler(),
+            "-c",
+            folder / "m.c",
+            "-o",
+            tmp_path / "m.o",
+            f"-Wp,-MD,{tmp_path / 'm.d'}",
+        ],
+        check=True,
+    )
     found = headers.read_dependencies((tmp_path / "m.d").read_text())
     assert {folder / "m.c", folder / "x y.h"} <= set(found)
     assert all(path.exists() for path in found), found
 
 
-def test_an_nvcc_swapped_at_its_path_is_another_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nvcc_swapped_at_its_path_is_another_key(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvcc = tmp_path / "toolkit" / "bin" / "nvcc"
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
     keys, runtimes = [], []
@@ -304,12 +429,19 @@ def test_an_nvcc_swapped_at_its_path_is_another_key(op: Path, tmp_path: Path, mo
 
 
 @pytest.mark.nvcc
-def test_a_toolkit_by_a_link_and_by_its_real_path_gives_one_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_toolkit_by_a_link_and_by_its_real_path_gives_one_key(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = toolchain.require_nvcc(None)
     (tmp_path / "cuda").symlink_to(real.root)
     (tmp_path / "bin").symlink_to(Path(real.root) / "bin")
     target, keys = helpers.cuda_target("sm_90"), set()
-    for home, path in ((real.root, None), (str(tmp_path / "cuda"), None), (None, f"{tmp_path}/bin"), (None, f"{real.root}/bin")):
+    for home, path in (
+        (real.root, None),
+        (str(tmp_path / "cuda"), None),
+        (None, f"{tmp_path}/bin"),
+        (None, f"{real.root}/bin"),
+    ):
         with monkeypatch.context() as patched:
             for name in ("CUDA_HOME", "CUDA_PATH"):
                 patched.delenv(name, raising=False)
@@ -322,7 +454,9 @@ def test_a_toolkit_by_a_link_and_by_its_real_path_gives_one_key(op: Path, tmp_pa
     assert len(keys) == 1
 
 
-def test_a_compiler_found_by_another_path_gives_one_key(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_found_by_another_path_gives_one_key(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CC", raising=False)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "gcc").symlink_to(helpers.real_compiler())
@@ -338,23 +472,44 @@ def test_a_compiler_found_by_another_path_gives_one_key(op: Path, tmp_path: Path
 
 def test_each_field_of_a_recipe_flips_the_key(op: Path, tmp_path: Path) -> None:
     cuda = targets.named("sm_90", backends.for_device("cuda"), "13.0")
-    recipe = describe(op, cuda, compiler={"cc.version": "gcc version 0", "cc.machine": "here", "nvcc.build": "V13.0.0"})
+    recipe = describe(
+        op,
+        cuda,
+        compiler={"cc.version": "gcc version 0", "cc.machine": "here", "nvcc.build": "V13.0.0"},
+    )
     given = recipe.flags
-    flags = {"c": given._replace(c=(*given.c, "-more")), "cuda": given._replace(cuda=(*given.cuda, "-more")),
-             "link": given._replace(link=(*given.link, "-more")), "stubs": given._replace(stubs=(*given.stubs, "more")),
-             "sources": given._replace(sources=(str(op / "more.cu"),)), "debug": given._replace(debug=True),
-             "device": given._replace(device=("-more",))}
+    flags = {
+        "c": given._replace(c=(*given.c, "-more")),
+        "cuda": given._replace(cuda=(*given.cuda, "-more")),
+        "link": given._replace(link=(*given.link, "-more")),
+        "stubs": given._replace(stubs=(*given.stubs, "more")),
+        "sources": given._replace(sources=(str(op / "more.cu"),)),
+        "debug": given._replace(debug=True),
+        "device": given._replace(device=("-more",)),
+    }
     # Follows from the arch; its files are inputs; are in `link`, by name.
     assert flags.keys() == set(Flags._fields) - {"needed", "include", "cuda_link", "shared"}
     changed: dict[str, list[Recipe]] = {
         "schema": [recipe._replace(schema=schema.parse("keytest::plus(Tensor y) -> Tensor"))],
-        "target": [recipe._replace(target=cuda._replace(backend=helpers.cpu())), recipe._replace(target=cuda._replace(arch="sm_80")),
-                   recipe._replace(target=cuda._replace(runtime="cuda12"))],
+        "target": [
+            recipe._replace(target=cuda._replace(backend=helpers.cpu())),
+            recipe._replace(target=cuda._replace(arch="sm_80")),
+            recipe._replace(target=cuda._replace(runtime="cuda12")),
+        ],
         "source": [recipe._replace(source=op / "other.cu")],
-        "inputs": [recipe._replace(inputs={**recipe.inputs, name: "0" * 64}) for name in [*recipe.inputs, "one_more.h"]],
+        "inputs": [
+            recipe._replace(inputs={**recipe.inputs, name: "0" * 64})
+            for name in [*recipe.inputs, "one_more.h"]
+        ],
         "flags": [recipe._replace(flags=more) for more in flags.values()],
-        "toolchain": [recipe._replace(toolchain={**(recipe.toolchain or {}), name: "?"}) for name in [*(recipe.toolchain or {}), "ld"]],
+        "toolchain": [
+            recipe._replace(toolchain={**(recipe.toolchain or {}), name: "?"})
+            for name in [*(recipe.toolchain or {}), "ld"]
+        ],
     }
-    assert changed.keys() == set(Recipe._fields) - {"label", "others"}  # for messages, and for other keys
+    assert changed.keys() == set(Recipe._fields) - {
+        "label",
+        "others",
+    }  # for messages, and for other keys
     every = [recipe, *(one for several in changed.values() for one in several)]
     assert len({one.key for one in every}) == len(every)

@@ -24,7 +24,17 @@ from opjit.builder import build
 from opjit.store import elf, lock, manifest
 from opjit.store.store import Store
 from tests import helpers
-from tests.helpers import OUTPUT, MakeOp, OnCompile, elementwise, fake_compiler, fresh, is_alive, program, until
+from tests.helpers import (
+    OUTPUT,
+    MakeOp,
+    OnCompile,
+    elementwise,
+    fake_compiler,
+    fresh,
+    is_alive,
+    program,
+    until,
+)
 
 # Forks children that start together; each runs `work`, which returns what is printed as one of a sorted list.
 TOGETHER = """
@@ -57,9 +67,14 @@ def together(count, work):
 
 
 @pytest.mark.slow
-def test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes(op: Path, here: Path, log: Path) -> None:
+def test_64_processes_and_then_16_compile_once_in_each_round_and_read_identical_bytes(
+    op: Path, here: Path, log: Path
+) -> None:
     rounds = 4
-    code = helpers.declare(op) + TOGETHER + f"""
+    code = (
+        helpers.declare(op)
+        + TOGETHER
+        + f"""
 folder, cache = Path({str(op)!r}), Path({str(here)!r})
 for turn in range({rounds}):
     (folder / "amount.h").write_text(f"#define AMOUNT {{turn}}.0f\\n")
@@ -69,19 +84,26 @@ for turn in range({rounds}):
         return hashlib.sha256(Path(mapped).read_bytes()).hexdigest()
     print(len(set(together(16 if turn else 64, work))), flush=True)
 """
+    )
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds
     assert len(log.read_text().split()) == rounds
     assert len(helpers.entries(here)) == rounds
 
 
-def test_32_threads_that_ask_for_one_op_compile_it_once(make_op: MakeOp, here: Path, log: Path) -> None:
-    op = make_op("add(Tensor x) -> Tensor", elementwise("add", "from[i] + 1"), fake=torch.empty_like)
+def test_32_threads_that_ask_for_one_op_compile_it_once(
+    make_op: MakeOp, here: Path, log: Path
+) -> None:
+    op = make_op(
+        "add(Tensor x) -> Tensor", elementwise("add", "from[i] + 1"), fake=torch.empty_like
+    )
     barrier = threading.Barrier(32)
 
     def ask(number: int) -> bool:
         barrier.wait()
         x = torch.full((4,), float(number))
-        got = opjit.get(op.qualified, "cpu") if number % 2 else op  # the other half comes through the first dispatch
+        got = (
+            opjit.get(op.qualified, "cpu") if number % 2 else op
+        )  # the other half comes through the first dispatch
         return torch.equal(got(x), x + 1)
 
     with ThreadPoolExecutor(32) as pool:
@@ -94,12 +116,26 @@ def state() -> Any:
     from torch.utils import cpp_extension
 
     level = logging.getLogger("torch.utils.cpp_extension").level
-    return dict(os.environ), cpp_extension.TORCH_LIB_PATH, cpp_extension.CUDA_HOME, level, os.getcwd(), sorted(sys.path)
+    return (
+        dict(os.environ),
+        cpp_extension.TORCH_LIB_PATH,
+        cpp_extension.CUDA_HOME,
+        level,
+        os.getcwd(),
+        sorted(sys.path),
+    )
 
 
 def test_different_ops_built_in_threads_at_once_are_all_right(make_op: MakeOp, here: Path) -> None:
     before = state()
-    ops = [make_op("add(Tensor x) -> Tensor", elementwise("add", f"from[i] + {amount}"), fake=torch.empty_like) for amount in range(8)]
+    ops = [
+        make_op(
+            "add(Tensor x) -> Tensor",
+            elementwise("add", f"from[i] + {amount}"),
+            fake=torch.empty_like,
+        )
+        for amount in range(8)
+    ]
     barrier = threading.Barrier(8)
 
     def ask(amount: int) -> float:
@@ -111,7 +147,9 @@ def test_different_ops_built_in_threads_at_once_are_all_right(make_op: MakeOp, h
     assert state() == before
 
 
-def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_when_it_fails(op: Path, tmp_path: Path) -> None:
+def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_when_it_fails(
+    op: Path, tmp_path: Path
+) -> None:
     before = state()
     helpers.built(op, tmp_path / "cache")
     assert state() == before
@@ -122,7 +160,9 @@ def test_a_build_leaves_the_environment_and_torch_s_builder_as_they_were_also_wh
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
-def test_a_killed_builder_s_waiter_builds_at_once(op: Path, here: Path, on_compile: OnCompile, whole_group: bool) -> None:
+def test_a_killed_builder_s_waiter_builds_at_once(
+    op: Path, here: Path, on_compile: OnCompile, whole_group: bool
+) -> None:
     reached = here.with_name("reached")
     on_compile(f"mkdir '{reached}' 2>/dev/null && sleep 30")  # only the first to come here
     from torch.utils import cpp_extension  # noqa: F401 - not part of the time measured below
@@ -147,13 +187,18 @@ def test_a_killed_builder_s_waiter_builds_at_once(op: Path, here: Path, on_compi
     victim.end()
     assert waited < 20  # the poll is 0.05 s; a lock that is not freed is waited for much longer
     assert len(waits) == 1
-    assert re.fullmatch(rf"process {victim.pid}, which has been building it since \d\d:\d\d:\d\d \(compiling\)", waits[0])
+    assert re.fullmatch(
+        rf"process {victim.pid}, which has been building it since \d\d:\d\d:\d\d \(compiling\)",
+        waits[0],
+    )
     assert helpers.caught(op, here) == helpers.Caught(entry, [])
 
 
 @pytest.mark.slow
 def test_a_builder_killed_at_any_moment_leaves_nothing_that_harms(op: Path, here: Path) -> None:
-    code = helpers.declare(op) + f"""
+    code = (
+        helpers.declare(op)
+        + f"""
 import os, signal, time
 from torch.utils import cpp_extension
 from tests import helpers
@@ -180,18 +225,26 @@ for moment in range(16):
     assert helpers.caught(folder, cache) == first
 print("done")
 """
+    )
     assert fresh(code).stdout == "done\n"
 
 
-def test_a_waiter_finds_what_the_holder_built_and_says_whom_and_which_step_it_waited_for(op: Path, here: Path, log: Path) -> None:
+def test_a_waiter_finds_what_the_holder_built_and_says_whom_and_which_step_it_waited_for(
+    op: Path, here: Path, log: Path
+) -> None:
     code = helpers.declare(op) + "import os\nos.environ['OPJIT_VERBOSE'] = '1'\n" + helpers.GET
     recipe = helpers.describe(op)
     assert recipe.key is not None
     with lock.held(recipe.key, lambda holder: None):
         waiter = helpers.started(code)
         assert waiter.stderr.readline().endswith(" was never built\n")
-        assert waiter.stderr.readline() == "opjit: building keytest::plus for cpu " + targets.here(helpers.cpu()).folder + "\n"
-        assert f": process {os.getpid()}, which has been building it since" in waiter.stderr.readline()
+        assert (
+            waiter.stderr.readline()
+            == "opjit: building keytest::plus for cpu " + targets.here(helpers.cpu()).folder + "\n"
+        )
+        assert (
+            f": process {os.getpid()}, which has been building it since" in waiter.stderr.readline()
+        )
         progress.step("publishing")
         assert waiter.stderr.readline().endswith("(publishing)\n")
         build.build(recipe, Store(here))
@@ -201,10 +254,17 @@ def test_a_waiter_finds_what_the_holder_built_and_says_whom_and_which_step_it_wa
     assert len(log.read_text().split()) == 1
 
 
-def test_while_a_thread_builds_the_environment_stays_as_it_is_and_a_forked_child_can_get_ops(op: Path, here: Path, tmp_path: Path) -> None:
+def test_while_a_thread_builds_the_environment_stays_as_it_is_and_a_forked_child_can_get_ops(
+    op: Path, here: Path, tmp_path: Path
+) -> None:
     reached = tmp_path / "reached"
-    slow = fake_compiler(tmp_path / "slow-cc", before=f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then sleep 1; fi")
-    code = helpers.declare(op) + f"""
+    slow = fake_compiler(
+        tmp_path / "slow-cc",
+        before=f"if {helpers.COMPILES} && mkdir '{reached}' 2>/dev/null; then sleep 1; fi",
+    )
+    code = (
+        helpers.declare(op)
+        + f"""
 import os, sys, threading, time, signal
 from torch.utils import cpp_extension
 torch.set_num_threads(1)
@@ -227,12 +287,19 @@ code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 builder.join()
 print(code, opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist())
 """
+    )
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "True True\n0 [2.0]\n"
 
 
-@pytest.mark.parametrize("module", ["opjit.builder.publish", "opjit.builder.build", "opjit.store.lock"])
-def test_a_child_forked_while_another_thread_imports_what_a_build_needs_can_build(module: str, op: Path, here: Path) -> None:
-    code = helpers.declare(op) + f"""
+@pytest.mark.parametrize(
+    "module", ["opjit.builder.publish", "opjit.builder.build", "opjit.store.lock"]
+)
+def test_a_child_forked_while_another_thread_imports_what_a_build_needs_can_build(
+    module: str, op: Path, here: Path
+) -> None:
+    code = (
+        helpers.declare(op)
+        + f"""
 import importlib.machinery, os, signal, sys, threading, time
 torch.set_num_threads(1)
 reached = threading.Event()
@@ -260,6 +327,7 @@ code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 builder.join()
 print(code, opjit.get("allreduce", "cpu")(torch.ones(3)).item())
 """
+    )
     done = fresh(code, flags=("-W", "ignore::DeprecationWarning"))
     assert done.stdout == "0 3.0\n"
     assert "processes.py" not in done.stderr, done.stderr  # of the fork's hooks
@@ -282,9 +350,16 @@ print(opjit.get("allreduce", "cpu")(torch.ones(3)).item(), dict(os.environ) == b
     assert fresh("import opjit, torch\n" + code).stdout == "3.0 True\n"
 
 
-@pytest.mark.parametrize("build", ['opjit.get("allreduce", "cpu")', 'opjit.load("forked", ["forked.cpp"], is_python_module=False)'])
-def test_children_forked_while_another_thread_starts_compilers_do_not_keep_its_build_waiting(build: str, here: Path,
-                                                                                             tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        'opjit.get("allreduce", "cpu")',
+        'opjit.load("forked", ["forked.cpp"], is_python_module=False)',
+    ],
+)
+def test_children_forked_while_another_thread_starts_compilers_do_not_keep_its_build_waiting(
+    build: str, here: Path, tmp_path: Path
+) -> None:
     """For as long as they live: they would have the ends of the pipes from the compilers, and to them."""
     (tmp_path / "forked.cpp").write_text("int forked;")
     code = f"""
@@ -319,23 +394,36 @@ print(len(children) >= 4)
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning"), cwd=tmp_path).stdout == "True\n"
 
 
-def test_a_long_build_or_wait_is_reported_once_even_without_a_log(op: Path, here: Path, on_compile: OnCompile) -> None:
+def test_a_long_build_or_wait_is_reported_once_even_without_a_log(
+    op: Path, here: Path, on_compile: OnCompile
+) -> None:
     reached, go = here.with_name("reached"), here.with_name("go")
     on_compile(f"touch '{reached}'; while ! [ -e '{go}' ]; do sleep 0.1; done")
-    code = helpers.declare(op) + "from opjit import progress; progress.LONG = 2.0; opjit.get('keytest::plus', 'cpu')"
+    code = (
+        helpers.declare(op)
+        + "from opjit import progress; progress.LONG = 2.0; opjit.get('keytest::plus', 'cpu')"
+    )
     with helpers.process(code) as builder:
         until(reached.exists, process=builder)
         with helpers.process(code) as waiter:
             target = targets.here(helpers.cpu())
-            assert builder.stderr.readline() == f"2 s, and process {builder.pid} is still building keytest::plus for {target}\n"
-            assert re.fullmatch(f"2 s, and process {waiter.pid} is still waiting for keytest::plus for cpu \\S+: process {builder.pid}, "
-                                r"which has been building it since \d\d:\d\d:\d\d \(compiling\)\n", waiter.stderr.readline())
+            assert (
+                builder.stderr.readline()
+                == f"2 s, and process {builder.pid} is still building keytest::plus for {target}\n"
+            )
+            assert re.fullmatch(
+                f"2 s, and process {waiter.pid} is still waiting for keytest::plus for cpu \\S+: process {builder.pid}, "
+                r"which has been building it since \d\d:\d\d:\d\d \(compiling\)\n",
+                waiter.stderr.readline(),
+            )
             go.touch()
             assert builder.communicate() == ("", "")
             assert waiter.communicate() == ("", "")
 
 
-def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, on_compile: OnCompile) -> None:
+def test_an_interrupted_build_ends_its_compilers(
+    op: Path, here: Path, on_compile: OnCompile
+) -> None:
     """Only this process is interrupted, as in a notebook; at a terminal, Ctrl-C reaches the compilers too."""
     pids = here.with_name("pids")
     on_compile(f"echo $$ > '{pids}'; sleep 100")
@@ -349,12 +437,19 @@ def test_an_interrupted_build_ends_its_compilers(op: Path, here: Path, on_compil
 
 
 @pytest.mark.slow
-def test_two_builds_that_differ_are_never_mixed(op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_that_differ_are_never_mixed(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a lock, so that they do race; one more process looks at every entry from the moment that it appears."""
     made, rounds = tmp_path / "made", 5
     made.mkdir()
     noise = "-Wl,--build-id=0x$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
-    monkeypatch.setenv("CC", str(program(tmp_path / "cc", f"""\
+    monkeypatch.setenv(
+        "CC",
+        str(
+            program(
+                tmp_path / "cc",
+                f"""\
         #!/bin/sh
         if {helpers.LINKS}; then
             {OUTPUT}
@@ -362,8 +457,15 @@ def test_two_builds_that_differ_are_never_mixed(op: Path, here: Path, tmp_path: 
         else
             exec '{helpers.real_compiler()}' "$@"
         fi
-        """)))
-    code = "import fcntl\nfcntl.flock = lambda descriptor, operation: None\n" + helpers.declare(op) + TOGETHER + f"""
+        """,
+            )
+        ),
+    )
+    code = (
+        "import fcntl\nfcntl.flock = lambda descriptor, operation: None\n"
+        + helpers.declare(op)
+        + TOGETHER
+        + f"""
 folder, cache = Path({str(op)!r}), Path({str(here)!r})
 def agrees(entry):
     described = json.loads((entry / "manifest.json").read_bytes())
@@ -385,17 +487,29 @@ for turn in range({rounds}):
 (cache / "done").touch()
 print(os.waitpid(watcher, 0)[1], flush=True)
 """
+    )
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "1\n" * rounds + "0\n"
-    linked = {hashlib.sha256(elf.without_run_path(library.read_bytes())).hexdigest() for library in made.iterdir()}
+    linked = {
+        hashlib.sha256(elf.without_run_path(library.read_bytes())).hexdigest()
+        for library in made.iterdir()
+    }
     assert len(linked) > rounds, "no two builders raced"
-    assert {json.loads((entry / manifest.NAME).read_bytes())["sha256"] for entry in helpers.entries(here)} <= linked
+    assert {
+        json.loads((entry / manifest.NAME).read_bytes())["sha256"]
+        for entry in helpers.entries(here)
+    } <= linked
 
 
 @pytest.mark.slow
 def test_a_storm_of_processes_and_kills_leaves_right_results_and_a_clean_store() -> None:
     """A short one; the long one is tests/benchmarks/storm.py."""
     script = helpers.ROOT / "tests" / "benchmarks" / "storm.py"
-    done = subprocess.run([sys.executable, str(script), "--rounds", "1", "--processes", "18", "--ops", "3"],
-                          env=helpers.environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), "--rounds", "1", "--processes", "18", "--ops", "3"],
+        env=helpers.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall("PASS", done.stdout)) == 6

@@ -28,13 +28,16 @@ def test_where_everything_is_full_the_error_says_so(op: Path, tmp_path: Path, si
         code = helpers.declare(op) + (
             "warnings.simplefilter('ignore')\n"
             "try: opjit.get('keytest::plus', 'cpu')\n"
-            "except opjit.errors.OpjitError as error: print(str(error).splitlines()[0])\n")
+            "except opjit.errors.OpjitError as error: print(str(error).splitlines()[0])\n"
+        )
         done = fresh(code, {"OPJIT_CACHE": str(full / "cache"), "TMPDIR": str(full / "tmp")})
         assert "No space left on device" in done.stdout
         assert helpers.entries(full / "cache") == []
 
 
-def test_an_op_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(op: Path, here: Path) -> None:
+def test_an_op_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(
+    op: Path, here: Path
+) -> None:
     (op / "amount.h").write_text('#define AMOUNT 1.0f\n#if 0\n#include "broken.h"\n#endif\n')
     (op / "broken.h").symlink_to(UNREADABLE)
     code = helpers.declare(op) + "warnings.simplefilter('always')\n" + GET
@@ -54,17 +57,37 @@ def test_an_op_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a
 @as_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv")
 @pytest.mark.parametrize("home", [None, "/"])
-def test_a_user_without_a_name_or_a_home_gets_his_ops(op: Path, tmp_path: Path, home: str | None) -> None:
+def test_a_user_without_a_name_or_a_home_gets_his_ops(
+    op: Path, tmp_path: Path, home: str | None
+) -> None:
     """User 54321 is not in the passwd file, and may read what he needs by a capability."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
-    as_nobody = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--inh-caps=+dac_read_search",
-                 "--ambient-caps=+dac_read_search")
-    allowed = subprocess.run([*as_nobody, sys.executable, "-c", "import os"], check=False, capture_output=True, text=True, cwd="/")
+    as_nobody = (
+        "setpriv",
+        "--reuid=54321",
+        "--regid=54321",
+        "--clear-groups",
+        "--inh-caps=+dac_read_search",
+        "--ambient-caps=+dac_read_search",
+    )
+    allowed = subprocess.run(
+        [*as_nobody, sys.executable, "-c", "import os"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
     if allowed.returncode != 0:
         pytest.skip(f"no other user can run this Python: {allowed.stderr.strip()[:200]}")
     code = "import os\n" + helpers.declare(op) + "warnings.simplefilter('always')\n" + GET
-    changes = {"HOME": home, "OPJIT_CACHE": None, "XDG_CACHE_HOME": None, "TMPDIR": str(tmp_path / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
+    changes = {
+        "HOME": home,
+        "OPJIT_CACHE": None,
+        "XDG_CACHE_HOME": None,
+        "TMPDIR": str(tmp_path / "tmp"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     done = fresh(code, changes, before=as_nobody, cwd=Path("/"))
     assert done.stdout == "[2.0]\n"
     own = tmp_path / "tmp" / "opjit-54321"
@@ -86,25 +109,37 @@ def test_a_cache_whose_name_the_locale_cannot_spell_is_used(op: Path, tmp_path: 
     assert len(helpers.entries(tmp_path / "é")) == 1
 
 
-def test_an_op_without_a_source_for_the_backend_names_the_file_it_looked_for(make_op: MakeOp) -> None:
+def test_an_op_without_a_source_for_the_backend_names_the_file_it_looked_for(
+    make_op: MakeOp,
+) -> None:
     op = make_op("lonely(Tensor x) -> Tensor")
     with pytest.raises(NoKernel, match=r"has no kernel for cpu: expected lonely\.c .* in /"):
         opjit.get(op.qualified, "cpu")
     (op.folder / "lonely.cpp").touch()
-    with pytest.raises(NoKernel, match=r'; lonely\.cpp is C\+\+: build it with opjit\.load\("lonely", \["/.*/lonely\.cpp"\]\)'):
+    with pytest.raises(
+        NoKernel,
+        match=r'; lonely\.cpp is C\+\+: build it with opjit\.load\("lonely", \["/.*/lonely\.cpp"\]\)',
+    ):
         opjit.get(op.qualified, "cpu")
 
 
-def test_offline_mode_names_what_is_in_no_cache(make_op: MakeOp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_names_what_is_in_no_cache(
+    make_op: MakeOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPJIT_OFFLINE", "1")
     op = make_op("noop(Tensor x) -> ()", NOOP)
     with pytest.raises(OpjitError, match=f"{op.qualified}.* is in no cache.*OPJIT_OFFLINE"):
         opjit.get(op.qualified, "cpu")
 
 
-def test_an_unusable_tmpdir_costs_the_lock_and_one_warning(make_op: MakeOp, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_tmpdir_costs_the_lock_and_one_warning(
+    make_op: MakeOp, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python looks in $TMPDIR, /tmp, /var/tmp, /usr/tmp and the working folder; root can write to all of them."""
-    monkeypatch.setattr("tempfile.gettempdir", Mock(side_effect=FileNotFoundError(2, "No usable temporary directory found")))
+    monkeypatch.setattr(
+        "tempfile.gettempdir",
+        Mock(side_effect=FileNotFoundError(2, "No usable temporary directory found")),
+    )
     op = make_op("noop(Tensor x) -> ()", NOOP)
     with cache_warnings() as texts:
         entry = request.entry(op, targets.here(helpers.cpu()))
@@ -113,7 +148,10 @@ def test_an_unusable_tmpdir_costs_the_lock_and_one_warning(make_op: MakeOp, here
 
 
 def test_an_op_builds_where_tmpdir_names_no_folder(op: Path, here: Path) -> None:
-    code = helpers.declare(op) + "warnings.simplefilter('error')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
+    code = (
+        helpers.declare(op)
+        + "warnings.simplefilter('error')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())"
+    )
     assert fresh(code, {"TMPDIR": "/nonexistent/folder"}).stdout == "[2.0]\n"
 
 
@@ -129,4 +167,6 @@ try:
 except opjit.errors.OpjitError as error:
     print(error)
 """
-    assert fresh(code).stdout.startswith("the system refuses another thread, which a build needs; raise the limit on memory (`ulimit -v`)")
+    assert fresh(code).stdout.startswith(
+        "the system refuses another thread, which a build needs; raise the limit on memory (`ulimit -v`)"
+    )

@@ -25,7 +25,11 @@ from tests.helpers import built, cache_command, cache_warnings, describe, write_
 HOSTS = tuple(elf.MACHINES)
 ORDERS = [*itertools.permutations(HOSTS), (*HOSTS, HOSTS[0]), (*reversed(HOSTS), HOSTS[1])]
 # A fat binary with machine code for sm_90, as far as elf.py reads it.
-FATBIN = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64) + struct.pack("<HHIQ12xI", 2, 257, 64, 0, 90) + bytes(128)
+FATBIN = (
+    struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64)
+    + struct.pack("<HHIQ12xI", 2, 257, 64, 0, 90)
+    + bytes(128)
+)
 LEVELS = {"x86_64": "x86-64-v3", "aarch64": "neoverse-v2"}
 
 
@@ -37,11 +41,19 @@ def op(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 
 
 def target_of(device: str, host: str) -> Target:
-    return Target(backends.for_device(device), *(("sm_90", "cuda13") if device == "cuda" else (LEVELS[host], "")), host)
+    return Target(
+        backends.for_device(device),
+        *(("sm_90", "cuda13") if device == "cuda" else (LEVELS[host], "")),
+        host,
+    )
 
 
 def recipe(op: tuple[Path, bytes], target: Target, compiler: bool) -> Recipe:
-    known = {"cc.machine": f"{target.host}-linux-gnu", "cc.version": "gcc version 12.2.0", "nvrtc.version": "13.0"}
+    known = {
+        "cc.machine": f"{target.host}-linux-gnu",
+        "cc.version": "gcc version 12.2.0",
+        "nvrtc.version": "13.0",
+    }
     found = describe(op[0], target, compiler=known)
     return found if compiler else found._replace(toolchain=None)
 
@@ -52,7 +64,14 @@ def plant(op: tuple[Path, bytes], target: Target, cache: Path) -> Entry:
     machine = struct.pack("<H", elf.MACHINES[target.host])
     content = op[1][:18] + machine + op[1][20:] + (FATBIN if target.backend.uses_nvcc else b"")
     assert made.key is not None
-    described = manifest.Manifest(made.key, made.document(), "keytest.plus.so", len(content), hashlib.sha256(content).hexdigest(), {})
+    described = manifest.Manifest(
+        made.key,
+        made.document(),
+        "keytest.plus.so",
+        len(content),
+        hashlib.sha256(content).hexdigest(),
+        {},
+    )
     folder = Store(cache).folder(made.schema.qualified, target) / made.key
     folder.mkdir(parents=True, mode=0o700)
     (folder / described.library).write_bytes(content)
@@ -67,20 +86,29 @@ def machine_of(entry: Entry | None) -> str:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
-def test_one_store_serves_nodes_of_both_processors_with_and_without_compilers(tmp_path: Path, op: tuple[Path, bytes],
-                                                                            order: Sequence[str], device: str) -> None:
+def test_one_store_serves_nodes_of_both_processors_with_and_without_compilers(
+    tmp_path: Path, op: tuple[Path, bytes], order: Sequence[str], device: str
+) -> None:
     for host in dict.fromkeys(order):
         plant(op, target_of(device, host), tmp_path)
     with cache_warnings() as texts:
         for host, compiler in itertools.product(HOSTS, (True, False)):
-            assert machine_of(Store(tmp_path).find(recipe(op, target_of(device, host), compiler))) == host
+            assert (
+                machine_of(Store(tmp_path).find(recipe(op, target_of(device, host), compiler)))
+                == host
+            )
     assert texts == []
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_order_of_pushes(
-        tmp_path: Path, op: tuple[Path, bytes], order: Sequence[str], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path,
+    op: tuple[Path, bytes],
+    order: Sequence[str],
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for host in HOSTS:
         plant(op, target_of(device, host), tmp_path / host)
     url = (tmp_path / "remote").as_uri()
@@ -99,8 +127,9 @@ def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_o
     assert texts == []
 
 
-def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(tmp_path: Path, op: tuple[Path, bytes],
-                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(
+    tmp_path: Path, op: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = [target_of(device, host) for device in ("cuda", "cpu") for host in HOSTS]
     for target in wanted:
         plant(op, target, tmp_path / "cache")
@@ -118,11 +147,16 @@ def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(t
             assert machine_of(Store(layer).find(recipe(op, target, False))) == target.host
 
 
-def test_the_list_of_entries_and_why_show_the_host(tmp_path: Path, op: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_entries_and_why_show_the_host(
+    tmp_path: Path, op: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
     own = platform.machine()
     other = next(host for host in HOSTS if host != own)
-    here, there = recipe(op, target_of("cuda", own), True), recipe(op, target_of("cuda", other), True)
+    here, there = (
+        recipe(op, target_of("cuda", own), True),
+        recipe(op, target_of("cuda", other), True),
+    )
     entry = plant(op, there.target, tmp_path)
     miss = why.compare(here, Store(tmp_path))
     assert "for cuda sm_90.cuda13: a miss; " in str(miss)
@@ -130,26 +164,42 @@ def test_the_list_of_entries_and_why_show_the_host(tmp_path: Path, op: tuple[Pat
     assert miss.reason.endswith(f"is in no usable cache: it is for {other}, not {own}")
     found = plant(op, here.target, tmp_path)
     assert f"/sm_90.cuda13.{own}/" in str(why.compare(here, Store(tmp_path), found.folder))
-    assert f"for cuda sm_90.cuda13 on {other}: a hit" in str(why.compare(there, Store(tmp_path), entry.folder))
+    assert f"for cuda sm_90.cuda13 on {other}: a hit" in str(
+        why.compare(there, Store(tmp_path), entry.folder)
+    )
     assert all(f"  sm_90.cuda13.{host}" in cache_command("ls").output for host in HOSTS)
 
 
-def test_a_library_of_another_processor_is_not_loaded_whatever_its_folder_says(tmp_path: Path, op: tuple[Path, bytes]) -> None:
+def test_a_library_of_another_processor_is_not_loaded_whatever_its_folder_says(
+    tmp_path: Path, op: tuple[Path, bytes]
+) -> None:
     entry = plant(op, target_of("cuda", "aarch64"), tmp_path)
     with pytest.raises(EntryError, match="is for aarch64, not x86_64"):
         verify(entry.folder, target_of("cuda", "x86_64"))
 
 
-@pytest.mark.parametrize(("machine", "features", "level"), [
-    ("x86_64", "", "x86-64-v2"),
-    ("aarch64", "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid", "armv8-a"),
-    ("aarch64", "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs",
-     "armv8.2-a+fp16+dotprod"),  # Neoverse N1
-    ("aarch64", "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 sm4 "
-     "asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 "
-     "frint svei8mm svebf16 i8mm bf16 dgh bti", "neoverse-v2"),  # Grace
-])
-def test_a_cpu_s_level_follows_from_its_features(machine: str, features: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("machine", "features", "level"),
+    [
+        ("x86_64", "", "x86-64-v2"),
+        ("aarch64", "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid", "armv8-a"),
+        (
+            "aarch64",
+            "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs",
+            "armv8.2-a+fp16+dotprod",
+        ),  # Neoverse N1
+        (
+            "aarch64",
+            "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 sm4 "
+            "asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 "
+            "flagm2 frint svei8mm svebf16 i8mm bf16 dgh bti",
+            "neoverse-v2",
+        ),  # Grace
+    ],
+)
+def test_a_cpu_s_level_follows_from_its_features(
+    machine: str, features: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(cpu, "_cpu_flags", lambda: set(features.split()))
     cpu._host_arch.cache_clear()
@@ -158,6 +208,8 @@ def test_a_cpu_s_level_follows_from_its_features(machine: str, features: str, le
         assert (here.arch, here.host, here.folder) == (level, machine, level)
         assert targets.named("sm_90").host == machine
         own = [arch for arch in helpers.cpu().archs() if cpu.machine_of(arch) == machine]
-        assert [arch for arch in helpers.cpu().archs() if helpers.cpu().runs(arch)] == own[own.index(level):]
+        assert [arch for arch in helpers.cpu().archs() if helpers.cpu().runs(arch)] == own[
+            own.index(level) :
+        ]
     finally:
         cpu._host_arch.cache_clear()

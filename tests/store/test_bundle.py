@@ -23,7 +23,9 @@ def _place(root: Store, entry: Entry) -> Path:
 
 
 @pytest.mark.parametrize("keep", [0, 10, 20, 200, -1])
-def test_a_bundle_that_was_cut_off_is_refused_and_nothing_is_left(entry: Entry, tmp_path: Path, keep: int) -> None:
+def test_a_bundle_that_was_cut_off_is_refused_and_nothing_is_left(
+    entry: Entry, tmp_path: Path, keep: int
+) -> None:
     root = Store(tmp_path)
     with pytest.raises(EntryError):
         root.receive(bundle.parse(bundle.of(entry.folder).dump()[:keep]), _place(root, entry), None)
@@ -31,7 +33,10 @@ def test_a_bundle_that_was_cut_off_is_refused_and_nothing_is_left(entry: Entry, 
     assert not root.base.exists() or not list((root.base / "staging").iterdir())
 
 
-@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda rest: b"opjit entry 1\n5 -\n" + rest))
+@given(
+    st.binary(max_size=300)
+    | st.binary(max_size=300).map(lambda rest: b"opjit entry 1\n5 -\n" + rest)
+)
 def test_no_bytes_make_the_reader_raise_anything_else(content: bytes) -> None:
     try:
         parsed = bundle.parse(content)

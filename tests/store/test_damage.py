@@ -21,13 +21,18 @@ from tests.helpers import as_root, built, caught, describe, process, tmpfs
 
 
 @as_root
-def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(op: Path, here: Path, tmp_path: Path,
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(
+    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = files.write_synced
 
     def write(path: Path, content: bytes) -> None:
         if path.name == manifest.NAME and path.is_relative_to(here):
-            subprocess.run(["dd", "if=/dev/zero", f"of={here}/filler", "bs=4k"], check=False, stderr=subprocess.DEVNULL)
+            subprocess.run(
+                ["dd", "if=/dev/zero", f"of={here}/filler", "bs=4k"],
+                check=False,
+                stderr=subprocess.DEVNULL,
+            )
             assert os.statvfs(here).f_bavail == 0
         plain(path, content)
 
@@ -50,7 +55,9 @@ def refuse_rmdir(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.ENOTEMPTY], ids=["EBUSY", "ENOTEMPTY"])
-def test_a_staging_folder_that_is_busy_costs_nothing(op: Path, here: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_staging_folder_that_is_busy_costs_nothing(
+    op: Path, here: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     with monkeypatch.context() as patched:
         refuse_rmdir(patched, code)
         first = caught(op, here)
@@ -60,11 +67,15 @@ def test_a_staging_folder_that_is_busy_costs_nothing(op: Path, here: Path, monke
     os.utime(left, (1, 1))
     (op / "amount.h").write_text("#define AMOUNT 2.0f\n")
     assert caught(op, here).warnings == []
-    assert list((here / "v1" / "staging").iterdir()) == [], "it is swept later, and the folder above it stays"
+    assert list((here / "v1" / "staging").iterdir()) == [], (
+        "it is swept later, and the folder above it stays"
+    )
     assert len(helpers.entries(here)) == 2
 
 
-def test_a_staging_folder_that_may_not_be_removed_is_told_of(op: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staging_folder_that_may_not_be_removed_is_told_of(
+    op: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patched:
         refuse_rmdir(patched, errno.EACCES)
         first = caught(op, here)
@@ -75,11 +86,17 @@ def test_a_staging_folder_that_may_not_be_removed_is_told_of(op: Path, here: Pat
 
 
 @pytest.mark.parametrize("how", ["damaged", "cleared", "pruned"])
-def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(op: Path, entry: Entry, here: Path,
-                                                                        monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_rebuild_is_a_new_file_and_who_has_the_old_one_mapped_goes_on(
+    op: Path, entry: Entry, here: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     monkeypatch.setattr(prune, "_FRESH", 0.0)
-    code = helpers.declare(op) + "import sys\nplus = opjit.get('keytest::plus', 'cpu')\n" + (
-        "for line in sys.stdin: print(plus(torch.full((3,), float(line))).tolist(), flush=True)\n")
+    code = (
+        helpers.declare(op)
+        + "import sys\nplus = opjit.get('keytest::plus', 'cpu')\n"
+        + (
+            "for line in sys.stdin: print(plus(torch.full((3,), float(line))).tolist(), flush=True)\n"
+        )
+    )
     with process(code) as user:
 
         def ask(number: float) -> str:
@@ -106,17 +123,35 @@ def _sparse(path: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path], object]] = {
-    "pipe": os.mkfifo, "folder": Path.mkdir, "link": lambda path: path.symlink_to("/dev/zero"),
-    "dangling link": lambda path: path.symlink_to("nowhere"), "20 GB": _sparse, "nothing": lambda path: None, "an empty file": Path.touch,
-    "deep JSON": lambda path: path.write_text("[" * 100_000), "text": lambda path: path.write_text('{"stamp": []}'),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "link": lambda path: path.symlink_to("/dev/zero"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "20 GB": _sparse,
+    "nothing": lambda path: None,
+    "an empty file": Path.touch,
+    "deep JSON": lambda path: path.write_text("[" * 100_000),
+    "text": lambda path: path.write_text('{"stamp": []}'),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_an_op_is_built_whatever_took_the_place_of_a_file(entry: Entry, op: Path, tmp_path: Path, kind: Callable[[Path], object]) -> None:
+def test_an_op_is_built_whatever_took_the_place_of_a_file(
+    entry: Entry, op: Path, tmp_path: Path, kind: Callable[[Path], object]
+) -> None:
     root = tmp_path / "cache"
-    replaced = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix in (".so", ".o", ".json")]
-    assert {path.name for path in replaced} >= {"manifest.json", "parts.json", "opjit_runtime.o", "libtorch_cpu.so", "keytest.plus.so"}
+    replaced = [
+        path
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.suffix in (".so", ".o", ".json")
+    ]
+    assert {path.name for path in replaced} >= {
+        "manifest.json",
+        "parts.json",
+        "opjit_runtime.o",
+        "libtorch_cpu.so",
+        "keytest.plus.so",
+    }
     for path in replaced:
         path.unlink()
         kind(path)
@@ -126,7 +161,9 @@ def test_an_op_is_built_whatever_took_the_place_of_a_file(entry: Entry, op: Path
 
 
 @pytest.mark.parametrize("kind", ["pipe", "20 GB", "folder", "link"])
-def test_verify_names_what_took_the_place_of_a_file_and_does_not_wait_for_it(entry: Entry, tmp_path: Path, kind: str) -> None:
+def test_verify_names_what_took_the_place_of_a_file_and_does_not_wait_for_it(
+    entry: Entry, tmp_path: Path, kind: str
+) -> None:
     for name in ("manifest.json", "keytest.plus.so"):
         shutil.move(entry.folder / name, tmp_path / name)
         KINDS[kind](entry.folder / name)
@@ -138,14 +175,18 @@ def test_verify_names_what_took_the_place_of_a_file_and_does_not_wait_for_it(ent
 
 @as_root
 @pytest.mark.parametrize("linked", ["v1", "v1/toolchain"])
-def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(op: Path, somebodys: Path, tmp_path: Path, linked: str) -> None:
+def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(
+    op: Path, somebodys: Path, tmp_path: Path, linked: str
+) -> None:
     """Neither notes on compilers nor counters nor parts."""
     root, target = somebodys / "cache", tmp_path / "target"
     target.mkdir()
     (root / linked).parent.mkdir(parents=True)
     (root / linked).symlink_to(target)
     subprocess.run(["chown", "-Rh", f"{helpers.SOMEBODY}", root], check=True)
-    code = helpers.declare(op) + "warnings.simplefilter('ignore')\nopjit.get('keytest::plus', 'cpu')\n"
+    code = (
+        helpers.declare(op) + "warnings.simplefilter('ignore')\nopjit.get('keytest::plus', 'cpu')\n"
+    )
     helpers.fresh(code, {"OPJIT_CACHE": str(root)})
     assert list(target.iterdir()) == []
     assert [path for path in root.rglob("*") if path.lstat().st_uid == 0] == []
@@ -153,13 +194,17 @@ def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(op: Path
 
 @pytest.mark.slow
 @pytest.mark.nvcc
-def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened(op: Path, here: Path) -> None:
+def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_opened(
+    op: Path, here: Path
+) -> None:
     target = helpers.cuda_target("sm_90")
     entry = built(op, here, target)
     major = int(target.runtime.removeprefix("cuda"))
     ours, other = (f"libcudart.so.{number}\0".encode() for number in (major, major - 1))
     content = entry.library.read_bytes().replace(ours, other)
-    described = manifest.parse((entry.folder / manifest.NAME).read_bytes())._replace(sha256=hashlib.sha256(content).hexdigest())
+    described = manifest.parse((entry.folder / manifest.NAME).read_bytes())._replace(
+        sha256=hashlib.sha256(content).hexdigest()
+    )
     for name, text in ((entry.library.name, content), (manifest.NAME, described.dump())):
         (entry.folder / name).unlink()
         (entry.folder / name).write_bytes(text)

@@ -73,21 +73,30 @@ def loop(root: Path) -> None:
 
 
 DANGERS: dict[str, Callable[[Path], None]] = {
-    "parent-world-writable": lambda root: root.parent.chmod(0o777), "grandparent-world-writable": lambda root: root.parents[1].chmod(0o757),
-    "parent-group-writable": lambda root: open_to_group(root.parent), "parent-of-another-user": lambda root: give(root.parent, SOMEBODY),
+    "parent-world-writable": lambda root: root.parent.chmod(0o777),
+    "grandparent-world-writable": lambda root: root.parents[1].chmod(0o757),
+    "parent-group-writable": lambda root: open_to_group(root.parent),
+    "parent-of-another-user": lambda root: give(root.parent, SOMEBODY),
     "grandparent-of-another-user": lambda root: give(root.parents[1], SOMEBODY),
-    "root-with-the-sticky-bit": lambda root: root.chmod(0o1777), "root-group-writable": open_to_group,
-    "root-of-another-user": lambda root: give(root, SOMEBODY), "link-of-another-user": link_of_somebody,
-    "link-to-where-others-write": link_into_the_open, "format-folder-world-writable": lambda root: (root / "v1").chmod(0o777),
+    "root-with-the-sticky-bit": lambda root: root.chmod(0o1777),
+    "root-group-writable": open_to_group,
+    "root-of-another-user": lambda root: give(root, SOMEBODY),
+    "link-of-another-user": link_of_somebody,
+    "link-to-where-others-write": link_into_the_open,
+    "format-folder-world-writable": lambda root: (root / "v1").chmod(0o777),
     "op-folder-world-writable": lambda root: (root / "v1" / "keytest.plus").chmod(0o777),
-    "arch-folder-group-writable": lambda root: open_to_group(next((root / "v1" / "keytest.plus").iterdir())),
-    "op-folder-of-another-user": lambda root: give(root / "v1" / "keytest.plus", SOMEBODY), "op-folder-is-a-link": op_folder_is_a_link,
+    "arch-folder-group-writable": lambda root: open_to_group(
+        next((root / "v1" / "keytest.plus").iterdir())
+    ),
+    "op-folder-of-another-user": lambda root: give(root / "v1" / "keytest.plus", SOMEBODY),
+    "op-folder-is-a-link": op_folder_is_a_link,
 }
 
 
 @pytest.mark.parametrize("danger", DANGERS.values(), ids=DANGERS.keys())
-def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(op: Path, root: Path, danger: Callable[[Path], None],
-                                                                            capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(
+    op: Path, root: Path, danger: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
     danger(root)
     before = helpers.snapshot(root.parents[1])
     after = caught(op, root)
@@ -95,13 +104,24 @@ def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(op: 
     assert "OPJIT_CACHE" in after.warnings[0]
     assert str(root.parents[1]) in after.warnings[0]
     assert not after.entry.folder.resolve().is_relative_to(root.parents[1])
-    assert after.entry.library.read_bytes() == next(path for path in root.resolve().rglob("*plus.so")).read_bytes()
-    changed = {name for name, status in helpers.snapshot(root.parents[1]).items() if before.get(name) != status}
-    assert all("/staging" in name or "/parts" in name or name.endswith("/v1") for name in changed), changed
+    assert (
+        after.entry.library.read_bytes()
+        == next(path for path in root.resolve().rglob("*plus.so")).read_bytes()
+    )
+    changed = {
+        name
+        for name, status in helpers.snapshot(root.parents[1]).items()
+        if before.get(name) != status
+    }
+    assert all(
+        "/staging" in name or "/parts" in name or name.endswith("/v1") for name in changed
+    ), changed
     assert Store(root).find(describe(op)) is None, "and from now on without a word"
 
 
-def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not_linked(op: Path, root: Path) -> None:
+def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not_linked(
+    op: Path, root: Path
+) -> None:
     first = caught(op, root).entry.library.read_bytes()
     shutil.rmtree(root / "v1" / "keytest.plus")
     [parts] = (root / "v1" / "parts").iterdir()
@@ -114,8 +134,9 @@ def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not
     assert helpers.snapshot(parts.parent) == before
 
 
-def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once(op: Path, root: Path,
-                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once(
+    op: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root.parent.chmod(0o777)
     with pytest.warns(CacheWarning, match=r"\(mode 777\), so others .*; chmod go-w .*OPJIT_CACHE"):
         assert Store(root).find(describe(op)) is None
@@ -126,29 +147,45 @@ def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once
 
 
 SAFE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
-    "sticky-parent": lambda root, patch: root.parent.chmod(0o1777), "link": lambda root, patch: swap(root, ""),
-    "parent-is-a-link": lambda root, patch: swap(root.parent, ""), "own-group": lambda root, patch: own_group(root, patch),
-    "link-over-a-link": lambda root, patch: [swap(each, "") for each in (root, root.parent, root.parents[1])],
+    "sticky-parent": lambda root, patch: root.parent.chmod(0o1777),
+    "link": lambda root, patch: swap(root, ""),
+    "parent-is-a-link": lambda root, patch: swap(root.parent, ""),
+    "own-group": lambda root, patch: own_group(root, patch),
+    "link-over-a-link": lambda root, patch: [
+        swap(each, "") for each in (root, root.parent, root.parents[1])
+    ],
     "relative-link": lambda root, patch: swap(root, "../inner/./cache-moved"),
 }
 
 
 @pytest.mark.parametrize("name", SAFE)
-def test_what_only_this_user_can_swap_is_used(op: Path, root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_this_user_can_swap_is_used(
+    op: Path, root: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     SAFE[name](root, monkeypatch)
     assert caught(op, root).warnings == []
     assert caught(op, root).entry.folder.is_relative_to(root)
     if name == "link":
-        other = caught(write_op(root.parents[2] / "other" / "plus", amount_h="#define AMOUNT 3.0f\n"), root)
+        other = caught(
+            write_op(root.parents[2] / "other" / "plus", amount_h="#define AMOUNT 3.0f\n"), root
+        )
         assert other.warnings == [], "and what is new is kept there"
         assert other.entry.folder.is_relative_to(root)
 
 
-def test_a_group_with_another_name_or_other_members_is_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_with_another_name_or_other_members_is_others(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own_group(root, monkeypatch)
     me = pwd.getpwuid(os.geteuid()).pw_name
     for name, members in (("staff", []), (me, ["somebody"])):
-        monkeypatch.setattr(grp, "getgrgid", lambda number, name=name, members=members: SimpleNamespace(gr_name=name, gr_mem=members))
+        monkeypatch.setattr(
+            grp,
+            "getgrgid",
+            lambda number, name=name, members=members: SimpleNamespace(
+                gr_name=name, gr_mem=members
+            ),
+        )
         assert "can be written by others (mode 775" in (files.swappable(root) or "")
 
 
@@ -156,15 +193,24 @@ def own_group(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the group of the folder above a cache look like this user's private one, and let it write there."""
     me, group = pwd.getpwuid(os.geteuid()), os.stat(root.parent).st_gid
     root.parent.chmod(0o775)
-    monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_name=me.pw_name, pw_gid=group))
-    monkeypatch.setattr(grp, "getgrgid", lambda number: SimpleNamespace(gr_name=me.pw_name, gr_mem=[]))
+    monkeypatch.setattr(
+        pwd, "getpwuid", lambda user: SimpleNamespace(pw_name=me.pw_name, pw_gid=group)
+    )
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda number: SimpleNamespace(gr_name=me.pw_name, gr_mem=[])
+    )
 
 
-def test_a_group_that_is_another_account_s_main_group_is_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_is_another_account_s_main_group_is_others(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own_group(root, monkeypatch)
     assert files.swappable(root) is None
     files._accounts.cache_clear()
-    accounts = [*pwd.getpwall(), SimpleNamespace(pw_name="other", pw_gid=os.stat(root.parent).st_gid)]
+    accounts = [
+        *pwd.getpwall(),
+        SimpleNamespace(pw_name="other", pw_gid=os.stat(root.parent).st_gid),
+    ]
     monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
     assert "can be written by others (mode 775" in (files.swappable(root) or "")
     files._accounts.cache_clear()
@@ -173,15 +219,27 @@ def test_a_group_that_is_another_account_s_main_group_is_others(root: Path, monk
 def test_an_access_control_list_is_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one, the group's bits in the mode are the most that any user or group in the list may do."""
     own_group(root, monkeypatch)
-    entries = [(0x01, 7, -1), (0x02, 7, SOMEBODY), (0x04, 5, -1), (0x10, 7, -1), (0x20, 5, -1)]  # the owner, somebody, the group, the mask
+    entries = [
+        (0x01, 7, -1),
+        (0x02, 7, SOMEBODY),
+        (0x04, 5, -1),
+        (0x10, 7, -1),
+        (0x20, 5, -1),
+    ]  # the owner, somebody, the group, the mask
     try:
-        os.setxattr(root.parent, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries))
+        os.setxattr(
+            root.parent,
+            "system.posix_acl_access",
+            struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries),
+        )
     except OSError as error:
         pytest.skip(f"no access control lists here: {error}")
     assert "can be written by others (mode 775" in (files.swappable(root) or "")
 
 
-def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_it(op: Path, tmp_path: Path) -> None:
+def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_it(
+    op: Path, tmp_path: Path
+) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     after = caught(op, tmp_path / "open" / "new" / "cache")
@@ -190,8 +248,9 @@ def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_i
     assert helpers.entries(tmp_path / "open" / "new" / "cache") == []
 
 
-def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_at_again(tmp_path: Path,
-                                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, look = tmp_path / "outer" / "cache", files.swappable
 
     def overtaken(folder: Path, trusted_as: Path | None = None) -> str | None:
@@ -231,8 +290,13 @@ def test_a_container_without_the_host_s_root_uses_its_cache(op: Path, somebodys:
         + "warnings.simplefilter('error')\nprint(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist())\n"
     )
     before = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
-    if shutil.which("setpriv") is None or subprocess.run([*before, sys.executable, "-c", "import torch"], capture_output=True,
-                                                         check=False).returncode != 0:
+    if (
+        shutil.which("setpriv") is None
+        or subprocess.run(
+            [*before, sys.executable, "-c", "import torch"], capture_output=True, check=False
+        ).returncode
+        != 0
+    ):
         pytest.skip("no setpriv, or a Python that other users cannot run")
     env = {"OPJIT_CACHE": str(home / "cache"), "HOME": str(home), "TMPDIR": str(home)}
     told = fresh(code, env, before=before).stdout
@@ -242,7 +306,9 @@ def test_a_container_without_the_host_s_root_uses_its_cache(op: Path, somebodys:
     assert len(helpers.entries(home / "cache")) == 1
 
 
-def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(op: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(
+    op: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPJIT_LAYERS", str(root))
     root.parent.chmod(0o777)
     with pytest.warns(CacheWarning, match=r"\(mode 777\), so others .*; chmod go-w .*OPJIT_LAYERS"):
@@ -255,7 +321,9 @@ def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(op: Pa
 
 
 @pytest.mark.parametrize("danger", ["package", "prebuilt"])
-def test_binaries_beside_a_source_that_others_can_swap_are_not_used(op: Path, root: Path, tmp_path: Path, danger: str) -> None:
+def test_binaries_beside_a_source_that_others_can_swap_are_not_used(
+    op: Path, root: Path, tmp_path: Path, danger: str
+) -> None:
     package = tmp_path / "package"
     (package / "plus").mkdir(parents=True)
     shutil.copytree(op, package / "plus", dirs_exist_ok=True)
@@ -264,5 +332,7 @@ def test_binaries_beside_a_source_that_others_can_swap_are_not_used(op: Path, ro
     assert layers.find(recipe) is not None
     (package if danger == "package" else package / "plus" / "prebuilt").chmod(0o777)
     store._trusted_roots.clear()
-    with pytest.warns(CacheWarning, match=r"\(mode 777\), so others .*; chmod go-w .*a folder of your own"):
+    with pytest.warns(
+        CacheWarning, match=r"\(mode 777\), so others .*; chmod go-w .*a folder of your own"
+    ):
         assert layers.find(recipe) is None

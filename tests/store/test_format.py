@@ -32,23 +32,49 @@ def example(name: str) -> str:
 def first_column(heading: str) -> list[str]:
     """The names in the first column of the table below a heading."""
     section = SPEC.partition(f"{heading}\n")[2].partition("\n#")[0]
-    return [name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)]
+    return [
+        name
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", row)
+    ]
 
 
 def canonical(value: Any) -> str:
     """Section 4, written down again."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{canonical(name)}:{canonical(value[name])}" for name in sorted(value)) + "}"
+        return (
+            "{"
+            + ",".join(f"{canonical(name)}:{canonical(value[name])}" for name in sorted(value))
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ",".join(map(canonical, value)) + "]"
     if isinstance(value, str):
         units = value.encode("utf-16-be", "surrogatepass")
-        return '"' + "".join(character(int.from_bytes(units[i:i + 2], "big")) for i in range(0, len(units), 2)) + '"'
-    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(int(value))
+        return (
+            '"'
+            + "".join(
+                character(int.from_bytes(units[i : i + 2], "big")) for i in range(0, len(units), 2)
+            )
+            + '"'
+        )
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if value is None or isinstance(value, bool)
+        else str(int(value))
+    )
 
 
 def character(unit: int) -> str:
-    short = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x09: "\\t", 0x0A: "\\n", 0x0C: "\\f", 0x0D: "\\r"}
+    short = {
+        0x22: '\\"',
+        0x5C: "\\\\",
+        0x08: "\\b",
+        0x09: "\\t",
+        0x0A: "\\n",
+        0x0C: "\\f",
+        0x0D: "\\r",
+    }
     return short.get(unit) or (chr(unit) if 0x20 <= unit <= 0x7E else f"\\u{unit:04x}")
 
 
@@ -62,8 +88,17 @@ def test_the_example_is_what_a_writer_writes_and_has_the_keys_that_it_names() ->
     assert described.dump() == text
     assert (described.size, described.sha256) == (len(LIBRARY), hashlib.sha256(LIBRARY).hexdigest())
     key, base = example("keys").split()
-    assert described.key == document_key(described.document) == sha256(canonical(described.document)) == key
-    assert base_key(described.document) == sha256(canonical({**described.document, "toolchain": None})) == base
+    assert (
+        described.key
+        == document_key(described.document)
+        == sha256(canonical(described.document))
+        == key
+    )
+    assert (
+        base_key(described.document)
+        == sha256(canonical({**described.document, "toolchain": None}))
+        == base
+    )
 
 
 def test_the_example_s_bundle_starts_as_it_says() -> None:
@@ -74,8 +109,16 @@ def test_the_example_s_bundle_starts_as_it_says() -> None:
     assert (f"{len(sent):,} bytes" in SPEC, f"{len(text):,} bytes" in SPEC) == (True, True)
 
 
-@pytest.mark.parametrize("document", [{}, {"b": [1, True, False, None], "a": {"z": -7}}, {"é": "\u007f \x1f\\\"\n\t\b\f\r/"},
-                                      {"\uffff": 1, "\U0001f600": "\U0001f600"}, {"path": "\udcff"}])
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"b": [1, True, False, None], "a": {"z": -7}},
+        {"é": '\u007f \x1f\\"\n\t\b\f\r/'},
+        {"\uffff": 1, "\U0001f600": "\U0001f600"},
+        {"path": "\udcff"},
+    ],
+)
 def test_canonical_json_is_as_section_4_describes_it(document: dict[str, Any]) -> None:
     assert document_key(document) == sha256(canonical(document))
 
@@ -89,7 +132,9 @@ def test_the_tables_name_every_field(tmp_path: Path) -> None:
     assert first_column("### An op") == list(describe(folder).document())
     extension = Extension("name", (), (), {}, {}, (), (), {}, None, {}, None, light="0" * 16)
     stable = replace(extension, stable="2.13")
-    assert sorted(first_column("### A C++ extension")) == sorted({**extension.document(), **stable.document()})
+    assert sorted(first_column("### A C++ extension")) == sorted(
+        {**extension.document(), **stable.document()}
+    )
 
 
 def test_it_names_the_limits_and_versions_of_the_code() -> None:
@@ -97,11 +142,25 @@ def test_it_names_the_limits_and_versions_of_the_code() -> None:
     assert f"at most {remote.MAX_BYTES >> 20} MiB" in SPEC
     assert f"| `format`, in manifest and document | {FORMAT} |" in SPEC
     assert f"| folder `{store.Store(Path('/')).base.name}` | 1 |" in SPEC
-    assert set(re.findall(r"`(\w+)`", re.search(r"^- (.*) never hold entries", SPEC, re.MULTILINE)[1])) == store.SPECIAL  # type: ignore[index]
+    assert (
+        set(re.findall(r"`(\w+)`", re.search(r"^- (.*) never hold entries", SPEC, re.MULTILINE)[1]))
+        == store.SPECIAL
+    )  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("name", "taken"), [("a" * 251, True), ("a" * 252, False), ("_.so", True), (".so", False), ("a/b", False),
-                                             ("a-b", False), ("é", False), ("", False)])
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("a" * 251, True),
+        ("a" * 252, False),
+        ("_.so", True),
+        (".so", False),
+        ("a/b", False),
+        ("a-b", False),
+        ("é", False),
+        ("", False),
+    ],
+)
 def test_a_library_s_name_is_one_of_the_pattern(name: str, taken: bool) -> None:
     pattern = re.search(r"file name: `([^`]+)`", SPEC)
     assert pattern is not None

@@ -52,7 +52,9 @@ def is_free() -> bool:
     return not is_held(lock.folder() / "key.lock")
 
 
-def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_over_from_the_dead() -> None:
+def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_over_from_the_dead() -> (
+    None
+):
     told: list[str] = []
     with holder() as running:
         steps = iter(["checking", "publishing"])
@@ -66,7 +68,13 @@ def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_o
                 os.kill(running.pid, signal.SIGKILL)
 
         assert hold("key", waiting) == []
-        found = [re.fullmatch(rf"process {running.pid}, which has been building it since \d\d:\d\d:\d\d \((\w+)\)", text) for text in told]
+        found = [
+            re.fullmatch(
+                rf"process {running.pid}, which has been building it since \d\d:\d\d:\d\d \((\w+)\)",
+                text,
+            )
+            for text in told
+        ]
     assert [match and match[1] for match in found] == ["compiling", "checking", "publishing"]
 
 
@@ -78,10 +86,16 @@ def test_a_build_tells_its_steps_in_order(op: Path, here: Path) -> None:
     assert steps == ["compiling", "checking", "publishing"]
 
 
-def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(op: Path, here: Path, on_compile: OnCompile) -> None:
+def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
+    op: Path, here: Path, on_compile: OnCompile
+) -> None:
     reached = here.with_name("reached")
     on_compile(f"echo >> '{reached}'")
-    build_it = (helpers.declare(op) + "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0\nwarnings.simplefilter('always')\n" + GET)
+    build_it = (
+        helpers.declare(op)
+        + "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0\nwarnings.simplefilter('always')\n"
+        + GET
+    )
     with process(build_it) as stopped:
         until(reached.exists)
         os.killpg(stopped.pid, signal.SIGSTOP)
@@ -96,12 +110,15 @@ def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(op: Pat
 
 
 @pytest.mark.slow
-def test_a_compiler_that_works_for_long_is_waited_for(op: Path, here: Path, on_compile: OnCompile) -> None:
+def test_a_compiler_that_works_for_long_is_waited_for(
+    op: Path, here: Path, on_compile: OnCompile
+) -> None:
     reached, done = here.with_name("reached"), here.with_name("done")
     on_compile(f"mkdir '{reached}' 2>/dev/null && until [ -e '{done}' ]; do sleep 0.1; done")
     code = helpers.declare(op) + (
         "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT, lock.HEARTBEAT = 1.5, 0.1\nwarnings.simplefilter('error')\n"
-        "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), flush=True)")
+        "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), flush=True)"
+    )
     with process(code) as builder:
         until(reached.exists)
         with process(code) as waiter:
@@ -131,17 +148,25 @@ def test_an_error_in_the_build_frees_the_lock() -> None:
 
 
 @pytest.mark.slow
-def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(op: Path, here: Path, on_compile: OnCompile) -> None:
+def test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry(
+    op: Path, here: Path, on_compile: OnCompile
+) -> None:
     log = here.with_name("log")
     on_compile(f"echo >> '{log}'; sleep 1")
-    code = helpers.declare(op) + "import fcntl\nfcntl.flock = lambda descriptor, operation: None\nwarnings.simplefilter('error')\n" + GET
+    code = (
+        helpers.declare(op)
+        + "import fcntl\nfcntl.flock = lambda descriptor, operation: None\nwarnings.simplefilter('error')\n"
+        + GET
+    )
     running = [helpers.started(code) for _ in range(6)]
     assert [process.communicate() for process in running] == [("[2.0]\n", "")] * 6
     assert len(log.read_text()) > 1
     assert good(here) == ["keytest::plus"]
 
 
-def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_fork(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 1.0)
     plain, gate = fcntl.flock, threading.Event()
 
@@ -155,7 +180,9 @@ def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_for
         assert "without a lock" in warning
         assert "no sign of life" in warning
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: the thread that still waits
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of Python 3.12: the thread that still waits
             child = os.fork()
         if child == 0:
             os._exit(0)
@@ -227,7 +254,9 @@ def test_the_lock_s_folder_is_the_user_s_alone_and_the_note_goes_with_the_lock(h
     assert (lock.folder() / "key.lock").stat().st_mode & 0o077 == 0
 
 
-def test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed(here: Path, tmp_path: Path) -> None:
+def test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed(
+    here: Path, tmp_path: Path
+) -> None:
     hold()
     (tmp_path / "precious").write_text("content")
     (lock.folder() / "key.lock").unlink()
@@ -245,7 +274,9 @@ def test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed(here: Path, tmp
 
 
 @pytest.mark.parametrize("bad", ["another-user", "link", "file", "group-writable"])
-def test_a_lock_folder_that_is_not_the_user_s_is_not_used(op: Path, here: Path, tmp_path: Path, bad: str) -> None:
+def test_a_lock_folder_that_is_not_the_user_s_is_not_used(
+    op: Path, here: Path, tmp_path: Path, bad: str
+) -> None:
     folder = lock.folder()
     if bad == "file":
         folder.write_text("")
@@ -265,12 +296,23 @@ def test_a_lock_folder_that_is_not_the_user_s_is_not_used(op: Path, here: Path, 
     assert not folder.is_dir() or list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(("owner", "name", "error"), [
-    *((fcntl, "flock", error) for error in (OSError(38, "Function not implemented"), OSError(37, "No locks available"),
-                                            NotImplementedError("no locks"))),
-    (threading.Thread, "start", RuntimeError("can't start new thread"))])
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        *(
+            (fcntl, "flock", error)
+            for error in (
+                OSError(38, "Function not implemented"),
+                OSError(37, "No locks available"),
+                NotImplementedError("no locks"),
+            )
+        ),
+        (threading.Thread, "start", RuntimeError("can't start new thread")),
+    ],
+)
 def test_a_filesystem_without_locks_or_a_process_without_threads_costs_one_warning_that_says_so(
-        monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception) -> None:
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception
+) -> None:
     monkeypatch.setattr(owner, name, Mock(side_effect=error))
     (warning,) = hold()
     assert str(error) in warning

@@ -28,7 +28,19 @@ from opjit.store import elf, manifest
 from opjit.store.entry import Entry, verify
 from opjit.store.store import Store, default_root
 from tests import helpers
-from tests.helpers import LEVELS, SOMEBODY, as_root, built, cache_warnings, caught, describe, fresh, mounted, tmpfs, write_op
+from tests.helpers import (
+    LEVELS,
+    SOMEBODY,
+    as_root,
+    built,
+    cache_warnings,
+    caught,
+    describe,
+    fresh,
+    mounted,
+    tmpfs,
+    write_op,
+)
 
 
 def rewrite(path: Path, content: bytes) -> None:
@@ -91,28 +103,46 @@ def flip(at: int) -> Callable[[Entry], None]:
 DAMAGES: dict[str, Callable[[Entry], None]] = {
     "library-empty": lambda entry: rewrite(entry.library, b""),
     "library-one-byte-short": lambda entry: rewrite(entry.library, entry.library.read_bytes()[:-1]),
-    "library-tail-zeroed": lambda entry: rewrite(entry.library, entry.library.read_bytes()[:-512] + bytes(512)),
-    "library-first-byte": flip(0), "library-code-byte": flip(0x1200), "library-last-byte": flip(-1),
-    "library-grown": lambda entry: rewrite(entry.library, entry.library.read_bytes() + b"\0"), "library-is-a-link": link_the_library,
+    "library-tail-zeroed": lambda entry: rewrite(
+        entry.library, entry.library.read_bytes()[:-512] + bytes(512)
+    ),
+    "library-first-byte": flip(0),
+    "library-code-byte": flip(0x1200),
+    "library-last-byte": flip(-1),
+    "library-grown": lambda entry: rewrite(entry.library, entry.library.read_bytes() + b"\0"),
+    "library-is-a-link": link_the_library,
     "library-group-writable": lambda entry: helpers.open_to_group(entry.library),
     "manifest-empty": lambda entry: rewrite(entry.folder / manifest.NAME, b""),
-    "manifest-one-byte-short": lambda entry: rewrite(entry.folder / manifest.NAME, (entry.folder / manifest.NAME).read_bytes()[:-3]),
+    "manifest-one-byte-short": lambda entry: rewrite(
+        entry.folder / manifest.NAME, (entry.folder / manifest.NAME).read_bytes()[:-3]
+    ),
     "manifest-not-text": lambda entry: rewrite(entry.folder / manifest.NAME, b"\xff\xfe\x00"),
-    "manifest-too-large": lambda entry: rewrite(entry.folder / manifest.NAME, b" " * (manifest.MAX_BYTES + 1)),
+    "manifest-too-large": lambda entry: rewrite(
+        entry.folder / manifest.NAME, b" " * (manifest.MAX_BYTES + 1)
+    ),
     "manifest-world-writable": lambda entry: (entry.folder / manifest.NAME).chmod(0o666),
     "manifest-is-a-folder": lambda entry: swap_for(entry.folder / manifest.NAME, os.mkdir),
     "manifest-is-a-pipe": lambda entry: swap_for(entry.folder / manifest.NAME, os.mkfifo),
-    "library-is-a-pipe": lambda entry: swap_for(entry.library, os.mkfifo), "folder-is-a-link": swap_for_link,
+    "library-is-a-pipe": lambda entry: swap_for(entry.library, os.mkfifo),
+    "folder-is-a-link": swap_for_link,
     "folder-group-writable": lambda entry: helpers.open_to_group(entry.folder),
-    "folder-world-writable": lambda entry: entry.folder.chmod(0o757), "folder-is-a-file": lambda entry: swap_for(entry.folder, os.mknod),
-    "another-s-entry": be_another_s_entry, "manifest-missing": lambda entry: (entry.folder / manifest.NAME).unlink(),
+    "folder-world-writable": lambda entry: entry.folder.chmod(0o757),
+    "folder-is-a-file": lambda entry: swap_for(entry.folder, os.mknod),
+    "another-s-entry": be_another_s_entry,
+    "manifest-missing": lambda entry: (entry.folder / manifest.NAME).unlink(),
     "library-missing": lambda entry: entry.library.unlink(),
 }
-SILENT = ("folder-is-a-file", "manifest-missing", "library-missing")  # no entry at all: a miss like any other
+SILENT = (
+    "folder-is-a-file",
+    "manifest-missing",
+    "library-missing",
+)  # no entry at all: a miss like any other
 if os.geteuid() == 0:
     DAMAGES["folder-of-another-user"] = lambda entry: os.chown(entry.folder, SOMEBODY, SOMEBODY)
     DAMAGES["library-of-another-user"] = lambda entry: os.chown(entry.library, SOMEBODY, SOMEBODY)
-    DAMAGES["manifest-of-another-user"] = lambda entry: os.chown(entry.folder / manifest.NAME, SOMEBODY, SOMEBODY)
+    DAMAGES["manifest-of-another-user"] = lambda entry: os.chown(
+        entry.folder / manifest.NAME, SOMEBODY, SOMEBODY
+    )
 
 # Of these it is enough that the entry is not used: what follows is the same as above.
 FIELDS: dict[str, Callable[[Entry], None]] = {
@@ -124,17 +154,40 @@ FIELDS: dict[str, Callable[[Entry], None]] = {
     "library-hidden": edit("library", ".."),
     "library-empty-name": edit("library", ""),
     "library-very-long": edit("library", "x" * 5000 + ".so"),
-    **{f"{name}-missing": edit(name, None) for name in ("format", "key", "document", "library", "size", "sha256", "built_with")},
-    **{f"{name}-wrong": edit(name, value) for name, value in (("format", 99), ("key", "0" * 64), ("document", {}), ("size", 1),
-                                                              ("sha256", "0" * 64), ("built_with", []))},
-    **{f"{name}-of-another-type": edit(name, value) for name, value in (("format", True), ("key", 5), ("document", "x"),
-                                                                        ("library", ["x"]), ("size", "1"), ("sha256", {}))},
+    **{
+        f"{name}-missing": edit(name, None)
+        for name in ("format", "key", "document", "library", "size", "sha256", "built_with")
+    },
+    **{
+        f"{name}-wrong": edit(name, value)
+        for name, value in (
+            ("format", 99),
+            ("key", "0" * 64),
+            ("document", {}),
+            ("size", 1),
+            ("sha256", "0" * 64),
+            ("built_with", []),
+        )
+    },
+    **{
+        f"{name}-of-another-type": edit(name, value)
+        for name, value in (
+            ("format", True),
+            ("key", 5),
+            ("document", "x"),
+            ("library", ["x"]),
+            ("size", "1"),
+            ("sha256", {}),
+        )
+    },
     "size-a-float": edit("size", 1.0),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(op: Path, here: Path, entry: Entry, damage: str) -> None:
+def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(
+    op: Path, here: Path, entry: Entry, damage: str
+) -> None:
     assert built(op, here) == entry
     good = entry.library.read_bytes()
     DAMAGES[damage](entry)
@@ -149,7 +202,9 @@ def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(o
 
 
 @pytest.mark.parametrize("damage", FIELDS)
-def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(op: Path, here: Path, entry: Entry, damage: str) -> None:
+def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(
+    op: Path, here: Path, entry: Entry, damage: str
+) -> None:
     recipe, store = describe(op), Store(here)
     assert store.find(recipe) == entry
     FIELDS[damage](entry)
@@ -161,7 +216,10 @@ def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(op: Path, here:
 
 def test_a_request_warns_once_though_it_looks_twice(make_op: helpers.MakeOp, here: Path) -> None:
     """`request.entry` looks before it takes the lock, and again behind it."""
-    op = make_op("noop(Tensor x) -> ()", "opjit_status noop_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }")
+    op = make_op(
+        "noop(Tensor x) -> ()",
+        "opjit_status noop_cpu(const opjit_tensor *x) { (void)x; return OPJIT_OK; }",
+    )
     target = targets.here(helpers.cpu())
     first = request.entry(op, target)
     rewrite(first.library, b"")
@@ -171,9 +229,13 @@ def test_a_request_warns_once_though_it_looks_twice(make_op: helpers.MakeOp, her
 
 
 @as_root
-def test_a_user_takes_entries_of_his_own_and_of_root_and_of_nobody_else(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_takes_entries_of_his_own_and_of_root_and_of_nobody_else(
+    entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = targets.here(helpers.cpu())
-    monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)  # a real switch would need a Python that others can run
+    monkeypatch.setattr(
+        os, "geteuid", lambda: SOMEBODY
+    )  # a real switch would need a Python that others can run
     assert verify(entry.folder, target)[0] == entry
     for path in [entry.folder, *entry.folder.iterdir()]:
         os.chown(path, SOMEBODY, SOMEBODY)
@@ -204,30 +266,43 @@ def test_no_bytes_make_the_manifest_parser_raise_anything_else(text: bytes) -> N
 
 @FUZZED
 @given(data=st.data())
-def test_no_flipped_byte_in_a_manifest_goes_unseen_where_it_matters(built_once: tuple[Path, Entry], data: st.DataObject) -> None:
+def test_no_flipped_byte_in_a_manifest_goes_unseen_where_it_matters(
+    built_once: tuple[Path, Entry], data: st.DataObject
+) -> None:
     text = bytearray((built_once[1].folder / manifest.NAME).read_bytes())
     good = manifest.parse(bytes(text))
     at = data.draw(st.integers(0, len(text) - 1))
     text[at] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(EntryError):
         found = manifest.parse(bytes(text))
-        assert (found.key, found.document) == (good.key, good.document)  # only what the hashes cover otherwise may differ
+        assert (found.key, found.document) == (
+            good.key,
+            good.document,
+        )  # only what the hashes cover otherwise may differ
 
 
 @pytest.mark.parametrize("depth", [200, 1000, 100_000])
 def test_a_deeply_nested_document_is_refused(depth: int) -> None:
     nested = '{"a":' * depth + "1" + "}" * depth
-    fields = '{"format": 2, "key": "k", "library": "x.so", "size": 1, "sha256": "s", "built_with": {}, "document": ' + nested + "}"
+    fields = (
+        '{"format": 2, "key": "k", "library": "x.so", "size": 1, "sha256": "s", "built_with": {}, "document": '
+        + nested
+        + "}"
+    )
     with pytest.raises(EntryError):
         manifest.parse(fields.encode())
 
 
 @FUZZED
 @given(data=st.data())
-def test_no_damage_makes_the_reader_of_libraries_raise_anything_else(built_once: tuple[Path, Entry], data: st.DataObject) -> None:
+def test_no_damage_makes_the_reader_of_libraries_raise_anything_else(
+    built_once: tuple[Path, Entry], data: st.DataObject
+) -> None:
     content = bytearray(built_once[1].library.read_bytes())
     for _ in range(data.draw(st.integers(1, 8))):
-        at = data.draw(st.integers(0, min(1023, len(content) - 1)) | st.integers(0, len(content) - 1))
+        at = data.draw(
+            st.integers(0, min(1023, len(content) - 1)) | st.integers(0, len(content) - 1)
+        )
         content[at] = data.draw(st.integers(0, 255))
     kept = data.draw(st.integers(0, len(content)) | st.just(len(content)))
     with contextlib.suppress(EntryError):
@@ -255,7 +330,16 @@ def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, here: Path) -> None:
     assert winner.library.stat().st_ino == inode
 
 
-@pytest.mark.parametrize("damage", ["library-empty", "manifest-empty", "folder-is-a-link", "folder-is-a-file", "folder-world-writable"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "library-empty",
+        "manifest-empty",
+        "folder-is-a-link",
+        "folder-is-a-file",
+        "folder-world-writable",
+    ],
+)
 def test_a_winner_that_is_no_good_is_moved_aside(op: Path, here: Path, damage: str) -> None:
     recipe, store = describe(op), Store(here)
     mine, described = staged(recipe, store)
@@ -267,17 +351,28 @@ def test_a_winner_that_is_no_good_is_moved_aside(op: Path, here: Path, damage: s
     assert verify(published.folder, recipe.target)[0] == published
 
 
-def test_an_entry_holds_the_named_files_and_is_only_its_owner_s(built_once: tuple[Path, Entry]) -> None:
+def test_an_entry_holds_the_named_files_and_is_only_its_owner_s(
+    built_once: tuple[Path, Entry],
+) -> None:
     folder = built_once[1].folder
-    assert sorted(path.name for path in folder.iterdir()) == ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "build.ninja",
+        "keytest.plus.so",
+        "manifest.json",
+        "opjit_glue.c",
+    ]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert all(files.distrusted(path) is None for path in [folder, *folder.iterdir()])
     assert list((folder.parents[2] / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize("stage", ["before-library", "before-manifest", "before-rename"])
-def test_a_builder_killed_before_the_rename_leaves_no_entry_and_nothing_that_blocks(op: Path, here: Path, stage: str) -> None:
-    code = helpers.declare(op) + f"""
+def test_a_builder_killed_before_the_rename_leaves_no_entry_and_nothing_that_blocks(
+    op: Path, here: Path, stage: str
+) -> None:
+    code = (
+        helpers.declare(op)
+        + f"""
 import os, signal
 from opjit import files
 from opjit.store import store
@@ -289,12 +384,15 @@ files.write_synced = write
 if {stage!r} == "before-rename": store.Store.put = die
 opjit.get("keytest::plus", "cpu")
 """
+    )
     killed = helpers.ended(code, {"OPJIT_CACHE": str(here)})
     assert killed.returncode == -signal.SIGKILL
     assert helpers.entries(here) == []
     assert len(list((here / "v1" / "staging").iterdir())) == 1
     assert caught(op, here).warnings == []
-    assert len(list((here / "v1" / "staging").iterdir())) == 1, "a fresh staging folder may be somebody's: it stays"
+    assert len(list((here / "v1" / "staging").iterdir())) == 1, (
+        "a fresh staging folder may be somebody's: it stays"
+    )
 
 
 def test_old_staging_folders_are_swept_and_fresh_ones_stay(op: Path, here: Path) -> None:
@@ -318,26 +416,41 @@ def test_dates_decide_nothing_about_an_entry(op: Path, here: Path, entry: Entry,
 
 
 @as_root
-def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_process(op: Path, tmp_path: Path) -> None:
-    cache, other = tmp_path / "cache", write_op(tmp_path / "other" / "plus", amount_h="#define AMOUNT 5.0f\n")
+def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_process(
+    op: Path, tmp_path: Path
+) -> None:
+    cache, other = (
+        tmp_path / "cache",
+        write_op(tmp_path / "other" / "plus", amount_h="#define AMOUNT 5.0f\n"),
+    )
     cache.mkdir(mode=0o700)
     with tmpfs(cache, "size=16m"):
         warm = built(op, cache)
-        api_code = ("with warnings.catch_warnings(record=True) as seen:\n    warnings.simplefilter('always')\n"
-                    "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), [one.category.__name__ for one in seen])\n")
-        with mounted(cache, "-o", "remount,ro"):  # one umount below is enough: a remount adds no mount
+        api_code = (
+            "with warnings.catch_warnings(record=True) as seen:\n    warnings.simplefilter('always')\n"
+            "    print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), [one.category.__name__ for one in seen])\n"
+        )
+        with mounted(
+            cache, "-o", "remount,ro"
+        ):  # one umount below is enough: a remount adds no mount
             before = helpers.snapshot(cache)
             assert caught(op, cache) == helpers.Caught(warm, [])
             env = {"OPJIT_CACHE": str(cache)}
             assert fresh(helpers.declare(op) + api_code, env).stdout == "[2.0] []\n"
-            assert fresh(helpers.declare(other) + api_code, env).stdout == "[6.0] ['CacheWarning']\n"
+            assert (
+                fresh(helpers.declare(other) + api_code, env).stdout == "[6.0] ['CacheWarning']\n"
+            )
             assert helpers.snapshot(cache) == before
-            subprocess.run(["mount", "-t", "tmpfs", "none", str(cache)], check=True)  # for the inner umount
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "none", str(cache)], check=True
+            )  # for the inner umount
 
 
 @as_root
 @pytest.mark.parametrize("size", [4, 40, 100])
-def test_an_op_works_with_one_warning_when_the_disk_fills_up(op: Path, tmp_path: Path, size: int) -> None:
+def test_an_op_works_with_one_warning_when_the_disk_fills_up(
+    op: Path, tmp_path: Path, size: int
+) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     with tmpfs(cache, f"size={size}k"):
@@ -358,7 +471,9 @@ def test_an_op_works_with_one_warning_where_the_cache_is_a_file(op: Path, tmp_pa
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_without_any_temporary_folder_the_error_says_what_to_set(op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_temporary_folder_the_error_says_what_to_set(
+    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     recipe = describe(op)
     refuse = FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
@@ -369,7 +484,9 @@ def test_without_any_temporary_folder_the_error_says_what_to_set(op: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_multiprocessing(op: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_multiprocessing(
+    op: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()
     code = helpers.declare(op) + (
@@ -381,23 +498,39 @@ def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_mu
         "if os.fork() == 0: sys.exit()\n"
         "os.wait()\nprint(private())\n"
     )
-    done = fresh(code, {"OPJIT_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")},
-                 flags=("-X", "dev", "-W", "ignore::DeprecationWarning"))
+    done = fresh(
+        code,
+        {"OPJIT_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")},
+        flags=("-X", "dev", "-W", "ignore::DeprecationWarning"),
+    )
     assert done.stdout == "0 0\n1\n"
-    assert [path.name for path in (tmp_path / "tmp").iterdir() if not path.name.startswith(f"opjit-{os.geteuid()}")] == []
+    assert [
+        path.name
+        for path in (tmp_path / "tmp").iterdir()
+        if not path.name.startswith(f"opjit-{os.geteuid()}")
+    ] == []
     assert "Implicitly cleaning up" not in done.stderr
 
 
-@pytest.mark.parametrize("odd", ["with a space/quo'te/dol$lar$HOME/back\\slash/smörgås-日本/per%cent {brace}/ha#sh/-dash/~tilde",
-                                 'dou"ble/co:lon/pi|pe/equal=s/semi;colon&and/ edge '])
-def test_odd_characters_in_the_paths_of_the_cache_and_of_the_op_do_no_harm(tmp_path: Path, odd: str,
-                                                                           built_once: tuple[Path, Entry]) -> None:
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "with a space/quo'te/dol$lar$HOME/back\\slash/smörgås-日本/per%cent {brace}/ha#sh/-dash/~tilde",
+        'dou"ble/co:lon/pi|pe/equal=s/semi;colon&and/ edge ',
+    ],
+)
+def test_odd_characters_in_the_paths_of_the_cache_and_of_the_op_do_no_harm(
+    tmp_path: Path, odd: str, built_once: tuple[Path, Entry]
+) -> None:
     cache, op = tmp_path / odd / "cache", write_op(tmp_path / odd / "plus")
     first = caught(op, cache)
     assert first.warnings == []
     assert first.entry.folder.is_relative_to(tmp_path / odd)
     assert caught(op, cache) == first
-    assert (first.entry.key, first.entry.library.read_bytes()) == (built_once[1].key, built_once[1].library.read_bytes())
+    assert (first.entry.key, first.entry.library.read_bytes()) == (
+        built_once[1].key,
+        built_once[1].library.read_bytes(),
+    )
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])
@@ -409,10 +542,14 @@ def test_no_umask_makes_an_entry_that_is_not_trusted(op: Path, here: Path, mask:
         assert caught(op, here) == first
     finally:
         os.umask(before)
-    assert [files.distrusted(path) for path in [here, *here.rglob("*")] if files.distrusted(path)] == []
+    assert [
+        files.distrusted(path) for path in [here, *here.rglob("*")] if files.distrusted(path)
+    ] == []
 
 
-def test_the_default_root_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_root_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("OPJIT_CACHE", "~/there")
     assert default_root() == Path("/home/somebody/there")
@@ -431,7 +568,9 @@ def test_the_default_root_follows_the_environment(tmp_path: Path, monkeypatch: p
     assert default_root().is_absolute()
 
 
-def test_a_user_without_a_home_or_a_name_gets_a_cache_of_his_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_or_a_name_gets_a_cache_of_his_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("HOME", "OPJIT_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("getpwuid(): uid not found")))
@@ -454,7 +593,9 @@ def test_two_archs_share_a_cache(op: Path, here: Path) -> None:
     assert caught(op, here, targets.named(LEVELS[1])) == helpers.Caught(second, [])
 
 
-def test_without_a_compiler_an_entry_of_the_same_sources_is_a_hit_and_one_of_others_is_not(op: Path, here: Path) -> None:
+def test_without_a_compiler_an_entry_of_the_same_sources_is_a_hit_and_one_of_others_is_not(
+    op: Path, here: Path
+) -> None:
     first, store = built(op, here), Store(here)
     assert store.find(describe(op)._replace(toolchain=None)) == first
     (op / "amount.h").write_text("#define AMOUNT 9.0f\n")

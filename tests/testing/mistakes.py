@@ -99,8 +99,13 @@ class Mistake(NamedTuple):
         folder.mkdir()
         values = self._asdict() | {"more": self.more.format(name=self.name)}
         (folder / "op.py").write_text(OP_PY.format(**values), encoding="utf-8")
-        pieces = {name: textwrap.indent(textwrap.dedent(values[name]), " " * 4) for name in ("body", "check", "after")}
-        pieces["body"] = "".join(COMPUTE.format(scalar=scalar, body=pieces["body"]) for scalar in ("float", "double"))
+        pieces = {
+            name: textwrap.indent(textwrap.dedent(values[name]), " " * 4)
+            for name in ("body", "check", "after")
+        }
+        pieces["body"] = "".join(
+            COMPUTE.format(scalar=scalar, body=pieces["body"]) for scalar in ("float", "double")
+        )
         text = self.kernel or KERNEL.format(**values | pieces)
         (folder / f"{self.name}.c").write_text(text, encoding="utf-8")
         return folder
@@ -114,55 +119,99 @@ class Mistake(NamedTuple):
 
 MISTAKES = [
     # Memory
-    Mistake("write_past_the_end", r"@heap-buffer-overflow, WRITE of size [48], 0 bytes (after|to the right of) a \d+-byte region",
-            after="((float *)out->data)[n * (int64_t)(x->dtype == OPJIT_FLOAT32 ? 1 : 2)] = 1; /* here */"),
-    Mistake("read_past_the_end", "@heap-buffer-overflow, READ of size [48]", check=CONTIGUOUS, body="""
+    Mistake(
+        "write_past_the_end",
+        r"@heap-buffer-overflow, WRITE of size [48], 0 bytes (after|to the right of) a \d+-byte region",
+        after="((float *)out->data)[n * (int64_t)(x->dtype == OPJIT_FLOAT32 ? 1 : 2)] = 1; /* here */",
+    ),
+    Mistake(
+        "read_past_the_end",
+        "@heap-buffer-overflow, READ of size [48]",
+        check=CONTIGUOUS,
+        body="""
         volatile scalar_t next = 0;
         for (int64_t i = 0; i < n; i++) {
             to[i] = 2 * from[i];
             next = from[i + 1]; /* here */
         }
         (void)next;
-        """),
-    Mistake("write_before_the_start", "@heap-buffer-overflow, WRITE of size [48], .*before", body=BODY + "to[-1] = 0; /* here */"),
-    Mistake("past_a_local_array", "@(stack-buffer-overflow, WRITE|index 8 out of bounds)", check=CONTIGUOUS, body="""
+        """,
+    ),
+    Mistake(
+        "write_before_the_start",
+        "@heap-buffer-overflow, WRITE of size [48], .*before",
+        body=BODY + "to[-1] = 0; /* here */",
+    ),
+    Mistake(
+        "past_a_local_array",
+        "@(stack-buffer-overflow, WRITE|index 8 out of bounds)",
+        check=CONTIGUOUS,
+        body="""
         scalar_t tile[8];
         for (int64_t i = 0; i < n; i++) {
             tile[i % 9] = 2 * from[i]; /* here */
             to[i] = tile[i % 9];
         }
-        """),
-    Mistake("past_a_table", "@(global-buffer-overflow|index 4 out of bounds)", before="static const float factors[4] = {2, 2, 2, 2};",
-            body="""
+        """,
+    ),
+    Mistake(
+        "past_a_table",
+        "@(global-buffer-overflow|index 4 out of bounds)",
+        before="static const float factors[4] = {2, 2, 2, 2};",
+        body="""
         for (int64_t i = 0; i < n; i++)
             to[i] = factors[i % 5] * from[opjit_offset(x, i)]; /* here */
-        """),
-    Mistake("use_after_free", "@heap-use-after-free, READ", body="""
+        """,
+    ),
+    Mistake(
+        "use_after_free",
+        "@heap-use-after-free, READ",
+        body="""
         scalar_t *copy = malloc((n + 1) * sizeof *copy);
         for (int64_t i = 0; i < n; i++)
             copy[i] = 2 * from[opjit_offset(x, i)];
         free(copy);
         for (int64_t i = 0; i < n; i++)
             to[i] = copy[i]; /* here */
-        """),
-    Mistake("freed_twice", "@double-free",
-            body="char *volatile copy = malloc(100);\nfree(copy);\n" + BODY + "free(copy); /* here */"),
-    Mistake("leak", r"memory .*kept \d+ bytes of host memory per call on \(", after="volatile char *kept = malloc(100); kept[0] = 1;"),
-    Mistake("leak_before_an_error", r"memory .*kept \d+ bytes of host memory per call on \(", check="""
+        """,
+    ),
+    Mistake(
+        "freed_twice",
+        "@double-free",
+        body="char *volatile copy = malloc(100);\nfree(copy);\n" + BODY + "free(copy); /* here */",
+    ),
+    Mistake(
+        "leak",
+        r"memory .*kept \d+ bytes of host memory per call on \(",
+        after="volatile char *kept = malloc(100); kept[0] = 1;",
+    ),
+    Mistake(
+        "leak_before_an_error",
+        r"memory .*kept \d+ bytes of host memory per call on \(",
+        check="""
         volatile char *copy = malloc(500);
         copy[0] = 1;
         OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 || x->dtype == OPJIT_FLOAT64, "expected float32 or float64");
         free((void *)copy);
-        """),
-    Mistake("scratch_too_small", "@heap-buffer-overflow, WRITE of size", check=CONTIGUOUS, body="""
+        """,
+    ),
+    Mistake(
+        "scratch_too_small",
+        "@heap-buffer-overflow, WRITE of size",
+        check=CONTIGUOUS,
+        body="""
         void *memory;
         OPJIT_TRY(opjit_scratch(&memory, n * 2, x));
         scalar_t *copy = memory;
         for (int64_t i = 0; i < n; i++)
             copy[i] = 2 * from[i]; /* here */
         memcpy(to, copy, n * sizeof *to);
-        """),
-    Mistake("smaller_other_input", "@heap-buffer-overflow, READ", kernel="""\
+        """,
+    ),
+    Mistake(
+        "smaller_other_input",
+        "@heap-buffer-overflow, READ",
+        kernel="""\
 #include "opjit.h"
 
 opjit_status smaller_other_input_cpu(const opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out)
@@ -174,54 +223,111 @@ opjit_status smaller_other_input_cpu(const opjit_tensor *x, const opjit_tensor *
         ((float *)out->data)[i] = ((float *)x->data)[i] + ((float *)y->data)[i]; /* here */
     return OPJIT_OK;
 }
-""", more="""
+""",
+        more="""
 {name} = opjit.op("mistakes::{name}(Tensor x, Tensor y) -> Tensor")(lambda x, y: x.new_empty(x.shape))
 {name}.reference(lambda x, y: x + y)
 {name}.samples(lambda device: iter([(torch.ones(4, 5), torch.ones(4, 5)), (torch.ones(4, 5), torch.ones(5))]))
-"""),
+""",
+    ),
     # The process
-    Mistake("null_pointer", "SIGSEGV on ", check=CONTIGUOUS, body="""
+    Mistake(
+        "null_pointer",
+        "SIGSEGV on ",
+        check=CONTIGUOUS,
+        body="""
         if (n == 0)
             *(volatile scalar_t *)NULL = 0; /* here */
-        """ + BODY),
-    Mistake("wild_pointer", "@SEGV, WRITE", body="((volatile float *)8)[n] = 0; /* here */\n" + BODY),
-    Mistake("endless_recursion", "stack-overflow", before="""\
+        """
+        + BODY,
+    ),
+    Mistake(
+        "wild_pointer", "@SEGV, WRITE", body="((volatile float *)8)[n] = 0; /* here */\n" + BODY
+    ),
+    Mistake(
+        "endless_recursion",
+        "stack-overflow",
+        before="""\
 static double deeper(volatile double *x)
 {
     volatile double next[8] = {x[0] + 1};
     return deeper(next) + next[0]; /* here */
 }
-""", body="volatile double start[8] = {0};\nif (n == 7) to[0] = deeper(start);\n" + BODY),
-    Mistake("endless_loop", r"did not return within 10 s on \(float32 \(7,\)\)", body="""
+""",
+        body="volatile double start[8] = {0};\nif (n == 7) to[0] = deeper(start);\n" + BODY,
+    ),
+    Mistake(
+        "endless_loop",
+        r"did not return within 10 s on \(float32 \(7,\)\)",
+        body="""
         for (volatile int64_t i = n; i == 7;) { /* here */
         }
-        """ + BODY),
+        """
+        + BODY,
+    ),
     Mistake("abort", "died of SIGABRT on ", check="if (x->dim == 1) abort(); /* here */"),
-    Mistake("failed_assert", r"died of SIGABRT on \(.*Assertion .n % 2 == 0", check="assert(n % 2 == 0); /* here */"),
+    Mistake(
+        "failed_assert",
+        r"died of SIGABRT on \(.*Assertion .n % 2 == 0",
+        check="assert(n % 2 == 0); /* here */",
+    ),
     Mistake("exit_0", r"exit\(0\) on ", check="if (x->dim == 1) exit(0); /* here */"),
-    Mistake("division_by_zero", "@division by zero",
-            check="volatile int64_t rows = n / (x->dim ? x->sizes[0] : 1); /* here */\n(void)rows;"),
+    Mistake(
+        "division_by_zero",
+        "@division by zero",
+        check="volatile int64_t rows = n / (x->dim ? x->sizes[0] : 1); /* here */\n(void)rows;",
+    ),
     # Arithmetic
-    Mistake("signed_overflow", "@signed integer overflow", check="volatile int bytes = (int)n * 100000000; /* here */\n(void)bytes;"),
-    Mistake("shift_too_far", "@shift exponent", check="volatile int64_t mask = 1 << (int)(n + 20); /* here */\n(void)mask;"),
-    Mistake("misaligned", "@(load of|store to) misaligned address", check=CONTIGUOUS, body="""
+    Mistake(
+        "signed_overflow",
+        "@signed integer overflow",
+        check="volatile int bytes = (int)n * 100000000; /* here */\n(void)bytes;",
+    ),
+    Mistake(
+        "shift_too_far",
+        "@shift exponent",
+        check="volatile int64_t mask = 1 << (int)(n + 20); /* here */\n(void)mask;",
+    ),
+    Mistake(
+        "misaligned",
+        "@(load of|store to) misaligned address",
+        check=CONTIGUOUS,
+        body="""
         typedef scalar_t four __attribute__((vector_size(4 * sizeof(scalar_t))));
         int64_t i = 0;
         for (; i + 4 <= n; i += 4)
             *(four *)(to + i) = 2 * *(four *)(from + i); /* here */
         for (; i < n; i++)
             to[i] = 2 * from[i];
-        """),
-    Mistake("float_for_double", r"got .*, expected .* on \(float64", reference="0.1 * x",
-            body=BODY.replace("2 * from", "(scalar_t)0.1f * from")),
-    Mistake("nan_lost", r"got 0.*, expected nan at .*with nan in tensor 0",
-            reference="torch.relu(x)", body="""
+        """,
+    ),
+    Mistake(
+        "float_for_double",
+        r"got .*, expected .* on \(float64",
+        reference="0.1 * x",
+        body=BODY.replace("2 * from", "(scalar_t)0.1f * from"),
+    ),
+    Mistake(
+        "nan_lost",
+        r"got 0.*, expected nan at .*with nan in tensor 0",
+        reference="torch.relu(x)",
+        body="""
         for (int64_t i = 0; i < n; i++)
             to[i] = from[opjit_offset(x, i)] > 0 ? from[opjit_offset(x, i)] : 0;
-        """),
+        """,
+    ),
     # Results
-    Mistake("last_element_forgotten", r"results .*got .*, expected .* at \[3, 5\] on ", body=BODY.replace("i < n", "i + 1 < n")),
-    Mistake("scratch_not_zeroed", "results .*got .*, expected", check=CONTIGUOUS, reference="x * 0 + x.sum()", body="""
+    Mistake(
+        "last_element_forgotten",
+        r"results .*got .*, expected .* at \[3, 5\] on ",
+        body=BODY.replace("i < n", "i + 1 < n"),
+    ),
+    Mistake(
+        "scratch_not_zeroed",
+        "results .*got .*, expected",
+        check=CONTIGUOUS,
+        reference="x * 0 + x.sum()",
+        body="""
         void *memory;
         OPJIT_TRY(opjit_scratch(&memory, sizeof(scalar_t), x));
         scalar_t *sum = memory;
@@ -229,9 +335,17 @@ static double deeper(volatile double *x)
             *sum += from[i];
         for (int64_t i = 0; i < n; i++)
             to[i] = *sum;
-        """),
-    Mistake("strides_ignored", r"strides .*got .*, expected .* strides \(", body=BODY.replace("opjit_offset(x, i)", "i")),
-    Mistake("wrong_dtype_branch", r"dtypes .*on \(.*as (int32|float16)", kernel="""\
+        """,
+    ),
+    Mistake(
+        "strides_ignored",
+        r"strides .*got .*, expected .* strides \(",
+        body=BODY.replace("opjit_offset(x, i)", "i"),
+    ),
+    Mistake(
+        "wrong_dtype_branch",
+        r"dtypes .*on \(.*as (int32|float16)",
+        kernel="""\
 #include "opjit.h"
 
 opjit_status wrong_dtype_branch_cpu(const opjit_tensor *x, opjit_tensor *out)
@@ -247,44 +361,94 @@ opjit_status wrong_dtype_branch_cpu(const opjit_tensor *x, opjit_tensor *out)
     }
     return OPJIT_OK;
 }
-"""),
-    Mistake("input_written", "inputs kept .*writes into tensor 0", body="""
+""",
+    ),
+    Mistake(
+        "input_written",
+        "inputs kept .*writes into tensor 0",
+        body="""
         for (int64_t i = 0; i < n; i++) {
             from[opjit_offset(x, i)] *= 2;
             to[i] = from[opjit_offset(x, i)];
         }
-        """),
-    Mistake("tail_forgotten", r"got .*, expected .* on ", body=BODY.replace("i < n", "i < (n > 24 ? n / 4 * 4 : n)")),
-    Mistake("no_dimensions_forgotten", r"got .*, expected .* on \(float32 \(\)", body=BODY.replace("i < n", "i < (x->dim ? n : 0)")),
-    Mistake("fake_dtype", "fake kernel .*float64.*but the fake kernel.*float32", fake="x.new_empty(x.shape, dtype=torch.float32)"),
-    Mistake("fake_strides", "fake kernel .*strides", fake="torch.empty_like(x)", more="""
+        """,
+    ),
+    Mistake(
+        "tail_forgotten",
+        r"got .*, expected .* on ",
+        body=BODY.replace("i < n", "i < (n > 24 ? n / 4 * 4 : n)"),
+    ),
+    Mistake(
+        "no_dimensions_forgotten",
+        r"got .*, expected .* on \(float32 \(\)",
+        body=BODY.replace("i < n", "i < (x->dim ? n : 0)"),
+    ),
+    Mistake(
+        "fake_dtype",
+        "fake kernel .*float64.*but the fake kernel.*float32",
+        fake="x.new_empty(x.shape, dtype=torch.float32)",
+    ),
+    Mistake(
+        "fake_strides",
+        "fake kernel .*strides",
+        fake="torch.empty_like(x)",
+        more="""
 samples_of = {name}._samples
 {name}.samples(lambda device: [*samples_of(device), torch.ones(3, 4).t()])
-"""),
-    Mistake("two_line_error", "one-line error", check='OPJIT_CHECK(x->dim < 2 || x->sizes[0], "bad\\nshape");'),
+""",
+    ),
+    Mistake(
+        "two_line_error",
+        "one-line error",
+        check='OPJIT_CHECK(x->dim < 2 || x->sizes[0], "bad\\nshape");',
+    ),
     # State
-    Mistake("static_temporary", "threads .*got .*, expected .*threads at once", before="static double doubled[1 << 16];", check="""
+    Mistake(
+        "static_temporary",
+        "threads .*got .*, expected .*threads at once",
+        before="static double doubled[1 << 16];",
+        check="""
         OPJIT_CHECK(x->contiguous && n <= 1 << 16, "expected a contiguous tensor of at most 65536 elements");
-        """, body="""
+        """,
+        body="""
         for (int64_t i = 0; i < n; i++)
             doubled[i] = 2 * from[i];
         for (int64_t i = 0; i < n; i++)
             to[i] = doubled[i];
-        """),
-    Mistake("state_between_calls", "got .*, expected .* on ", before="static int64_t calls = 0;",
-            check="calls++;", body=BODY.replace("2 * from", "(scalar_t)(calls > 1 ? 3 : 2) * from")),
+        """,
+    ),
+    Mistake(
+        "state_between_calls",
+        "got .*, expected .* on ",
+        before="static int64_t calls = 0;",
+        check="calls++;",
+        body=BODY.replace("2 * from", "(scalar_t)(calls > 1 ? 3 : 2) * from"),
+    ),
     # Gradients
-    Mistake("wrong_gradient", r"gradients .*of the gradient of tensor 0 on ", more=BACKWARD.replace("2 * grad", "grad")),
-    Mistake("tensor_on_ctx", "ctx.x is a tensor", more="""
+    Mistake(
+        "wrong_gradient",
+        r"gradients .*of the gradient of tensor 0 on ",
+        more=BACKWARD.replace("2 * grad", "grad"),
+    ),
+    Mistake(
+        "tensor_on_ctx",
+        "ctx.x is a tensor",
+        more="""
 @{name}.setup_context
 def setup_context(ctx, inputs, output):
     ctx.x = inputs[0]
 
 {name}.backward(lambda ctx, grad: 2 * grad + 0 * ctx.x)
-"""),
-    Mistake("second_gradient_lost", "second gradients", reference="2 * x * x",
-            body=BODY.replace("2 * from", "2 * from[opjit_offset(x, i)] * from"), more="""
+""",
+    ),
+    Mistake(
+        "second_gradient_lost",
+        "second gradients",
+        reference="2 * x * x",
+        body=BODY.replace("2 * from", "2 * from[opjit_offset(x, i)] * from"),
+        more="""
 {name}.setup_context(lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]))
 {name}.backward(lambda ctx, grad: 4 * grad * ctx.saved_tensors[0].detach())
-"""),
+""",
+    ),
 ]

@@ -22,8 +22,13 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("mistakes")
     for mistake in CHOSEN:
         mistake.write(root / mistake.name)
-    done = subprocess.run([sys.executable, "-m", "opjit", "test", str(root), "--device", "cpu"], env=environment(), text=True,
-                          capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "opjit", "test", str(root), "--device", "cpu"],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "opjit/testing" not in done.stdout + done.stderr, done.stderr
     parts = re.split(r"^mistakes::(\w+) on cpu$", done.stdout, flags=re.MULTILINE)
@@ -36,6 +41,8 @@ def test_a_mistake_is_found_where_it_is(mistake: Mistake, tables: dict[str, str]
     if "no library for -fsanitize" in table:
         pytest.skip("the compiler has no sanitizers")
     failed = re.findall(r"^  failed +(.*\n(?: {30}.*\n)*)", table, re.MULTILINE)
-    assert any(re.search(mistake.pattern(Path(tables[""]) / mistake.name), text) for text in failed), table
+    assert any(
+        re.search(mistake.pattern(Path(tables[""]) / mistake.name), text) for text in failed
+    ), table
     assert re.search(r"^  \w+ +vmap |^ {30}.*\bvmap$", table, re.MULTILINE), table  # the last check
     assert "before its first call" not in table, table

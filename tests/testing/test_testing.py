@@ -41,9 +41,20 @@ def _fake(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _negated(make_op: MakeOp, before: str = "", value: str = RIGHT, after: str = "", fake: Callable[..., Any] = _fake,
-             backward: Callable[..., Any] | None = None, change: Callable[[Op], object] = lambda op: None) -> Op:
-    op = make_op("negated(Tensor x) -> Tensor", NEGATED.format(before=before, value=value, after=after), fake=fake)
+def _negated(
+    make_op: MakeOp,
+    before: str = "",
+    value: str = RIGHT,
+    after: str = "",
+    fake: Callable[..., Any] = _fake,
+    backward: Callable[..., Any] | None = None,
+    change: Callable[[Op], object] = lambda op: None,
+) -> Op:
+    op = make_op(
+        "negated(Tensor x) -> Tensor",
+        NEGATED.format(before=before, value=value, after=after),
+        fake=fake,
+    )
     op.reference(torch.neg)
 
     @op.samples
@@ -60,42 +71,107 @@ def _negated(make_op: MakeOp, before: str = "", value: str = RIGHT, after: str =
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("name", "wrong", "told"), [
-    ("results", {"value": f"{RIGHT} + 1"}, r"got 3, expected 2 at \[0, 0\] on \(float32 \(4, 6\)\); 24 of 24"),
-    ("strides", {"value": "-from[i]"}, r"got .*, expected .* strides \("),
-    ("nan and inf", {"value": "from[opjit_offset(x, i)] != from[opjit_offset(x, i)] ? 0 : -from[opjit_offset(x, i)]"},
-     "with nan in tensor 0"),
-    ("inputs kept", {"after": "if (x->numel) from[0] = 7;"}, "writes into tensor 0, an input that the schema does not mark"),
-    ("fake kernel", {"fake": torch.empty_like}, r"the kernel makes .* but the fake kernel .*shape, dtype, strides"),
-    ("threads", {"before": "static double kept[1 << 16];", "after": """
+@pytest.mark.parametrize(
+    ("name", "wrong", "told"),
+    [
+        (
+            "results",
+            {"value": f"{RIGHT} + 1"},
+            r"got 3, expected 2 at \[0, 0\] on \(float32 \(4, 6\)\); 24 of 24",
+        ),
+        ("strides", {"value": "-from[i]"}, r"got .*, expected .* strides \("),
+        (
+            "nan and inf",
+            {
+                "value": "from[opjit_offset(x, i)] != from[opjit_offset(x, i)] ? 0 : -from[opjit_offset(x, i)]"
+            },
+            "with nan in tensor 0",
+        ),
+        (
+            "inputs kept",
+            {"after": "if (x->numel) from[0] = 7;"},
+            "writes into tensor 0, an input that the schema does not mark",
+        ),
+        (
+            "fake kernel",
+            {"fake": torch.empty_like},
+            r"the kernel makes .* but the fake kernel .*shape, dtype, strides",
+        ),
+        (
+            "threads",
+            {
+                "before": "static double kept[1 << 16];",
+                "after": """
         if (x->numel <= 1 << 16) {
             for (int64_t i = 0; i < x->numel; i++)
                 kept[i] = to[i] / 3;
             for (int64_t i = 0; i < x->numel; i++)
                 to[i] = 3 * kept[i];
-        }"""}, r"got .*, expected .* of a call, with four threads at once, on \(float"),
-    ("inputs kept", {"after": "if (x->numel && x->contiguous) from[x->numel] = 0;"}, r"writes 0 bytes after the end of tensor 0"),
-    ("memory", {"after": "volatile char *kept = malloc(1000); kept[0] = 0;"},
-     r"the op kept \d{3,4} bytes of host memory per call on \(float32"),
-    ("second gradients", {"backward": lambda ctx, grad: -grad.detach()},
-     "Numerical gradient for function expected to be zero"),
-    ("shapes", {"before": 'OPJIT_CHECK(x->numel || x->dim < 2 || x->sizes[0] == 0, "two\\nlines");'}, "must raise a one-line error"),
-    ("shapes", {"value": f"(x->dim == 2 && x->sizes[1] > 30) ? 0 : {RIGHT}"},
-     r"got 0, expected .* on \(float(32|64) \(\d+, (31|64|65)\)"),
-    ("dtypes", {"before": "if (opjit_is_float8(x->dtype)) return opjit_empty(out, 0, NULL, OPJIT_INT8, x);"},
-     r"got int8 \(\) on cpu, expected float32 \(4, 6\) on cpu on \(float8_e4m3fn"),
-    ("opcheck", {"fake": lambda x: x.new_empty((3,))}, "(?i)shape"),
-    ("gradients", {"backward": lambda ctx, grad: grad}, "got .*, expected .* of the gradient of tensor 0"),
-    ("gradcheck", {"backward": lambda ctx, grad: grad}, "Jacobian"),
-    ("compile", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
-    ("export", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
-    ("vmap", {"change": lambda op: op.vmap(lambda info, in_dims, x: (op.overload(x), 0))},
-     r"got .*, expected .* of torch\.vmap with in_dims=\(-1,\) on \(float"),
-    ("saved tensors", {"backward": lambda ctx, grad: -grad + 0 * ctx.x,
-                       "change": lambda op: op.setup_context(lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]))},
-     r"ctx\.x is a tensor; keep it with ctx\.save_for_backward"),
-])
-def test_a_broken_promise_is_noticed(make_op: MakeOp, name: str, wrong: dict[str, Any], told: str) -> None:
+        }""",
+            },
+            r"got .*, expected .* of a call, with four threads at once, on \(float",
+        ),
+        (
+            "inputs kept",
+            {"after": "if (x->numel && x->contiguous) from[x->numel] = 0;"},
+            r"writes 0 bytes after the end of tensor 0",
+        ),
+        (
+            "memory",
+            {"after": "volatile char *kept = malloc(1000); kept[0] = 0;"},
+            r"the op kept \d{3,4} bytes of host memory per call on \(float32",
+        ),
+        (
+            "second gradients",
+            {"backward": lambda ctx, grad: -grad.detach()},
+            "Numerical gradient for function expected to be zero",
+        ),
+        (
+            "shapes",
+            {"before": 'OPJIT_CHECK(x->numel || x->dim < 2 || x->sizes[0] == 0, "two\\nlines");'},
+            "must raise a one-line error",
+        ),
+        (
+            "shapes",
+            {"value": f"(x->dim == 2 && x->sizes[1] > 30) ? 0 : {RIGHT}"},
+            r"got 0, expected .* on \(float(32|64) \(\d+, (31|64|65)\)",
+        ),
+        (
+            "dtypes",
+            {
+                "before": "if (opjit_is_float8(x->dtype)) return opjit_empty(out, 0, NULL, OPJIT_INT8, x);"
+            },
+            r"got int8 \(\) on cpu, expected float32 \(4, 6\) on cpu on \(float8_e4m3fn",
+        ),
+        ("opcheck", {"fake": lambda x: x.new_empty((3,))}, "(?i)shape"),
+        (
+            "gradients",
+            {"backward": lambda ctx, grad: grad},
+            "got .*, expected .* of the gradient of tensor 0",
+        ),
+        ("gradcheck", {"backward": lambda ctx, grad: grad}, "Jacobian"),
+        ("compile", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
+        ("export", {"fake": lambda x: x.new_empty((int(x.sum()), 4))}, "(?i)data.dependent"),
+        (
+            "vmap",
+            {"change": lambda op: op.vmap(lambda info, in_dims, x: (op.overload(x), 0))},
+            r"got .*, expected .* of torch\.vmap with in_dims=\(-1,\) on \(float",
+        ),
+        (
+            "saved tensors",
+            {
+                "backward": lambda ctx, grad: -grad + 0 * ctx.x,
+                "change": lambda op: op.setup_context(
+                    lambda ctx, inputs, output: setattr(ctx, "x", inputs[0])
+                ),
+            },
+            r"ctx\.x is a tensor; keep it with ctx\.save_for_backward",
+        ),
+    ],
+)
+def test_a_broken_promise_is_noticed(
+    make_op: MakeOp, name: str, wrong: dict[str, Any], told: str
+) -> None:
     op = _negated(make_op, **wrong)
     line = outcome_of(name, lambda: CHECKS[name].run(op, "cpu"))
     assert line.status == "failed", line
@@ -111,7 +187,11 @@ def test_a_good_op_passes_each_of_them(make_op: MakeOp) -> None:
     op = _negated(make_op, backward=lambda ctx, grad: -grad)
     found = list(testing.results(op, "cpu"))
     assert [line for line in found if line.status == "failed"] == []
-    assert [line.name for line in found if line.status == "skipped"] == ["complex gradients", "cuda graph", "cuda stream"]
+    assert [line.name for line in found if line.status == "skipped"] == [
+        "complex gradients",
+        "cuda graph",
+        "cuda stream",
+    ]
 
 
 FLIPPED = """
@@ -145,8 +225,16 @@ def test_a_good_op_that_takes_float8_passes_too(make_op: MakeOp) -> None:
     assert [line for line in testing.results(op, "cpu") if line.status == "failed"] == []
 
 
-@pytest.mark.parametrize("view", [lambda x: x[::2], lambda x: x[0].expand(9), lambda x: x.to(torch.complex64).conj(),
-                                  lambda x: (x * 1j).conj().imag], ids=["strided", "expanded", "conj", "neg"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[::2],
+        lambda x: x[0].expand(9),
+        lambda x: x.to(torch.complex64).conj(),
+        lambda x: (x * 1j).conj().imag,
+    ],
+    ids=["strided", "expanded", "conj", "neg"],
+)
 def test_elements_of_any_view_are_rolled(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = view(torch.arange(8.0))
     assert torch.equal(rolled(x, 1), x.flatten().roll(1).reshape(x.shape))
@@ -154,30 +242,50 @@ def test_elements_of_any_view_are_rolled(view: Callable[[torch.Tensor], torch.Te
 
 def test_an_op_that_writes_its_argument_is_checked_too(increment: Op) -> None:
     increment.reference(lambda x: x.add_(1) and None if x.numel() == 1 else (x.add_(1), None)[1])
-    increment.samples(lambda device: (((torch.arange(6.0, device=device).reshape(2, 3).t(),), {}) for _ in range(2)))
+    increment.samples(
+        lambda device: (
+            ((torch.arange(6.0, device=device).reshape(2, 3).t(),), {}) for _ in range(2)
+        )
+    )
     try:
-        found = list(testing.results(increment, "cpu", [check for check in testing.CHECKS if not check.name.startswith("cuda")]))
+        found = list(
+            testing.results(
+                increment,
+                "cpu",
+                [check for check in testing.CHECKS if not check.name.startswith("cuda")],
+            )
+        )
     finally:
         increment._reference = increment._samples = None
     assert [line for line in found if line.status == "failed"] == []
-    assert {"results", "inputs kept", "compile", "export", "threads"} <= {line.name for line in found if line.status == "ok"}
+    assert {"results", "inputs kept", "compile", "export", "threads"} <= {
+        line.name for line in found if line.status == "ok"
+    }
 
 
 def test_an_op_that_returns_the_argument_which_it_writes_keeps_its_inputs(make_op: MakeOp) -> None:
-    op = make_op("first_(Tensor(a!) x) -> Tensor(a!)", """
+    op = make_op(
+        "first_(Tensor(a!) x) -> Tensor(a!)",
+        """
         opjit_status first__cpu(opjit_tensor *x)
         {
             ((float *)x->data)[0] = 7;
             return OPJIT_OK;
         }
-        """, fake=lambda x: x)
+        """,
+        fake=lambda x: x,
+    )
     op.reference(lambda x: x.index_fill_(0, torch.tensor([0]), 7))
     op.samples(lambda device: iter([torch.zeros(3, device=device)]))
     assert CHECKS["inputs kept"](op, "cpu").startswith("nothing written, nothing shared")
 
 
-def test_an_op_whose_results_size_depends_on_elements_has_no_fake_kernel_for_meta_tensors(make_op: MakeOp) -> None:
-    op = make_op("filled(Tensor x) -> Tensor", """
+def test_an_op_whose_results_size_depends_on_elements_has_no_fake_kernel_for_meta_tensors(
+    make_op: MakeOp,
+) -> None:
+    op = make_op(
+        "filled(Tensor x) -> Tensor",
+        """
         opjit_status filled_cpu(const opjit_tensor *x, opjit_tensor *out)
         {
             int64_t size = ((const int64_t *)x->data)[0];
@@ -185,7 +293,9 @@ def test_an_op_whose_results_size_depends_on_elements_has_no_fake_kernel_for_met
             memset(out->data, 0, size * sizeof size);
             return OPJIT_OK;
         }
-        """, fake=lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()))
+        """,
+        fake=lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()),
+    )
     op.reference(lambda x: x.new_zeros(int(x[0])))
     op.samples(lambda device: iter([((torch.tensor([3], device=device),), {})]))
     with pytest.raises(Skipped, match="a size of the result depends on elements"):
@@ -204,8 +314,14 @@ opjit_status copied_cpu(const opjit_tensor *x, opjit_tensor *out)
 """
 
 
-@pytest.mark.parametrize("reference", [torch.clone, lambda x: torch.maximum(x, x)], ids=["takes float8", "takes no float8"])
-def test_an_op_that_copies_bytes_may_take_float8(make_op: MakeOp, reference: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "reference",
+    [torch.clone, lambda x: torch.maximum(x, x)],
+    ids=["takes float8", "takes no float8"],
+)
+def test_an_op_that_copies_bytes_may_take_float8(
+    make_op: MakeOp, reference: Callable[..., Any]
+) -> None:
     op = make_op("copied(Tensor x) -> Tensor", COPIED, fake=_fake)
     op.reference(reference)
     op.samples(lambda device: iter([torch.linspace(-2, 3, 24, device=device)]))
@@ -214,8 +330,15 @@ def test_an_op_that_copies_bytes_may_take_float8(make_op: MakeOp, reference: Cal
 
 def test_a_contiguous_tensor_may_start_at_an_odd_element(make_op: MakeOp) -> None:
     """The mistake of a float4 pointer, in vectors that short samples do not fill."""
-    op = make_op("copied(Tensor x) -> Tensor", COPIED.replace("return OPJIT_OK", """
-        OPJIT_CHECK(x->numel < 64 || (uintptr_t)x->data % 16 == 0, "stands in for a kernel\\nthat dies"); return OPJIT_OK"""), fake=_fake)
+    op = make_op(
+        "copied(Tensor x) -> Tensor",
+        COPIED.replace(
+            "return OPJIT_OK",
+            """
+        OPJIT_CHECK(x->numel < 64 || (uintptr_t)x->data % 16 == 0, "stands in for a kernel\\nthat dies"); return OPJIT_OK""",
+        ),
+        fake=_fake,
+    )
     op.reference(torch.clone)
     op.samples(lambda device: iter([torch.arange(5.0, device=device)]))
     line = outcome_of("strides", lambda: CHECKS["strides"].run(op, "cpu"))
@@ -223,25 +346,32 @@ def test_a_contiguous_tensor_may_start_at_an_odd_element(make_op: MakeOp) -> Non
 
 
 def test_other_arguments_than_the_written_ones_are_kept(make_op: MakeOp) -> None:
-    op = make_op("accumulated(Tensor(a!) x, Tensor y) -> ()", """
+    op = make_op(
+        "accumulated(Tensor(a!) x, Tensor y) -> ()",
+        """
         opjit_status accumulated_cpu(opjit_tensor *x, const opjit_tensor *y)
         {
             ((float *)x->data)[0] += 1;
             ((float *)y->data)[0] += 1;
             return OPJIT_OK;
         }
-        """)
+        """,
+    )
     op.reference(lambda x, y: x[0].add_(1) and None)
     op.samples(lambda device: iter([(torch.zeros(2), torch.zeros(2))]))
     line = outcome_of("inputs kept", lambda: CHECKS["inputs kept"].run(op, "cpu"))
-    assert "the kernel writes into tensor 1, an input that the schema does not mark" in line.note, line
+    assert "the kernel writes into tensor 1, an input that the schema does not mark" in line.note, (
+        line
+    )
 
 
 def test_an_op_or_a_reference_without_a_gradient_is_named(make_op: MakeOp) -> None:
     sample = Sample((torch.ones(2, dtype=torch.int64), torch.ones(2), torch.ones(2)), {})
     both, one = lambda i, x, y: x * y, lambda i, x, y: x * y.detach()
-    for calls, told in (((both, one), "the reference has a gradient for tensor 2 and the op has none"),
-                        ((one, both), "the op has a gradient for tensor 2 and the reference has none")):
+    for calls, told in (
+        ((both, one), "the reference has a gradient for tensor 2 and the op has none"),
+        ((one, both), "the op has a gradient for tensor 2 and the reference has none"),
+    ):
         with pytest.raises(AssertionError, match=told):
             assert_same_gradients(sample, *calls)
 
@@ -262,11 +392,22 @@ def test_the_command_prints_a_table_and_fails(tmp_path: Path) -> None:
     assert lines[0] == "mistakes::wrong on cpu"
     told = "  failed   results            got 5, expected -4 at [0, 0] on "
     place = next(index for index, line in enumerate(lines) if line.startswith(told))
-    assert lines[place + 1].split() == ["opjit", "test", str(folder), "--only", "results", "--sample", "0"]
-    assert any(line.split(maxsplit=2) == ["skipped", "gradients", "the op has no backward"] for line in lines)
+    assert lines[place + 1].split() == [
+        "opjit",
+        "test",
+        str(folder),
+        "--only",
+        "results",
+        "--sample",
+        "0",
+    ]
+    assert any(
+        line.split(maxsplit=2) == ["skipped", "gradients", "the op has no backward"]
+        for line in lines
+    )
     assert lines[-1] == "1 failed, 1 ok, 1 skipped"
     again = command(*lines[place + 1].split()[1:], "--sanitize", "none").stdout.splitlines()
-    assert again == [lines[0], *lines[place:place + 2], "1 failed"]
+    assert again == [lines[0], *lines[place : place + 2], "1 failed"]
 
 
 class _Steps(torch.autograd.Function):
@@ -287,25 +428,38 @@ class _Steps(torch.autograd.Function):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("n", [8, 24, 64])
-def test_a_gradient_in_half_precision_may_be_rounded_at_each_step_and_not_be_wrong(dtype: torch.dtype, n: int) -> None:
-    sample = Sample((torch.randn(4, n, generator=torch.Generator().manual_seed(n)).to(dtype) * 3,), {})
+def test_a_gradient_in_half_precision_may_be_rounded_at_each_step_and_not_be_wrong(
+    dtype: torch.dtype, n: int
+) -> None:
+    sample = Sample(
+        (torch.randn(4, n, generator=torch.Generator().manual_seed(n)).to(dtype) * 3,), {}
+    )
     steps: Callable[..., torch.Tensor] = _Steps.apply
     assert assert_same_gradients(sample, lambda x: torch.softmax(x, -1), lambda x: steps(x, 1.0))
     with pytest.raises(AssertionError, match=r"of the gradient of tensor 0"):
         assert_same_gradients(sample, lambda x: torch.softmax(x, -1), lambda x: steps(x, 1.1))
 
 
-@pytest.mark.parametrize(("command", "last"), [("test", "nothing was checked"), ("bench", "nothing was measured")])
-def test_an_op_that_no_device_here_can_run_is_no_success(tmp_path: Path, command: str, last: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "last"), [("test", "nothing was checked"), ("bench", "nothing was measured")]
+)
+def test_an_op_that_no_device_here_can_run_is_no_success(
+    tmp_path: Path, command: str, last: str
+) -> None:
     folder = Mistake(f"idle_{command}", "").write(tmp_path / "idle")
     (folder / f"idle_{command}.c").unlink()
     done = CliRunner().invoke(main, [command, str(folder)])
-    assert done.output.splitlines() == [f"mistakes::idle_{command} runs on no device of this machine: it has kernels for nothing", last]
+    assert done.output.splitlines() == [
+        f"mistakes::idle_{command} runs on no device of this machine: it has kernels for nothing",
+        last,
+    ]
     assert done.exit_code == 1
 
 
 def test_an_op_without_samples_or_reference_is_told_what_is_missing(make_op: MakeOp) -> None:
-    op = make_op("bare(Tensor x) -> ()", "opjit_status bare_cpu(const opjit_tensor *x) { return OPJIT_OK; }")
+    op = make_op(
+        "bare(Tensor x) -> ()", "opjit_status bare_cpu(const opjit_tensor *x) { return OPJIT_OK; }"
+    )
     done = CliRunner().invoke(main, ["test", op.qualified, "--device", "cpu", "--sanitize", "none"])
     assert done.exit_code == 1
     assert "declares no reference; add @bare.reference" in done.output

@@ -44,27 +44,47 @@ class Prepared(NamedTuple):
 
     def contents(self) -> list[tuple[str, str]]:
         """The SHA-256 of each light header, by path."""
-        return sorted((str(path), files.digest(str(path))) for folder in self.folders for path in Path(folder).rglob("*.h"))
+        return sorted(
+            (str(path), files.digest(str(path)))
+            for folder in self.folders
+            for path in Path(folder).rglob("*.h")
+        )
 
 
-def prepare(extension: Extension, implicit: bool, work: Path, base: Path, cxx: Compiler) -> Prepared:
+def prepare(
+    extension: Extension, implicit: bool, work: Path, base: Path, cxx: Compiler
+) -> Prepared:
     """Write the headers for an extension to the folder ``light`` in `work`, where it is compiled; `base` keeps the compiled part. Raises
     MayLack if a macro means something else with torch/extension.h, OSError if a source cannot be read or a folder is not writable."""
     program, folder = policy.program_of(extension, implicit), work / "light"
     common = compiled_binding(base, cxx)
     own = policy.needs_pybind11(program) or extension.pybind11 or common is None
     bound = policy.pybind11_headers(program.code) if own else policy.BINDING
-    named = headers.write(program.code, program.includes, folder, bound, made_by_torch=common is None)
+    named = headers.write(
+        program.code, program.includes, folder, bound, made_by_torch=common is None
+    )
     named += ["pybind11"] if own else []
-    beyond = [name for name in named if name.startswith(("torch/", "pybind11")) and name not in headers.SMALL]
+    beyond = [
+        name
+        for name in named
+        if name.startswith(("torch/", "pybind11")) and name not in headers.SMALL
+    ]
     note = "light headers" + (f" with {', '.join(beyond)}" if beyond else "")
     folders = [str(folder), str(headers.OWN), str(headers.OWN.parent)]
     asked = policy.conditions(program)
     differing = vocabulary.different(asked, folders, base, cxx) if asked else []
     if differing:
-        raise MayLack(BuildError(f"a condition of its preprocessor names {differing[0]}, which torch/extension.h may define as another "
-                                 "macro", op=extension.name, target=extension.purpose))
-    files = frozenset([*map(extension.place, extension.inputs), *(str(work / name) for name in INLINE)])
+        raise MayLack(
+            BuildError(
+                f"a condition of its preprocessor names {differing[0]}, which torch/extension.h may define as another "
+                "macro",
+                op=extension.name,
+                target=extension.purpose,
+            )
+        )
+    files = frozenset(
+        [*map(extension.place, extension.inputs), *(str(work / name) for name in INLINE)]
+    )
     return Prepared(program, files, folders, base, cxx, [str(common)] if common else [], note)
 
 
@@ -75,15 +95,46 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
 
     def make(staged: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            headers.write(headers.code_of([source.read_text()]), (), Path(folder), policy.BINDING_NEEDS, made_by_torch=True)
-            places = (folder, headers.OWN, headers.INCLUDE, headers.INCLUDE / headers.API, sysconfig.get_path("include"))
+            headers.write(
+                headers.code_of([source.read_text()]),
+                (),
+                Path(folder),
+                policy.BINDING_NEEDS,
+                made_by_torch=True,
+            )
+            places = (
+                folder,
+                headers.OWN,
+                headers.INCLUDE,
+                headers.INCLUDE / headers.API,
+                sysconfig.get_path("include"),
+            )
             try:
-                runtime_objects.run(cxx, ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{each}" for each in places),
-                                          "-c", str(source)], staged)
+                runtime_objects.run(
+                    cxx,
+                    [
+                        "-std=c++20",
+                        "-O1",
+                        "-fPIC",
+                        "-fvisibility=hidden",
+                        "-w",
+                        *(f"-I{each}" for each in places),
+                        "-c",
+                        str(source),
+                    ],
+                    staged,
+                )
             except BuildError as error:
-                progress.log(f"opjit's binding does not fit torch {torch.__version__}, so pybind11's is used: {error}")
+                progress.log(
+                    f"opjit's binding does not fit torch {torch.__version__}, so pybind11's is used: {error}"
+                )
                 (staged / _OBJECT).write_bytes(b"")  # it is not tried again
 
-    content = ["binding", source.read_text(), (headers.OWN / "opjit_bind.h").read_text(), *vocabulary.versions(cxx)]
+    content = [
+        "binding",
+        source.read_text(),
+        (headers.OWN / "opjit_bind.h").read_text(),
+        *vocabulary.versions(cxx),
+    ]
     place = runtime_objects.kept(base, content, (_OBJECT,), make) / _OBJECT
     return place if place.stat().st_size else None

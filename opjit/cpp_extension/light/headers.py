@@ -22,17 +22,45 @@ OWN = resources.folder("kernels_c") / "light"
 INCLUDE = Path(torch.__file__).parent / "include"
 API = "torch/csrc/api/include/"  # torch's headers name those there with and without it
 _ALWAYS = "equal var var_mean std std_mean empty_like scalar_tensor"  # what torch's headers that are always there name
-_HEAVY = frozenset({"ATen/Context.h", "ATen/DeviceGuard.h"})  # what operators' headers include for nothing
-SMALL = {"torch/csrc/api/include/torch/detail/TensorDataContainer.h", "torch/headeronly/version.h", "torch/cuda.h"}  # take no time
-_SELF_CONTAINED = {*SMALL, "torch/library.h", "torch/csrc/utils/pybind.h", "torch/csrc/Exceptions.h"}  # need no includes of others
+_HEAVY = frozenset(
+    {"ATen/Context.h", "ATen/DeviceGuard.h"}
+)  # what operators' headers include for nothing
+SMALL = {
+    "torch/csrc/api/include/torch/detail/TensorDataContainer.h",
+    "torch/headeronly/version.h",
+    "torch/cuda.h",
+}  # take no time
+_SELF_CONTAINED = {
+    *SMALL,
+    "torch/library.h",
+    "torch/csrc/utils/pybind.h",
+    "torch/csrc/Exceptions.h",
+}  # need no includes of others
 _KEPT = {  # the #include lines that stay in headers that gather others, beside those of headers that a program's names need
     "torch/all.h": {"torch/enum.h", "torch/types.h", "torch/utils.h", "torch/version.h"},
-    "torch/types.h": {"ATen/ATen.h", "optional", "torch/csrc/autograd/generated/variable_factories.h"},
+    "torch/types.h": {
+        "ATen/ATen.h",
+        "optional",
+        "torch/csrc/autograd/generated/variable_factories.h",
+    },
     "torch/utils.h": {"torch/csrc/api/include/torch/types.h", "torch/csrc/autograd/grad_mode.h"},
-    "ATen/ATen.h": {"ATen/Device.h", "ATen/DimVector.h", "ATen/Formatting.h", "ATen/Functions.h", "ATen/Tensor.h", "ATen/TensorOperators.h",
-                    "ATen/core/ATenGeneral.h", "ATen/core/Reduction.h", "ATen/core/Scalar.h", "c10/core/Allocator.h",
-                    "c10/core/InferenceMode.h", "c10/core/Layout.h", "c10/core/Storage.h", "c10/core/TensorOptions.h",
-                    "c10/util/Exception.h"},
+    "ATen/ATen.h": {
+        "ATen/Device.h",
+        "ATen/DimVector.h",
+        "ATen/Formatting.h",
+        "ATen/Functions.h",
+        "ATen/Tensor.h",
+        "ATen/TensorOperators.h",
+        "ATen/core/ATenGeneral.h",
+        "ATen/core/Reduction.h",
+        "ATen/core/Scalar.h",
+        "c10/core/Allocator.h",
+        "c10/core/InferenceMode.h",
+        "c10/core/Layout.h",
+        "c10/core/Storage.h",
+        "c10/core/TensorOptions.h",
+        "c10/util/Exception.h",
+    },
 }
 _LISTS = "ATen/core/IListRef.h"  # of tensors, for at::cat: functions are declared without it
 _GATHERERS = {*_KEPT, "torch/extension.h", "torch/torch.h", "torch/python.h", "ATen/Functions.h"}
@@ -46,33 +74,60 @@ _OPERATOR = re.compile(r"ATen/ops/(\w+)\.h")
 _FACTORY = re.compile(r"^inline at::Tensor (\w+)\((?:.*\n)*?\}\n", re.MULTILINE)
 _LIBRARIES = re.compile("(?i)cublas|cusparse|cusolver|CUDABlas|CUDASparse|CUDASolver|cudss")
 WORD = re.compile(r"[A-Za-z_]\w*")
-_COMMENT = re.compile(r'((?:\bR"([^()\\\s]{0,16})\(.*?\)\2")|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\')|//[^\n]*|/\*.*?\*/', re.S)
+_COMMENT = re.compile(
+    r'((?:\bR"([^()\\\s]{0,16})\(.*?\)\2")|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\')|//[^\n]*|/\*.*?\*/',
+    re.S,
+)
 
 
-def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[str], made_by_torch: bool) -> list[str]:
+def write(
+    code: str, includes: Sequence[str], folder: Path, binding: Sequence[str], made_by_torch: bool
+) -> list[str]:
     """Write the headers for a program without comments. Returns torch's headers that its names need, beyond the narrow set. `binding` are
     those for Python. `made_by_torch`: tensors are made by torch's own make_variable, whose header costs seconds."""
     words = frozenset(WORD.findall(code))
     named = set(filter(None, map(_root, words)))
-    lists = [_LISTS] if any("ITensorListRef" in (_text(f"ATen/ops/{name}.h") or "") for name in named) else []
+    lists = (
+        [_LISTS]
+        if any("ITensorListRef" in (_text(f"ATen/ops/{name}.h") or "") for name in named)
+        else []
+    )
     used = _INCLUDED.sub("", code)  # <torch/serialize/tensor.h> does not ask for torch::serialize
     needed = [*lists, *table.headers_of(used, words), *([_VARIABLE] if made_by_torch else [])]
     brought = tuple(name for name in (*needed, *binding, *includes) if name not in _GATHERERS)
     operators = frozenset({*named, *_ALWAYS.split(), *_named_by(brought)})
-    heavy = _HEAVY if {one for one in brought if one.startswith("torch/")} <= _SELF_CONTAINED else frozenset()
+    heavy = (
+        _HEAVY
+        if {one for one in brought if one.startswith("torch/")} <= _SELF_CONTAINED
+        else frozenset()
+    )
     files = {name: _filtered(name, kept.__contains__) for name, kept in _KEPT.items()}
     of_aten = [one for one in needed if not one.startswith("torch/")]
     files["ATen/ATen.h"] = included(table.NARROW) + files["ATen/ATen.h"] + included(of_aten)
     files["torch/types.h"] += included(one for one in needed if one.startswith("torch/"))
-    files["torch/utils.h"] = _USING.sub(lambda line: line[0] if line[1] in words else "", files["torch/utils.h"])
-    files["ATen/Functions.h"] = _filtered("ATen/Functions.h", lambda one: (
-        found[1] in operators if (found := _OPERATOR.fullmatch(one)) else one not in heavy))
-    files[_FACTORIES] = _factories(words - {"tensor"} | ({"tensor"} if _VALUES in needed else set()), made_by_torch)
-    files |= {f"ATen/ops/{name}.h": _filtered(f"ATen/ops/{name}.h", lambda one: one not in heavy) for name in operators}
+    files["torch/utils.h"] = _USING.sub(
+        lambda line: line[0] if line[1] in words else "", files["torch/utils.h"]
+    )
+    files["ATen/Functions.h"] = _filtered(
+        "ATen/Functions.h",
+        lambda one: (
+            found[1] in operators if (found := _OPERATOR.fullmatch(one)) else one not in heavy
+        ),
+    )
+    files[_FACTORIES] = _factories(
+        words - {"tensor"} | ({"tensor"} if _VALUES in needed else set()), made_by_torch
+    )
+    files |= {
+        f"ATen/ops/{name}.h": _filtered(f"ATen/ops/{name}.h", lambda one: one not in heavy)
+        for name in operators
+    }
     files |= {f"{API}{name}": included([name]) for name in _KEPT if name.startswith("torch/")}
     files["torch/python.h"] = included(["torch/types.h", *binding])
     if "opjit_bind.h" in binding:
-        files |= dict.fromkeys(("pybind11/pybind11.h", "pybind11/stl.h", "torch/csrc/utils/pybind.h"), included(binding))
+        files |= dict.fromkeys(
+            ("pybind11/pybind11.h", "pybind11/stl.h", "torch/csrc/utils/pybind.h"),
+            included(binding),
+        )
     if "ATen/cuda/CUDAContext.h" in closure(brought):
         files["ATen/cuda/CUDAContextLight.h"] = _cuda_context(words)
     for name, text in files.items():
@@ -130,7 +185,11 @@ def closure(names: tuple[str, ...]) -> frozenset[str]:
     found, rest = set[str](), list(names)
     while rest:
         name = rest.pop().removeprefix(API)
-        text = None if name in found or name.startswith("ATen/ops/") or name == "ATen/Functions.h" else _text(name)
+        text = (
+            None
+            if name in found or name.startswith("ATen/ops/") or name == "ATen/Functions.h"
+            else _text(name)
+        )
         if text is not None:
             found.add(name)
             kept = _KEPT.get(name)
@@ -141,7 +200,12 @@ def closure(names: tuple[str, ...]) -> frozenset[str]:
 @functools.cache
 def _root(word: str) -> str | None:
     """Return the header of ATen/ops that declares a function: add.h for add, add_ and add_out."""
-    for root in (word, word.removesuffix("_"), word.removesuffix("_out"), word.removesuffix("_symint")):
+    for root in (
+        word,
+        word.removesuffix("_"),
+        word.removesuffix("_out"),
+        word.removesuffix("_symint"),
+    ):
         if root in _all_operators():
             return root
     return None
@@ -155,12 +219,21 @@ def _all_operators() -> frozenset[str]:
 
 def _factories(words: frozenset[str], made_by_torch: bool) -> str:
     """Cut the functions of torch:: that make tensors to those that a program names. Their header brings Variable for one function."""
-    text = _filtered(_FACTORIES, lambda one: not _OPERATOR.fullmatch(one) and (one != _VALUES or "tensor" in words) and one != _VARIABLE)
+    text = _filtered(
+        _FACTORIES,
+        lambda one: (
+            not _OPERATOR.fullmatch(one)
+            and (one != _VALUES or "tensor" in words)
+            and one != _VARIABLE
+        ),
+    )
     text = _FACTORY.sub(lambda found: found[0] if found[1] in words else "", text)
     if made_by_torch:
         return text
     declared = "namespace opjit { at::Tensor make_variable(at::Tensor data, bool requires_grad); }\nnamespace torch {\n"
-    return text.replace("namespace torch {\n", declared, 1).replace("autograd::make_variable(", "opjit::make_variable(")
+    return text.replace("namespace torch {\n", declared, 1).replace(
+        "autograd::make_variable(", "opjit::make_variable("
+    )
 
 
 def _cuda_context(words: frozenset[str]) -> str:
@@ -169,5 +242,15 @@ def _cuda_context(words: frozenset[str]) -> str:
     if any(_LIBRARIES.search(word) for word in words):
         return _filtered(name, lambda one: True)
     text = _filtered(name, lambda one: not _LIBRARIES.search(one))
-    text = re.sub(r"^class TORCH_CUDA_CPP_API CUDABlas\w+ \{.*?^\};\n", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"^TORCH_CUDA_CPP_API[^;{]*(?i:blas|sparse|solver|cudss)[^;{]*;\n", "", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^class TORCH_CUDA_CPP_API CUDABlas\w+ \{.*?^\};\n",
+        "",
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    return re.sub(
+        r"^TORCH_CUDA_CPP_API[^;{]*(?i:blas|sparse|solver|cudss)[^;{]*;\n",
+        "",
+        text,
+        flags=re.MULTILINE,
+    )

@@ -12,17 +12,25 @@ from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import headers, table
 
 BINDING = ("opjit_bind.h",)
-BINDING_NEEDS = ("torch/csrc/utils/pybind.h", "torch/csrc/Exceptions.h", "torch/csrc/autograd/variable.h")  # opjit_bind.cpp
+BINDING_NEEDS = (
+    "torch/csrc/utils/pybind.h",
+    "torch/csrc/Exceptions.h",
+    "torch/csrc/autograd/variable.h",
+)  # opjit_bind.cpp
 UNKNOWN_TYPE = "opjit's binding does not know"  # in the compiler's message about a type, which pybind11's own binding may know
 _TORCHS = ("torch/", "ATen/", "c10/", "pybind11/")
 _BOUND = "arg|module_?|call_guard|gil_scoped_release|gil_scoped_acquire|overload_cast"  # the names of pybind11 in opjit_bind.h
-_BEYOND = re.compile(rf"\b(?:py|pybind11)\s*::\s*(?!(?:{_BOUND})\b)\w|\bPYBIND11_(?!MODULE\b)\w|\bnamespace\s+(?:py|pybind11)\b"
-                     r"|\b(?:noconvert|def_submodule|wrap_pybind_function_no_gil|add_object|reload|type_caster)\b"
-                     r"|\b(?:PY_\w+|Py_\w+|_Py\w+|THP\w+|Py(?!Torch\b|Init_)[A-Z]\w+)"
-                     r"|#[ \t]*include[ \t]*<(?:Python\.h|numpy/|pybind11/(?!pybind11\.h|stl\.h))")
+_BEYOND = re.compile(
+    rf"\b(?:py|pybind11)\s*::\s*(?!(?:{_BOUND})\b)\w|\bPYBIND11_(?!MODULE\b)\w|\bnamespace\s+(?:py|pybind11)\b"
+    r"|\b(?:noconvert|def_submodule|wrap_pybind_function_no_gil|add_object|reload|type_caster)\b"
+    r"|\b(?:PY_\w+|Py_\w+|_Py\w+|THP\w+|Py(?!Torch\b|Init_)[A-Z]\w+)"
+    r"|#[ \t]*include[ \t]*<(?:Python\.h|numpy/|pybind11/(?!pybind11\.h|stl\.h))"
+)
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*(?:\\\n.*)*)", re.M)
 _HAS_INCLUDE = re.compile(r"__has_include\s*\([^)]*\)")
-_SAME = frozenset(["defined", "__cplusplus", "TORCH_EXTENSION_NAME", "TORCH_API_INCLUDE_EXTENSION_H"])  # the same in all builds
+_SAME = frozenset(
+    ["defined", "__cplusplus", "TORCH_EXTENSION_NAME", "TORCH_API_INCLUDE_EXTENSION_H"]
+)  # the same in all builds
 
 
 class Program(NamedTuple):
@@ -43,12 +51,17 @@ def program_of(extension: Extension, implicit: bool) -> Program:
     """Return an extension's text; `implicit`: torch's builder adds torch/extension.h. Raises OSError if a file cannot be read."""
     files = [extension.place(name) for name in extension.inputs]
     contents = [Path(path).read_bytes() for path in files if not path.endswith((".a", ".o", ".so"))]
-    code = headers.code_of(content.decode("utf-8", "replace") for content in (*extension.texts.values(), *contents))
+    code = headers.code_of(
+        content.decode("utf-8", "replace") for content in (*extension.texts.values(), *contents)
+    )
     first = ("torch/extension.h",) if implicit else ()
     flags = [word for language in ("c", "cuda") for word in extension.flags.get(language, ())]
-    return Program(code, tuple(dict.fromkeys((*first, *headers.includes(code)))),
-                   tuple(dict.fromkeys(word for word in flags if word.startswith(("-D", "-U")))),
-                   not any(word.startswith("-D_GLIBCXX") for word in flags))
+    return Program(
+        code,
+        tuple(dict.fromkeys((*first, *headers.includes(code)))),
+        tuple(dict.fromkeys(word for word in flags if word.startswith(("-D", "-U")))),
+        not any(word.startswith("-D_GLIBCXX") for word in flags),
+    )
 
 
 def refusal(extension: Extension, implicit: bool) -> str | None:
@@ -57,22 +70,40 @@ def refusal(extension: Extension, implicit: bool) -> str | None:
         program = program_of(extension, implicit)
     except OSError as error:
         return f"{error.filename} cannot be read"
-    return None if any(name.startswith(_TORCHS) for name in program.includes) else "it includes none of torch's headers"
+    return (
+        None
+        if any(name.startswith(_TORCHS) for name in program.includes)
+        else "it includes none of torch's headers"
+    )
 
 
 def needs_pybind11(program: Program) -> bool:
     """Whether a program names more of pybind11 or Python than opjit's binding has."""
-    return not program.plain or bool(sysconfig.get_config_var("Py_GIL_DISABLED")) or _BEYOND.search(program.code) is not None
+    return (
+        not program.plain
+        or bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+        or _BEYOND.search(program.code) is not None
+    )
 
 
 def pybind11_headers(code: str) -> list[str]:
     """Return torch's headers for Python without those of torch::nn."""
-    names = ["torch/csrc/python_headers.h", "torch/csrc/Device.h", "torch/csrc/Dtype.h", "torch/csrc/DynamicTypes.h",
-             "torch/csrc/Exceptions.h", "torch/csrc/utils/pybind.h"]
+    names = [
+        "torch/csrc/python_headers.h",
+        "torch/csrc/Device.h",
+        "torch/csrc/Dtype.h",
+        "torch/csrc/DynamicTypes.h",
+        "torch/csrc/Exceptions.h",
+        "torch/csrc/utils/pybind.h",
+    ]
     return names + [header for header, pattern in table.PYTHON.items() if pattern.search(code)]
 
 
 def conditions(program: Program) -> set[str]:
     """Return the words on which a program's preprocessor decides, without those that its flags define."""
-    asked = {word for line in _CONDITION.findall(program.code) for word in headers.WORD.findall(_HAS_INCLUDE.sub("", line))}
+    asked = {
+        word
+        for line in _CONDITION.findall(program.code)
+        for word in headers.WORD.findall(_HAS_INCLUDE.sub("", line))
+    }
     return asked - {*map(macro, program.flags)} - _SAME

@@ -6,20 +6,30 @@ import re
 
 # Torch's headers that every program gets, with all overloads of operators, and of hash, swap and to_string, that a narrow program can see.
 NARROW = (
-    "math.h", "stdlib.h", "ATen/core/Tensor.h", "ATen/core/Formatting.h", "ATen/core/LegacyTypeDispatch.h", "ATen/core/grad_mode.h",
-    "ATen/core/Reduction.h", "ATen/Device.h", "ATen/Functions.h", "ATen/TensorOperators.h", "c10/core/InferenceMode.h",
-    "c10/util/Logging.h", "c10/util/irange.h",
+    "math.h",
+    "stdlib.h",
+    "ATen/core/Tensor.h",
+    "ATen/core/Formatting.h",
+    "ATen/core/LegacyTypeDispatch.h",
+    "ATen/core/grad_mode.h",
+    "ATen/core/Reduction.h",
+    "ATen/Device.h",
+    "ATen/Functions.h",
+    "ATen/TensorOperators.h",
+    "c10/core/InferenceMode.h",
+    "c10/util/Logging.h",
+    "c10/util/irange.h",
 )
 
 _ROWS = {  # torch's header: the names that need it, as a pattern
     "ATen/Dispatch.h": r"AT_DISPATCH_\w+",
     "ATen/Parallel.h": r"parallel_\w+|\w*(?:num|num_interop)_threads|get_thread_num|in_parallel_region|divup|get_parallel_info|"
-                       r"lazy_init_num_threads|intraop_\w+|launch|launch_no_thread_state",
+    r"lazy_init_num_threads|intraop_\w+|launch|launch_no_thread_state",
     "ATen/TensorIndexing.h": r"indexing|TensorIndex|Slice|Ellipsis|EllipsisIndexType|index(?:_put)?_?(?=\s*\()",
     "ATen/Context.h": r"Context|globalContext|has(?:CUDA|MPS|HIP|IPU|XLA|MKL|MKLDNN|XPU|HPU|MAIA|Openmp|OpenMP|CuDNN|LAPACK|MTIA|Hip)|"
-                      r"getNumGPUs|manual_seed|NoTF32Guard|ROCmBackwardPassGuard|getDeprecatedTypeProperties|"
-                      r"AcceleratorHooksInterface|getAccelerator|isAccelerator|"
-                      r"getCPUAllocator|get\w*HIPHooks|detail::get\w+|at::(?:CPU|CUDA|HIP|MPS)",
+    r"getNumGPUs|manual_seed|NoTF32Guard|ROCmBackwardPassGuard|getDeprecatedTypeProperties|"
+    r"AcceleratorHooksInterface|getAccelerator|isAccelerator|"
+    r"getCPUAllocator|get\w*HIPHooks|detail::get\w+|at::(?:CPU|CUDA|HIP|MPS)",
     "ATen/CPUGeneratorImpl.h": r"CPUGeneratorImpl|\w*CPUGenerator",
     "ATen/DeviceGuard.h": r"DeviceGuard|OptionalDeviceGuard|device_of",
     "ATen/ExpandUtils.h": r"expand_\w+|infer_\w*size\w*|infer\w+Geometry|are_expandable|sum_to|is_expandable_to|have_same_ndims",
@@ -29,7 +39,7 @@ _ROWS = {  # torch's header: the names that need it, as a pattern
     "ATen/core/UnsafeFromTH.h": r"unsafe\w+FromTH",
     "ATen/core/Generator.h": r"Generator|make_generator|check_generator|get_generator\w*|GeneratorImpl",
     "ATen/core/ivalue.h": r"IValue|ivalue|Future|ITensor\w+|IListRef|List|Dict|GenericList|CustomClassHolder|custom_class\w*|"
-                          r"make_custom_class|Capsule|EnumHolder",
+    r"make_custom_class|Capsule|EnumHolder",
     "ATen/core/jit_type.h": r"TypePtr|TypeKind|\w+TypePtr|getTypePtr|jit_type|\w+Type::get",
     "ATen/DeviceAccelerator.h": r"accelerator::\w+",
     "ATen/Version.h": r"get_\w+_version|show_config|get_cxx_flags|get_cpu_capability",
@@ -42,9 +52,9 @@ _ROWS = {  # torch's header: the names that need it, as a pattern
     "torch/csrc/autograd/variable.h": r"Variable|variable_list|edge_list|make_variable\w*|AutogradMeta|ViewInfo|autograd::\w+",
     "torch/csrc/autograd/function.h": r"grad_fn(?=\s*\(\s*\)\s*(?:->|\.))",
     "torch/csrc/autograd/custom_function.h": r"autograd::Function|AutogradContext|Function(?=\s*<)|FunctionCtx|CppNode|SavedVariable|"
-                                             r"namespace\s+torch::autograd|extract_vars",
+    r"namespace\s+torch::autograd|extract_vars",
     "torch/library.h": r"TORCH_LIBRARY\w*|torch::Library|CppFunction|Dispatcher|OperatorHandle|TORCH_FN|TORCH_SELECTIVE_\w+|KernelFunction|"
-                       r"torch::(?:dispatch|schema|class_|init|arg|custom_class)|BoxedKernel|RegisterOperators|FunctionSchema|OperatorName",
+    r"torch::(?:dispatch|schema|class_|init|arg|custom_class)|BoxedKernel|RegisterOperators|FunctionSchema|OperatorName",
     "torch/cuda.h": r"torch::cuda|cudnn_is_available",
     "torch/nn.h": r"torch::nn|nn::\w+|TORCH_MODULE\w*|OrderedDict|ExpandingArray",
     "torch/optim.h": r"optim::\w+",
@@ -66,19 +76,39 @@ _PYTHON = {
 }
 STANDARD = {  # of C++'s own library: a header, and the words that need it; torch/extension.h brings them all
     "algorithm": "sort stable_sort partial_sort nth_element fill fill_n copy copy_n copy_if reverse max_element min_element minmax_element "
-                 "transform for_each find find_if count count_if swap_ranges unique lower_bound upper_bound binary_search all_of any_of "
-                 "none_of clamp generate shuffle rotate remove remove_if replace merge equal is_sorted partition next_permutation",
+    "transform for_each find find_if count count_if swap_ranges unique lower_bound upper_bound binary_search all_of any_of "
+    "none_of clamp generate shuffle rotate remove remove_if replace merge equal is_sorted partition next_permutation",
     "numeric": "accumulate iota inner_product partial_sum reduce gcd lcm",
-    "iostream": "cout cerr endl cin clog", "iomanip": "setprecision setw setfill",
-    "thread": "thread this_thread", "mutex": "mutex lock_guard unique_lock once_flag call_once scoped_lock recursive_mutex",
-    "condition_variable": "condition_variable", "atomic": "atomic atomic_flag memory_order", "chrono": "chrono",
-    "set": "set multiset", "map": "map multimap", "unordered_set": "unordered_set unordered_multiset", "unordered_map": "unordered_map",
-    "deque": "deque", "queue": "queue priority_queue", "stack": "stack", "list": "list", "bitset": "bitset", "variant": "variant visit",
-    "functional": "function bind plus multiplies greater less hash", "cassert": "assert",
+    "iostream": "cout cerr endl cin clog",
+    "iomanip": "setprecision setw setfill",
+    "thread": "thread this_thread",
+    "mutex": "mutex lock_guard unique_lock once_flag call_once scoped_lock recursive_mutex",
+    "condition_variable": "condition_variable",
+    "atomic": "atomic atomic_flag memory_order",
+    "chrono": "chrono",
+    "set": "set multiset",
+    "map": "map multimap",
+    "unordered_set": "unordered_set unordered_multiset",
+    "unordered_map": "unordered_map",
+    "deque": "deque",
+    "queue": "queue priority_queue",
+    "stack": "stack",
+    "list": "list",
+    "bitset": "bitset",
+    "variant": "variant visit",
+    "functional": "function bind plus multiplies greater less hash",
+    "cassert": "assert",
     "cstdio": "printf fprintf snprintf sprintf puts fopen FILE stderr stdout",
-    "climits": "INT_MAX INT_MIN LONG_MAX LLONG_MAX UINT_MAX CHAR_BIT", "cstring": "memcpy memset memmove strcmp strlen memcmp",
-    "sstream": "stringstream ostringstream istringstream", "complex": "complex", "typeinfo": "typeid type_info", "ctime": "time clock",
-    "typeindex": "type_index", "span": "span", "ranges": "ranges views", "bit": "bit_cast popcount",
+    "climits": "INT_MAX INT_MIN LONG_MAX LLONG_MAX UINT_MAX CHAR_BIT",
+    "cstring": "memcpy memset memmove strcmp strlen memcmp",
+    "sstream": "stringstream ostringstream istringstream",
+    "complex": "complex",
+    "typeinfo": "typeid type_info",
+    "ctime": "time clock",
+    "typeindex": "type_index",
+    "span": "span",
+    "ranges": "ranges views",
+    "bit": "bit_cast popcount",
 }
 PYTHON = {header: re.compile(rf"\b(?:{pattern})\b") for header, pattern in _PYTHON.items()}
 _PATTERNS = {header: re.compile(rf"(?<!\w)(?:{pattern})\b") for header, pattern in _ROWS.items()}

@@ -16,7 +16,9 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Finder(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "torch.utils.cpp_extension":
             return None
         spec = PathFinder.find_spec(name, path)
@@ -29,11 +31,18 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         spec = find_spec("opjit")
-        if spec is None or spec.origin is None:  # it ran from a checkout, or this is another Python: take the one beside this file
+        if (
+            spec is None or spec.origin is None
+        ):  # it ran from a checkout, or this is another Python: take the one beside this file
             sys.path.append(os.path.normpath(os.path.join(_FOLDER, *[os.pardir] * 3)))
         from opjit import cpp_extension
 
-        vars(module).update({name: getattr(cpp_extension, name) for name in ("load", "load_inline", "BuildExtension")})
+        vars(module).update(
+            {
+                name: getattr(cpp_extension, name)
+                for name in ("load", "load_inline", "BuildExtension")
+            }
+        )
 
 
 def _run_next() -> None:

@@ -24,7 +24,9 @@ from tests.cpp_extension.fuzz.names import names
 NAME = "drawn"  # of every module, so that both ways say the same
 FLAGS = ["-w"]
 SECONDS = 300  # for the calls of a module
-_LINE = re.compile(r"^(?:In file included from )?/?(c\w+)[:.](?=\d)|/?\b(c\w+):\d+:\d+:", re.MULTILINE)
+_LINE = re.compile(
+    r"^(?:In file included from )?/?(c\w+)[:.](?=\d)|/?\b(c\w+):\d+:\d+:", re.MULTILINE
+)
 
 
 class Case(NamedTuple):
@@ -51,8 +53,15 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         """The program, and what its call gives."""
-        return "\n".join([f"--- {self.case.name}: {self.call}", self.case.code, *self.case.binds,
-                          f"  torch: {self.torch}", f"  fast:  {self.fast}"])
+        return "\n".join(
+            [
+                f"--- {self.case.name}: {self.call}",
+                self.case.code,
+                *self.case.binds,
+                f"  torch: {self.torch}",
+                f"  fast:  {self.fast}",
+            ]
+        )
 
 
 class Compared(NamedTuple):
@@ -75,11 +84,21 @@ def text(cases: Sequence[Case]) -> str:
     """The source with all the programs."""
     parts = ["#include <torch/extension.h>", includes(case.code for case in cases)]
     for case in cases:
-        parts += [f'namespace {case.name} {{\n#line 1 "{case.name}"', INCLUDE.sub("", case.code), "}"]
+        parts += [
+            f'namespace {case.name} {{\n#line 1 "{case.name}"',
+            INCLUDE.sub("", case.code),
+            "}",
+        ]
         parts += [f"#undef {name}" for name in dict.fromkeys(MACRO.findall(case.code))]
     parts.append("PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {")
     for case in cases:
-        parts += [f'#line 100 "{case.name}"', "{", f"using namespace {case.name};", *case.binds, "}"]
+        parts += [
+            f'#line 100 "{case.name}"',
+            "{",
+            f"using namespace {case.name};",
+            *case.binds,
+            "}",
+        ]
     return "\n".join([*parts, "}", ""])
 
 
@@ -117,7 +136,7 @@ def run(make: Callable[[], Any], cases: Sequence[Case], place: Path) -> list[Out
     while len(found) < len(calls):
         child = os.fork()
         if child == 0:
-            _answer(make, calls[len(found):], place)
+            _answer(make, calls[len(found) :], place)
         _, status = os.waitpid(child, 0)
         lines = [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
         if not lines:
@@ -126,7 +145,12 @@ def run(make: Callable[[], Any], cases: Sequence[Case], place: Path) -> list[Out
             return str(lines[0]["problem"])
         found += lines[1:]
         if status:
-            found.append({"call": calls[len(found)], "ended": signal.Signals(status & 127).name if status & 127 else status})
+            found.append(
+                {
+                    "call": calls[len(found)],
+                    "ended": signal.Signals(status & 127).name if status & 127 else status,
+                }
+            )
     return found
 
 
@@ -151,7 +175,9 @@ def _answer(make: Callable[[], Any], calls: Sequence[str], place: Path) -> None:
 
 
 def _clean(text: str) -> str:
-    return re.sub(r"id='\d+'|\bj\d+", "id", without_places(text))  # the process counts the sizes j1, j2 of nested tensors
+    return re.sub(
+        r"id='\d+'|\bj\d+", "id", without_places(text)
+    )  # the process counts the sizes j1, j2 of nested tensors
 
 
 def _blamed(problem: str, cases: Sequence[Case]) -> dict[str, str]:
@@ -168,23 +194,35 @@ def compare(cases: Sequence[Case], folder: Path, group: int = 6) -> Compared:
     """Build and call the programs both ways."""
     folder.mkdir(parents=True, exist_ok=True)
     place, total, good = folder / f"answers-{os.getpid()}", Compared([], [], {}, {}), list(cases)
-    while isinstance(answers := run(functools.partial(torchs_module, text(good), folder), good, place), str):
+    while isinstance(
+        answers := run(functools.partial(torchs_module, text(good), folder), good, place), str
+    ):
         blamed = _blamed(answers, good)
         if not blamed:
-            raise AssertionError(f"torch's headers do not build the programs, and none is named:\n{answers}\n{text(good)}")
+            raise AssertionError(
+                f"torch's headers do not build the programs, and none is named:\n{answers}\n{text(good)}"
+            )
         total.wrong.update(blamed)
         good = [case for case in good if case.name not in blamed]
-    expected = dict(zip(((case.name, call) for case in good for call in case.calls), answers, strict=True))
+    expected = dict(
+        zip(((case.name, call) for case in good for call in case.calls), answers, strict=True)
+    )
     for start in range(0, len(good), group):
-        _compare_group(good[start:start + group], expected, place, total)
+        _compare_group(good[start : start + group], expected, place, total)
     for case in cases:
-        if case.name in total.wrong and not isinstance(run(functools.partial(fast_module, text([case])), [case], place), str):
-            total.differences.append(Difference(case, "", {"error": total.wrong[case.name]}, {"value": "it compiles"}))
+        if case.name in total.wrong and not isinstance(
+            run(functools.partial(fast_module, text([case])), [case], place), str
+        ):
+            total.differences.append(
+                Difference(case, "", {"error": total.wrong[case.name]}, {"value": "it compiles"})
+            )
     place.unlink(missing_ok=True)
     return total
 
 
-def _compare_group(cases: Sequence[Case], expected: dict[tuple[str, str], Outcome], place: Path, total: Compared) -> None:
+def _compare_group(
+    cases: Sequence[Case], expected: dict[tuple[str, str], Outcome], place: Path, total: Compared
+) -> None:
     answers = run(functools.partial(fast_module, text(cases)), cases, place)
     if isinstance(answers, str):
         if len(cases) == 1:
@@ -192,10 +230,17 @@ def _compare_group(cases: Sequence[Case], expected: dict[tuple[str, str], Outcom
             return
         blamed = _blamed(answers, cases)
         rest = [case for case in cases if case.name not in blamed]
-        for part in [[case] for case in cases if case.name in blamed] + [rest] if blamed and rest else [cases[::2], cases[1::2]]:
+        for part in (
+            [[case] for case in cases if case.name in blamed] + [rest]
+            if blamed and rest
+            else [cases[::2], cases[1::2]]
+        ):
             _compare_group(part, expected, place, total)
         return
     total.fast.extend(cases)
     calls = [(case, call) for case in cases for call in case.calls]
-    total.differences.extend(Difference(case, call, expected[case.name, call], found)
-                             for (case, call), found in zip(calls, answers, strict=True) if found != expected[case.name, call])
+    total.differences.extend(
+        Difference(case, call, expected[case.name, call], found)
+        for (case, call), found in zip(calls, answers, strict=True)
+        if found != expected[case.name, call]
+    )

@@ -94,7 +94,9 @@ def warned(function: Callable[..., Any], *arguments: Any) -> Any:
 def faked(function: Callable[..., Any], *arguments: Any) -> Any:
     """The call on fake tensors, whose sizes have symbols."""
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        result = function(*(mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in arguments))
+        result = function(
+            *(mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in arguments)
+        )
         return [type(result).__name__, repr(result)]
 
 
@@ -102,22 +104,39 @@ def pickled(function: Any, module: Any) -> Any:
     """A copy of a function of a module that `import` finds."""
     sys.modules[module.__name__] = module
     try:
-        return [repr(pickle.loads(pickle.dumps(function)) is function), repr(copy.deepcopy(function) is function)]
+        return [
+            repr(pickle.loads(pickle.dumps(function)) is function),
+            repr(copy.deepcopy(function) is function),
+        ]
     finally:
         del sys.modules[module.__name__]
 
 
 TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-    "coo": lambda: torch.eye(3).to_sparse(), "csr": lambda: torch.eye(3).to_sparse_csr(), "meta": lambda: torch.ones(4, 5, device="meta"),
+    "jagged": lambda: torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged
+    ),
+    "coo": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "meta": lambda: torch.ones(4, 5, device="meta"),
     "quantised": lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.5, 1, torch.quint8),
-    "grad": lambda: torch.ones(4, 5, requires_grad=True), "conj": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+    "grad": lambda: torch.ones(4, 5, requires_grad=True),
+    "conj": lambda: torch.ones(2, dtype=torch.complex64).conj(),
     "neg": lambda: torch._neg_view(torch.ones(2)),
-    "image": lambda: torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last)}
+    "image": lambda: torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
+}
 
 
 def names(call: str) -> dict[str, Any]:
     """What a call may name, made for it alone, as it may write to tensors."""
-    return {**scope(), **globals(), "np": numpy, "Mock": mock.Mock, "MagicMock": mock.MagicMock, "Fraction": fractions.Fraction,
-            "Decimal": decimal.Decimal, **{name: made() for name, made in TENSORS.items() if name in call}}
+    return {
+        **scope(),
+        **globals(),
+        "np": numpy,
+        "Mock": mock.Mock,
+        "MagicMock": mock.MagicMock,
+        "Fraction": fractions.Fraction,
+        "Decimal": decimal.Decimal,
+        **{name: made() for name, made in TENSORS.items() if name in call},
+    }

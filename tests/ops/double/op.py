@@ -32,5 +32,12 @@ def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
 def samples(device: str) -> Iterator[tuple[tuple[torch.Tensor], dict[str, Any]]]:
     for dtype in (torch.float32, torch.float64):
         x = torch.arange(24, dtype=dtype, device=device).reshape(2, 3, 4)
-        for view in (x, x.permute(2, 0, 1), x[:, ::2, 1:], x[0, 0, 0], x[:0], x[:, :1].expand(2, 3, 4)):
+        for view in (
+            x,
+            x.permute(2, 0, 1),
+            x[:, ::2, 1:],
+            x[0, 0, 0],
+            x[:0],
+            x[:, :1].expand(2, 3, 4),
+        ):
             yield (view,), {}

@@ -51,7 +51,9 @@ def parts_samples(device: str) -> Iterator[tuple[tuple[torch.Tensor], dict[str, 
 
 
 @joined.samples
-def joined_samples(device: str) -> Iterator[tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any]]]:
+def joined_samples(
+    device: str,
+) -> Iterator[tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any]]]:
     for x in _numbers(device):
         yield parts_reference(x), {}
 
