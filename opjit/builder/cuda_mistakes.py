@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from opjit.builder.compile_step import NvccOnly
 from opjit.builder.compile_warnings import Found
-from opjit.builder.tokens import Token, matched, tokens_of
+from opjit.builder.tokens import (
+    Malformed,
+    Token,
+    launch_end,
+    match_brackets,
+    split_at_commas,
+    tokenize,
+)
 
 _NO_STREAM = (
     "the launch names no stream, so it runs on CUDA's default one, beside torch's work; pass the op's: "
@@ -48,15 +54,16 @@ def find(path: Path) -> list[Found]:
     """Return warnings about a file; none for text that opjit cannot divide into tokens."""
     try:
         text = path.read_text("utf-8", "replace")
-        tokens = [token for token in tokens_of(text) if token.kind not in ("directive", "string")]
-        closing = matched(tokens)
-    except (OSError, NvccOnly):
+        tokens = [token for token in tokenize(text) if token.kind not in ("directive", "string")]
+        brackets = match_brackets(tokens)
+        launches = list(_launches(tokens, brackets))
+    except (OSError, Malformed):
         return []
     letters = [" "] * len(text)
     for token in tokens:
         letters[token.start : token.end] = token.text
     code = "".join(letters)
-    found = [*_launches(tokens, closing), *_returns(code, tokens, closing)]
+    found = [*launches, *_returns(code, tokens, brackets)]
     found += [
         (match.start("at"), advice)
         for pattern, advice in _MISTAKES
@@ -76,22 +83,21 @@ def find(path: Path) -> list[Found]:
     ]
 
 
-def _launches(tokens: list[Token], closing: dict[int, int]) -> Iterator[tuple[int, str]]:
+def _launches(tokens: Sequence[Token], brackets: Mapping[int, int]) -> Iterator[tuple[int, str]]:
     """Yield the launches with fewer than four values between their angle brackets."""
-    for begin in (index for index, token in enumerate(tokens) if token.text == "<<<"):
-        at, commas = begin + 1, list[int]()
-        while at + 2 < len(tokens) and [token.text for token in tokens[at : at + 3]] != [
-            ">",
-            ">",
-            ">",
-        ]:
-            commas += [at] if tokens[at].text == "," else []
-            at = closing.get(at, at) + 1
-        if len(commas) < 3 or [token.text for token in tokens[commas[2] + 1 : at]] == ["0"]:
-            yield tokens[begin].start, _NO_STREAM
+    for begin, token in enumerate(tokens):
+        if token.text != "<<<":
+            continue
+        end = launch_end(tokens, brackets, begin)
+        values = split_at_commas(tokens, brackets, begin + 1, end)
+        streams = [tokens[index].text for start, stop in values[3:] for index in range(start, stop)]
+        if streams in ([], ["0"]):
+            yield token.start, _NO_STREAM
 
 
-def _returns(code: str, tokens: list[Token], closing: dict[int, int]) -> Iterator[tuple[int, str]]:
+def _returns(
+    code: str, tokens: Sequence[Token], closing: Mapping[int, int]
+) -> Iterator[tuple[int, str]]:
     """Yield each ``return OPJIT_OK`` that follows a launch in its function, without a check between them."""
     last = 0
     for begin in sorted(closing):

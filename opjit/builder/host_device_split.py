@@ -14,7 +14,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly
-from opjit.builder.tokens import MATCHING, Token, matched, other_angle, tokens_of
+from opjit.builder.tokens import (
+    CLOSING,
+    Malformed,
+    Token,
+    launch_end,
+    match_brackets,
+    matching_angle,
+    outer_indices,
+    split_at_commas,
+    tokenize,
+)
 
 _DEVICE_HEADER = re.compile(
     r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)"
@@ -89,8 +99,11 @@ def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
 def split(text: str, macros: Mapping[str, set[str]], unnamed: str = "opjit_unnamed") -> Halves:
     """Split a file, given the execution spaces of macros (see `macros_of`), and a name for its unnamed namespaces, the same in its headers
     and no other file's. Raises NvccOnly if only nvcc compiles it."""
-    splitter = _Splitter(text, macros, unnamed)
-    splitter.scope(0, len(splitter.tokens), ())
+    try:
+        splitter = _Splitter(text, macros, unnamed)
+        splitter.scope(0, len(splitter.tokens), ())
+    except Malformed as malformed:
+        raise NvccOnly(str(malformed)) from None
     return Halves(
         _edited(text, splitter.host),
         _edited(text, splitter.device),
@@ -114,7 +127,7 @@ class _Splitter:
     """One file, on its way to two parts."""
 
     def __init__(self, text: str, macros: Mapping[str, set[str]], unnamed: str) -> None:
-        every = tokens_of(text)
+        every = tokenize(text)
         self.text, self.macros, self.unnamed = text, macros, unnamed
         self.tokens = [token for token in every if token.kind != "directive"]
         self.host: list[_Edit] = []
@@ -126,7 +139,7 @@ class _Splitter:
         refused = _REFUSED & {token.text for token in self.tokens}
         if refused:
             raise NvccOnly(f"it uses {min(refused)}")
-        self.closing = matched(self.tokens)
+        self.closing = match_brackets(self.tokens)
         self._launches(self.tokens, self.closing)
         for before, token in zip(
             [None, *every], every, strict=False
@@ -141,9 +154,9 @@ class _Splitter:
             at = directive.start + directive.text.index("#") + 1
             inner = [
                 token._replace(start=token.start + at, end=token.end + at)
-                for token in tokens_of(self.text[at : directive.end])
+                for token in tokenize(self.text[at : directive.end])
             ]
-            self._launches(inner, matched(inner))
+            self._launches(inner, match_brackets(inner))
 
     def _replace(self, part: list[_Edit], start: int, end: int, text: str = "") -> None:
         """Replace a text in a part, and keep the number of its lines."""
@@ -161,7 +174,7 @@ class _Splitter:
         for index, token in enumerate(tokens):
             if token.text != "<<<":
                 continue
-            end = _configuration_end(tokens, index, closing)
+            end = launch_end(tokens, closing, index)
             if end + 3 >= len(tokens) or tokens[end + 3].text != "(":
                 raise NvccOnly("it has a launch without arguments in parentheses")
             first, last = tokens[_callee(tokens, index, closing)], tokens[closing[end + 3]]
@@ -188,7 +201,7 @@ class _Splitter:
             elif token.text == "{":
                 at, begin = self._block(begin, at, names, in_class)
                 continue
-            elif token.text in MATCHING:
+            elif token.text in CLOSING:
                 at = self.closing[at]
             at += 1
 
@@ -245,9 +258,8 @@ class _Splitter:
 
     def _outer(self, begin: int, end: int) -> Iterator[Token]:
         """Yield the tokens outside of parentheses, brackets and braces."""
-        while begin < end:
-            yield self.tokens[begin]
-            begin = self.closing.get(begin, begin) + 1
+        for index in outer_indices(self.closing, begin, end):
+            yield self.tokens[index]
 
     def _parameters(self, begin: int, end: int) -> int | None:
         """Return the index of the parenthesis that opens a function's parameters, or None."""
@@ -311,7 +323,7 @@ class _Splitter:
         internal = self._external(begin + declared, parameters)
         at = parameters - 1
         if self.tokens[at].text == ">":  # an explicit specialisation
-            at = other_angle(self.tokens, at) - 1
+            at = matching_angle(self.tokens, at) - 1
         name = self.tokens[at].text
         arguments = (
             ""
@@ -345,17 +357,11 @@ class _Splitter:
 
     def _groups(self, parameters: int) -> list[list[Token]]:
         """Return the tokens of each parameter; ``(void)`` and ``()`` have none."""
-        groups: list[list[Token]] = [[]]
-        at, end, angles = parameters + 1, self.closing[parameters], 0
-        while at < end:
-            token = self.tokens[at]
-            angles += (token.text == "<") - (token.text == ">")
-            if token.text == "," and angles <= 0:
-                groups.append([])
-            else:
-                groups[-1] += self.tokens[at : self.closing.get(at, at) + 1]
-            at = self.closing.get(at, at) + 1
-        return [] if [token.text for token in groups[0]] in ([], ["void"]) else groups
+        begin, end = parameters + 1, self.closing[parameters]
+        ranges = split_at_commas(self.tokens, self.closing, begin, end)
+        groups = [list(self.tokens[start:stop]) for start, stop in ranges]
+        is_void = [token.text for group in groups for token in group] == ["void"]
+        return [] if is_void else groups
 
     def _declaration(self, begin: int, end: int, names: tuple[str, ...]) -> None:
         """Handle a declaration of variables or of a function that is defined elsewhere."""
@@ -404,20 +410,6 @@ class _Splitter:
         self.variables.append(Variable("::".join((*names, words[end - 1])), constant))
 
 
-def _configuration_end(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
-    """Return the index of the first of the three ``>`` that end a launch's configuration."""
-    at = index + 1
-    while at + 2 < len(tokens):
-        if (
-            [token.text for token in tokens[at : at + 3]] == [">", ">", ">"]
-            and tokens[at].start + 2 == tokens[at + 2].start
-            and (at + 3 == len(tokens) or tokens[at + 3].text == "(")
-        ):
-            return at
-        at = closing.get(at, at) + 1
-    raise NvccOnly("it has <<< without >>>")
-
-
 def _callee(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
     """Return the index at which the kernel's name before ``<<<`` begins."""
     at = index - 1
@@ -425,7 +417,7 @@ def _callee(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
         return next(begin for begin, end in closing.items() if end == at)
     while True:
         if tokens[at].text == ">":
-            at = other_angle(tokens, at) - 1
+            at = matching_angle(tokens, at) - 1
         if tokens[at].kind != "name":
             raise NvccOnly("it launches something else than a name")
         if tokens[at - 1].text == "##" and at >= 2:  # in a macro
@@ -447,7 +439,7 @@ def _after_template(head: list[Token]) -> int:
     """Return the index after ``template <...>``; 0 without it."""
     at = 0
     while [token.text for token in head[at : at + 2]] == ["template", "<"]:
-        at = other_angle(head, at + 1) + 1
+        at = matching_angle(head, at + 1) + 1
     return at
 
 
