@@ -8,9 +8,7 @@ import opjit
 # begin: declare
 @opjit.op("demo::scale(Tensor x, float a) -> Tensor")
 def scale(x: torch.Tensor, a: float) -> torch.Tensor:
-    return x.new_empty(
-        x.shape
-    )  # the fake kernel: shape, dtype and device; torch.compile needs no more
+    return x.new_empty(x.shape)  # the fake kernel: shape, dtype and device; torch.compile needs no more
 
 
 @scale.setup_context
@@ -21,8 +19,6 @@ def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 @scale.backward
 def backward(ctx, grad):  # type: ignore[no-untyped-def]
     return scale(grad, ctx.a), None
-
-
 # end: declare
 
 

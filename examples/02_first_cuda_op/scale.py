@@ -8,11 +8,7 @@ import opjit
 # begin: declare
 @opjit.op("demo::scale(Tensor x, float a) -> Tensor")
 def scale(x: torch.Tensor, a: float) -> torch.Tensor:
-    return torch.empty_like(
-        x, memory_format=torch.contiguous_format
-    )  # the fake kernel: what torch.compile must know
-
-
+    return torch.empty_like(x, memory_format=torch.contiguous_format)  # the fake kernel: what torch.compile must know
 # end: declare
 
 

@@ -20,11 +20,7 @@ def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 @clamped_square.backward
 def backward(ctx, grad):  # type: ignore[no-untyped-def]
     (x,) = ctx.saved_tensors
-    return torch.where(
-        x * x < ctx.limit, 2 * x * grad, 0
-    ), None  # one gradient for each input of the forward
-
-
+    return torch.where(x * x < ctx.limit, 2 * x * grad, 0), None  # one gradient for each input of the forward
 # end: declare
 
 
@@ -42,11 +38,10 @@ def main() -> None:
 
     # torch.func takes the op: here the gradient for each row of a batch, in one call of the kernel.
     rows = torch.stack([x.detach(), x.detach() / 2])
-    per_row = torch.vmap(torch.func.grad(lambda row: op(row, 2.0).sum()))(
-        rows
-    )  # [[0, -2, 1, 0], [0, -1, 0.5, 2]]
+    per_row = torch.vmap(torch.func.grad(lambda row: op(row, 2.0).sum()))(rows)  # [[0, -2, 1, 0], [0, -1, 0.5, 2]]
     # end: use
     print(x.grad, per_row.tolist())
+
 
 
 if __name__ == "__main__":

@@ -34,11 +34,7 @@ class PythonLLTM(LLTM):
         old_h, old_cell = state
         z = functional.linear(torch.cat([old_h, x], dim=1), self.weights, self.bias)
         z0, z1, z2 = z.chunk(3, dim=1)
-        input_gate, output_gate, candidate = (
-            torch.sigmoid(z0),
-            torch.sigmoid(z1),
-            functional.elu(z2),
-        )
+        input_gate, output_gate, candidate = torch.sigmoid(z0), torch.sigmoid(z1), functional.elu(z2)
         new_cell = old_cell + candidate * input_gate
         return torch.tanh(new_cell) * output_gate, new_cell
 
@@ -81,9 +77,7 @@ def device_of(variant: str, cuda: bool) -> str:
     """Where a variant runs; exits where it cannot."""
     device = "cuda" if cuda or variant == "cuda" else "cpu"
     if variant == "c" and device == "cuda":
-        raise SystemExit(
-            "the variant `c` runs on the CPU; on a GPU, the same op is the variant `cuda`"
-        )
+        raise SystemExit("the variant `c` runs on the CPU; on a GPU, the same op is the variant `cuda`")
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("torch sees no CUDA GPU")
     return device
@@ -92,29 +86,18 @@ def device_of(variant: str, cuda: bool) -> str:
 def build_cpp() -> None:
     """Build lltm_ext.cpp, unless opjit's cache has it, and load it."""
     if not hasattr(torch.ops.lltm_cpp, "forward"):
-        opjit.load(
-            name="lltm_cpp",
-            sources=[str(Path(__file__).with_name("lltm_ext.cpp"))],
-            extra_cflags=["-O3"],
-            is_python_module=False,
-        )
+        opjit.load(name="lltm_cpp", sources=[str(Path(__file__).with_name("lltm_ext.cpp"))], extra_cflags=["-O3"], is_python_module=False)
 
 
 class _CppFunction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
-    ) -> State:
-        new_h, new_cell, *saved = torch.ops.lltm_cpp.forward.default(
-            x, weights, bias, old_h, old_cell
-        )
+    def forward(ctx: Any, x: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> State:
+        new_h, new_cell, *saved = torch.ops.lltm_cpp.forward.default(x, weights, bias, old_h, old_cell)
         ctx.save_for_backward(weights, *saved)
         return new_h, new_cell
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = torch.ops.lltm_cpp.backward.default(
-            grad_h, grad_cell, *ctx.saved_tensors
-        )
+        found: tuple[Tensor, ...] = torch.ops.lltm_cpp.backward.default(grad_h, grad_cell, *ctx.saved_tensors)
         return found

@@ -25,12 +25,8 @@ def main(device: str) -> None:
     opjit.get("round_ste", device)  # build it now, not in the first step
     torch.manual_seed(0)
     x, wanted = torch.eye(16, device=device), torch.arange(16, device=device)
-    encoder = torch.nn.Sequential(
-        torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 6), Binary()
-    )
-    model = torch.nn.Sequential(
-        encoder, torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16)
-    ).to(device)
+    encoder = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 6), Binary())
+    model = torch.nn.Sequential(encoder, torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for step in range(201):
         loss = torch.nn.functional.cross_entropy(model(x), wanted)

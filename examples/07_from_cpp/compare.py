@@ -51,16 +51,9 @@ def build_cpp(device: str, folder: Path) -> Built:
     started = perf_counter()
     from torch.utils.cpp_extension import load
 
-    load(
-        name="from_cpp",
-        sources=[str(HERE / "cpp" / name) for name in names],
-        extra_cflags=["-O3"],
-        build_directory=str(folder),
-        is_python_module=False,
-    )
-    return Built(
-        torch.ops.from_cpp.all_reduce.default, perf_counter() - started, folder / "from_cpp.so"
-    )
+    load(name="from_cpp", sources=[str(HERE / "cpp" / name) for name in names], extra_cflags=["-O3"], build_directory=str(folder),
+         is_python_module=False)
+    return Built(torch.ops.from_cpp.all_reduce.default, perf_counter() - started, folder / "from_cpp.so")
 
 
 def check(op: Function, device: str) -> None:
@@ -85,31 +78,21 @@ def show(what: str, cpp: float, c: float, unit: str, scale: float = 1.0) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuda", action="store_true")
     device = "cuda" if parser.parse_args().cuda else "cpu"
-    os.environ["PATH"] = (
-        f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where pip puts ninja
-    )
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where pip puts ninja
     if device == "cuda":
         from opjit.recipe import toolchain
 
-        os.environ["CUDA_HOME"] = toolchain.require_nvcc(
-            None
-        ).root  # torch misses it where nvcc is a wrapper script
+        os.environ["CUDA_HOME"] = toolchain.require_nvcc(None).root  # torch misses it where nvcc is a wrapper script
     torch.zeros(1, device=device)
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as folder:
-        c = build_c(
-            device, Path(cache)
-        )  # first, so that its time has the import of torch's builder in it
+        c = build_c(device, Path(cache))  # first, so that its time has the import of torch's builder in it
         cpp = build_cpp(device, Path(folder))
         for side in (c, cpp):
             check(side.op, device)
-        print(
-            f"all_reduce on {device}, torch {torch.__version__}\n{'':<22}{'C++':>16}{'C':>16}{'C / C++':>9}"
-        )
+        print(f"all_reduce on {device}, torch {torch.__version__}\n{'':<22}{'C++':>16}{'C':>16}{'C / C++':>9}")
         show("build", cpp.seconds, c.seconds, "s")
         show("library", cpp.library.stat().st_size, c.library.stat().st_size, "KiB", 1 / 1024)
         for power in (3, 24):

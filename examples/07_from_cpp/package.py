@@ -1,6 +1,6 @@
 """Compile a model that calls the op in C, and put both into a package for run.cpp.
 
-python package.py [all_reduce.pt2]
+    python package.py [all_reduce.pt2]
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ class Model(torch.nn.Module):
 
 
 program = torch.export.export(Model(), (torch.arange(4.0),))
-path = opjit.aoti_compile_and_package(
-    program, package_path=sys.argv[1] if len(sys.argv) > 1 else "all_reduce.pt2"
-)
+path = opjit.aoti_compile_and_package(program, package_path=sys.argv[1] if len(sys.argv) > 1 else "all_reduce.pt2")
 # end: package
 print(path, torch._inductor.aoti_load_package(path)(torch.arange(4.0)))

@@ -27,14 +27,7 @@ class Toy(Cpu):
     dispatch_key = "PrivateUse1"
     suffix = ".toy"
     kernels: Path | None = HERE / "kernels"  # for opjit's add_custom: opjit/add_custom.toy
-    stream: Stream | None = Stream(
-        "toy_stream_t",
-        "toy.h",
-        "toy_current_stream",
-        "toy_exchange_device",
-        "toy_malloc",
-        "toy_free",
-    )
+    stream: Stream | None = Stream("toy_stream_t", "toy.h", "toy_current_stream", "toy_exchange_device", "toy_malloc", "toy_free")
     compiler: DeviceCompiler | None = DeviceCompiler(str(HERE / "sdk/toycc"), "install the Toy SDK")
 
     def archs(self) -> list[str]:
@@ -45,32 +38,9 @@ class Toy(Cpu):
 
     def flags(self, arch: str, runtime: str) -> Flags:
         glue = ("-x", "c", "-std=gnu11", "-O2", *GLUE)
-        kernel = (
-            "-O2",
-            "-fPIC",
-            "-fvisibility=hidden",
-            "-ffile-prefix-map={staging}/=",
-            "-ffile-prefix-map={folder}/=",
-            "-I{path}",
-            "-MD",
-            "-MF",
-            "{dependencies}",
-            "-c",
-            "{source}",
-            "-o",
-            "{object}",
-        )
-        return Flags(
-            glue,
-            (),
-            (toy_module.library(),),
-            ("libtorch_cpu",),
-            NEEDED,
-            include=(str(HERE / "sdk"),),
-            device=kernel,
-        )
-
-
+        kernel = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffile-prefix-map={staging}/=", "-ffile-prefix-map={folder}/=", "-I{path}",
+                  "-MD", "-MF", "{dependencies}", "-c", "{source}", "-o", "{object}")
+        return Flags(glue, (), (toy_module.library(),), ("libtorch_cpu",), NEEDED, include=(str(HERE / "sdk"),), device=kernel)
 # end: backend
 
 
@@ -80,13 +50,8 @@ CONVERTERS = {torch.ops.opjit.add_custom.default: "ToyAdd", operator.mul: "ToyMu
 
 def to_toy_graph(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
     """Where a vendor's graph compiler makes its own graph of torch's: here it only names the nodes, and torch runs them."""
-    print(
-        "graph:",
-        *(CONVERTERS[node.target] for node in module.graph.nodes if node.op == "call_function"),
-    )
+    print("graph:", *(CONVERTERS[node.target] for node in module.graph.nodes if node.op == "call_function"))
     return module.forward
-
-
 # end: graph
 
 

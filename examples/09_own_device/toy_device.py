@@ -26,11 +26,7 @@ _IN_LOW_PRECISION = ("mm", "addmm", "bmm", "linear", "matmul", "convolution")  #
 class _Label(ctypes.Structure):
     """How a DLManagedTensor starts."""
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_index", ctypes.c_int32),
-    )
+    _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_index", ctypes.c_int32))
 
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -46,39 +42,19 @@ def _labelled(tensor: torch.Tensor, device_type: int) -> torch.Tensor:
 
 def _host(value: Any) -> Any:
     """The CPU tensor with the memory of a toy tensor; anything else as it is."""
-    return (
-        _labelled(value, _ON_CPU)
-        if isinstance(value, torch.Tensor) and value.device.type == NAME
-        else value
-    )
+    return _labelled(value, _ON_CPU) if isinstance(value, torch.Tensor) and value.device.type == NAME else value
 
 
 def _toy(value: Any) -> Any:
     """The toy tensor with the memory of a CPU tensor; anything else as it is."""
-    return (
-        _labelled(value, _ON_ANOTHER)
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu"
-        else value
-    )
+    return _labelled(value, _ON_ANOTHER) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
 
 
-def _empty(
-    size: list[int],
-    *,
-    dtype: torch.dtype | None = None,
-    memory_format: torch.memory_format | None = None,
-    **_: Any,
-) -> Any:
-    return _toy(
-        torch.empty(
-            size, dtype=dtype, device="cpu", memory_format=memory_format or torch.contiguous_format
-        )
-    )
+def _empty(size: list[int], *, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None, **_: Any) -> Any:
+    return _toy(torch.empty(size, dtype=dtype, device="cpu", memory_format=memory_format or torch.contiguous_format))
 
 
-def _empty_strided(
-    size: list[int], stride: list[int], *, dtype: torch.dtype | None = None, **_: Any
-) -> Any:
+def _empty_strided(size: list[int], stride: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     return _toy(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
 
 
@@ -97,17 +73,12 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
         host = _host(value)
         if host is value:
             return value
-        if (
-            host.numel() == 0
-        ):  # perhaps a result that the kernel will resize, which what came from DLPack cannot
+        if host.numel() == 0:  # perhaps a result that the kernel will resize, which what came from DLPack cannot
             host = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype)
         written[id(host)] = host, value
         return host
 
-    if (
-        any(argument.name == "generator" for argument in op._schema.arguments)
-        and kwargs.get("generator") is None
-    ):
+    if any(argument.name == "generator" for argument in op._schema.arguments) and kwargs.get("generator") is None:
         kwargs = {**kwargs, "generator": toy_module.default_generators[0]}
 
     def up(value: Any) -> Any:
@@ -129,21 +100,14 @@ def _view(op: Any) -> Any:
 
 def _in_low_precision(op: Any) -> Any:
     """The op under autocast: float32 tensors of this device are converted to autocast's dtype first."""
-
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(NAME)
 
         def lower(value: Any) -> Any:
-            wanted = (
-                isinstance(value, torch.Tensor)
-                and value.device.type == NAME
-                and value.dtype == torch.float32
-            )
+            wanted = isinstance(value, torch.Tensor) and value.device.type == NAME and value.dtype == torch.float32
             return value.to(dtype) if wanted else value
 
-        with torch._C._ExcludeDispatchKeyGuard(
-            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-        ):
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
             return op(*tree_map(lower, args), **tree_map(lower, kwargs))
 
     return run
@@ -177,18 +141,11 @@ def install() -> list[torch.library.Library]:
     aten.impl("empty_strided", _empty_strided, "PrivateUse1")
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     ops = torch.ops.aten
-    for op in (
-        ops.as_strided.default,
-        ops.view.default,
-        ops._reshape_alias.default,
-        ops.set_.source_Tensor,
-        ops.set_.source_Storage_storage_offset,
-    ):
+    for op in (ops.as_strided.default, ops.view.default, ops._reshape_alias.default,
+               ops.set_.source_Tensor, ops.set_.source_Storage_storage_offset):
         aten.impl(op, _view(op), "PrivateUse1")
     everything.fallback(_fallback, "PrivateUse1")
-    everything.fallback(
-        torch.library.fallthrough_kernel, "AutocastPrivateUse1"
-    )  # other ops keep their dtypes
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # other ops keep their dtypes
     for name in _IN_LOW_PRECISION:
         aten.impl(name, _in_low_precision(getattr(ops, name).default), "AutocastPrivateUse1")
     return [aten, everything]

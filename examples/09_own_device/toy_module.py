@@ -25,11 +25,7 @@ def library() -> str:
     folder = tempfile.mkdtemp(prefix="toy-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = f"{folder}/libtoy.so"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O2", "-Wl,-soname,libtoy.so", "-o", path, "toy.c"],
-        cwd=SDK,
-        check=True,
-    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-Wl,-soname,libtoy.so", "-o", path, "toy.c"], cwd=SDK, check=True)
     return path
 
 

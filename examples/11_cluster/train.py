@@ -1,7 +1,7 @@
 """A training script's first lines on a cluster: every rank has its ops before the first step, and each was built once at most.
 
-torchrun --nproc-per-node 2 examples/11_cluster/train.py
-sbatch examples/11_cluster/train.sbatch    # srun alone sets no RANK, which init_process_group wants
+    torchrun --nproc-per-node 2 examples/11_cluster/train.py
+    sbatch examples/11_cluster/train.sbatch    # srun alone sets no RANK, which init_process_group wants
 """
 
 from __future__ import annotations
@@ -13,14 +13,8 @@ import opjit.distributed
 
 
 def main() -> None:
-    device = (
-        torch.accelerator.current_accelerator()
-        if torch.accelerator.is_available()
-        else torch.device("cpu")
-    )
-    (allreduce,) = opjit.distributed.ready(
-        ["allreduce"], device
-    )  # before the process group or after it, as you like
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    allreduce, = opjit.distributed.ready(["allreduce"], device)  # before the process group or after it, as you like
 
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -56,24 +56,16 @@ async def tune(variants: int) -> list[float]:
     async with opjit.judge.Judge(str(Path(__file__).parent)) as judge:
         while len(speeds) < variants:
             lanes, blocks = [1, 2, 4, 8, 16, 32], [64, 256, 512, best["block"]]
-            tried = [
-                {"lanes": random.choice(lanes), "block": random.choice(blocks)} for _ in range(4)
-            ]
+            tried = [{"lanes": random.choice(lanes), "block": random.choice(blocks)} for _ in range(4)]
             verdicts = await asyncio.gather(*(judge(text % each, str(each)) for each in tried))
             for each, verdict in zip(tried, verdicts, strict=True):
-                speed = (
-                    (verdict.reference_us or 0) / (verdict.median_us or 1)
-                    if verdict.verdict == "correct"
-                    else 0.0
-                )
+                speed = (verdict.reference_us or 0) / (verdict.median_us or 1) if verdict.verdict == "correct" else 0.0
                 if speed > fastest:
                     fastest, best = speed, each
                 speeds.append(speed)
                 print(f"{verdict.verdict:<8} {speed:5.2f} x  {each}  {verdict.message}")
     print(f"best: {best}, {fastest:.2f} times as fast as torch.sum")
     return speeds
-
-
 # end: loop
 
 
@@ -85,7 +77,7 @@ if __name__ == "__main__":
         print("pip install matplotlib, and this draws the speeds")
     else:
         pyplot.plot(found, ".", label="variants")
-        pyplot.plot([max(found[: number + 1]) for number in range(len(found))], label="best so far")
+        pyplot.plot([max(found[:number + 1]) for number in range(len(found))], label="best so far")
         pyplot.xlabel("candidate")
         pyplot.ylabel("times as fast as torch.sum")
         pyplot.legend()

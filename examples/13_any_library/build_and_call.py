@@ -15,9 +15,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(plus, plus)
 
 def by_ctypes() -> None:
     generated = {"amount.h": "#define AMOUNT 40\n"}  # as a template of the program would make it
-    path = opjit.build(
-        "plus", [Path(__file__).with_name("plus.cpp")], generated=generated, cflags=["-O3"]
-    )
+    path = opjit.build("plus", [Path(__file__).with_name("plus.cpp")], generated=generated, cflags=["-O3"])
     print("ctypes:", ctypes.CDLL(str(path)).plus(2))
 
 
@@ -28,9 +26,7 @@ def by_tvm_ffi() -> None:
         print("tvm-ffi: skipped, as it is not installed; pip install apache-tvm-ffi")
         return
     include = [tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()]
-    path = opjit.build(
-        "plus_module", generated={"plus.cc": MODULE}, include=include, cflags=["-DAMOUNT=40"]
-    )
+    path = opjit.build("plus_module", generated={"plus.cc": MODULE}, include=include, cflags=["-DAMOUNT=40"])
     print("tvm-ffi:", tvm_ffi.load_module(str(path)).plus(2))
 
 

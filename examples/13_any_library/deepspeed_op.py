@@ -1,6 +1,6 @@
 """A DeepSpeed op from opjit's cache, without an edit: its OpBuilder calls torch's load, which `opjit run` replaces.
 
-opjit run examples/13_any_library/deepspeed_op.py
+    opjit run examples/13_any_library/deepspeed_op.py
 """
 
 from __future__ import annotations

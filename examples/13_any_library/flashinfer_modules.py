@@ -38,36 +38,19 @@ def library(spec: Any) -> Path:
     if os.environ.get("FLASHINFER_DISABLE_JIT"):
         os.environ["OPJIT_OFFLINE"] = "1"
     home = cpp_ext.get_cuda_path()
-    flags = {
-        Path(each["file"]).suffix: _flags(each["command"], f"{home}/include")
-        for each in spec.get_compile_commands()
-    }
+    flags = {Path(each["file"]).suffix: _flags(each["command"], f"{home}/include") for each in spec.get_compile_commands()}
     cuda = [*flags.get(".cu", []), *(["-rdc=true"] if spec.needs_device_linking else [])]
-    linked = [
-        "-lcuda",
-        *cpp_ext.parse_env_flags("FLASHINFER_EXTRA_LDFLAGS"),
-        *(spec.extra_ldflags or []),
-    ]
+    linked = ["-lcuda", *cpp_ext.parse_env_flags("FLASHINFER_EXTRA_LDFLAGS"), *(spec.extra_ldflags or [])]
     launcher = shlex.split(os.environ.get("FLASHINFER_NVCC_LAUNCHER", ""))
-    return opjit.build(
-        spec.name,
-        spec.sources,
-        cflags=next((words for suffix, words in flags.items() if suffix != ".cu"), []),
-        cuda_cflags=cuda,
-        ldflags=linked,
-        launcher=launcher,
-    )
+    return opjit.build(spec.name, spec.sources, cflags=next((words for suffix, words in flags.items() if suffix != ".cu"), []),
+                       cuda_cflags=cuda, ldflags=linked, launcher=launcher)
 
 
 def _flags(command: str, toolkit: str) -> list[str]:
     """Return a compiler's flags from one of FlashInfer's commands, without the source, the object and the headers that nvcc has itself."""
     words = shlex.split(command)[3:-2]  # COMPILER -c SOURCE ... -o OBJECT
     pairs = list(zip(words, [*words[1:], ""], strict=True))
-    left_out = {
-        number
-        for number, pair in enumerate(pairs)
-        if pair[0] == "-ccbin" or pair == ("-isystem", toolkit)
-    }
+    left_out = {number for number, pair in enumerate(pairs) if pair[0] == "-ccbin" or pair == ("-isystem", toolkit)}
     return [word for number, word in enumerate(words) if not {number, number - 1} & left_out]
 
 
@@ -77,12 +60,8 @@ def main(names: list[str]) -> None:
     except ImportError as error:
         print(f"skipped, as FlashInfer is not installed: {error}; pip install flashinfer-python")
         return
-    made = {
-        "norm": norm.gen_norm_module,
-        "page": page.gen_page_module,
-        "rope": rope.gen_rope_module,
-        "sampling": sampling.gen_sampling_module,
-    }
+    made = {"norm": norm.gen_norm_module, "page": page.gen_page_module, "rope": rope.gen_rope_module,
+            "sampling": sampling.gen_sampling_module}
     install()
     for name in names:
         print(f"{name}:", made[name]().build_and_load())

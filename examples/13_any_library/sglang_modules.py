@@ -35,20 +35,10 @@ def library(spec: Any) -> Path:
     units, kernels = spec.translation_units(), f"{KERNEL_PATH}/csrc"
     include, folder, linked = toolchain.tvm_ffi_paths()
     # The wrapper names kernels by their paths here; below a folder of headers, they have the same names everywhere.
-    generated = {
-        unit.filename: unit.source.replace(f'"{kernels}/', '"')
-        for unit in units
-        if unit.source is not None
-    }
-    return opjit.build(
-        re.sub(r"[^\w.-]", "_", spec.module_name)[:100],
-        [unit.filename for unit in units if unit.source is None],
-        generated=generated,
-        include=[*include, *spec.include_paths, kernels],
-        cflags=spec.cflags,
-        cuda_cflags=[*toolchain.target_flags(), *spec.cuda_cflags],
-        ldflags=[f"-L{folder}", f"-l{linked}", *spec.ldflags],
-    )
+    generated = {unit.filename: unit.source.replace(f'"{kernels}/', '"') for unit in units if unit.source is not None}
+    return opjit.build(re.sub(r"[^\w.-]", "_", spec.module_name)[:100], [unit.filename for unit in units if unit.source is None],
+                       generated=generated, include=[*include, *spec.include_paths, kernels], cflags=spec.cflags,
+                       cuda_cflags=[*toolchain.target_flags(), *spec.cuda_cflags], ldflags=[f"-L{folder}", f"-l{linked}", *spec.ldflags])
 
 
 def main() -> None:
@@ -59,12 +49,8 @@ def main() -> None:
         return
     install()
     with override_jit_cuda_arch(9, 0):  # also where no GPU is
-        module = load_jit(
-            "add_constant",
-            "1",
-            cuda_files=["elementwise/add_constant.cuh"],
-            cuda_wrappers=[("add_constant", "add_constant<1>")],
-        )
+        module = load_jit("add_constant", "1", cuda_files=["elementwise/add_constant.cuh"],
+                          cuda_wrappers=[("add_constant", "add_constant<1>")])
     print("add_constant:", module.add_constant)
 
 

@@ -25,9 +25,7 @@ def main() -> None:
     assert torch.equal(dropout(x, 0.5, generator)[0], first)
 
     torch.manual_seed(1)
-    y = checkpoint(
-        lambda x: dropout(x, 0.5)[0], x, use_reentrant=False
-    )  # the backward computes the forward again
+    y = checkpoint(lambda x: dropout(x, 0.5)[0], x, use_reentrant=False)  # the backward computes the forward again
     y.sum().backward()
     assert torch.equal(y, first)
     assert torch.equal(x.grad, first)

@@ -12,9 +12,7 @@ opjit.add_path(Path(__file__).parent / "sample_top_k")
 
 def main() -> None:
     # begin: use
-    logits = (
-        torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]]).repeat(6, 1).requires_grad_()
-    )  # six rows: the next tokens of six texts
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]]).repeat(6, 1).requires_grad_()  # six rows: the next tokens of six texts
     sample = torch.ops.demo.sample_top_k
 
     torch.manual_seed(1)
@@ -28,10 +26,7 @@ def main() -> None:
         return logits.log_softmax(-1).gather(-1, sample(logits, 3)[:, None]).sum()
 
     gradients = []
-    for run in (
-        loss,
-        lambda logits: checkpoint(loss, logits, use_reentrant=False),
-    ):  # its backward draws the same tokens again
+    for run in (loss, lambda logits: checkpoint(loss, logits, use_reentrant=False)):  # its backward draws the same tokens again
         torch.manual_seed(2)
         gradients += torch.autograd.grad(run(logits), logits)
     assert torch.equal(*gradients)

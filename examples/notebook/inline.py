@@ -15,13 +15,9 @@ opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
     return OPJIT_OK;
 }
 """
-scale = opjit.inline(
-    "scale(Tensor x, float a) -> Tensor", c=SOURCE, like="x"
-)  # torch.ops.inline.scale
+scale = opjit.inline("scale(Tensor x, float a) -> Tensor", c=SOURCE, like="x")  # torch.ops.inline.scale
 y = scale(torch.ones(3), 2.5)
-opjit.inline(
-    "scale(Tensor x, float a) -> Tensor", c=SOURCE.replace("(float)a *", "(float)a +"), like="x"
-)
+opjit.inline("scale(Tensor x, float a) -> Tensor", c=SOURCE.replace("(float)a *", "(float)a +"), like="x")
 z = scale(torch.ones(3), 2.5)  # the same op, the new code
 # end: inline
 

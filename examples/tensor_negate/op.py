@@ -5,9 +5,7 @@ import torch
 import opjit
 
 
-@opjit.op(
-    "example::tensor_negate(Tensor x) -> Tensor", extra_cflags=["-DSTACK_SIZE=20000", "-DTRACE"]
-)
+@opjit.op("example::tensor_negate(Tensor x) -> Tensor", extra_cflags=["-DSTACK_SIZE=20000", "-DTRACE"])
 def tensor_negate(x: torch.Tensor) -> torch.Tensor:
     """Shape and dtype of the result; it sees no data, which the op's tensors do not have when a model is traced."""
     return x.new_empty(x.shape)

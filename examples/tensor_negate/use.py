@@ -13,6 +13,4 @@ y = torch.ops.example.tensor_negate(x)
 # end: load
 assert torch.equal(y, -x)
 print("largest difference from torch.neg:", (y + x).abs().max().item())
-print(
-    "traced:", torch.ops.example.tensor_negate(x.to("meta")).shape
-)  # by the shape function, without data
+print("traced:", torch.ops.example.tensor_negate(x.to("meta")).shape)  # by the shape function, without data

@@ -1,7 +1,7 @@
 """caffe::round: a rounding layer with a straight-through gradient, on CUDA; its kernel is Caffe code as it stood.
 
-opjit get examples/06_from_caffe/round/ --arch sm_90
-opjit test examples/06_from_caffe/round/
+    opjit get examples/06_from_caffe/round/ --arch sm_90
+    opjit test examples/06_from_caffe/round/
 """
 
 from __future__ import annotations
@@ -32,7 +32,4 @@ def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
 @round_op.samples
 def samples(device: str) -> Iterator[tuple[tuple[torch.Tensor], dict[str, Any]]]:
     for shape in ((), (0,), (1,), (7,), (33, 65)):
-        yield (
-            (torch.linspace(-0.5, 1.5, torch.Size(shape).numel(), device=device).reshape(shape),),
-            {},
-        )
+        yield (torch.linspace(-0.5, 1.5, torch.Size(shape).numel(), device=device).reshape(shape),), {}

@@ -7,9 +7,7 @@ import opjit
 
 # begin: declare
 @opjit.op("demo::dropout(Tensor x, float p, Generator? generator=None) -> (Tensor, Tensor seed)")
-def dropout(
-    x: torch.Tensor, p: float, generator: torch.Generator | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def dropout(x: torch.Tensor, p: float, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty((), dtype=torch.int64)
 
 
@@ -27,6 +25,4 @@ def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 @dropout.backward
 def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
     return dropout_again(grad, ctx.p, *ctx.saved_tensors), None, None
-
-
 # end: declare

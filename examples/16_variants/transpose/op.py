@@ -21,8 +21,6 @@ def workloads(device):  # type: ignore[no-untyped-def]
     for size in (64, 1024):
         x = torch.rand(size, size, device=device)
         yield opjit.Workload(f"float32 {size}^2", (x,), {}, bytes=8 * x.numel())
-
-
 # end: declare
 
 

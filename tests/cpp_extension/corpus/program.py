@@ -21,12 +21,8 @@ class Program:
     name: str
     calls: Sequence[str]
     wrong: Sequence[str] = ()  # calls that raise
-    functions: str | list[str] | dict[str, str] | None = (
-        None  # load_inline's; None for a program with bindings of its own
-    )
-    library: str | None = (
-        None  # TORCH_LIBRARY's namespace, if that is all that the program has: m is torch.ops.<library>
-    )
+    functions: str | list[str] | dict[str, str] | None = None  # load_inline's; None for a program with bindings of its own
+    library: str | None = None  # TORCH_LIBRARY's namespace, if that is all that the program has: m is torch.ops.<library>
     file: bool = False  # for load, not load_inline
     plain: bool = False  # with_pytorch_error_handling=False
 
@@ -55,11 +51,7 @@ def grads(function: Callable[..., Any], *inputs: Any, **others: Any) -> list[Any
     """What a call returns, and the gradients of the sum of its squares in each input that is a tensor of floats."""
     leaves = [one.detach().clone().requires_grad_() if _is_float(one) else one for one in inputs]
     result = function(*leaves, **others)
-    outputs = [
-        one
-        for one in (result if isinstance(result, (list, tuple)) else [result])
-        if _is_float(one) and one.requires_grad
-    ]
+    outputs = [one for one in (result if isinstance(result, (list, tuple)) else [result]) if _is_float(one) and one.requires_grad]
     if outputs:
         torch.stack([one.abs().square().sum().double() for one in outputs]).sum().backward()
     return [result, *(one.grad for one in leaves if _is_float(one))]
@@ -91,45 +83,14 @@ def _tensors() -> dict[str, torch.Tensor]:
     x = normal(4, 5)
     count = torch.arange(20)
     return {
-        "x": x,
-        "y": normal(4, 5).roll(7),
-        "wide": normal(4, 10),
-        "w": normal(5, 3),
-        "w35": normal(3, 5),
-        "sq": normal(5, 5),
-        "v": normal(7),
-        "u": normal(7).flip(0),
-        "v3": normal(3),
-        "v4": normal(4),
-        "v5": normal(5),
-        "big": normal(33, 67),
-        "x3": normal(2, 4, 5),
-        "y3": normal(2, 5, 3),
-        "img": normal(2, 3, 9, 11),
-        "seq": normal(2, 3, 13),
-        "k": normal(4, 3, 3, 3),
-        "k1": normal(4, 3, 5),
-        "b4": normal(4).neg(),
-        "empty": torch.zeros(0, 5),
-        "e1": torch.zeros(0),
-        "scalar": torch.tensor(2.5),
-        "double": normal(4, 5, dtype=torch.float64),
-        "dv": normal(5, dtype=torch.float64),
-        "half": x.half(),
-        "bf": x.bfloat16(),
-        "hv": normal(9).half(),
-        "bv": normal(9).bfloat16(),
-        "cx": normal(4, 5, dtype=torch.complex64),
-        "cd": normal(3, dtype=torch.complex128),
-        "i": (count * 7 % 23 - 9).reshape(4, 5),
-        "i32": (count * 5 % 17 - 6).int().reshape(4, 5),
-        "i8": (count * 11 % 200 - 100).to(torch.int8).reshape(4, 5),
-        "u8": (count * 13 % 256).to(torch.uint8).reshape(4, 5),
-        "mask": (x > 0),
-        "idx": torch.tensor([3, 0, 2, 4]),
-        "target": torch.tensor([1, 4, 0, 2]),
-        "pos": x.abs() + 0.25,
-        "prob": torch.softmax(x, 1),
-        "lw": torch.full((9, 8), 0.1),
-        "lb": torch.zeros(1, 9),
+        "x": x, "y": normal(4, 5).roll(7), "wide": normal(4, 10), "w": normal(5, 3), "w35": normal(3, 5), "sq": normal(5, 5),
+        "v": normal(7), "u": normal(7).flip(0), "v3": normal(3), "v4": normal(4), "v5": normal(5), "big": normal(33, 67),
+        "x3": normal(2, 4, 5), "y3": normal(2, 5, 3), "img": normal(2, 3, 9, 11), "seq": normal(2, 3, 13), "k": normal(4, 3, 3, 3),
+        "k1": normal(4, 3, 5), "b4": normal(4).neg(), "empty": torch.zeros(0, 5), "e1": torch.zeros(0), "scalar": torch.tensor(2.5),
+        "double": normal(4, 5, dtype=torch.float64), "dv": normal(5, dtype=torch.float64), "half": x.half(), "bf": x.bfloat16(),
+        "hv": normal(9).half(), "bv": normal(9).bfloat16(), "cx": normal(4, 5, dtype=torch.complex64),
+        "cd": normal(3, dtype=torch.complex128), "i": (count * 7 % 23 - 9).reshape(4, 5), "i32": (count * 5 % 17 - 6).int().reshape(4, 5),
+        "i8": (count * 11 % 200 - 100).to(torch.int8).reshape(4, 5), "u8": (count * 13 % 256).to(torch.uint8).reshape(4, 5),
+        "mask": (x > 0), "idx": torch.tensor([3, 0, 2, 4]), "target": torch.tensor([1, 4, 0, 2]), "pos": x.abs() + 0.25,
+        "prob": torch.softmax(x, 1), "lw": torch.full((9, 8), 0.1), "lb": torch.zeros(1, 9),
     }

@@ -23,16 +23,7 @@ from typing import Any, NamedTuple
 
 import click
 
-TAKEN = (
-    "name",
-    "cpp_sources",
-    "cuda_sources",
-    "functions",
-    "extra_cflags",
-    "extra_cuda_cflags",
-    "extra_ldflags",
-    "extra_include_paths",
-)
+TAKEN = ("name", "cpp_sources", "cuda_sources", "functions", "extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths")
 PASSED = (*TAKEN[1:], "with_cuda", "with_pytorch_error_handling", "no_implicit_headers")
 BUILD = """\
 import json, os, sys
@@ -78,21 +69,13 @@ def programs(text: str) -> Iterator[dict[str, Any]]:
             given: dict[str | None, ast.expr] = dict(zip(TAKEN, node.args, strict=False))
             given.update((each.arg, each.value) for each in node.keywords)
             try:
-                yield {
-                    name: _value(value, known) for name, value in given.items() if name in PASSED
-                }
+                yield {name: _value(value, known) for name, value in given.items() if name in PASSED}
             except (KeyError, TypeError):
                 continue
 
 
 def _name(node: ast.AST) -> str:
-    return (
-        node.id
-        if isinstance(node, ast.Name)
-        else node.attr
-        if isinstance(node, ast.Attribute)
-        else ""
-    )
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _value(node: ast.AST, known: Mapping[str, Any]) -> Any:
@@ -110,24 +93,12 @@ def build(way: str, arguments: dict[str, Any], cache: str) -> Built:
     """Build a program in a process of its own: "fast" is opjit's, "torch" torch's."""
     before = set(Path(cache).rglob("manifest.json"))
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, way],
-        input=json.dumps(arguments),
-        env={**os.environ, "OPJIT_CACHE": cache},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-c", BUILD, way], input=json.dumps(arguments), env={**os.environ, "OPJIT_CACHE": cache},
+                          capture_output=True, text=True, check=False)
     seconds = time.monotonic() - began
-    made = [
-        json.loads(path.read_text()) for path in set(Path(cache).rglob("manifest.json")) - before
-    ]
-    headers = [
-        each["built_with"]["headers"] for each in made if "headers" in each.get("built_with", {})
-    ]
-    return Built(
-        seconds, headers[0] if headers else way, _last_line(done.stderr) if done.returncode else ""
-    )
+    made = [json.loads(path.read_text()) for path in set(Path(cache).rglob("manifest.json")) - before]
+    headers = [each["built_with"]["headers"] for each in made if "headers" in each.get("built_with", {})]
+    return Built(seconds, headers[0] if headers else way, _last_line(done.stderr) if done.returncode else "")
 
 
 def _last_line(text: str) -> str:
@@ -143,13 +114,7 @@ def row(name: str, arguments: dict[str, Any], fast_only: bool, cache: str) -> tu
         return f"{name:40} {fast.seconds:6.1f} {'-':>6}  {fast.problem or fast.way}", fast
     with tempfile.TemporaryDirectory() as own:
         slow = build("torch", arguments, own)
-    said = (
-        fast.way
-        if not fast.problem
-        else f"fails with torch too: {slow.problem}"
-        if slow.problem
-        else f"only torch: {fast.problem}"
-    )
+    said = fast.way if not fast.problem else f"fails with torch too: {slow.problem}" if slow.problem else f"only torch: {fast.problem}"
     return f"{name:40} {fast.seconds:6.1f} {slow.seconds:6.1f}  {said}", fast
 
 
@@ -159,11 +124,7 @@ def row(name: str, arguments: dict[str, Any], fast_only: bool, cache: str) -> tu
 @click.option("--fast-only", is_flag=True, help="Leave torch's own builds out.")
 def main(folder: Path, sample: int | None, fast_only: bool) -> None:
     """Build the programs of FOLDER both ways."""
-    found = [
-        (path.name, each)
-        for path in sorted(folder.rglob("*.py"))
-        for each in programs(path.read_text())
-    ]
+    found = [(path.name, each) for path in sorted(folder.rglob("*.py")) for each in programs(path.read_text())]
     if sample is not None:
         found = random.Random(7).sample(found, min(sample, len(found)))
     click.echo(f"{'program':40} {'opjit':>6} {'torch':>6}")
@@ -176,10 +137,8 @@ def main(folder: Path, sample: int | None, fast_only: bool) -> None:
     good = [each for each in made if not each.problem]
     light = [each.seconds for each in good if each.way.startswith("light headers")]
     if light:
-        click.echo(
-            f"{len(light)} of the {len(good)} programs that build take the light headers, in {statistics.median(light):.1f} s "
-            "(median)"
-        )
+        click.echo(f"{len(light)} of the {len(good)} programs that build take the light headers, in {statistics.median(light):.1f} s "
+                   "(median)")
 
 
 if __name__ == "__main__":

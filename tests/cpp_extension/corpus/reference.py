@@ -1,7 +1,7 @@
 """The corpus built with torch's own headers. They take 20 s to parse, so a few files hold all programs, each in a namespace of its own.
 
-python -m tests.cpp_extension.corpus.reference FOLDER             # builds what is not there, and writes FOLDER/results.json
-python -m tests.cpp_extension.corpus.reference FOLDER cuda        # the CUDA programs, on a GPU
+    python -m tests.cpp_extension.corpus.reference FOLDER             # builds what is not there, and writes FOLDER/results.json
+    python -m tests.cpp_extension.corpus.reference FOLDER cuda        # the CUDA programs, on a GPU
 """
 
 from __future__ import annotations
@@ -36,68 +36,32 @@ HEAD = """\
 def merged(programs: Sequence[Program], entry: str) -> str:
     """One file with the programs, and a function `entry` that adds the module of each to another."""
     texts = [program.source for program in programs]
-    spaces = [
-        _in_namespace(one, text + "\n" + _binding(one), f"{one.name}.cpp")
-        for one, text in zip(programs, texts, strict=True)
-    ]
-    spaces += [
-        f"namespace {one.identifier} {{ void corpus_bind(pybind11::module_ &); }}"
-        for one in programs
-        if one.functions is None and "PYBIND11_MODULE" in (one.cuda_source or "")
-    ]
-    binds = [
-        f'    {{ auto sub = m.def_submodule("{one.identifier}"); {one.identifier}::corpus_bind(sub); }}'
-        for one in programs
-        if one.library is None
-    ]
-    return "\n".join(
-        [
-            HEAD.format(includes=includes(texts)),
-            *spaces,
-            f"void {entry}(pybind11::module_ &m) {{",
-            *binds,
-            "}",
-            "",
-        ]
-    )
+    spaces = [_in_namespace(one, text + "\n" + _binding(one), f"{one.name}.cpp") for one, text in zip(programs, texts, strict=True)]
+    spaces += [f"namespace {one.identifier} {{ void corpus_bind(pybind11::module_ &); }}" for one in programs
+               if one.functions is None and "PYBIND11_MODULE" in (one.cuda_source or "")]
+    binds = [f'    {{ auto sub = m.def_submodule("{one.identifier}"); {one.identifier}::corpus_bind(sub); }}'
+             for one in programs if one.library is None]
+    return "\n".join([HEAD.format(includes=includes(texts)), *spaces, f"void {entry}(pybind11::module_ &m) {{", *binds, "}", ""])
 
 
 def merged_cuda(programs: Sequence[Program]) -> str:
     """The same for the .cu files, to be compiled only."""
     texts = [program.cuda_source or "" for program in programs]
-    implicit = "\n".join(
-        f"#include <{name}>" for name in ("torch/types.h", "cuda.h", "cuda_runtime.h")
-    )
-    spaces = [
-        _in_namespace(program, text, f"{program.name}.cu")
-        for program, text in zip(programs, texts, strict=True)
-    ]
+    implicit = "\n".join(f"#include <{name}>" for name in ("torch/types.h", "cuda.h", "cuda_runtime.h"))
+    spaces = [_in_namespace(program, text, f"{program.name}.cu") for program, text in zip(programs, texts, strict=True)]
     return "\n".join([HEAD.format(includes=f"{implicit}\n{includes(texts)}"), *spaces])
 
 
 def cuda_flags() -> list[str]:
     """nvcc's, for any torch: the headers of one without CUDA lack a file that its build writes."""
     folders = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
-    macros = [
-        "TORCH_EXTENSION_NAME=corpus",
-        "TORCH_API_INCLUDE_EXTENSION_H",
-        "C10_CUDA_NO_CMAKE_CONFIGURE_FILE",
-    ]
-    return [
-        *cpp_extension.COMMON_NVCC_FLAGS,
-        "-std=c++20",
-        "-w",
-        "-arch=sm_80",
-        "--compiler-options=-fPIC",
-        *(f"-D{macro}" for macro in macros),
-        *(f"-I{folder}" for folder in folders),
-    ]
+    macros = ["TORCH_EXTENSION_NAME=corpus", "TORCH_API_INCLUDE_EXTENSION_H", "C10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
+    return [*cpp_extension.COMMON_NVCC_FLAGS, "-std=c++20", "-w", "-arch=sm_80", "--compiler-options=-fPIC",
+            *(f"-D{macro}" for macro in macros), *(f"-I{folder}" for folder in folders)]
 
 
 def includes(texts: Iterable[str]) -> str:
-    return "\n".join(
-        dict.fromkeys(line.strip() for text in texts for line in INCLUDE.findall(text))
-    )
+    return "\n".join(dict.fromkeys(line.strip() for text in texts for line in INCLUDE.findall(text)))
 
 
 def main_file(entries: Sequence[str]) -> str:
@@ -115,28 +79,15 @@ def _binding(program: Program) -> str:
     """What load_inline adds for its argument `functions`."""
     if program.functions is None:
         return ""
-    shape = (
-        'm.def("{0}", {0}, "{1}");'
-        if program.plain
-        else 'm.def("{0}", torch::wrap_pybind_function({0}), "{1}");'
-    )
-    return "\n".join(
-        [
-            "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {",
-            *(shape.format(*item) for item in program.docs().items()),
-            "}",
-            "",
-        ]
-    )
+    shape = 'm.def("{0}", {0}, "{1}");' if program.plain else 'm.def("{0}", torch::wrap_pybind_function({0}), "{1}");'
+    return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *(shape.format(*item) for item in program.docs().items()), "}", ""])
 
 
 def sources(programs: Sequence[Program], files: int = 2) -> dict[str, str]:
     """The files of the module with all programs, by name."""
     parts = {f"part{number}": programs[number::files] for number in range(files)}
     texts = {f"{name}.cpp": merged(some, f"bind_{name}") for name, some in parts.items()}
-    of_cuda = {
-        f"{name}_cuda.cu": merged_cuda(some) for name, some in parts.items() if some[0].cuda_source
-    }
+    of_cuda = {f"{name}_cuda.cu": merged_cuda(some) for name, some in parts.items() if some[0].cuda_source}
     return {**texts, **of_cuda, "main.cpp": main_file([f"bind_{name}" for name in parts])}
 
 
@@ -150,19 +101,13 @@ def build(folder: Path, programs: Sequence[Program]) -> ModuleType:
             path.write_text(text, encoding="utf-8")
     (folder / "lock").unlink(missing_ok=True)  # of a build that was killed
     files = [str(folder / name) for name in texts]
-    module = cpp_extension.load(
-        "corpus_reference", files, extra_cflags=CFLAGS, build_directory=str(folder)
-    )
+    module = cpp_extension.load("corpus_reference", files, extra_cflags=CFLAGS, build_directory=str(folder))
     assert isinstance(module, ModuleType)
     return module
 
 
 def part(module: ModuleType, program: Program) -> Any:
-    return (
-        getattr(torch.ops, program.library)
-        if program.library
-        else getattr(module, program.identifier)
-    )
+    return getattr(torch.ops, program.library) if program.library else getattr(module, program.identifier)
 
 
 def main(folder: Path, device: str = "cpu") -> None:

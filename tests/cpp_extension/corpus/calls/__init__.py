@@ -19,24 +19,6 @@ from tests.cpp_extension.corpus.calls import (
 )
 from tests.cpp_extension.corpus.program import Program
 
-_THEMES = (
-    elementwise,
-    reductions,
-    matmul,
-    nn,
-    scans,
-    factories,
-    views,
-    signatures,
-    errors,
-    bindings,
-    autograd,
-    library,
-    odd,
-)
-CHOSEN = os.environ.get(
-    "OPJIT_TEST_CORPUS", ""
-)  # all, or a number: then every so many-th program is the corpus
-CPU: list[Program] = [program for theme in _THEMES for program in theme.PROGRAMS][
-    :: int(CHOSEN) if CHOSEN.isdigit() else 1
-]
+_THEMES = (elementwise, reductions, matmul, nn, scans, factories, views, signatures, errors, bindings, autograd, library, odd)
+CHOSEN = os.environ.get("OPJIT_TEST_CORPUS", "")  # all, or a number: then every so many-th program is the corpus
+CPU: list[Program] = [program for theme in _THEMES for program in theme.PROGRAMS][:: int(CHOSEN) if CHOSEN.isdigit() else 1]
