@@ -32,6 +32,19 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     assert described - {"backends"} == set(opjit.__all__)
 
 
+def test_no_build_of_the_site_hides_warnings_before_strict_counts_them() -> None:
+    builds = [
+        line
+        for path in (".ci/run", ".github/workflows/site.yml")
+        for line in (ROOT / path).read_text(encoding="utf-8").splitlines()
+        if "mkdocs build" in line
+    ]
+    assert len(builds) == 2
+    for line in builds:
+        assert "--strict" in line
+        assert not re.search(r"--quiet|-q\b", line)
+
+
 def test_the_packages_of_the_site_have_versions_and_its_workflow_takes_them_from_there() -> None:
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][

@@ -60,7 +60,7 @@ def _add(files: Files, config: MkDocsConfig, name: str) -> None:
         added = _file(
             config,
             f"{name}.md",
-            content=f"# {name}\n\n````{language}\n{path.read_text(encoding='utf-8')}\n````\n",
+            content=f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n````{language}\n{path.read_text(encoding='utf-8')}\n````\n",
         )
     if added.src_uri not in files.src_uris:
         files.append(added)

@@ -120,7 +120,10 @@ def ready(
 
     Args:
         recorded: the list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a layer.
-        archs, store, extensions, hosts: as `opjit.precompile` had them. Without `store`, the cache and OPJIT_LAYERS are searched.
+        archs: as in the call of `opjit.precompile`.
+        store: as in the call of `opjit.precompile`. If it is None, the cache and OPJIT_LAYERS are searched.
+        extensions: as in the call of `opjit.precompile`.
+        hosts: as in the call of `opjit.precompile`.
 
     Returns:
         The number of entries.

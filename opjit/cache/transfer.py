@@ -214,7 +214,8 @@ def pack(
 
     Args:
         path: the file; an existing one is replaced when the new one is complete.
-        sign, ops: as for `push`.
+        sign: as for `push`.
+        ops: as for `push`.
 
     Raises:
         RemoteError: there is nothing to pack, the file cannot be written, or the key cannot be read.

@@ -38,8 +38,10 @@ def build(
         sources: files that end with .c, .cc, .cpp, .cxx or .cu. They are linked in this order.
         generated: texts of further files by name, such as ``{"kernel_f16.cu": text, "config.h": text}``. Sources among them are compiled,
             too, and all #include lines find the others.
-        cflags, cuda_cflags, ldflags: words for the C and C++ compilers, nvcc, and the linker, such as ``["-O3"]``, ``["-rdc=true"]`` and
-            ``["-lcuda"]``. Static libraries count by content, shared ones by name. Without -std, C++ and CUDA are C++17.
+        cflags: arguments for the C and C++ compilers, for example ``["-O3"]``. Without ``-std``, C++ is C++17.
+        cuda_cflags: arguments for nvcc, for example ``["-rdc=true"]``. Without ``-std``, CUDA C++ is C++17.
+        ldflags: arguments for the linker, for example ``["-lcuda"]``. The key has the content of static libraries and the
+            names of shared ones.
         include: folders of headers.
         archs: for CUDA code, such as ``["9.0a", "10.3a", "12.0f", "9.0+PTX"]`` or ``["sm_90a"]``; None is OPJIT_ARCH, else
             TORCH_CUDA_ARCH_LIST.
