@@ -79,6 +79,26 @@ def test_the_builder_s_map_has_every_file_of_it() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "is_good"),
+    [
+        ("store: compare absences before a hit", True),
+        ("docs: rewrite the README\n\nThe reason, with a full stop.\n", True),
+        ("fixup! store: compare absences", True),
+        ("Compare absences before a hit", False),
+        ("store: Compare absences", False),
+        ("store: compare absences.", False),
+        (f"store: {'x' * 66}", False),
+        (f"store: {'x' * 65}", True),
+    ],
+)
+def test_the_hook_of_commit_messages_wants_area_and_imperative(message: str, is_good: bool) -> None:
+    text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    entry = re.search(r"id: commit-subject.*?entry: '(.*?)'\n", text, re.DOTALL)
+    assert entry is not None
+    assert bool(re.search(entry[1], message, re.MULTILINE | re.DOTALL)) is is_good
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_names_programs_subcommands_and_files_that_there_are(
     command: list[str],

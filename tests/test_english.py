@@ -1,0 +1,372 @@
+"""Pages, docstrings, comments and messages read as native English: the rates of telling patterns stay near other projects' rates.
+
+A bound is twice the rate of an anchor, but at least 1 per 1,000 sentences. For pages, the anchors are the Markdown pages of uv, HF kernels
+and tvm-ffi (175 pages). For code, the anchor is click. A second test makes sure that nobody meets a bound by shortening sentences: "if",
+"when", "because", "you" and "for example" must be as frequent as half of the anchors' rates.
+
+    python -m tests.test_english          # print the rates
+    python -m tests.test_english own      # print the sentences with a pattern
+"""
+
+import ast
+import functools
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.helpers import ROOT
+
+
+class Pattern(NamedTuple):
+    """A pattern to avoid, its remedy, and the anchors' rates per 1,000 sentences."""
+
+    regex: str
+    remedy: str
+    pages: float
+    code: float | None  # None: not counted, because a message has a semicolon before its remedy
+
+
+PATTERNS = {
+    "too": Pattern(r", too\b", "put 'also' before the verb", 0.1, 0.0),
+    "also + preposition": Pattern(
+        r"(^|[,;(] )also (in|of|on|with|without|where|when|after|that|from|by|behind|if|for)\b",
+        "put 'also' before the verb",
+        0.1,
+        0.0,
+    ),
+    "what": Pattern(
+        r"\b[Ww]hat (it|an?|the|is|was|are|were|has|had|no|others?|torch|opjit|only|each|any|they|makes?|needs?"
+        r"|decides?|takes?|does|goes|comes|runs?|can|cannot|must)\b",
+        "name the thing",
+        1.2,
+        4.9,
+    ),
+    "who": Pattern(r"(^|[:;,.] )[Ww]ho(ever)?\b", "name the person", 0.0, 0.0),
+    "those of": Pattern(
+        r"\b[Tt]hose (of|with|in|for|from|that|which|who)\b|\bthat of\b",
+        "repeat the noun",
+        1.0,
+        0.0,
+    ),
+    "one that": Pattern(r"\bones? (that|which|without|whose)\b", "repeat the noun", 0.3, 0.0),
+    "where": Pattern(
+        r"(^|[.:;,] |- |\| |\b(only|also|and|or|except|unless) )"
+        r"[Ww]here (no|an?|the|it|they|nothing|that|such|others|there)\b",
+        "if, when",
+        0.6,
+        0.4,
+    ),
+    "as": Pattern(
+        r", as (?!well|if|in\b|opposed|long|far|soon|described|defined|shown|specified|needed|required"
+        r"|of\b|per\b|an? )",
+        "because, like",
+        2.0,
+        3.6,
+    ),
+    "is none": Pattern(r"\b(is|are|has|have) none\b", "negate the verb", 0.0, 0.0),
+    "has no": Pattern(
+        r"\b(has|have|takes?|gets?|knows?|names?|brings?|gives?|leaves?) no\b",
+        "negate the verb",
+        1.7,
+        2.2,
+    ),
+    "take": Pattern(r"\b[Tt]akes?\b", "accept, use, need, last", 4.3, 7.6),
+    "own": Pattern(r"\bown\b", "cut it, or 'separate'", 5.3, 1.3),
+    "says": Pattern(
+        r"\b(says?|tells?|told|knows?|knew|asks?)\b", "report, show, support", 3.7, 6.2
+    ),
+    "lies": Pattern(r"\b(lies|lie|stands?|lends?|mends?)\b", "is in", 0.1, 0.0),
+    "others": Pattern(r"\b[Oo]thers\b", "name them", 1.0, 0.4),
+    "such": Pattern(r"\b[Ss]uch (?!as)", "this kind of", 6.2, 1.3),
+    "whose": Pattern(r"\bwhose\b", "with", 0.7, 0.4),
+    "archaic": Pattern(
+        r"\b(anew|besides?|thrice|alike|likewise|aside|beforehand|meanwhile)\b",
+        "again, next to, also",
+        0.1,
+        0.0,
+    ),
+    "else": Pattern(r"(, |; |\()else\b", "otherwise, or", 0.0, 0.4),
+    "semicolon": Pattern(r";", "a conjunction, or a new sentence", 10.5, None),
+}
+WELCOME = {
+    "if": r"\b[Ii]f\b",
+    "when": r"\b[Ww]hen\b",
+    "because": r"\b[Bb]ecause\b",
+    "for example": r"\b[Ff]or example\b|\be\.g\.|\bsuch as\b",
+    "you": r"\b[Yy]ou(r)?\b",
+}
+LEAST_IN_PAGES = {
+    "if": 30,
+    "when": 6,
+    "because": 2.7,
+    "for example": 8,
+    "you": 41,
+}  # per 10,000 words
+LEAST_IN_CODE = {
+    "if": 50,
+    "when": 10,
+    "because": 1,
+    "for example": 4,
+    "you": 5,
+}  # per 1,000 sentences
+HISTORY = (".github/FAULTS.md",)  # names of tests
+# Pages and packages that do not meet the bounds yet, with the largest number of sentences that may have a pattern. Lower a number when you
+# improve one, and remove it when it needs no exception.
+NOT_YET: dict[str, int] = {
+    ".github/CHANGELOG.md": 147,
+    ".github/SECURITY.md": 26,
+    ".github/pull_request_template.md": 2,
+    ".github/site/pages/api.md": 3,
+    "examples/04_rms_norm_rope/README.md": 6,
+    "examples/05_lltm/README.md": 19,
+    "examples/06_from_caffe/README.md": 21,
+    "examples/09_own_device/README.md": 19,
+    "examples/12_judge/README.md": 5,
+    "examples/13_any_library/README.md": 5,
+    "examples/14_dropout/README.md": 7,
+    "examples/15_top_k/README.md": 7,
+    "examples/16_variants/README.md": 11,
+    "examples/notebook/README.md": 9,
+    "examples/tensor_negate/README.md": 14,
+    "kernels_c": 297,
+    "kernels_c/README.md": 6,
+    "opjit/ERRORS.md": 6,
+    "opjit/LIMITS.md": 51,
+    "opjit/README.md": 10,
+    "opjit/__init__.py": 5,
+    "opjit/ahead": 51,
+    "opjit/api.py": 7,
+    "opjit/author": 65,
+    "opjit/backends": 65,
+    "opjit/batch.py": 4,
+    "opjit/builder": 230,
+    "opjit/builder/MAP.md": 5,
+    "opjit/cache": 40,
+    "opjit/cli": 82,
+    "opjit/cli/README.md": 84,
+    "opjit/cpp_extension": 165,
+    "opjit/cpp_extension/light/README.md": 26,
+    "opjit/declare": 199,
+    "opjit/distributed": 68,
+    "opjit/doctor": 28,
+    "opjit/environment.py": 21,
+    "opjit/errors.py": 15,
+    "opjit/files.py": 26,
+    "opjit/judge": 150,
+    "opjit/judge/README.md": 36,
+    "opjit/late_torch.py": 2,
+    "opjit/library": 50,
+    "opjit/live": 37,
+    "opjit/loader.py": 14,
+    "opjit/measure": 33,
+    "opjit/measure/README.md": 9,
+    "opjit/processes.py": 18,
+    "opjit/progress.py": 5,
+    "opjit/project.py": 4,
+    "opjit/recipe": 135,
+    "opjit/request.py": 6,
+    "opjit/resources.py": 3,
+    "opjit/share": 40,
+    "opjit/shared_library": 72,
+    "opjit/shared_library/README.md": 28,
+    "opjit/store": 84,
+    "opjit/store/FORMAT.md": 69,
+    "opjit/testing": 137,
+    "opjit/testing/README.md": 17,
+    "opjit/tune.py": 14,
+    "opjit/wanted.py": 9,
+    "opjit/why.py": 21,
+    "tests/benchmarks/README.md": 40,
+}
+
+
+class Sentence(NamedTuple):
+    place: str
+    text: str
+
+
+def _split(place: str, text: str) -> Iterator[Sentence]:
+    """The sentences of a text, with code and link targets left out."""
+    text = re.sub(r"``?[^`]*``?", "CODE", re.sub(r"\]\([^)]*\)", "]", text))
+    for sentence in re.split(r"(?<=[.:?!])\s+(?=[A-Z\[\"'(])", re.sub(r"\s+", " ", text).strip()):
+        if len(sentence.split()) >= 3:
+            yield Sentence(place, sentence)
+
+
+def of_page(page: Path) -> Iterator[Sentence]:
+    """The sentences of a page's paragraphs, list items and table cells."""
+    name = page.relative_to(ROOT).as_posix()
+    paragraph: list[str] = []
+    in_code = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+            line = ""
+        if in_code or line.startswith(("#", "<!--", "    ")):
+            line = ""
+        starts_item = re.match(r"\s*([-*]|\d+\.)\s|\|", line)
+        if paragraph and (not line.strip() or starts_item):
+            yield from _split(f"{name}:{number}", " ".join(paragraph))
+            paragraph = []
+        if line.startswith("|"):
+            for cell in line.strip("|").split("|"):
+                yield from _split(f"{name}:{number}", cell)
+        elif line.strip():
+            paragraph.append(re.sub(r"^\s*([-*]|\d+\.)\s+", "", line))
+    yield from _split(name, " ".join(paragraph))
+
+
+def of_python(path: Path) -> Iterator[Sentence]:
+    """The sentences of a file's docstrings, messages and comments."""
+    source = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT).as_posix()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = set()
+    inside = set()
+    nodes = list(ast.walk(ast.parse(source)))
+    for node in nodes:
+        if isinstance(node, documented) and ast.get_docstring(node):
+            first = node.body[0]
+            assert isinstance(first, ast.Expr)
+            docstrings.add(id(first.value))
+            text = (ast.get_docstring(node) or "").partition("Example:")[0]
+            for part in re.split(r"\n\s*\n|\n\s*(?=\w+: )", text):
+                yield from _split(f"{name}:{first.lineno}", part)
+        if isinstance(node, ast.JoinedStr):
+            inside |= {id(value) for value in node.values}
+            parts = [
+                str(each.value) if isinstance(each, ast.Constant) else "X" for each in node.values
+            ]
+            yield from _split(f"{name}:{node.lineno}", "".join(parts))
+    for node in nodes:
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        is_message = len(node.value.split()) >= 5 and "\\" not in node.value
+        if is_message and id(node) not in docstrings | inside:
+            yield from _split(f"{name}:{node.lineno}", node.value)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield from _split(f"{name}:{token.start[0]}", token.string[1:])
+
+
+def of_c(path: Path) -> Iterator[Sentence]:
+    """The sentences of a file's comments."""
+    source = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT).as_posix()
+    for comment in re.finditer(r"/\*(.*?)\*/|//([^\n]*)", source, re.DOTALL):
+        line = source.count("\n", 0, comment.start()) + 1
+        text = re.sub(r"^\s*\* ?", "", comment[1] or comment[2] or "", flags=re.MULTILINE)
+        for part in re.split(r"\n\s*\n", text):
+            yield from _split(f"{name}:{line}", part)
+
+
+@functools.cache
+def pages() -> dict[str, list[Sentence]]:
+    """The sentences of each page."""
+    paths = [ROOT / "README.md"]
+    for folder in (".github", "examples", "kernels_c", "opjit", "tests/benchmarks"):
+        paths += sorted((ROOT / folder).rglob("*.md"))
+    found = {path.relative_to(ROOT).as_posix(): list(of_page(path)) for path in paths}
+    return {name: sentences for name, sentences in found.items() if name not in HISTORY}
+
+
+@functools.cache
+def rooms() -> dict[str, list[Sentence]]:
+    """The sentences of each package of `opjit`, of its modules, and of `kernels_c`."""
+    found: dict[str, list[Sentence]] = {}
+    for path in sorted((ROOT / "opjit").rglob("*.py")):
+        relative = path.relative_to(ROOT / "opjit")
+        room = f"opjit/{relative.parts[0]}"
+        found.setdefault(room, []).extend(of_python(path))
+    headers = [
+        path
+        for path in sorted((ROOT / "kernels_c").rglob("*"))
+        if path.suffix in (".h", ".c", ".cu", ".cpp")
+    ]
+    found["kernels_c"] = [sentence for path in headers for sentence in of_c(path)]
+    return found
+
+
+def with_pattern(sentences: list[Sentence], name: str) -> list[Sentence]:
+    return [each for each in sentences if re.search(PATTERNS[name].regex, each.text)]
+
+
+def clean(found: dict[str, list[Sentence]]) -> list[Sentence]:
+    """The sentences of all pages or packages that must meet the bounds."""
+    return [each for name, sentences in found.items() if name not in NOT_YET for each in sentences]
+
+
+def _refused(sentences: list[Sentence], name: str, anchor: float) -> str:
+    """The sentences with a pattern if its bound is broken, otherwise an empty text."""
+    found = with_pattern(sentences, name)
+    bound = max(2 * anchor, 1.0)
+    if 1000 * len(found) <= bound * len(sentences):
+        return ""
+    shown = "\n".join(f"  {place}: {text}" for place, text in found)
+    allowed = int(bound * len(sentences) / 1000)
+    return (
+        f"{name!r} ({PATTERNS[name].remedy}): {len(found)} sentences, at most {allowed}:\n{shown}"
+    )
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pages_avoid_a_pattern(name: str) -> None:
+    refused = _refused(clean(pages()), name, PATTERNS[name].pages)
+    assert not refused, refused
+
+
+@pytest.mark.parametrize("name", [name for name in PATTERNS if PATTERNS[name].code is not None])
+def test_docstrings_comments_and_messages_avoid_a_pattern(name: str) -> None:
+    refused = _refused(clean(rooms()), name, PATTERNS[name].code or 0)
+    assert not refused, refused
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_a_page_or_package_that_does_not_meet_the_bounds_gets_no_worse(name: str) -> None:
+    found = _with_any_pattern((pages() | rooms()).get(name, []))
+    shown = "\n".join(f"  {place}: {text}" for place, text in sorted(found))
+    assert len(found) <= NOT_YET[name], shown
+
+
+def _with_any_pattern(sentences: list[Sentence]) -> set[Sentence]:
+    return {each for name in PATTERNS for each in with_pattern(sentences, name)}
+
+
+@pytest.mark.parametrize("word", WELCOME)
+def test_no_bound_is_met_by_leaving_words_out(word: str) -> None:
+    text = " ".join(each.text for found in pages().values() for each in found)
+    rate = 10_000 * len(re.findall(WELCOME[word], text)) / len(text.split())
+    assert rate >= LEAST_IN_PAGES[word]
+    sentences = [each for found in rooms().values() for each in found]
+    count = sum(bool(re.search(WELCOME[word], each.text)) for each in sentences)
+    assert 1000 * count >= LEAST_IN_CODE[word] * len(sentences)
+
+
+def show_rates() -> None:
+    in_pages = clean(pages())
+    in_code = clean(rooms())
+    print(f"{'per 1,000 sentences':<22}{'pages':>8}{'anchors':>8}{'code':>8}{'click':>8}")
+    for name, pattern in PATTERNS.items():
+        page_rate = 1000 * len(with_pattern(in_pages, name)) / max(1, len(in_pages))
+        code_rate = 1000 * len(with_pattern(in_code, name)) / max(1, len(in_code))
+        code_anchor = "" if pattern.code is None else f"{pattern.code:.1f}"
+        print(f"{name:<22}{page_rate:8.1f}{pattern.pages:8.1f}{code_rate:8.1f}{code_anchor:>8}")
+    for name, sentences in (pages() | rooms()).items():
+        hits = len(_with_any_pattern(sentences))
+        remark = f", at most {NOT_YET[name]}" if name in NOT_YET else ""
+        print(f"{name:<44} {len(sentences):5d} sentences, {hits:4d} with a pattern{remark}")
+
+
+if __name__ == "__main__":
+    everywhere = [each for found in (pages() | rooms()).values() for each in found]
+    for chosen in sys.argv[1:]:
+        for sentence in with_pattern(everywhere, chosen):
+            print(f"{sentence.place}: {sentence.text}")
+    if not sys.argv[1:]:
+        show_rates()
