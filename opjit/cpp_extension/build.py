@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +258,8 @@ class _ExtensionBuild(NamedTuple):
         }  # whose key has no torch, and whose proof needs all that was read
         known = {out for out, edge in edges.items() if self.objects.take(*edge)}
         progress.log(f"{len(known)} of {len(listed)} object files are in the cache")
+        if self.prepared:
+            self.check_text(edge for edge in listed if edge["output"] not in known)
         place.write_text(
             _EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written),
             "utf-8",
@@ -273,6 +275,25 @@ class _ExtensionBuild(NamedTuple):
             for out, read in (made | self.deps()).items():
                 if out in edges.keys() - known:
                     self.objects.keep(*edges[out], read)
+
+    def check_text(self, edges: Iterable[Mapping[str, str]]) -> None:
+        """Raise light.MayLack if a source that is compiled with light headers is another text with torch/extension.h."""
+        assert self.prepared is not None
+        for edge in edges:
+            if edge["file"].endswith(identity.CUDA):
+                continue
+            scratch = self.work / "preprocessed" / edge["output"]
+            scratch.mkdir(parents=True)
+            try:
+                self.prepared.check(edge["file"], edge["command"], self.work, scratch)
+            except light.streams.Different as different:
+                name, purpose = self.extension.name, self.extension.purpose
+                raise light.MayLack(BuildError(str(different), op=name, target=purpose)) from None
+            except CompilerFailed as failed:
+                error = self.diagnosed(str(failed))
+                if self.is_final(str(failed)):
+                    raise error from None
+                raise light.MayLack(error) from None
 
     def arguments(self) -> dict[str, Any]:
         """Return those that torch gets."""

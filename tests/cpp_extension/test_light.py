@@ -18,7 +18,16 @@ import torch
 import opjit
 from opjit.cpp_extension import build, entries, light
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import Prepared, headers, mistakes, policy, table, vocabulary
+from opjit.cpp_extension.light import (
+    Prepared,
+    headers,
+    macros,
+    mistakes,
+    policy,
+    streams,
+    table,
+    vocabulary,
+)
 from opjit.cpp_extension.light.policy import Program
 from opjit.errors import CompileError
 from opjit.recipe import toolchain
@@ -215,34 +224,115 @@ def test_a_guard_is_there_during_the_call(meaning: Any) -> None:
     assert not meaning.with_gradients()
 
 
-def folder_of(text: str, folder: Path) -> tuple[set[str], list[str]]:
-    """The words of a program's conditions, and its light headers."""
-    program = policy.Program(
-        headers.code_of([text]), ("torch/extension.h",), ("-DAT_MINE",), plain=True
+def tokens_differ(text: str, folder: Path, *flags: str) -> str:
+    """Why light headers make another text of a program than torch's; an empty text if they do not."""
+    code = headers.code_of([text])
+    names = headers.includes(code)
+    pasted = streams.pasted(code, flags, folder, toolchain.require_cxx(None))
+    headers.write(code + pasted, names, folder / "light", list(policy.BINDING), made_by_torch=False)
+    (folder / "a.cpp").write_text(text)
+    torchs = headers.folders()
+    system = [word for place in torchs for word in ("-isystem", place)]
+    light = [str(folder / "light"), str(headers.OWN), str(headers.OWN.parent)]
+    preprocessor = streams.Preprocessor(
+        toolchain.require_cxx(None),
+        Store(default_root()).base,
+        folder,
+        folder / "scratch",
+        ["-std=c++20", "-fPIC", "-DTORCH_EXTENSION_NAME=mine", *flags, *system],
+        "a.cpp",
+        [name for name in names if headers.text_of(name) is not None],
+        torchs,
+        (*torchs, *light),
     )
-    headers.write(program.code, program.includes, folder, policy.BINDING, made_by_torch=False)
-    return policy.conditions(program), [str(folder), str(headers.OWN)]
+    try:
+        streams.compare_both(preprocessor, light)
+    except streams.Different as different:
+        return str(different)
+    return ""
+
+
+BOTH_WAYS = {
+    "torch's version": "#if TORCH_VERSION_MAJOR >= 2\nint a;\n#endif",
+    "a compiler's macro": "#if __GNUC__ > 4 && !defined(__HIP_PLATFORM_AMD__)\nint a;\n#endif",
+    "a header that exists": "#if __has_include(<ATen/Parallel.h>)\nint a;\n#endif",
+    "own macro": "#define AT_MINE 1\n#if AT_MINE\nint a;\n#endif",
+    "a check": 'void f(at::Tensor x) { TORCH_CHECK(x.dim() > 0, "x"); AT_ASSERT(true); }',
+    "dispatch": 'void f(at::Tensor x) { AT_DISPATCH_ALL_TYPES(x.scalar_type(), "f", [&] {}); }',
+    "a pasted dispatch": "#define D(a) AT_DISPATCH_##a\n"
+    'void f(at::Tensor x) { D(ALL_TYPES)(x.scalar_type(), "f", [&] {}); }',
+    "a binding": 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.doc() = "x"; }',
+    "limits": "#include <climits>\nint a = INT_MAX;",
+}
+ONE_WAY = {  # a program, flags, and what is said of it
+    "behind another macro": (
+        "#define HAVE_OMP AT_PARALLEL_OPENMP\n#if HAVE_OMP\nint a;\n#else\nint b;\n#endif",
+        [],
+        "at a.cpp:4 they make `a ;`, light ones `b ;`",
+    ),
+    "behind a flag": (
+        "#if WHICH\nint a;\n#else\nint b;\n#endif",
+        ["-DWHICH=AT_PARALLEL_OPENMP"],
+        "they make `a ;`, light ones `b ;`",
+    ),
+    "as a text": (
+        "#define TEXT2(a) #a\n#define TEXT(a) TEXT2(a)\nconst char *s = TEXT(AT_PARALLEL_OPENMP);",
+        [],
+        'they make `"1" ;`, light ones `"AT_PARALLEL_OPENMP" ;`',
+    ),
+    "pasted": (
+        "#define CAT(a, b) a##b\n#if CAT(AT_PARALLEL, _OPENMP)\nint a;\n#else\nint b;\n#endif",
+        [],
+        "they make `a ;`, light ones `b ;`",
+    ),
+    "nothing there": ("#ifdef HAVE_UNISTD_H\nint a;\n#endif", [], "light ones `nothing`"),
+    "undefined by the program": (
+        "#undef AT_PARALLEL_OPENMP\n#ifdef HAVE_UNISTD_H\n#define A 1\n#endif\nint A = 1;",
+        [],
+        "they make `1 = 1 ;`",
+    ),
+}
 
 
 @pytest.mark.slow
-def test_a_condition_on_a_macro_that_light_headers_lack_is_left_to_torchs_headers(
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_a_program_that_is_the_same_tokens_takes_light_headers(name: str, tmp_path: Path) -> None:
+    assert tokens_differ(f"#include <torch/extension.h>\n{BOTH_WAYS[name]}\n", tmp_path) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_WAY)
+def test_a_macro_that_light_headers_lack_is_seen_wherever_it_decides(
+    name: str, tmp_path: Path
+) -> None:
+    text, flags, message = ONE_WAY[name]
+    assert message in tokens_differ(f"#include <torch/extension.h>\n{text}\n", tmp_path, *flags)
+
+
+@pytest.mark.slow
+def test_torchs_headers_that_meet_a_macro_of_the_programs_are_read_themselves(
     tmp_path: Path,
 ) -> None:
-    same = """
-        #if defined(WITH_CUDA) && !defined(__HIP_PLATFORM_AMD__) || __has_include(<ATen/Parallel.h>)
-        #elif TORCH_VERSION_MAJOR >= 2 || defined TORCH_CHECK || __GNUC__ > 4 || AT_MINE
-        #endif
-        #ifndef FLT_MAX
-        #endif
+    """TORCH_CHECK has another text with the macro that this program defines first."""
+    text = "#define STRIP_ERROR_MESSAGES 1\n#include <c10/util/Exception.h>\n"
+    text += '#include <torch/extension.h>\nvoid f() { TORCH_CHECK(false, "a"); }\n'
+    assert tokens_differ(text, tmp_path) == ""
+
+
+@pytest.mark.slow
+def test_a_pasted_name_is_a_name_of_the_program() -> None:
+    text = """
+        #define MAKE(a, b) torch::a##b
+        #define CALL(a, b) a##b
+        at::Tensor made() { return MAKE(scalar_, tensor)(2.5, torch::requires_grad()); }
+        at::Tensor like(at::Tensor x) { return MAKE(empty_, like)(x, torch::requires_grad()); }
+        at::Tensor first(at::Tensor x) { return x.CALL(ind, ex)({0}); }
     """
-    other = "#ifdef HAVE_UNISTD_H\n#elif defined M_PI\n#endif"
-    base = Store(default_root()).base
-    words, folders = folder_of(same, tmp_path / "same")
-    assert vocabulary.different(words, folders, base, toolchain.require_cxx(None)) == []
-    words, folders = folder_of(other, tmp_path / "other")
-    assert vocabulary.different(words, folders, base, toolchain.require_cxx(None)) == [
-        "HAVE_UNISTD_H"
-    ]
+    module = loaded("pasted", text, functions=["made", "like", "first"])
+    assert module.made().requires_grad
+    assert module.like(torch.ones(2)).requires_grad
+    assert module.first(torch.arange(3.0) + 1).item() == 1
+    assert described("pasted")[0].built_with["headers"] == "light headers"
 
 
 @pytest.mark.slow
@@ -461,6 +551,7 @@ def test_the_path_of_a_header_asks_for_no_other_one(tmp_path: Path) -> None:
 
 
 UNDECLARED = "main.cpp:2:3: error: '{}' was not declared in this scope"
+NO_METHOD = "main.cpp:1:2: error: no matching function for call to 'at::Tensor::{}'\nTensorBody.h:1:2: note: candidate: '{}'"
 CODE = "void f() { mine(); other(known); other(BOTH); }"
 
 
@@ -469,11 +560,6 @@ CODE = "void f() { mine(); other(known); other(BOTH); }"
     [
         (UNDECLARED.format("mine"), CODE, True),
         (UNDECLARED.format("known"), CODE, False),
-        (
-            UNDECLARED.format("mine"),
-            CODE + " MACRO(mine)",
-            False,
-        ),  # whose text is unknown without torch/extension.h
         (
             UNDECLARED.format("mine"),
             "#define NDEBUG 1\n#include <torch/all.h>\n" + CODE,
@@ -492,7 +578,28 @@ CODE = "void f() { mine(); other(known); other(BOTH); }"
             CODE,
             False,
         ),
-        ("main.cpp:1:2: error: cannot convert 'A' to 'B' in initialization", CODE, True),
+        ("main.cpp:1:2: error: cannot convert 'A' to 'B' in initialization", CODE, False),
+        ("main.cpp:1:2: error: cannot convert 'at::Tensor' to 'int' in return", CODE, True),
+        (
+            NO_METHOD.format(
+                "view(int, at::Tensor)", "at::Tensor at::Tensor::view(at::IntArrayRef) const"
+            ),
+            CODE,
+            True,
+        ),
+        (
+            NO_METHOD.format(
+                "index(int)",
+                "at::Tensor at::Tensor::index(at::ArrayRef<at::indexing::TensorIndex>)",
+            ),
+            CODE,
+            False,
+        ),
+        (
+            "main.cpp:1:2: error: no matching function for call to 'at::Tensor::index(int)'",
+            CODE,
+            False,
+        ),
         (
             f"main.cpp:1:2: error: expected constructor before ';'\n{UNDECLARED.format('mine')}",
             CODE,
@@ -510,10 +617,7 @@ CODE = "void f() { mine(); other(known); other(BOTH); }"
 def test_only_errors_that_no_header_mends_are_final(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: str, final: bool
 ) -> None:
-    monkeypatch.setattr(
-        vocabulary, "of_torch", lambda *_: ({"BOTH": " 1", "MACRO": " 2"}, frozenset(["known"]))
-    )
-    monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({"BOTH": " 1"}, ""))
+    monkeypatch.setattr(vocabulary, "of_torch", lambda *_: frozenset(["known"]))
     monkeypatch.setattr(mistakes, "_occurs", lambda word, folders: word == "NDEBUG")
     program = Program(code, (), ("-DNDEBUG",), plain=True)
     prepared = Prepared(
@@ -541,8 +645,7 @@ def test_the_split_of_cuda_code_is_not_blamed_on_the_author(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, final: bool
 ) -> None:
     """A name that the author declares may be in the other part."""
-    monkeypatch.setattr(vocabulary, "of_torch", lambda *_: ({}, frozenset()))
-    monkeypatch.setattr(vocabulary, "_preprocessed", lambda *_: ({}, ""))
+    monkeypatch.setattr(vocabulary, "of_torch", lambda *_: frozenset())
     (tmp_path / "cuda_header.h").write_text("int of_cuda;")
     program = Program("alone_in_text; twice; int twice; of_cuda;", (), (), plain=True)
     prepared = Prepared(
@@ -600,7 +703,10 @@ def test_the_names_that_a_text_declares_are_those_outside_of_functions_and_class
 
 @pytest.mark.slow
 def test_the_names_of_torchs_headers_are_found() -> None:
-    macros, names = vocabulary.of_torch(Store(default_root()).base, toolchain.require_cxx(None))
+    base, cxx = Store(default_root()).base, toolchain.require_cxx(None)
+    names = vocabulary.of_torch(base, cxx)
+    flags = ["-std=c++20", "-fPIC"]
+    texts = macros.after(["torch/extension.h"], flags, headers.folders(), base, cxx).texts
     words = {word for text in table.STANDARD.values() for word in text.split()} - {"typeid"}
     some = {
         "Tensor",
@@ -610,12 +716,12 @@ def test_the_names_of_torchs_headers_are_found() -> None:
         "AutoDispatchBelowAutograd",
         "module_",
     }
-    assert words | headers._all_operators() - {"and", "or", "xor"} | some <= names | macros.keys()
+    assert words | headers._all_operators() - {"and", "or", "xor"} | some <= names | texts.keys()
     assert not names & {"n", "x", "idx", "total"}
 
 
 RENDERED = {
-    "3": "719ee7b89c4a704f"
+    "4": "719ee7b89c4a704f"
 }  # what light headers of some programs are, by version; test_cuda.py has the split of CUDA files
 
 
@@ -643,7 +749,7 @@ def test_other_light_headers_have_another_version(
             f"namespace torch {{\ninline at::Tensor zeros(int size) {{\n  return {name};\n}}\n}}\n"
         )
     read = (
-        headers._text,
+        headers.text_of,
         headers._named_by,
         headers.closure,
         headers._root,

@@ -1,9 +1,9 @@
 """Light headers: torch's own text, as far as a program names it, in a tenth of the time of torch/extension.h; README.md has the proof.
-`policy` says which programs may try, `prepare` writes the headers, and `mistakes` says which errors are the author's."""
+`policy` says which programs may try, `prepare` writes the headers, `streams` proves that a program is the same text over them, and
+`mistakes` says which errors are the author's."""
 
 from __future__ import annotations
 
-import sysconfig
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -13,13 +13,13 @@ import torch
 from opjit import files, progress
 from opjit.builder import runtime_objects
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import headers, policy, vocabulary
+from opjit.cpp_extension.light import headers, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.errors import BuildError, OpjitError
 from opjit.recipe.toolchain import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
-VERSION = "3"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
+VERSION = "4"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
 _OBJECT = "opjit_bind.o"
 
 
@@ -41,51 +41,66 @@ class Prepared(NamedTuple):
     cxx: Compiler
     objects: list[str]  # to link with
     note: str  # for people, such as light headers with torch/library.h
+    users: tuple[str, ...] = ()  # folders of headers that the author names
 
     def contents(self) -> list[tuple[str, str]]:
-        """The SHA-256 of each light header, by path."""
+        """Return the SHA-256 of each light header, by path."""
         return sorted(
             (str(path), files.digest(str(path)))
             for folder in self.folders
             for path in Path(folder).rglob("*.h")
         )
 
+    def check(self, source: str, command: str, work: Path, scratch: Path) -> None:
+        """Raise streams.Different if torch's headers make other tokens of the author's text.
+
+        `command` compiles `source` in the folder `work`. Files for that go to the folder `scratch`. Raises CompilerFailed if the
+        preprocessor refuses the text."""
+        light = {f"-I{folder}" for folder in self.folders}
+        flags = [flag for flag in streams.flags_of(command, source) if flag not in light]
+        preprocessor = streams.Preprocessor(
+            self.cxx,
+            self.base,
+            work,
+            scratch,
+            flags,
+            source,
+            [name for name in self.program.includes if headers.text_of(name) is not None],
+            headers.folders(),
+            (*headers.folders(), *self.folders),
+            self.users,
+        )
+        streams.compare_both(preprocessor, self.folders)
+
 
 def prepare(
     extension: Extension, implicit: bool, work: Path, base: Path, cxx: Compiler
 ) -> Prepared:
-    """Write the headers for an extension to the folder ``light`` in `work`, where it is compiled; `base` keeps the compiled part. Raises
-    MayLack if a macro means something else with torch/extension.h, OSError if a source cannot be read or a folder is not writable."""
-    program, folder = policy.program_of(extension, implicit), work / "light"
+    """Write the headers for an extension to the folder ``light`` in `work`, where it is compiled.
+
+    `base` is the store's folder, which keeps the compiled part. Raises OSError if a source cannot be read or a folder is not writable."""
+    program = policy.program_of(extension, implicit)
+    folder = work / "light"
     common = compiled_binding(base, cxx)
     own = policy.needs_pybind11(program) or extension.pybind11 or common is None
-    bound = policy.pybind11_headers(program.code) if own else policy.BINDING
-    named = headers.write(
-        program.code, program.includes, folder, bound, made_by_torch=common is None
+    bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
+    words = program.code + streams.pasted(program.code, program.flags, work, cxx)
+    named = headers.write(words, program.includes, folder, bound, made_by_torch=common is None)
+    if own:
+        named.append("pybind11")
+    heavy = [name for name in named if name not in headers.SMALL]
+    beyond = [name for name in heavy if name.startswith(("torch/", "pybind11"))]
+    inputs = map(extension.place, extension.inputs)
+    return Prepared(
+        program,
+        frozenset([*inputs, *(str(work / name) for name in INLINE)]),
+        [str(folder), str(headers.OWN), str(headers.OWN.parent)],
+        base,
+        cxx,
+        [str(common)] if common else [],
+        f"light headers with {', '.join(beyond)}" if beyond else "light headers",
+        extension.include,
     )
-    named += ["pybind11"] if own else []
-    beyond = [
-        name
-        for name in named
-        if name.startswith(("torch/", "pybind11")) and name not in headers.SMALL
-    ]
-    note = "light headers" + (f" with {', '.join(beyond)}" if beyond else "")
-    folders = [str(folder), str(headers.OWN), str(headers.OWN.parent)]
-    asked = policy.conditions(program)
-    differing = vocabulary.different(asked, folders, base, cxx) if asked else []
-    if differing:
-        raise MayLack(
-            BuildError(
-                f"a condition of its preprocessor names {differing[0]}, which torch/extension.h may define as another "
-                "macro",
-                op=extension.name,
-                target=extension.purpose,
-            )
-        )
-    files = frozenset(
-        [*map(extension.place, extension.inputs), *(str(work / name) for name in INLINE)]
-    )
-    return Prepared(program, files, folders, base, cxx, [str(common)] if common else [], note)
 
 
 def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
@@ -102,13 +117,7 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
                 policy.BINDING_NEEDS,
                 made_by_torch=True,
             )
-            places = (
-                folder,
-                headers.OWN,
-                headers.INCLUDE,
-                headers.INCLUDE / headers.API,
-                sysconfig.get_path("include"),
-            )
+            places = (folder, headers.OWN, *headers.folders())
             try:
                 runtime_objects.run(
                     cxx,

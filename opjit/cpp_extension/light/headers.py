@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def write(
     named = set(filter(None, map(_root, words)))
     lists = (
         [_LISTS]
-        if any("ITensorListRef" in (_text(f"ATen/ops/{name}.h") or "") for name in named)
+        if any("ITensorListRef" in (text_of(f"ATen/ops/{name}.h") or "") for name in named)
         else []
     )
     used = _INCLUDED.sub("", code)  # <torch/serialize/tensor.h> does not ask for torch::serialize
@@ -114,9 +115,10 @@ def write(
             found[1] in operators if (found := _OPERATOR.fullmatch(one)) else one not in heavy
         ),
     )
-    files[_FACTORIES] = _factories(
-        words - {"tensor"} | ({"tensor"} if _VALUES in needed else set()), made_by_torch
-    )
+    made = operators | words - {"tensor"}  # each that at:: has, for no other shall stand in for it
+    if _VALUES in needed:
+        made |= {"tensor"}
+    files[_FACTORIES] = _factories(made, made_by_torch)
     files |= {
         f"ATen/ops/{name}.h": _filtered(f"ATen/ops/{name}.h", lambda one: one not in heavy)
         for name in operators
@@ -139,6 +141,11 @@ def write(
     return needed
 
 
+def folders() -> list[str]:
+    """Return the folders of torch's and Python's headers, in the order of torch's commands."""
+    return [str(INCLUDE), str(INCLUDE / API.rstrip("/")), sysconfig.get_path("include")]
+
+
 def code_of(texts: Iterable[str]) -> str:
     """Return programs' texts without comments."""
     return "\n".join(_COMMENT.sub(lambda found: found[1] or " ", text) for text in texts)
@@ -155,7 +162,7 @@ def included(names: Iterable[str]) -> str:
 
 
 @functools.cache
-def _text(name: str) -> str | None:
+def text_of(name: str) -> str | None:
     """Read one of torch's headers; None for a header of others."""
     places = (INCLUDE / name, INCLUDE / API / name)
     return next((place.read_text() for place in places if place.is_file()), None)
@@ -163,7 +170,7 @@ def _text(name: str) -> str | None:
 
 def _filtered(name: str, keep: Callable[[str], bool]) -> str:
     """Return one of torch's headers with some of its #include lines; an empty text for one that this torch lacks."""
-    return _INCLUDED.sub(lambda line: line[0] if keep(line[1]) else "", _text(name) or "")
+    return _INCLUDED.sub(lambda line: line[0] if keep(line[1]) else "", text_of(name) or "")
 
 
 @functools.cache
@@ -171,7 +178,7 @@ def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
     """Return the operators that some of torch's headers use."""
     found: set[str] = set()
     for name in closure((*table.NARROW, *headers)):
-        text = _text(name) or ""
+        text = text_of(name) or ""
         named = set(_OPERATOR.findall(text))
         if not named and (name.startswith("torch/nn/") or _GATHERS.search(text)):
             named = set(filter(None, map(_root, WORD.findall(code_of([text])))))
@@ -188,7 +195,7 @@ def closure(names: tuple[str, ...]) -> frozenset[str]:
         text = (
             None
             if name in found or name.startswith("ATen/ops/") or name == "ATen/Functions.h"
-            else _text(name)
+            else text_of(name)
         )
         if text is not None:
             found.add(name)

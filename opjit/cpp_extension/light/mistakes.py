@@ -1,7 +1,9 @@
-"""Which of a compiler's errors no other header can mend, so that a program is not compiled again with torch/extension.h, which only brings
-more declarations and macros. So the first error stays if it is in the author's own text, no word of that text is a macro there alone, and
-it is a name that torch/extension.h declares in no namespace, a header that no folder has, or one to which more declarations do not matter:
-a missing semicolon, a class without such a member, a type that does not become another."""
+"""Which of a compiler's errors no other header can mend, so that a program is not compiled again with torch/extension.h.
+
+torch/extension.h only brings more declarations, as the program's own text is the same tokens both ways (see `streams`). So the first error
+stays if it is in the author's text and is a name that torch/extension.h declares in no namespace, a header that no folder has, or one to
+which more declarations do not matter: a missing semicolon, a class without such a member, a conversion between types that light headers
+define."""
 
 from __future__ import annotations
 
@@ -10,8 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from opjit.cpp_extension.light import Prepared, headers, vocabulary
-from opjit.cpp_extension.light.policy import macro
+from opjit.cpp_extension.light import Prepared, headers, policy, vocabulary
 
 _ERROR = re.compile(
     r"^(?P<file>[^\s:()]+)(?::\d+:\d+|\(\d+\)): (?:fatal )?error(?: #[\w-]+)?: (?P<text>.*)$",
@@ -23,12 +24,23 @@ _UNDECLARED = re.compile(
     rf"{_QUOTED} (?:was not declared in this scope|(?:in namespace '[^']+' )?does not name a type|has not been declared|is not a type"
     rf"|is not a member of '[^'<]+')|(?:identifier|use of undeclared identifier|unknown type name) {_QUOTED}"
 )
+# What no further declaration mends. Each type that a conversion names must be complete with light headers.
 _SETTLED = re.compile(
     r"expected '[^']+'(?: or '[^']+')* (?:before|after|at end)|missing terminating|stray '|(?:redefinition|redeclaration) of '"
     r"|conflicting declaration '|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
-    r"|no matching function for call to 'at::Tensor::"
-    r"|(?:cannot|could not) convert (?!.*(?:\bpy\b|pybind11|opjit|incomplete|for argument))|invalid conversion from '(?!.*for argument)"
+    r"|invalid conversion from '(?!.*for argument)"
 )
+_CONVERTED = re.compile(r"(?:cannot|could not) convert (?!.*(?:incomplete|for argument))")
+_NO_METHOD = re.compile(r"no matching function for call to 'at::Tensor::\w+(\(.*\))'")
+_CANDIDATE = re.compile(r"note: candidate: '(.*)'$", re.MULTILINE)
+_TYPES = re.compile(r"'([^']+)'")
+_COMPLETE_NAMES = """
+    void bool char int long short unsigned signed float double size_t int8_t uint8_t int16_t int32_t int64_t const static aka
+    std string vector allocator basic_string char_traits __cxx11 initializer_list brace enclosed initializer list optional tuple pair
+    at torch c10 Tensor TensorBase ArrayRef IntArrayRef ScalarType Device DeviceType Layout MemoryFormat Scalar SymInt SymIntArrayRef
+    TensorOptions DeprecatedTypeProperties OptionalArrayRef OptionalIntArrayRef
+"""
+_COMPLETE = frozenset(_COMPLETE_NAMES.split())
 _OLD = re.compile(
     r".*at::DeprecatedTypeProperties\W+to\W+[\w:]+::ScalarType\b"
 )  # x.type() in AT_DISPATCH, whose macro the compiler blames
@@ -36,40 +48,60 @@ _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE
 
 
 def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] = ()) -> bool:
-    """Return whether the first error in a compiler's output is surely there with torch/extension.h, too. `work`: where the compiler ran.
-    `cuda`: folders of CUDA's headers, if the text was split for NVRTC, which may also lack what the other part declares."""
-    error, code, torchs = _ERROR.search(output), prepared.program.code, [str(headers.INCLUDE)]
-    old = error is not None and _OLD.match(error["text"])
-    if error is None or not (
-        old
-        or os.path.join(work, error["file"]) in prepared.files
-        or (cuda and error["file"] in map(os.path.basename, prepared.files))
-    ):
+    """Return whether the first error in a compiler's output is surely there with torch/extension.h, too.
+
+    The program's text is known to be the same tokens both ways. `work`: where the compiler ran. `cuda`: folders of CUDA's headers, if the
+    text was split for NVRTC, which may also lack what the other part declares."""
+    error = _ERROR.search(output)
+    if error is None:
+        return False
+    code, torchs = prepared.program.code, [str(headers.INCLUDE)]
+    old = _OLD.match(error["text"]) is not None
+    if not (old or _is_authors(error["file"], prepared, work, bool(cuda))):
         return False
     if _NO_FILE.match(error["text"]):
         return True
+
     undeclared = _UNDECLARED.match(error["text"])
     name = undeclared and (undeclared[1] or undeclared[2])
-    if name is None and not old and (cuda or not _SETTLED.match(error["text"])):
+    if name is None and not old and (cuda or not _is_settled(error["text"], output)):
         return False
-    if (
-        cuda
-        and name
-        and (len(re.findall(rf"\b{name}\b", code)) != 1 or _occurs(name, [*torchs, *cuda]))
-    ):
-        return False
-    flags = tuple(
-        flag for flag in prepared.program.flags if _occurs(macro(flag), torchs)
-    )  # such as setuptools' -DNDEBUG
-    if name in vocabulary.of_torch(prepared.base, prepared.cxx, flags)[1]:
-        return False
+    if cuda and name:
+        once = len(re.findall(rf"\b{name}\b", code)) == 1
+        if not once or _occurs(name, [*torchs, *cuda]):
+            return False
+
     changed = {*_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
     if not old and any(_occurs(word, torchs) for word in changed):
         return False
-    words = (
-        {*headers.WORD.findall(code)} - changed - {"PYBIND11_MODULE"}
-    )  # which is ours, and means the same
-    return not vocabulary.different(words, prepared.folders, prepared.base, prepared.cxx, flags)
+    given = prepared.program.flags  # such as setuptools' -DNDEBUG
+    flags = tuple(flag for flag in given if _occurs(policy.macro(flag), torchs))
+    return name not in vocabulary.of_torch(prepared.base, prepared.cxx, flags)
+
+
+def _is_authors(file: str, prepared: Prepared, work: Path, split: bool) -> bool:
+    """Whether a message's file is the author's. That of a split text has a name without folders."""
+    names = map(os.path.basename, prepared.files)
+    return os.path.join(work, file) in prepared.files or (split and file in names)
+
+
+def _is_settled(error: str, output: str) -> bool:
+    """Whether no declaration that light headers may lack can mend an error."""
+    if _SETTLED.match(error):
+        return True
+    if _CONVERTED.match(error):
+        return all(map(_is_complete, _TYPES.findall(error)))
+    method = _NO_METHOD.match(error)
+    candidates = _CANDIDATE.findall(output)
+    if method is None or not candidates:
+        return False
+    parameters = [candidate[candidate.index("(") :] for candidate in candidates]
+    return all(map(_is_complete, (method[1], *parameters)))
+
+
+def _is_complete(types: str) -> bool:
+    """Whether light headers define each class that a message names. Templates and numbers among their arguments are known, too."""
+    return {*headers.WORD.findall(types)} <= _COMPLETE
 
 
 def _occurs(word: str, folders: Iterable[str]) -> bool:

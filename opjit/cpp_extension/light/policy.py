@@ -1,5 +1,5 @@
-"""Which extensions light headers take, and which of them opjit's binding binds to Python. Light headers refuse next to nothing: only
-conditions of the preprocessor on a macro that they may lack escape a compiler; vocabulary.py compares them."""
+"""Which extensions may try light headers, and which of them opjit's binding binds to Python. Light headers refuse next to nothing: a name
+that they lack is an error of the compiler, and streams.py compares what the preprocessor makes of a program."""
 
 from __future__ import annotations
 
@@ -26,11 +26,6 @@ _BEYOND = re.compile(
     r"|\b(?:PY_\w+|Py_\w+|_Py\w+|THP\w+|Py(?!Torch\b|Init_)[A-Z]\w+)"
     r"|#[ \t]*include[ \t]*<(?:Python\.h|numpy/|pybind11/(?!pybind11\.h|stl\.h))"
 )
-_CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*(?:\\\n.*)*)", re.M)
-_HAS_INCLUDE = re.compile(r"__has_include\s*\([^)]*\)")
-_SAME = frozenset(
-    ["defined", "__cplusplus", "TORCH_EXTENSION_NAME", "TORCH_API_INCLUDE_EXTENSION_H"]
-)  # the same in all builds
 
 
 class Program(NamedTuple):
@@ -39,7 +34,7 @@ class Program(NamedTuple):
     code: str  # of its sources and their headers, without comments
     includes: tuple[str, ...]  # the headers that it names
     flags: tuple[str, ...]  # those that define macros
-    plain: bool  # its flags leave the layout of the C++ library's classes as it is
+    plain: bool  # no macro of its own changes the layout of the C++ library's classes
 
 
 def macro(flag: str) -> str:
@@ -48,19 +43,23 @@ def macro(flag: str) -> str:
 
 
 def program_of(extension: Extension, implicit: bool) -> Program:
-    """Return an extension's text; `implicit`: torch's builder adds torch/extension.h. Raises OSError if a file cannot be read."""
+    """Return an extension's text.
+
+    `implicit`: torch's builder adds torch/extension.h. Raises OSError if a file cannot be read."""
     files = [extension.place(name) for name in extension.inputs]
     contents = [Path(path).read_bytes() for path in files if not path.endswith((".a", ".o", ".so"))]
-    code = headers.code_of(
+    texts = [
         content.decode("utf-8", "replace") for content in (*extension.texts.values(), *contents)
-    )
+    ]
+    code = headers.code_of(texts)
     first = ("torch/extension.h",) if implicit else ()
     flags = [word for language in ("c", "cuda") for word in extension.flags.get(language, ())]
+    own = [word for word in flags if word.startswith(("-D", "-U"))]
     return Program(
         code,
         tuple(dict.fromkeys((*first, *headers.includes(code)))),
-        tuple(dict.fromkeys(word for word in flags if word.startswith(("-D", "-U")))),
-        not any(word.startswith("-D_GLIBCXX") for word in flags),
+        tuple(dict.fromkeys(own)),
+        not any("_GLIBCXX" in text for text in (code, *own)),
     )
 
 
@@ -97,13 +96,3 @@ def pybind11_headers(code: str) -> list[str]:
         "torch/csrc/utils/pybind.h",
     ]
     return names + [header for header, pattern in table.PYTHON.items() if pattern.search(code)]
-
-
-def conditions(program: Program) -> set[str]:
-    """Return the words on which a program's preprocessor decides, without those that its flags define."""
-    asked = {
-        word
-        for line in _CONDITION.findall(program.code)
-        for word in headers.WORD.findall(_HAS_INCLUDE.sub("", line))
-    }
-    return asked - {*map(macro, program.flags)} - _SAME

@@ -1,12 +1,11 @@
-"""The macros and names that torch/extension.h brings: what light headers, which bring fewer, are compared with."""
+"""The names that torch/extension.h declares: an error about any other name is the author's."""
 
 from __future__ import annotations
 
 import json
 import re
 import sysconfig
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ _FILE = "vocabulary.json"
 _TOKEN = re.compile(
     r'"(?:\\.|[^"\\\n])*"|\b\d(?:\'?[\w.])*|\'(?:\\.|[^\'\\\n])+\'|[{}();]'
 )  # literals may hold brackets
-_LINE = re.compile(r"^#[ \t]*(define|undef) (\w+)(.*)$", re.MULTILINE)
 _OPEN = re.compile(
     r"\bnamespace\b(?!\s+attr\b)|\benum\b|\bextern\s*$"
 )  # c10::attr has short words, which nobody names without attr
@@ -30,21 +28,19 @@ _ARGUMENTS = re.compile(r"<[^<>]*>")
 _NAME = re.compile(r"(?<!::)(?<!:: )\b[A-Za-z_]\w*")
 
 
-def of_torch(
-    base: Path, cxx: Compiler, flags: Sequence[str] = ()
-) -> tuple[Mapping[str, str], frozenset[str]]:
-    """Return the macros of torch/extension.h with their texts, and all names that it declares in namespaces, with a few more. `base` keeps
-    it; `flags`: those of -D and -U that torch's headers heed. Raises BuildError if the compiler fails, OSError."""
+def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> frozenset[str]:
+    """Return the names that torch/extension.h declares in namespaces, and a few more.
+
+    `base` is the store's folder, which keeps them. `flags` are those of -D and -U that torch's headers heed. Raises BuildError if the
+    compiler fails, and OSError."""
 
     def make(staged: Path) -> None:
-        macros, rest = _preprocessed((), cxx, flags)
-        (staged / _FILE).write_text(json.dumps([macros, sorted(declared(rest))]))
+        names = declared(_preprocessed(cxx, flags, staged))
+        (staged / _FILE).write_text(json.dumps(sorted(names)))
 
     content = ["vocabulary", *versions(cxx), *flags]
-    macros, names = json.loads(
-        (runtime_objects.kept(base, content, (_FILE,), make) / _FILE).read_text()
-    )
-    return macros, frozenset(names)
+    place = runtime_objects.kept(base, content, (_FILE,), make)
+    return frozenset(json.loads((place / _FILE).read_text()))
 
 
 def versions(cxx: Compiler) -> list[str]:
@@ -58,55 +54,17 @@ def versions(cxx: Compiler) -> list[str]:
     ]
 
 
-def different(
-    words: Iterable[str],
-    folders: Sequence[str],
-    base: Path,
-    cxx: Compiler,
-    flags: Sequence[str] = (),
-) -> list[str]:
-    """Return the words that torch/extension.h defines as another macro than light headers in `folders`. Raises as `of_torch` does."""
-    (theirs, _), (light, _) = of_torch(base, cxx, flags), _preprocessed(folders, cxx, flags)
-    return sorted(word for word in words if theirs.get(word) != light.get(word))
-
-
-def _preprocessed(
-    folders: Sequence[str], cxx: Compiler, flags: Sequence[str]
-) -> tuple[dict[str, str], str]:
-    """Return the macros of torch/extension.h and the text without them, with some folders searched first."""
-    places = (
-        *folders,
-        headers.INCLUDE,
-        headers.INCLUDE / headers.API,
-        sysconfig.get_path("include"),
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "program.cpp").write_text("#include <torch/extension.h>\n")
-        runtime_objects.run(
-            cxx,
-            [
-                "-std=c++20",
-                "-w",
-                "-fPIC",
-                "-E",
-                "-P",
-                "-dD",
-                *flags,
-                *(f"-I{each}" for each in places),
-                "program.cpp",
-                "-o",
-                "program.ii",
-            ],
-            Path(folder),
-        )
-        text = Path(folder, "program.ii").read_text("utf-8", "replace")
-    macros: dict[str, str] = {}
-    for kind, name, meaning in _LINE.findall(text):
-        if kind == "define":
-            macros[name] = meaning
-        else:
-            macros.pop(name, None)
-    return macros, re.sub("^#.*$", "", text, flags=re.MULTILINE)
+def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
+    """Return the text of torch/extension.h."""
+    source, output = folder / "program.cpp", folder / "program.ii"
+    source.write_text("#include <torch/extension.h>\n")
+    places = [f"-I{place}" for place in headers.folders()]
+    wanted = ["-std=c++20", "-w", "-fPIC", "-E", "-P", *flags, *places]
+    runtime_objects.run(cxx, [*wanted, source.name, "-o", output.name], folder)
+    text = output.read_text("utf-8", "replace")
+    source.unlink()
+    output.unlink()
+    return re.sub("^#.*$", "", text, flags=re.MULTILINE)
 
 
 def declared(text: str) -> set[str]:

@@ -1,0 +1,288 @@
+"""A program's own text as the preprocessor leaves it: with the macros of torch's headers, and with those of light headers.
+
+Light headers bring torch's declarations, but fewer macros. A program cannot come out different because of that if its own files,
+preprocessed both ways, are the same tokens: then no ``#if``, no ``##``, no ``#`` and no expansion depends on a macro that light headers
+lack.
+
+Torch's headers need not be read for that. A folder of stubs, searched first, has a file for each header of torch that the program
+includes, and that file defines the macros which the header leaves behind (see `macros`). This is exact as long as torch's headers meet no
+macro of the program's that they ask for. Otherwise the stubs include torch's headers themselves, which takes a second."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit.builder import budget
+from opjit.builder.compile_step import CompilerFailed, run_tool
+from opjit.builder.tokens import Malformed, tokenize
+from opjit.cpp_extension.light import macros
+from opjit.cpp_extension.light.macros import Macros
+from opjit.recipe.toolchain import Compiler
+
+_MARKER = re.compile(r'^# (\d+) "((?:[^"\\\n]|\\.)*)"([ \d]*)\n', re.MULTILINE)
+_MACRO = re.compile(r"^#(define|undef) (\w+)(.*)$", re.MULTILINE)
+_JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their value here
+_DROPPED = frozenset(["-o", "-MF", "-MT", "-MQ"])  # with the word behind them
+_SINGLE = frozenset(["-c", "-S", "-E", "-M", "-MM", "-MD", "-MMD", "-MG", "-MP"])
+_PINNED = "PYBIND11_MODULE"  # stays a word of both texts, as opjit's binding defines it otherwise
+_TRIES = 5
+_PASTES = re.compile(r"##|%:%:|\?\?=\?\?=")
+_INCLUDE = re.compile(
+    r"^[ \t]*(?:#|%:)[ \t]*(?:include|import)\b(?:[^\n\\]|\\.|\\\n)*$", re.MULTILINE
+)
+
+
+class TextLine(NamedTuple):
+    """A line of a preprocessed file."""
+
+    path: str
+    number: int
+    text: str
+
+
+class Different(Exception):
+    """Torch's headers and light ones make different programs of a text. The message says where."""
+
+
+def flags_of(command: str, source: str) -> list[str]:
+    """Return what the preprocessor needs of a compile command, in order."""
+    words = shlex.split(command)[1:]
+    kept = list[str]()
+    given = iter(words)
+    for word in given:
+        if word in _DROPPED:
+            next(given, None)
+        elif word in _JOINED:
+            kept.append(word + next(given, ""))
+        elif word in macros.TWO_WORDS:
+            kept += [word, next(given, "")]
+        elif word not in _SINGLE and word != source and not word.endswith(".rsp"):
+            kept.append(word)
+    return kept
+
+
+class Piece(NamedTuple):
+    """A part of a preprocessor's output: its file, the number of its first line there, and where it starts and ends in the output."""
+
+    path: str
+    number: int
+    system: bool  # whether the compiler takes the file for one of the system's headers
+    start: int
+    end: int
+
+
+def pieces_of(text: str) -> Iterator[Piece]:
+    """Yield the parts of a preprocessor's output."""
+    system: dict[str, bool] = {}
+    marker = _MARKER.search(text)
+    while marker is not None:
+        following = _MARKER.search(text, marker.end())
+        path = re.sub(r"\\(.)", r"\1", marker[2])
+        flags = marker[3].split()
+        if "1" in flags:  # only there; elsewhere a macro of the system's makes the compiler say so
+            system[path] = "3" in flags
+        end = following.start() if following else len(text)
+        yield Piece(path, int(marker[1]), system.get(path, False), marker.end(), end)
+        marker = following
+
+
+def compare(torchs: Sequence[TextLine], lights: Sequence[TextLine]) -> None:
+    """Raise Different unless both are the same tokens."""
+    if [line.text for line in torchs] == [line.text for line in lights]:
+        return
+    try:
+        first, second = _tokens(torchs), _tokens(lights)
+    except Malformed as malformed:
+        raise Different(f"its preprocessed text cannot be compared: {malformed}") from None
+    if [token for token, _ in first] == [token for token, _ in second]:
+        return
+    at = 0
+    while at < min(len(first), len(second)) and first[at][0] == second[at][0]:
+        at += 1
+    line = (first[at] if at < len(first) else second[at])[1]
+    shown = [" ".join(token for token, _ in stream[at : at + 8]) for stream in (first, second)]
+    place = f"{Path(line.path).name}:{line.number}"
+    raise Different(
+        f"a macro means something else with torch's own headers: at {place} they make `{shown[0] or 'nothing'}`, "
+        f"light ones `{shown[1] or 'nothing'}`"
+    )
+
+
+def _tokens(lines: Iterable[TextLine]) -> list[tuple[str, TextLine]]:
+    return [
+        (part, line)
+        for line in lines
+        for token in tokenize(line.text)
+        for part in (token.text.split() if token.kind == "directive" else [token.text])
+    ]
+
+
+def pasted(code: str, flags: Sequence[str], work: Path, cxx: Compiler) -> str:
+    """Return a program's text with its own macros expanded, if these make new names by ``##``; else an empty text.
+
+    `code` has no comments. The names decide which headers the program gets, so a text that the preprocessor refuses does no harm here."""
+    if not _PASTES.search("\n".join([code, *flags])):
+        return ""
+    source = work / "pasted.cpp"
+    source.write_text(_INCLUDE.sub("", code), "utf-8", "surrogateescape")
+    try:
+        return "\n" + run_tool([cxx.path, "-w", *flags, "-E", "-P", source.name], work)
+    except CompilerFailed as failed:
+        return "\n" + str(failed)
+
+
+def compare_both(preprocessor: Preprocessor, folders: Sequence[str]) -> None:
+    """Raise Different unless torch's headers and the light ones in some folders make the same tokens of a source."""
+    compare(preprocessor.with_torchs_headers(), preprocessor.with_light_headers(folders))
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """Preprocesses one source of a program.
+
+    `base` is the store's folder, `work` the folder in which the compile command with `flags` runs, and `scratch` one for files. `named` are
+    the headers of torch that the program's text names, in its order, and `torchs` the folders of torch's headers. `theirs` are prefixes of
+    paths that are not the author's, and `users` those of headers that are, although the compiler takes them for the system's."""
+
+    cxx: Compiler
+    base: Path
+    work: Path
+    scratch: Path
+    flags: Sequence[str]
+    source: str
+    named: Sequence[str]
+    torchs: Sequence[str]
+    theirs: tuple[str, ...]
+    users: tuple[str, ...] = ()
+    _states: dict[tuple[str, ...], Macros] = field(default_factory=dict)
+
+    def with_light_headers(self, folders: Sequence[str]) -> list[TextLine]:
+        """Return the author's lines with the light headers in some folders."""
+        text = self._run(self._real(), folders)
+        return self._lines(text)
+
+    def with_torchs_headers(self) -> list[TextLine]:
+        """Return the author's lines with torch's own headers, without reading these where that is exact."""
+        order: tuple[str, ...] = tuple(self.named[:1])
+        for _ in range(_TRIES):
+            text = self._run(self._stubs(order), more=["-dD"])
+            entered = self._entered(text)
+            unknown = [name for name in entered if not self._is_there(name, order)]
+            if not unknown and [name for name in entered if name in order] == list(order):
+                if self._meets_own_macro(text, order):
+                    break
+                return self._lines(text)
+            order = self._needed(entered)
+        return self._lines(self._run(self._real()))
+
+    def _needed(self, entered: Sequence[str]) -> tuple[str, ...]:
+        """Return the headers that bring macros which those before them do not."""
+        order: tuple[str, ...] = ()
+        for name in entered:
+            if not self._is_there(name, order):
+                order = (*order, name)
+        return order
+
+    def _is_there(self, name: str, order: tuple[str, ...]) -> bool:
+        """Whether a header is among some, or is read once by one of them."""
+        if name in order:
+            return True
+        if not order or not macros.is_read_once(name):
+            return False
+        places = (f"{folder}/{name}" for folder in self.torchs)
+        return not self._state(order).read.isdisjoint(places)
+
+    def _state(self, order: tuple[str, ...]) -> Macros:
+        if order not in self._states:
+            flags = macros.heeded(self.flags, None)
+            general = macros.after(order, flags, self.torchs, self.base, self.cxx)
+            asked = macros.heeded(self.flags, general.asked)
+            self._states[order] = (
+                macros.after(order, asked, self.torchs, self.base, self.cxx)
+                if asked != flags
+                else general
+            )
+        return self._states[order]
+
+    def _stubs(self, order: tuple[str, ...]) -> dict[str, str]:
+        """Return the text of each stub, if the headers of `order` are included in that order."""
+        stubs = dict.fromkeys(self.named, "")
+        before: Mapping[str, str] = {}
+        for number, name in enumerate(order, 1):
+            state = self._state(order[:number])
+            gone = (before.keys() - state.texts.keys()) | state.removed
+            changed = [one for one, text in state.texts.items() if before.get(one) != text]
+            lines = [f"#undef {one}\n" for one in sorted(gone)]
+            lines += [f"#define {one}{state.texts[one]}\n" for one in changed]
+            stubs[name] = "#pragma once\n" + "".join(lines)
+            before = state.texts
+        return stubs
+
+    def _run(
+        self, stubs: Mapping[str, str], first: Sequence[str] = (), more: Sequence[str] = ()
+    ) -> str:
+        """Preprocess with a folder of stubs, searched first, and then `first`. Raises CompilerFailed."""
+        for name, text in stubs.items():
+            place = Path(self._stubs_folder, name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(f"{text}#undef {_PINNED}\n#define {_PINNED} {_PINNED}\n")
+        printed = self.scratch / "preprocessed.ii"
+        folders = [f"-I{folder}" for folder in (self._stubs_folder, *first)]
+        command = [self.cxx.path, "-w", *folders, *self.flags, "-E", *more, self.source]
+        run_tool([*command, "-o", str(printed)], self.work, budget.CXX_JOB)
+        return printed.read_text("utf-8", "surrogateescape")
+
+    @property
+    def _stubs_folder(self) -> str:
+        return f"{self.scratch}/stubs/"
+
+    def _real(self) -> dict[str, str]:
+        """Return stubs that include the headers whose names they have."""
+        return {name: f"#include_next <{name}>\n" for name in self.named}
+
+    def _lines(self, text: str) -> list[TextLine]:
+        """Return the lines of the author's files that are not empty."""
+        others = (*self.theirs, self._stubs_folder, "<")
+        found = []
+        for piece in pieces_of(text):
+            if piece.path.startswith(others):
+                continue
+            if piece.system and not piece.path.startswith(self.users):
+                continue
+            lines = text[piece.start : piece.end].split("\n")
+            for number, line in enumerate(lines, piece.number):
+                if line.strip() and not _MACRO.match(line):
+                    found.append(TextLine(piece.path, number, line.strip()))
+        return found
+
+    def _entered(self, text: str) -> list[str]:
+        """Return the headers whose stubs were read, in the order of their first time."""
+        paths = dict.fromkeys(piece.path for piece in pieces_of(text))
+        folder = self._stubs_folder
+        return [path.removeprefix(folder) for path in paths if path.startswith(folder)]
+
+    def _meets_own_macro(self, text: str, order: tuple[str, ...]) -> bool:
+        """Whether torch's headers ask for a macro that the program, or a header of others, has made before them."""
+        now: dict[str, str | None] = {}
+        met = list[str]()
+        for piece in pieces_of(text):
+            name = piece.path.removeprefix(self._stubs_folder)
+            if name != piece.path:
+                if name in order and name not in met:
+                    met.append(name)
+                    if self._asks_for(self._state(order[: len(met)]), now):
+                        return True
+            elif not piece.path.startswith("<"):
+                for kind, one, rest in _MACRO.findall(text, piece.start, piece.end):
+                    now[one] = rest if kind == "define" else None
+        return False
+
+    def _asks_for(self, state: Macros, now: Mapping[str, str | None]) -> bool:
+        return any(
+            name in state.asked and state.texts.get(name) != text for name, text in now.items()
+        )
