@@ -1,13 +1,15 @@
 """A check of an op, the decorator that adds one, and its line in the table."""
 
+import time
 import unittest
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
 from opjit.declare.op import Op
-from opjit.testing.samples import Skipped
+from opjit.testing.samples import Skipped, watch
 
+_LONGEST = 400  # characters of a failure's text
 CheckFunction = Callable[[Op, str], str]  # takes an op and a device; returns a note for the table
 
 
@@ -29,17 +31,25 @@ class Check(NamedTuple):
     device: str | None = None
 
     def __call__(self, op: Op, device: str) -> str:
-        """Run the check, and return its note.
+        """Run the check. Return its note, which ends with how many calls it made and how large they were.
 
         Raises:
             AssertionError: the op breaks the promise.
-            Skipped: the check does not apply.
+            Skipped: the check does not apply, or the samples gave it nothing to call.
         """
         if self.name in op.waived:
             raise Skipped(f"waived: {op.waived[self.name]}")
         if self.device not in (None, device):
             raise Skipped(f"for {self.device} only")
-        return self.run(op, device)
+
+        calls = watch.get()
+        calls.reset()
+        note = self.run(op, device)
+        if not calls.calls:
+            raise Skipped("it made no call: no sample applies")
+        if not calls.largest:
+            raise Skipped(f"{tally(calls.calls, 'call')}, all without an element")
+        return f"{note}; {tally(calls.calls, 'call')} of up to {tally(calls.largest, 'element')}"
 
     def __str__(self) -> str:
         return self.name
@@ -61,35 +71,47 @@ def add(
 
 def tally(number: int, noun: str) -> str:
     """``"1 sample"``, ``"2 samples"``."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 class Line(NamedTuple):
     """A line of the table.
 
     Attributes:
-        name: of the check.
+        name: the check's name.
         status: ``ok``, ``failed`` or ``skipped``.
-        number: of the call that failed, among the check's.
+        note: the result of a check that passed, or why it failed or was skipped.
+        number: the number of the call that failed, among the check's calls.
+        seconds: how long the check took.
     """
 
     name: str
     status: str
     note: str
     number: int | None = None
+    seconds: float = 0.0
 
 
 def outcome_of(name: str, run: Callable[[], str]) -> Line:
     """Run a check and return its line."""
+    start = time.monotonic()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Line(name, "ok", run())
+            note = run()
+        status = "ok"
     except unittest.SkipTest as reason:
-        return Line(name, "skipped", str(reason))
+        note = str(reason)
+        status = "skipped"
     except Exception as error:  # torch's own checks raise errors of any type
-        kind, text = (
-            "" if isinstance(error, AssertionError) else f"{type(error).__name__}: ",
-            " ".join(str(error).split()),
-        )
-        return Line(name, "failed", kind + (text if len(text) <= 400 else f"{text[:400]} …"))
+        note = _one_line(error)
+        status = "failed"
+    return Line(name, status, note, seconds=time.monotonic() - start)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if not isinstance(error, AssertionError):
+        text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"

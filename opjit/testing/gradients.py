@@ -15,6 +15,8 @@ from opjit.testing.samples import Skipped, distinct_samples, effects, floating, 
 
 CHECKS: list[Check] = []
 _TIMEOUT_FACTOR = 6
+# Steps and tolerances for float32: half of its digits are left to a numerical derivative.
+_FLOAT32_DERIVATIVE = {"eps": 1e-2, "atol": 1e-2, "rtol": 1e-2}
 
 
 def with_gradients(sample: Sample) -> Sample:
@@ -100,10 +102,9 @@ def _needs_backward(op: Op) -> None:
 def _gradients(op: Op, device: str) -> str:
     """Gradients equal the reference's."""
     _needs_backward(op)
-    compared = sum(
-        assert_same_gradients(sample, op.reference_function, op.overload)
-        for sample in trials(list(op.samples_on(device)))
-    )
+    compared = 0
+    for sample in trials(list(op.samples_on(device))):
+        compared += assert_same_gradients(sample, op.reference_function, op.overload)
     if not compared:
         raise Skipped(
             "the reference is a step function without a gradient; test the op's gradient in a test of its own"
@@ -113,46 +114,65 @@ def _gradients(op: Op, device: str) -> str:
 
 @add(CHECKS, "gradcheck", _TIMEOUT_FACTOR)
 def _gradcheck(op: Op, device: str) -> str:
-    """torch.autograd.gradcheck passes in float64 wherever it passes for the reference."""
-    checked = sum(
-        _derived(op, sample, torch.autograd.gradcheck) for sample in trials(_float64(op, device, 8))
-    )
+    """torch.autograd.gradcheck passes wherever it passes for the reference: in float64, or in float32 if the samples have no float64."""
+    samples, dtype = _derivable(op, device, 8)
+    checked = 0
+    for sample in trials(samples):
+        checked += _derived(op, sample, torch.autograd.gradcheck, dtype)
     if not checked:
         raise Skipped("the reference's gradient is not its derivative")
-    return tally(checked, "float64 sample")
+    return tally(checked, f"{_name(dtype)} sample")
 
 
 @add(CHECKS, "second gradients", _TIMEOUT_FACTOR)
 def _second(op: Op, device: str) -> str:
-    """torch.autograd.gradgradcheck passes in float64 wherever it passes for the reference, or a second backward raises an error."""
-    checked = refused = 0
-    for sample in trials(_float64(op, device, 6)):
+    """torch.autograd.gradgradcheck passes wherever it passes for the reference, or a second backward raises an error."""
+    samples, dtype = _derivable(op, device, 6)
+    checked = 0
+    refused = 0
+    for sample in trials(samples):
         try:
-            checked += _derived(op, sample, torch.autograd.gradgradcheck)
+            checked += _derived(op, sample, torch.autograd.gradgradcheck, dtype)
         except GradcheckError:
             raise
         except RuntimeError:
             refused += 1
-    if not checked + refused:
+    if not checked and not refused:
         raise Skipped("the reference cannot be differentiated twice")
-    return tally(checked, "float64 sample") if checked else "a second backward raises an error"
+    if not checked:
+        return "a second backward raises an error"
+    return tally(checked, f"{_name(dtype)} sample")
 
 
-def _float64(op: Op, device: str, at_most: int) -> list[Sample]:
+def _derivable(op: Op, device: str, at_most: int) -> tuple[list[Sample], torch.dtype]:
+    """Return small samples for numerical derivatives and their dtype: float64, or float32 if there is none."""
     _needs_backward(op)
-    return distinct_samples(
-        op,
-        device,
-        at_most,
-        lambda each: each.numel <= 500 and any(t.dtype == torch.float64 for t in each.tensors()),
-        "with float64 and at most 500 elements",
-    )
+    try:
+        return _of_dtype(op, device, at_most, torch.float64), torch.float64
+    except Skipped:
+        return _of_dtype(op, device, at_most, torch.float32), torch.float32
 
 
-def _derived(op: Op, sample: Sample, check: Callable[..., bool]) -> bool:
-    """Whether one of torch's two checks passes for the reference; then it must for the op, or raises GradcheckError."""
-    inputs = sample.map(lambda t: t.detach().clone().requires_grad_(t.dtype == torch.float64))
+def _of_dtype(op: Op, device: str, at_most: int, dtype: torch.dtype) -> list[Sample]:
+    def is_derivable(sample: Sample) -> bool:
+        return sample.numel <= 500 and any(t.dtype == dtype for t in sample.tensors())
+
+    what = f"with {_name(dtype)} and at most 500 elements"
+    return distinct_samples(op, device, at_most, is_derivable, what)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _derived(op: Op, sample: Sample, check: Callable[..., bool], dtype: torch.dtype) -> bool:
+    """Return whether one of torch's two checks passes for the reference.
+
+    Then it must pass for the op, or it raises GradcheckError.
+    """
+    inputs = sample.map(lambda t: t.detach().clone().requires_grad_(t.dtype == dtype))
     values, spec = tree_flatten(inputs.values)
+    within = {} if dtype == torch.float64 else _FLOAT32_DERIVATIVE
 
     def differentiable(call: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
         def results(*changed: Any) -> tuple[torch.Tensor, ...]:
@@ -164,36 +184,36 @@ def _derived(op: Op, sample: Sample, check: Callable[..., bool]) -> bool:
     reference = differentiable(op.reference_function)
     try:
         applies = bool(reference(*values)) and check(
-            reference, values, fast_mode=True, raise_exception=False
+            reference, values, fast_mode=True, raise_exception=False, **within
         )
     except RuntimeError:  # torch cannot differentiate it so often
         applies = False
-    return applies and check(differentiable(op.overload), values, fast_mode=sample.numel > 100)
+    fast_mode = sample.numel > 100
+    return applies and check(differentiable(op.overload), values, fast_mode=fast_mode, **within)
 
 
 @add(CHECKS, "complex gradients")
 def _complex(op: Op, device: str) -> str:
     """Gradients of complex tensors equal the reference's, if the op takes complex tensors."""
-    calls = [
-        sample.map(
-            lambda t: (
-                torch.complex(t, t.flip(0) if t.dim() else -t) if t.dtype == torch.float64 else t
-            ),
-            "as complex128",
-        )
-        for sample in _float64(op, device, 4)
-    ]
+    _needs_backward(op)
+    samples = _of_dtype(op, device, 4, torch.float64)
     compared = 0
-    for sample in trials(calls):
+    for sample in trials(each.map(_as_complex, "as complex128") for each in samples):
         try:
-            effects(op.reference_function, op, sample)
             effects(op.overload, op, sample)
-        except Exception:  # another check tests the op's error
+            _gradients_of(sample, op.reference_function)
+        except Exception:  # the op's error has a check of its own; the reference's is not the op's
             continue
         compared += assert_same_gradients(sample, op.reference_function, op.overload)
     if not compared:
-        raise Skipped("the op or its reference takes no complex tensors")
+        raise Skipped("the op or its reference does not support complex tensors or their gradients")
     return tally(compared, "complex128 sample")
+
+
+def _as_complex(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype != torch.float64:
+        return tensor
+    return torch.complex(tensor, tensor.flip(0) if tensor.dim() else -tensor)
 
 
 @add(CHECKS, "saved tensors")

@@ -10,6 +10,7 @@ from time import thread_time
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit import backends
 from opjit.declare.op import Op
@@ -17,17 +18,20 @@ from opjit.declare.sample import Sample
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import Tolerance, as_list, assert_same
 from opjit.testing.samples import (
+    LARGE,
     Skipped,
     distinct_samples,
     effects,
     emptied,
     floating,
     laid,
+    large_samples,
     layouts,
     replica,
     resized,
     rolled,
     trials,
+    watch,
 )
 
 # The dtypes that the check "dtypes" tries.
@@ -48,19 +52,22 @@ DTYPES = (
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _EIGHTH = Tolerance(0.125, 0.02)  # float8 has 3 bits after the first
 _DRAWN = 40  # shapes
+_REPEATS = 4  # of a wrong call, to see whether it is always as wrong
+_MOST = 1 << 20  # elements of a call that a check makes larger
 _SIDE = 67  # of a tensor that starts at an odd element
-_LARGE = 1 << 16  # elements: calls that overlap
-_BRIEF_S, _OVERLAP_S = (
-    0.01,
-    0.1,
-)  # CPU seconds of a thread with small calls, and with large: longer than a busy system lets one run alone
+_LARGE_CALLS = 2  # of different kinds, that threads make
+_BRIEF_S = 0.01  # CPU seconds of a thread with small calls
+_OVERLAP_S = 0.1  # and with large ones: longer than a busy system lets one thread run alone
 CHECKS: list[Check] = []
 
 
 def _compare(op: Op, sample: Sample) -> bool | None:
     """Compare op and reference: True if the op takes the call, False if it rejects it in one line, None if the reference rejects it."""
     float8 = any(t.dtype in _FLOAT8 for t in sample.tensors())
-    expected = _expected(op, [sample, sample.map(_widened)] if float8 else [sample])
+    calls = [sample]
+    if float8:
+        calls.append(sample.map(_widened))
+    expected = _expected(op, calls)
     if expected is None:
         return None
     try:
@@ -73,9 +80,35 @@ def _compare(op: Op, sample: Sample) -> bool | None:
             ) from None
         return False
     if float8:
-        assert_same(list(map(_widened, got)), list(map(_widened, expected)), sample, within=_EIGHTH)
+        got = [_widened(result) for result in got]
+        expected = [_widened(result) for result in expected]
+        assert_same(got, expected, sample, within=_EIGHTH)
     else:
+        _assert_right(op, sample, got, expected)
+    return True
+
+
+def _assert_right(op: Op, sample: Sample, got: list[Any], expected: list[Any]) -> None:
+    """Compare results, and say so if they are wrong and differ between equal calls."""
+    try:
         assert_same(got, expected, sample)
+    except AssertionError as error:
+        if all(_repeats(effects(op.overload, op, sample), got) for _ in range(_REPEATS)):
+            raise
+        on_cpu = all(tensor.is_cpu for tensor in sample.tensors())
+        tool = "thread" if on_cpu else "racecheck"
+        raise AssertionError(
+            f"{error}; equal calls give different results, which a race does: "
+            f"run `opjit test --sanitize {tool}`"
+        ) from None
+
+
+def _repeats(again: list[Any], before: list[Any]) -> bool:
+    """Return whether two results are equal bit by bit, NaN included."""
+    try:
+        torch.testing.assert_close(again, before, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        return False
     return True
 
 
@@ -93,54 +126,88 @@ def _widened(value: Any) -> Any:
 
 
 def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
-    """Compare op and reference on calls that the op may take or reject. Returns the note."""
-    known = [
-        answer for answer in (_compare(op, call) for call in trials(calls)) if answer is not None
-    ]
-    if not known:
-        raise Skipped(f"the reference takes no {what} derived from the samples")
-    taken = sum(known)
-    return f"{taken} {what}" + (
-        f", {len(known) - taken} rejected with a one-line error" if taken < len(known) else ""
-    )
+    """Compare op and reference on calls that the op may accept or reject. Returns the note."""
+    accepted = 0
+    rejected = 0
+    for call in trials(calls):
+        answer = _compare(op, call)
+        if answer is not None:
+            accepted += answer
+            rejected += not answer
+
+    if not accepted and not rejected:
+        raise Skipped(f"the reference accepts no {what} derived from the samples")
+    if not rejected:
+        return f"{accepted} {what}"
+    return f"{accepted} {what}, {rejected} rejected with a one-line error"
 
 
 @add(CHECKS, "results")
 def _results(op: Op, device: str) -> str:
     """Results equal the reference's on every sample, and so do those of each variant."""
-    calls, labels = list(op.samples_on(device)), op.labels(backends.for_device(device))
-    variant: Any = (
-        getattr(getattr(torch.ops, op.schema.namespace), f"{op.schema.name}_variant")
-        if labels
-        else None
-    )
-    for sample in trials(calls):
+    labels = op.labels(backends.for_device(device))
+    variant: Any = None
+    if labels:
+        namespace = getattr(torch.ops, op.schema.namespace)
+        variant = getattr(namespace, f"{op.schema.name}_variant")
+
+    for sample in trials(list(op.samples_on(device))):
         expected = effects(op.reference_function, op, sample)
-        assert_same(effects(op.overload, op, sample), expected, sample)
+        _assert_right(op, sample, effects(op.overload, op, sample), expected)
         for number, label in enumerate(labels):
-            assert_same(
-                effects(partial(variant, number), op, sample),
-                expected,
-                sample,
-                f"the variant {label}",
-            )
-    return tally(len(calls), "sample") + (f", {tally(len(labels), 'variant')}" if labels else "")
+            found = effects(partial(variant, number), op, sample)
+            assert_same(found, expected, sample, f"the variant {label}")
+    return tally(len(labels), "variant") if labels else "every sample"
+
+
+@add(CHECKS, "numbers")
+def _numbers(op: Op, device: str) -> str:
+    """Each number or flag with another value gives the reference's results, or a one-line error, and so does its first value after that."""
+
+    def calls() -> Iterator[Sample]:
+        for sample in distinct_samples(op, device, 4):
+            for changed in _with_other_numbers(sample):
+                yield sample
+                yield changed
+                yield sample
+
+    if not any(True for _ in calls()):
+        raise Skipped("the samples have no number or flag among their arguments")
+    return _compare_all(op, calls(), "calls")
+
+
+def _with_other_numbers(sample: Sample) -> Iterator[Sample]:
+    """Yield the call once for each number or flag among its arguments, with another value for it."""
+    values, spec = tree_flatten(sample.values)
+    for index, value in enumerate(values):
+        other: bool | int | float
+        if isinstance(value, bool):
+            other = not value
+        elif isinstance(value, int):
+            other = value + 1
+        elif isinstance(value, float):
+            other = value / 2 if value else 0.5
+        else:
+            continue
+        args, kwargs = tree_unflatten([*values[:index], other, *values[index + 1 :]], spec)
+        yield sample._replace(args=args, kwargs=kwargs, note=f"with {other} in place of {value}")
 
 
 @add(CHECKS, "nan and inf")
 def _special(op: Op, device: str) -> str:
     """NaN and infinities give the reference's results."""
 
+    def has_floating_elements(sample: Sample) -> bool:
+        return floating(sample) and all(t.numel() for t in sample.tensors())
+
+    samples = distinct_samples(op, device, 8, has_floating_elements, "with floating-point elements")
+
     def calls() -> Iterator[Sample]:
-        for sample in distinct_samples(
-            op,
-            device,
-            8,
-            lambda sample: floating(sample) and all(t.numel() for t in sample.tensors()),
-            "with floating-point elements",
-        ):
+        for sample in samples:
             for index, tensor in enumerate(sample.tensors()):
-                for special in (nan, inf, -inf) if tensor.dtype.is_floating_point else ():
+                if not tensor.dtype.is_floating_point:
+                    continue
+                for special in (nan, inf, -inf):
                     changed = replica(tensor)
                     changed[(0,) * tensor.dim()] = special
                     yield sample.replace(index, changed, f"with {special} in tensor {index}")
@@ -154,119 +221,145 @@ def _special(op: Op, device: str) -> str:
 @add(CHECKS, "strides")
 def _strides(op: Op, device: str) -> str:
     """Tensors that are not contiguous, or that start one element after an aligned address, give the same results, or a one-line error."""
-    calls = distinct_samples(
-        op,
-        device,
-        8,
-        lambda sample: any(t.dim() and t.numel() for t in sample.tensors()),
-        "with dimensions",
-    )
-    longer = filter(
-        None, (resized(sample, [_SIDE]) for sample in calls)
-    )  # some vectors, and a rest
-    return _compare_all(
-        op,
-        (
-            *(laid(sample, layout) for sample in calls for layout in layouts(op)),
-            *(laid(sample, "offset") for sample in longer),
-        ),
-        "layouts",
-    )
+
+    def has_dimensions(sample: Sample) -> bool:
+        return any(t.dim() and t.numel() for t in sample.tensors())
+
+    samples = distinct_samples(op, device, 8, has_dimensions, "with dimensions")
+    calls = [laid(sample, layout) for sample in samples for layout in layouts(op)]
+    for sample in samples:
+        longer = resized(sample, [_SIDE])  # long enough for some vectors and a rest
+        if longer is not None and longer.numel <= _MOST:
+            calls.append(laid(longer, "offset"))
+    return _compare_all(op, calls, "layouts")
 
 
 @add(CHECKS, "dtypes")
 def _dtypes(op: Op, device: str) -> str:
-    """Each dtype gives the reference's results, or a one-line error; float8 those of float32 where the reference takes none."""
-    taken, rejected = list[str](), list[str]()
-    small = distinct_samples(
-        op, device, 2, lambda sample: 0 < sample.numel <= 1000, "of 1 to 1000 elements"
-    )
+    """Each dtype gives the reference's results, or a one-line error; float8 may be compared with float32."""
 
-    def change(sample: Sample, dtype: torch.dtype) -> Sample:
-        some, name = floating(sample), str(dtype).removeprefix("torch.")
-        return sample.map(
-            lambda t: t.to(dtype) if t.dtype.is_floating_point or not some else t, f"as {name}"
-        )
+    def is_brief(sample: Sample) -> bool:
+        return 0 < sample.numel <= 1000
 
-    for call in trials(change(sample, dtype) for dtype in DTYPES for sample in small):
+    small = distinct_samples(op, device, 2, is_brief, "of 1 to 1000 elements")
+    accepted: dict[str, None] = {}  # in order, without duplicates
+    rejected: dict[str, None] = {}
+    for call in trials(_as_dtype(sample, dtype) for dtype in DTYPES for sample in small):
         answer = _compare(op, call)
         if answer is not None:
-            (taken if answer else rejected).append(call.note.removeprefix("as "))
-    if not taken and not rejected:
-        raise Skipped("the reference takes none of the dtypes")
-    return f"{', '.join(dict.fromkeys(taken))}" + (
-        f"; rejected: {', '.join(dict.fromkeys(rejected))}" if rejected else ""
-    )
+            names = accepted if answer else rejected
+            names[call.note.removeprefix("as ")] = None
+
+    if not accepted and not rejected:
+        raise Skipped("the reference accepts none of the dtypes")
+    if not rejected:
+        return ", ".join(accepted)
+    return f"{', '.join(accepted)}; rejected: {', '.join(rejected)}"
+
+
+def _as_dtype(sample: Sample, dtype: torch.dtype) -> Sample:
+    """Convert the floating-point tensors of a call, or all of them if none is floating-point."""
+    only_floating = floating(sample)
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if only_floating and not tensor.dtype.is_floating_point:
+            return tensor
+        return tensor.to(dtype)
+
+    return sample.map(change, f"as {str(dtype).removeprefix('torch.')}")
 
 
 @add(CHECKS, "shapes")
 def _shapes(op: Op, device: str) -> str:
     """No dimensions, sizes of 0, and sizes drawn at random, the same in each run, give the reference's results, or a one-line error."""
-    calls = distinct_samples(
-        op,
-        device,
-        8,
-        lambda sample: all(t.numel() for t in sample.tensors()),
-        "without empty tensors",
-    )
-    empty = [call for sample in calls for call in emptied(sample)]
-    resizable = [sample for sample in calls if resized(sample, [1]) is not None]
+
+    def is_full(sample: Sample) -> bool:
+        return all(t.numel() for t in sample.tensors())
+
+    samples = distinct_samples(op, device, 8, is_full, "without empty tensors")
+    calls = [call for sample in samples for call in emptied(sample)]
+    drawn = _drawn_shapes(op, device)
+    drawn.sort(key=lambda call: call.numel)  # the first that fails is the smallest
+    return _compare_all(op, [*calls, *drawn], "shapes")
+
+
+def _drawn_shapes(op: Op, device: str) -> list[Sample]:
+    """Draw calls with other sizes and layouts, the same in each run."""
+
+    def is_resizable(sample: Sample) -> bool:
+        return resized(sample, [1]) is not None
+
+    try:
+        samples = distinct_samples(op, device, 8, is_resizable)
+    except Skipped:
+        return []
     draw = Random(0)
-    drawn = [
-        resized(draw.choice(resizable), [draw.choice([*range(18), 31, 64, 65]) for _ in range(4)])
-        for _ in range(_DRAWN)
-        if resizable
-    ]
-    full = [laid(call, draw.choice(["contiguous", *layouts(op)])) for call in filter(None, drawn)]
-    return _compare_all(
-        op, [*empty, *sorted(full, key=lambda call: call.numel)], "shapes"
-    )  # the first that fails is the smallest
+    found = []
+    for _ in range(_DRAWN):
+        sample = draw.choice(samples)
+        sizes = [draw.choice([*range(18), 31, 64, 65]) for _ in range(4)]
+        call = resized(sample, sizes)
+        assert call is not None
+        found.append(laid(call, draw.choice(["contiguous", *layouts(op)])))
+    return found
 
 
 @add(CHECKS, "threads")
 def _threads(op: Op, device: str) -> str:
-    """Four threads that call the op at once, each with other data, get the results that one thread gets."""
+    """Four threads that call the op at the same time, each with other data, get the results that one thread gets."""
+    small = distinct_samples(op, device, 4)
+    large = large_samples(op, device)
+    compared = 0  # large calls
     with ThreadPoolExecutor(4) as pool:
-        for sample in trials(calls_in_threads(op, device)):
+        for sample in trials([*small, *large]):
+            is_large = sample.numel >= LARGE
+            if is_large and compared == _LARGE_CALLS:
+                break
             if _compare(op, sample):
                 assert_same_in_threads(op, sample, pool)
-    return "4 at once"
+                compared += is_large
 
-
-def calls_in_threads(op: Op, device: str) -> list[Sample]:
-    """Small calls, and some that are large enough to overlap, and to be split by opjit_parallel_for."""
-    small = distinct_samples(op, device, 4)
-    sides = [int(_LARGE ** (1 / max(1, *(t.dim() for t in sample.tensors())))) for sample in small]
-    return [*small, *list(filter(None, map(resized, small, ([side] for side in sides))))[:2]]
+    if not compared and watch.get().only is None:
+        raise Skipped(
+            "no sample can be made large: the op or its reference rejects each enlarged one, "
+            f"such as ({large[0]}); add a sample of {LARGE} elements"
+        )
+    return "4 at the same time"
 
 
 def assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> None:
-    """Call the op in four threads at once, each with other data, and compare with one thread's results."""
-    calls = [sample.map(lambda t, by=by: rolled(t, by)) for by in range(4)]  # type: ignore[misc]
+    """Call the op in four threads at the same time, each with other data, and compare with one thread's results."""
+    calls = [sample.map(partial(rolled, by=by)) for by in range(4)]
     expected = [effects(op.overload, op, call) for call in calls]
-
-    def first_other(call: Sample, wanted: list[Any]) -> list[Any] | None:
-        """The first result that is not the wanted one, if only by rounding. Between the calls is little else, so that they overlap."""
-        end = thread_time() + (_OVERLAP_S if sample.numel >= _LARGE else _BRIEF_S)
-        while True:
-            found = (
-                effects(op.overload, op, call)
-                if op.schema.mutates
-                else as_list(op.overload(*call.args, **call.kwargs))
-            )
-            if not all(map(_equal, found, wanted)):
-                return found
-            if thread_time() > end:
-                return None
-
-    for found, wanted in zip(pool.map(first_other, calls, expected), expected, strict=True):
+    differing = partial(_first_different, op)
+    for found, wanted in zip(pool.map(differing, calls, expected), expected, strict=True):
         if found is not None:
             assert_same(found, wanted, sample, "a call, with four threads at once,")
 
 
+def _first_different(op: Op, call: Sample, wanted: list[Any]) -> list[Any] | None:
+    """Repeat a call, and return its first results that are not exactly the wanted ones.
+
+    The loop does little besides the calls, so that the calls of the threads overlap.
+    """
+    seconds = _OVERLAP_S if call.numel >= LARGE else _BRIEF_S
+    end = thread_time() + seconds
+    while True:
+        found = _results_of(op, call)
+        if not all(map(_equal, found, wanted)):
+            return found
+        if thread_time() > end:
+            return None
+
+
+def _results_of(op: Op, call: Sample) -> list[Any]:
+    """Return the results of a call, which leaves the sample as it is."""
+    if op.schema.mutates:
+        return effects(op.overload, op, call)
+    return as_list(op.overload(*call.args, **call.kwargs))
+
+
 def _equal(one: object, other: object) -> bool:
-    return (
-        torch.equal(one, other)
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        else one == other
-    )
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return one == other

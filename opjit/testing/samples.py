@@ -1,7 +1,9 @@
 """The calls that check an op: its samples, and variants of them with other layouts and sizes. `trials` yields them one by one."""
 
+import itertools
+import math
 import unittest
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,36 +15,71 @@ from opjit.testing.compare import as_list
 
 LAYOUTS = ("transposed", "gaps", "offset", "expanded")
 SMALL = 10_000  # elements
+LARGE = 1 << 16  # elements: enough for calls to overlap, and for opjit_parallel_for to split
+_KINDS = 8  # of samples that are tried when a large call is needed
 
 
 class Skipped(unittest.SkipTest):
     """A check does not apply to an op; the text says why. pytest reports it as a skip."""
 
 
+class ReferenceFailed(AssertionError):
+    """The op's reference raised an error on a sample. The text names the error and the sample."""
+
+
 class CallWatch:
-    """Hears of a check's calls, and whether "reference" or "kernel" runs. `only` is the one call to make, `number` that of the last."""
+    """Follows the calls of a check.
+
+    Attributes:
+        say: receives each call's number and sample, and then whether "reference" or "kernel" runs.
+        only: the number of the only call to make; None makes them all.
+        number: the number of the last call; None before the first.
+        calls: how many calls the check has made.
+        largest: the most elements that one of these calls had.
+    """
 
     def __init__(
         self, say: Callable[[object], object] = lambda what: None, only: int | None = None
     ) -> None:
-        self.say, self.only = say, only
+        self.say = say
+        self.only = only
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the calls of the check before."""
         self.number: int | None = None
+        self.calls = 0
+        self.largest = 0
+
+    def record(self, number: int, sample: Sample) -> None:
+        """Count a call, and report it before it is made: it may end the process."""
+        self.number = number
+        self.calls += 1
+        self.largest = max(self.largest, sample.numel)
+        self.say((number, str(sample)))
 
 
-watch = ContextVar("watch", default=CallWatch())  # noqa: B039 - nobody reads the default's number
+watch = ContextVar("watch", default=CallWatch())  # noqa: B039 - each check resets it
 
 
 def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield a check's calls in an order that is always the same. A check has one loop over them, and calls the op nowhere else."""
-    watched, number = watch.get(), -1
+    """Yield a check's calls in an order that is always the same.
+
+    A check has one loop over its calls and calls the op nowhere else, so that a call
+    has a number by which `opjit test --sample` repeats it.
+    """
+    watched = watch.get()
+    count = 0
     for number, sample in enumerate(calls):
+        count += 1
         if watched.only in (None, number):
-            watched.number = number
-            watched.say((number, str(sample)))
+            watched.record(number, sample)
             yield sample
-    if watched.only is not None and watched.only > number:
+
+    if watched.only is not None and watched.only >= count:
         raise AssertionError(
-            f"there is no sample {watched.only}: this check calls the op {number + 1} times, counted from 0"
+            f"there is no sample {watched.only}: this check calls the op {count} times, "
+            "counted from 0"
         )
 
 
@@ -53,16 +90,68 @@ def distinct_samples(
     keep: Callable[[Sample], bool] = lambda sample: True,
     what: str = "of few elements",
 ) -> list[Sample]:
-    """Small samples of different kinds, spread over the declared ones. Raises Skipped if `keep` accepts none: those are `what`."""
-    found: dict[tuple[Any, ...], Sample] = {}
-    for sample in op.samples_on(device):
-        if sample.numel <= SMALL and keep(sample):
-            found.setdefault(sample.kind, sample)
-    one_of_each = list(found.values())
-    if not one_of_each:
+    """Choose small declared samples that exercise the op most.
+
+    Each next one has the most ranks, dtypes and layouts that the chosen ones lack, then
+    the most elements, so that further samples never replace a large one by an empty one.
+    Raises Skipped if `keep` accepts no sample; `what` describes the accepted ones.
+    """
+    left = [sample for sample in op.samples_on(device) if sample.numel <= SMALL and keep(sample)]
+    if not left:
         raise Skipped(f"the op declares no sample {what}")
-    step = max(1.0, len(one_of_each) / at_most)
-    return [one_of_each[int(index * step)] for index in range(min(at_most, len(one_of_each)))]
+
+    chosen: list[Sample] = []
+    kinds: set[Hashable] = set()
+    covered: set[Hashable] = set()
+    while left and len(chosen) < at_most:
+        best = _most_useful(left, covered)
+        chosen.append(best)
+        kinds.add(best.kind)
+        covered |= _exercised(best)
+        left = [sample for sample in left if sample.kind not in kinds]
+    return chosen
+
+
+def _most_useful(samples: Iterable[Sample], covered: set[Hashable]) -> Sample:
+    """Return the sample that exercises most besides the covered; of equal ones the largest."""
+
+    def use(sample: Sample) -> tuple[int, int]:
+        return len(_exercised(sample) - covered), sample.numel
+
+    return max(samples, key=use)
+
+
+def _exercised(sample: Sample) -> set[Hashable]:
+    """Return the properties of a sample that a kernel may handle by separate code."""
+    found: set[Hashable] = {str(sample.kwargs)}
+    for tensor in sample.tensors():
+        if tensor.numel():
+            found |= {tensor.dtype, tensor.dim(), f"contiguous {tensor.is_contiguous()}"}
+        else:
+            found.add("empty")
+    return found
+
+
+def large_samples(op: Op, device: str) -> list[Sample]:
+    """Return one call of at least LARGE elements for each kind of sample that can be enlarged.
+
+    The kinds that exercise the op most come first. Raises Skipped if there is no such call.
+    """
+    candidates = distinct_samples(op, device, _KINDS)
+    enlarged = [_enlarged(sample) for sample in candidates]
+    found = [sample for sample in enlarged if sample is not None]
+    if not found:
+        raise Skipped(
+            "no sample can be made large: each one is empty, or its sizes are all 1; add a "
+            "sample with a size of at least 2"
+        )
+    return found
+
+
+def _enlarged(sample: Sample) -> Sample | None:
+    sizes = [sum(size > 1 for size in tensor.shape) for tensor in sample.tensors()]
+    side = math.ceil(LARGE ** (1 / max(1, *sizes)))
+    return resized(sample, [side], floating_only=False)
 
 
 def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
@@ -71,12 +160,26 @@ def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
 
 
 def effects_in_place(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
-    """The same of a call with the sample's own tensors, which an op may write."""
+    """The same of a call with the sample's own tensors, which an op may write.
+
+    Raises ReferenceFailed if the call is the reference's and raises an error.
+    """
     say = watch.get().say
-    say("reference" if call is op._reference else "kernel")  # the time limit is for either
-    results = as_list(call(*sample.args, **sample.kwargs))
+    if call is op._reference:
+        say("reference")  # its time counts against the limit as the kernel's does
+        try:
+            results = as_list(call(*sample.args, **sample.kwargs))
+        except Exception as error:
+            raise ReferenceFailed(
+                f"the reference raises {type(error).__name__} on ({sample}): {error}"
+            ) from error
+    else:
+        say("kernel")
+        results = as_list(call(*sample.args, **sample.kwargs))
     say("kernel")
-    return [*results, *(sample.tensors() if op.schema.mutates else [])]
+
+    written = sample.tensors() if op.schema.mutates else []
+    return [*results, *written]
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -135,15 +238,20 @@ def layouts(op: Op) -> list[str]:
     return [layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates]
 
 
-def resized(sample: Sample, sizes: Sequence[int]) -> Sample | None:
-    """The call with each size above 1 replaced everywhere it occurs, so that tensors of equal sizes keep equal sizes.
-    The sample's elements are repeated as needed. None if the sample has no such size, or not only floating-point tensors."""
-    known = sorted({size for t in sample.tensors() for size in t.shape if size > 1}, reverse=True)
-    if not known or not all(t.numel() and t.dtype.is_floating_point for t in sample.tensors()):
+def resized(sample: Sample, sizes: Sequence[int], floating_only: bool = True) -> Sample | None:
+    """Replace each size above 1 everywhere it occurs, so that tensors of equal sizes keep equal sizes.
+
+    The sample's elements are repeated as needed. Returns None if the sample is empty, has
+    no size above 1, or, with `floating_only`, has a tensor of integers, which may be
+    indices that a smaller size makes invalid.
+    """
+    tensors = sample.tensors()
+    known = sorted({size for t in tensors for size in t.shape if size > 1}, reverse=True)
+    if not known or not all(t.numel() for t in tensors):
         return None
-    drawn = dict(
-        zip(known, (sizes[index % len(sizes)] for index in range(len(known))), strict=True)
-    )
+    if floating_only and not all(t.dtype.is_floating_point for t in tensors):
+        return None
+    drawn = dict(zip(known, itertools.cycle(sizes), strict=False))
 
     def change(t: torch.Tensor) -> torch.Tensor:
         shape = torch.Size(drawn.get(size, size) for size in t.shape)

@@ -25,7 +25,14 @@ from opjit.recipe import toolchain
 from opjit.testing import compare, numerics, sanitize
 from opjit.testing.checks import Check, Line, outcome_of, tally
 from opjit.testing.isolation import Death, supervise
-from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, trials
+from opjit.testing.samples import (
+    SMALL,
+    Skipped,
+    distinct_samples,
+    effects,
+    large_samples,
+    trials,
+)
 
 _CXX = "libstdc++.so.6"  # must be loaded at the start: without its __cxa_throw, libasan aborts at torch's first exception
 _LIBRARIES = {
@@ -238,11 +245,10 @@ def _register(op: Op, library: Path) -> None:
 def _races(op: Op, device: str) -> str:
     """Races between the parts of one call, whose threads the instrumented kernel starts itself, and between calls."""
     torch.set_num_threads(1)  # gcc's OpenMP is not instrumented: its barriers would be unknown
-    own = [sample for sample in op.samples_on(device) if sample.numel > SMALL]  # its largest, too
-    calls = [
-        *numerics.calls_in_threads(op, device),
-        *sorted(own, key=lambda sample: sample.numel)[-1:],
-    ]
+    calls = [*distinct_samples(op, device, 4), *large_samples(op, device)[:2]]
+    declared = [sample for sample in op.samples_on(device) if sample.numel > SMALL]
+    if declared:
+        calls.append(max(declared, key=lambda sample: sample.numel))
     with _report() as report, ThreadPoolExecutor(4) as pool:
         for sample in trials(calls):
             with suppress(AssertionError, RuntimeError):

@@ -191,7 +191,7 @@ opjit_status both_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--only", "resluts"), "there is no check 'resluts'; use results, nan and inf"),
+        (("--only", "resluts"), "there is no check 'resluts'; use results, numbers, nan and inf"),
         (("--sample", "1"), "--sample counts the calls of one check; name it with --only"),
         (
             ("--sanitize", "threads"),
