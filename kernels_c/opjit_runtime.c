@@ -6,14 +6,17 @@
  * replaces; and the count of interrupts, which the libraries of a process share.
  *
  * Contents: 1 dtypes  2 errors  3 memory  4 reading arguments  5 outputs  6 threads  7 after the kernel
- *           8 interrupts  9 registration. Strided access is in opjit_elementwise.c.
+ *           8 interrupts  9 groups of ranks  10 registration. Strided access is in opjit_elementwise.c.
  */
+#include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define OPJIT_PLACE NULL, 0 /* an author gets the place of the call */
@@ -729,6 +732,8 @@ void opjit_free_tensors(torch_ivalue value)
     (void)torch_delete_list(list);
 }
 
+static _Thread_local int32_t *held_lock; /* of the group of ranks that the thread's call uses */
+
 void opjit_free_call(opjit_call *call)
 {
     int32_t entered;
@@ -745,6 +750,10 @@ void opjit_free_call(opjit_call *call)
         (void)aoti_torch_delete_device_guard(call->guard);
     if (call->before >= 0)
         (void)call->device->exchange(call->before, &entered);
+    if (held_lock) {
+        __atomic_store_n(held_lock, 0, __ATOMIC_RELEASE);
+        held_lock = NULL;
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -864,7 +873,66 @@ opjit_status opjit_end_interrupted(opjit_status status)
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* 9. Registration                                                                               */
+/* 9. Groups of ranks, for opjit_peers.h                                                         */
+
+static struct opjit_group *const *first_group; /* the process's list, which opjit.distributed makes */
+
+struct opjit_group *opjit_first_group(void);
+const char *opjit_op_name(void);
+opjit_status opjit_hold(int32_t *lock);
+uint64_t opjit_clock(void);
+void opjit_rest(const uint64_t *at, uint64_t seen);
+void opjit_wake(uint64_t *at);
+OPJIT_EXPORT void opjit_share_groups(struct opjit_group *const *first);
+
+void opjit_share_groups(struct opjit_group *const *first)
+{
+    first_group = first;
+}
+
+struct opjit_group *opjit_first_group(void)
+{
+    return first_group ? __atomic_load_n(first_group, __ATOMIC_ACQUIRE) : NULL;
+}
+
+const char *opjit_op_name(void)
+{
+    return opjit_this.op;
+}
+
+/* Ranks can only match calls of a group that come one after the other: other threads' calls wait until this one ends. */
+opjit_status opjit_hold(int32_t *lock)
+{
+    if (held_lock == lock)
+        return OPJIT_OK;
+    OPJIT_CHECK(!held_lock, "a call uses one group of ranks");
+    while (__atomic_exchange_n(lock, 1, __ATOMIC_ACQUIRE))
+        (void)sched_yield();
+    held_lock = lock;
+    return OPJIT_OK;
+}
+
+uint64_t opjit_clock(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Sleep until another process wakes those that sleep on the word, unless it has changed; for 5 ms at most. */
+void opjit_rest(const uint64_t *at, uint64_t seen)
+{
+    const struct timespec most = {0, 5000000};
+    (void)syscall(SYS_futex, (const uint32_t *)at, FUTEX_WAIT, (uint32_t)seen, &most, NULL, 0);
+}
+
+void opjit_wake(uint64_t *at)
+{
+    (void)syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 10. Registration                                                                              */
 
 static bool prepared;              /* torch's numbers were read */
 static torch_library registration; /* torch's handle, while registered */

@@ -15,6 +15,7 @@ VARIABLES = {
     "OPJIT_LAYERS": "read-only caches that opjit searches first, separated by `:`",
     "OPJIT_OFFLINE": "`1`: never build or ask a remote; an op that is in no cache raises an error",
     "OPJIT_PATH": "absolute paths of folders with your own ops, separated by `:`; opjit runs their `op.py`",
+    "OPJIT_PEER_TIMEOUT": "seconds that a kernel across ranks waits for a rank, instead of the `timeout` of `opjit.distributed.peers`",
     "OPJIT_RECORD": "file in which processes record their ops; `opjit record` sets it",
     "OPJIT_REMOTE": "URL of a remote that opjit asks before it builds an op: `https://`, `s3://`, `gs://`, `file://`",
     "OPJIT_TIMEOUT": "seconds after which the tools of a build are ended; default `3600`, `0` for no limit",

@@ -17,6 +17,8 @@ _DLINFO_LINKMAP = 2  # RTLD_DI_LINKMAP
 _numbers = itertools.count(1)
 _interrupts: int | None = None  # where the first op's library counts interrupts, for all of them
 _sharing = processes.Lock()
+# The address of the newest group of ranks, which every op's library reads; see opjit_peers.h. `opjit.distributed` adds groups in front.
+first_group = ctypes.c_void_p()
 
 
 class Gone(LoadError):
@@ -92,6 +94,9 @@ def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ct
             (ctypes.c_void_p,),
             ctypes.c_uint64,
         )
+        library.opjit_share_groups.argtypes = (ctypes.c_void_p,)
+        library.opjit_share_groups.restype = None
+        library.opjit_share_groups(ctypes.addressof(first_group))
         share = library.opjit_share_interrupts
         share.argtypes, share.restype = (ctypes.c_void_p,), ctypes.c_void_p
         with _sharing:

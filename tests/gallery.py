@@ -82,7 +82,7 @@ CASES = [
         "An op that does not exist",
         'opjit.get("alreduce")',
         "'opjit::alreduce'",
-        "did you mean allreduce?",
+        "did you mean allreduce",
     ),
     Case(
         "A device that torch does not know",

@@ -28,6 +28,7 @@ EXAMPLES: list[OpjitError] = [
     errors.BadSetting("n"),
     errors.RecordError("p"),
     errors.PrecompileError("q", []),
+    errors.PeerLost("r", "0", (1,), "opjit::x"),
     OpjitError("s"),
 ]
 

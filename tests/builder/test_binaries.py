@@ -119,6 +119,7 @@ def test_a_binary_is_stripped_and_exports_opjit_s_functions_only(
         "opjit_redirect",
         "opjit_prepare",
         "opjit_register",
+        "opjit_share_groups",
         "opjit_share_interrupts",
         "opjit_unregister",
         "opjit_vary",

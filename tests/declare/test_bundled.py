@@ -132,10 +132,11 @@ torch.testing.assert_close(torch.export.load({os.fspath(program)!r}).module()(x)
 @pytest.mark.parametrize("name", ["allredduce", "opjit::all_reduce", "Allreduce"])
 def test_an_unknown_op_is_answered_with_the_closest_names(name: str) -> None:
     with pytest.raises(
-        UnknownOp, match=r"no op named 'opjit::.*'.*did you mean allreduce\?"
+        UnknownOp, match=r"no op named 'opjit::.*'.*did you mean .*allreduce"
     ) as caught:
         opjit.get(name, "cpu")
-    assert caught.value.closest == ["allreduce"]
+    assert "allreduce" in caught.value.closest
+    assert "lltm_forward" not in caught.value.closest
     assert isinstance(caught.value, KeyError)
 
 

@@ -1,0 +1,640 @@
+/*
+ * opjit_peers.h - a kernel across the ranks of a group: one GPU for each rank, or CPU ranks of one machine.
+ *
+ *     #include "opjit_peers.h"
+ *
+ *     static __global__ void gather_kernel(const opjit_peers p, const float *x, float *out, int n)
+ *     {
+ *         OPJIT_KERNEL_LOOP(i, n)
+ *             ((float *)p.buffer[p.rank])[i] = x[i];
+ *         OPJIT_BARRIER(&p);
+ *         for (int r = 0; r < p.world; r++)
+ *             OPJIT_KERNEL_LOOP(i, n)
+ *                 out[r * n + i] = ((const float *)p.buffer[r])[i];
+ *         OPJIT_BARRIER(&p);
+ *     }
+ *
+ *     opjit_status gather_cuda(const opjit_tensor *x, const char *group, opjit_tensor *out, cudaStream_t stream)
+ *     {
+ *         opjit_peers peers;
+ *         OPJIT_TRY(opjit_peers_of(&peers, group, x->numel * 4));
+ *         OPJIT_TRY(opjit_empty(out, OPJIT_SIZES(peers.world, x->numel), x->dtype, x));
+ *         OPJIT_TRY(opjit_peers_launch(&peers, (const void *)gather_kernel, 16, 256, stream));
+ *         gather_kernel<<<16, 256, 0, stream>>>(peers, (const float *)x->data, (float *)out->data, (int)x->numel);
+ *         return OPJIT_LAUNCHED();
+ *     }
+ *
+ * All ranks call opjit.distributed.peers(group, bytes) in Python once; the op's schema has `str group`, its name. Then
+ * opjit_peers_of() finds the group without allocating, so the op works in a captured CUDA graph.
+ *
+ * OPJIT_BARRIER joins each block with the blocks of its index on the other ranks: after it, a block sees all that those
+ * wrote before it. Every thread of the block calls it, and every rank launches the same grid. End a kernel with a
+ * barrier if ranks read your buffer: then no rank overwrites it too early.
+ *
+ * A wait never lasts longer than the group's time limit. If a rank does not come, or calls another op, other sizes or
+ * another grid, the wait ends, the kernel returns, and the group is lost for all its ranks: their next calls fail and
+ * name the rank, and opjit.distributed.check() raises PeerLost. Results of that call are undefined; the CUDA context
+ * lives on.
+ *
+ * In a .c file the names are the same, over shared memory and C11 atomics: a rank is a process with one thread in the
+ * op, and OPJIT_BARRIER returns the error from your function.
+ *
+ * Contents: 1 groups  2 waits  3 host side of CUDA  4 barrier, signals  5 words and tiles, for collectives
+ */
+#ifndef OPJIT_PEERS_H
+#define OPJIT_PEERS_H
+
+#include "opjit.h"
+
+#ifdef __CUDACC__
+#include "opjit_cuda.h"
+#define OPJIT_PEER_FUNCTION OPJIT_UNUSED static __device__
+#else
+#define OPJIT_PEER_FUNCTION OPJIT_UNUSED static
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 1. Groups                                                                                      */
+
+enum {
+    OPJIT_RANKS = 8,   /* at most, in a group */
+    OPJIT_SLOTS = 128, /* blocks of a grid that has barriers; slots of signals */
+    OPJIT_OPS = 32     /* that a group remembers by name */
+};
+
+/* A group, as a kernel sees it. Pass it by value. */
+typedef struct opjit_peers {
+    int32_t rank, world;
+    void *buffer[OPJIT_RANKS];     /* each rank's memory, at least the bytes that you asked for */
+    void *inbox[OPJIT_RANKS];      /* each rank's memory for words and tiles (5); NULL on the CPU */
+    uint64_t *signal[OPJIT_RANKS]; /* each rank's signals: counts, and what was called */
+    uint32_t *count;               /* own memory: how often each slot has signalled and waited */
+    uint32_t *lost;                /* pinned host memory of the machine: [0] 1 + a missing rank, [1 + rank] why */
+    uint64_t timeout;              /* of a wait, in nanoseconds */
+    uint32_t call;                 /* the op and the bytes: ranks that differ in it are not in the same call */
+    uint32_t op;                   /* its number in the group */
+    int32_t grid;                  /* blocks that opjit_peers_launch() has checked */
+    int64_t bytes;                 /* of a buffer */
+    struct opjit_group *group;     /* of the host */
+} opjit_peers;
+
+/* Why a rank is lost; `op` shifted by 8 is added to it. */
+enum { OPJIT_LATE = 1, OPJIT_DIED = 2, OPJIT_DIFFERS = 3, OPJIT_UNCHECKED = 4 };
+
+/* The name of an op that a rank has called, in memory that all ranks share. */
+typedef struct opjit_named {
+    uint32_t hash;
+    char name[92];
+} opjit_named;
+
+/* A group, as opjit.distributed makes it: opjit/distributed/peers.py has the same fields. */
+typedef struct opjit_group {
+    uint64_t size; /* of this struct */
+    struct opjit_group *next;
+    const char *name;
+    int32_t device; /* the CUDA device's index; -1 for CPU ranks */
+    int32_t lock;
+    opjit_named *ops; /* OPJIT_OPS of them */
+    void *stream, *event; /* of the last call */
+    uint64_t capture;     /* the graph that it was captured into, or 0 */
+    uint64_t calls;
+    opjit_peers peers;
+} opjit_group;
+
+/* Of opjit_runtime.c: the process's groups, the newest first; the name of this library's op; a lock until the call ends. */
+opjit_group *opjit_first_group(void);
+const char *opjit_op_name(void);
+opjit_status opjit_hold(int32_t *lock);
+
+/* For waits of CPU ranks: nanoseconds; sleep until the word changes, 5 ms at most; wake ranks that sleep on it. */
+uint64_t opjit_clock(void);
+void opjit_rest(const uint64_t *at, uint64_t seen);
+void opjit_wake(uint64_t *at);
+
+#ifdef __cplusplus
+}
+#endif
+
+OPJIT_UNUSED static uint32_t opjit_mix(uint32_t hash, uint64_t number)
+{
+    hash = (hash ^ (uint32_t)number) * 0x9e3779b1u;
+    hash = (hash ^ (uint32_t)(number >> 32)) * 0x85ebca6bu;
+    return hash ^ hash >> 15;
+}
+
+/* What all ranks must agree on: op, bytes and world. */
+OPJIT_UNUSED static uint32_t opjit_call_of(int64_t bytes, int32_t world)
+{
+    uint32_t hash = opjit_mix((uint32_t)world, (uint64_t)bytes);
+    for (const char *letter = opjit_op_name(); *letter; letter++)
+        hash = opjit_mix(hash, (uint64_t)(unsigned char)*letter);
+    return hash;
+}
+
+/* The op's number in its group, which error words have: its place in a table that all ranks share. */
+OPJIT_UNUSED static uint32_t opjit_op_number(const opjit_group *group)
+{
+    const uint32_t hash = opjit_call_of(0, 0) | 1;
+    for (uint32_t i = 0; i < OPJIT_OPS; i++) {
+        opjit_named *op = &group->ops[i];
+        uint32_t found = 0;
+        if (__atomic_compare_exchange_n(&op->hash, &found, hash, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            strncpy(op->name, opjit_op_name(), sizeof op->name - 1);
+        if (found == 0 || found == hash)
+            return i;
+    }
+    return OPJIT_OPS;
+}
+
+/* Ranks of one call agree on this number, for example the sizes; if not, the call ends with an error on all ranks. */
+OPJIT_UNUSED static void opjit_agree(opjit_peers *p, int64_t number)
+{
+    p->call = opjit_mix(p->call, (uint64_t)number);
+}
+
+OPJIT_UNUSED static opjit_status opjit_lost_error(const opjit_group *group)
+{
+    static const char *const why[] = {"was lost", "did not come in time", "has died",
+                                      "called another op, other sizes or another grid",
+                                      "launched a kernel without opjit_peers_launch()"};
+    const uint32_t *lost = group->peers.lost;
+    const uint32_t rank = lost[0] - 1, reason = lost[1 + rank % OPJIT_RANKS], op = reason >> 8;
+    const bool waited = reason && (reason & 255) != OPJIT_DIED && op < OPJIT_OPS;
+    OPJIT_FAIL("PeerLost: rank %u of group %s %s%s%s; opjit.distributed.check(group) raises this as PeerLost, and the "
+               "ranks that are left can make a smaller group",
+               rank, group->name, why[(reason & 255) < 5 ? reason & 255 : 0], waited ? " in " : "", waited ? group->ops[op].name : "");
+}
+
+/*
+ * Find a group by its name, with buffers of at least so many bytes. It neither allocates nor synchronizes. Ranks of one
+ * call pass the same number of bytes: if they differ, the call ends with an error on all ranks.
+ */
+OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_of(opjit_peers *peers, const char *name, int64_t bytes)
+{
+#ifdef __CUDACC__
+    int32_t device = 0;
+    const char *of_device = "on this CUDA device";
+    OPJIT_CUDA_CHECK(cudaGetDevice(&device));
+#else
+    const int32_t device = -1;
+    const char *of_device = "of CPU ranks";
+#endif
+    opjit_group *group = opjit_first_group();
+    while (group && (group->device != device || strcmp(group->name, name) != 0))
+        group = group->next;
+    OPJIT_CHECK(group != NULL,
+                "there is no group %s %s; call opjit.distributed.peers() for it on all ranks first, outside a CUDA graph",
+                name, of_device);
+    OPJIT_CHECK(group->size == sizeof *group, "another version of opjit made the group %s", name);
+    OPJIT_CHECK(bytes <= group->peers.bytes,
+                "the call needs %lld bytes of each rank, and group %s has %lld; call opjit.distributed.peers(bytes=%lld)",
+                (long long)bytes, name, (long long)group->peers.bytes, (long long)bytes);
+    OPJIT_TRY(opjit_hold(&group->lock));
+    if (__atomic_load_n(&group->peers.lost[0], __ATOMIC_ACQUIRE))
+        return opjit_lost_error(group);
+    *peers = group->peers;
+    peers->group = group;
+    peers->op = opjit_op_number(group);
+    peers->call = opjit_call_of(bytes, peers->world);
+    return OPJIT_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 2. Waits                                                                                       */
+
+/* A signal is a count and what was called. Counts wrap around: one is reached if it is less than 2^31 behind. */
+OPJIT_HOST_DEVICE bool opjit_reached(uint64_t signal, uint32_t count)
+{
+    return (uint32_t)signal - count < 1u << 31;
+}
+
+OPJIT_HOST_DEVICE uint64_t opjit_signal_of(uint32_t count, uint32_t call)
+{
+    return (uint64_t)call << 32 | count;
+}
+
+/* Kinds of signals, each with a word for every slot and every rank that sends it; then a word of a rank that sleeps. */
+enum { OPJIT_BARRIERS, OPJIT_SIGNALS, OPJIT_WORDS, OPJIT_RING_A, OPJIT_RING_B, OPJIT_SIGNAL_KINDS };
+
+OPJIT_HOST_DEVICE uint64_t *opjit_signal_at(const opjit_peers *p, int to, int kind, int slot, int from)
+{
+    return p->signal[to] + (kind * OPJIT_SLOTS + slot) * OPJIT_RANKS + from;
+}
+
+/* A slot's own counts: one for each kind, then the signals sent to each rank and got from each. */
+enum { OPJIT_SENT = OPJIT_SIGNAL_KINDS, OPJIT_GOT = OPJIT_SENT + OPJIT_RANKS, OPJIT_COUNTS = OPJIT_GOT + OPJIT_RANKS };
+
+OPJIT_HOST_DEVICE uint32_t *opjit_count_at(const opjit_peers *p, int slot, int which)
+{
+    return p->count + slot * OPJIT_COUNTS + which;
+}
+
+#ifdef __CUDACC__
+OPJIT_PEER_FUNCTION void opjit_release(uint64_t *at, uint64_t value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+OPJIT_PEER_FUNCTION void opjit_relaxed(uint64_t *at, uint64_t value)
+{
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+OPJIT_PEER_FUNCTION uint64_t opjit_acquire(const uint64_t *at)
+{
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+OPJIT_PEER_FUNCTION uint32_t opjit_load_lost(const uint32_t *at)
+{
+    uint32_t value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+OPJIT_PEER_FUNCTION void opjit_store_lost(uint32_t *at, uint32_t value)
+{
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+OPJIT_PEER_FUNCTION uint64_t opjit_now(void)
+{
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+#else
+OPJIT_PEER_FUNCTION uint64_t opjit_acquire(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
+}
+OPJIT_PEER_FUNCTION uint32_t opjit_load_lost(const uint32_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_RELAXED);
+}
+OPJIT_PEER_FUNCTION void opjit_store_lost(uint32_t *at, uint32_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+}
+#define opjit_now opjit_clock
+#endif
+
+/* The group is lost for all ranks: say why, then that it is. A later reason may overwrite an earlier one. */
+OPJIT_PEER_FUNCTION void opjit_lose(const opjit_peers *p, int rank, uint32_t why)
+{
+    opjit_store_lost(p->lost + 1 + rank, why | p->op << 8);
+    if (!opjit_load_lost(p->lost))
+        opjit_store_lost(p->lost, 1 + (uint32_t)rank);
+}
+
+/* After a look in vain: may the wait go on? It costs a wait that ends soon nothing, since only each 64th look asks. */
+OPJIT_PEER_FUNCTION bool opjit_patient(const opjit_peers *p, int from, uint32_t looks, uint64_t *since)
+{
+    if (looks % 64)
+        return true;
+    const uint64_t now = opjit_now();
+    if (opjit_load_lost(p->lost))
+        return false;
+    if (*since == 0)
+        *since = now;
+    if (now - *since < p->timeout)
+        return true;
+    opjit_lose(p, from, OPJIT_LATE);
+    return false;
+}
+
+#ifndef __CUDACC__
+/* A rank that waits looks for some microseconds, then sleeps: a full machine has no processor to look with. It says so in
+ * a word of its own, which ranks that signal read. */
+OPJIT_PEER_FUNCTION void opjit_sleep(const opjit_peers *p, const uint64_t *at, uint64_t seen)
+{
+    uint64_t *sleeps = opjit_signal_at(p, p->rank, OPJIT_SIGNAL_KINDS, 0, 0);
+    __atomic_store_n(sleeps, 1, __ATOMIC_SEQ_CST);
+    if (opjit_acquire(at) == seen)
+        opjit_rest(at, seen);
+    __atomic_store_n(sleeps, 0, __ATOMIC_SEQ_CST);
+}
+#endif
+
+/* Wait for a signal to this rank until it has reached the count. False: the group is lost. */
+OPJIT_PEER_FUNCTION bool opjit_await(const opjit_peers *p, int kind, int slot, int from, uint64_t wanted)
+{
+    const uint64_t *at = opjit_signal_at(p, p->rank, kind, slot, from);
+    uint64_t seen, since = 0;
+    for (uint32_t looks = 1; !opjit_reached(seen = opjit_acquire(at), (uint32_t)wanted); looks++) {
+        if (!opjit_patient(p, from, looks, &since))
+            return false;
+#ifndef __CUDACC__
+        if (looks % 512 == 0)
+            opjit_sleep(p, at, seen);
+#endif
+    }
+    if ((uint32_t)seen != (uint32_t)wanted || seen == wanted)
+        return true; /* the rank is ahead: it has compared the calls itself */
+    opjit_lose(p, from, OPJIT_DIFFERS);
+    return false;
+}
+
+/* Signal a rank: what this thread and, after __syncthreads(), its block wrote before is seen by a rank that waits. */
+OPJIT_PEER_FUNCTION void opjit_send(const opjit_peers *p, int kind, int slot, int to, uint64_t signal)
+{
+    uint64_t *at = opjit_signal_at(p, to, kind, slot, p->rank);
+#ifdef __CUDACC__
+    opjit_release(at, signal);
+#else
+    __atomic_store_n(at, signal, __ATOMIC_SEQ_CST);
+    if (opjit_acquire(opjit_signal_at(p, to, OPJIT_SIGNAL_KINDS, 0, 0)))
+        opjit_wake(at);
+#endif
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 3. Host side of CUDA                                                                           */
+
+#ifdef __CUDACC__
+/* The blocks of a kernel that fit on the device at once; asked once for a kernel and thread, as it takes a microsecond. */
+OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_most_blocks(const void *kernel, int threads, size_t shared,
+                                                                  int *most)
+{
+    static __thread struct {
+        const void *kernel;
+        size_t shared;
+        int threads, most;
+    } known[8];
+    int per_processor, processors;
+    const size_t place = ((uintptr_t)kernel >> 4) % 8;
+    if (known[place].kernel != kernel || known[place].threads != threads || known[place].shared != shared) {
+        OPJIT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, shared));
+        OPJIT_TRY(opjit_multiprocessors(&processors));
+        known[place].kernel = kernel;
+        known[place].shared = shared;
+        known[place].threads = threads;
+        known[place].most = per_processor * processors;
+    }
+    *most = known[place].most;
+    return OPJIT_OK;
+}
+
+/* Calls of one group run one after the other: a call on another stream than the last waits for that, by an event. */
+OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_after_last(opjit_group *group, cudaStream_t stream)
+{
+    cudaStreamCaptureStatus status;
+    unsigned long long capture = 0;
+    OPJIT_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
+    if (status != cudaStreamCaptureStatusActive)
+        capture = 0;
+    if (group->calls++ && group->stream != stream && group->capture == capture) {
+        if (!group->event)
+            OPJIT_CUDA_CHECK(cudaEventCreateWithFlags((cudaEvent_t *)&group->event, cudaEventDisableTiming));
+        OPJIT_CUDA_CHECK(cudaEventRecord((cudaEvent_t)group->event, (cudaStream_t)group->stream));
+        OPJIT_CUDA_CHECK(cudaStreamWaitEvent(stream, (cudaEvent_t)group->event, 0));
+    }
+    group->stream = stream;
+    group->capture = capture;
+    return OPJIT_OK;
+}
+
+/*
+ * Before each launch of a kernel that waits: refuses a grid of which not all blocks fit on the device at once, since they
+ * would wait for blocks that cannot start, and puts the call behind the group's last one. A kernel that was launched
+ * without it ends with an error at its first wait.
+ */
+OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_launch(opjit_peers *p, const void *kernel, int blocks,
+                                                                   int threads, size_t shared, cudaStream_t stream)
+{
+    int most;
+    OPJIT_TRY(opjit_most_blocks(kernel, threads, shared, &most));
+    OPJIT_CHECK(blocks <= most, "%d blocks wait for each other, but only %d fit on the device at once; launch fewer",
+                blocks, most);
+    OPJIT_CHECK(blocks <= OPJIT_SLOTS, "%d blocks wait for other ranks; launch at most %d", blocks, OPJIT_SLOTS);
+    OPJIT_TRY(opjit_after_last(p->group, stream));
+    p->grid = blocks;
+    opjit_agree(p, (int64_t)blocks << 32 | threads);
+    return OPJIT_OK;
+}
+#endif
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 4. Barrier, signals                                                                            */
+
+#ifdef __CUDACC__
+/* Was the launch checked? */
+OPJIT_PEER_FUNCTION bool opjit_is_checked(const opjit_peers *p)
+{
+    if (p->grid == (int)gridDim.x && gridDim.y == 1 && gridDim.z == 1)
+        return true;
+    opjit_lose(p, p->rank, OPJIT_UNCHECKED);
+    return false;
+}
+
+/* All threads of a block; false if the group is lost. */
+OPJIT_PEER_FUNCTION bool opjit_barrier(const opjit_peers *p)
+{
+    const int thread = threadIdx.x, slot = blockIdx.x;
+    uint32_t *own = opjit_count_at(p, slot, OPJIT_BARRIERS);
+    const uint32_t count = *own + 1;
+    bool came = opjit_is_checked(p);
+    __syncthreads();
+    if (came && thread < p->world) {
+        opjit_send(p, OPJIT_BARRIERS, slot, thread, opjit_signal_of(count, p->call));
+        came = opjit_await(p, OPJIT_BARRIERS, slot, thread, opjit_signal_of(count, p->call));
+    }
+    if (thread == 0)
+        *own = count;
+    return __syncthreads_and(came);
+}
+
+#define OPJIT_BARRIER(p_) \
+    do { \
+        if (!opjit_barrier(p_)) \
+            return; \
+    } while (0)
+
+/* One thread: false if the group is lost. */
+#define OPJIT_WAITED bool
+#define OPJIT_WAITED_FOR(p_, came_) (came_)
+#else
+OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_barrier(const opjit_peers *p)
+{
+    uint32_t *own = opjit_count_at(p, 0, OPJIT_BARRIERS);
+    const uint64_t signal = opjit_signal_of(++*own, p->call);
+    for (int r = 0; r < p->world; r++)
+        opjit_send(p, OPJIT_BARRIERS, 0, r, signal);
+    for (int r = 0; r < p->world; r++)
+        if (!opjit_await(p, OPJIT_BARRIERS, 0, r, signal))
+            return opjit_lost_error(p->group);
+    return OPJIT_OK;
+}
+
+#define OPJIT_BARRIER(p_) OPJIT_TRY(opjit_barrier(p_))
+#define OPJIT_WAITED OPJIT_MUST_USE opjit_status
+#define OPJIT_WAITED_FOR(p_, came_) ((came_) ? OPJIT_OK : opjit_lost_error((p_)->group))
+#endif
+
+/*
+ * Point to point, by one thread for each slot: opjit_wait(&p, slot, a) on rank b returns after opjit_signal(&p, slot, b)
+ * on rank a, and then sees all that a wrote before. Signals of a slot are counted: the n-th wait is for the n-th signal.
+ * In CUDA, opjit_wait returns false if the group is lost; in C, an error.
+ */
+OPJIT_PEER_FUNCTION void opjit_signal(const opjit_peers *p, int slot, int to)
+{
+    const uint32_t count = ++*opjit_count_at(p, slot, OPJIT_SENT + to);
+    opjit_send(p, OPJIT_SIGNALS, slot, to, opjit_signal_of(count, p->call));
+}
+
+OPJIT_PEER_FUNCTION OPJIT_WAITED opjit_wait(const opjit_peers *p, int slot, int from)
+{
+    const uint32_t count = ++*opjit_count_at(p, slot, OPJIT_GOT + from);
+    const bool came = opjit_await(p, OPJIT_SIGNALS, slot, from, opjit_signal_of(count, p->call));
+    return OPJIT_WAITED_FOR(p, came);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* 5. Words and tiles, for collectives                                                            */
+
+#ifdef __CUDACC__
+/*
+ * All collectives of a group share its inboxes, in which each block has places for what each rank sends it. Places are
+ * used in turn, and a rank writes to one again only when the reader's later messages show that it was read: no barrier
+ * ends a call. Every rank's inbox has, in bytes,
+ *
+ *     words   [2 turns][from rank][block][OPJIT_WORDS_OF_BLOCK]    16 each: 12 of data, and the count
+ *     tiles   [2 rings][from rank][block][4 turns]                 OPJIT_TILE_BYTES each
+ */
+enum { OPJIT_BLOCKS = 64, OPJIT_WORDS_OF_BLOCK = 1024, OPJIT_TILE_BYTES = 16384, OPJIT_TURNS = 4 };
+
+/*
+ * Words: every one says by itself that it has come, since its 16 bytes are stored and loaded at once. No fence, no
+ * signal: the fastest way for few bytes.
+ *
+ *     const uint32_t count = opjit_begin_words(&p);
+ *     opjit_push(&p, to, count, i, data);                // to each rank: at most OPJIT_WORDS_OF_BLOCK words of a block
+ *     came &= opjit_pull(&p, from, count, i, data);      // from each rank
+ *     opjit_end_words(&p, count, came);
+ */
+typedef struct opjit_word {
+    uint32_t data[3];
+} opjit_word;
+
+OPJIT_PEER_FUNCTION uint32_t *opjit_word_at(const opjit_peers *p, int at, int from, uint32_t count, int i)
+{
+    const int64_t block = ((int64_t)(count & 1) * p->world + from) * OPJIT_BLOCKS + blockIdx.x;
+    return (uint32_t *)p->inbox[at] + (block * OPJIT_WORDS_OF_BLOCK + i) * 4;
+}
+
+OPJIT_PEER_FUNCTION void opjit_push(const opjit_peers *p, int to, uint32_t count, int i, opjit_word word)
+{
+    asm volatile("{\n\t.reg .b128 word;\n\t.reg .b64 low, high;\n\t"
+                 "mov.b64 low, {%1, %2};\n\tmov.b64 high, {%3, %4};\n\tmov.b128 word, {low, high};\n\t"
+                 "st.relaxed.sys.global.b128 [%0], word;\n\t}" ::"l"(opjit_word_at(p, to, p->rank, count, i)),
+                 "r"(word.data[0]), "r"(word.data[1]), "r"(word.data[2]), "r"(count)
+                 : "memory");
+}
+
+/* One look: has the word come? */
+OPJIT_PEER_FUNCTION bool opjit_peek(const opjit_peers *p, int from, uint32_t count, int i, opjit_word *word)
+{
+    uint32_t seen;
+    asm volatile("{\n\t.reg .b128 word;\n\t.reg .b64 low, high;\n\t"
+                 "ld.relaxed.sys.global.b128 word, [%4];\n\tmov.b128 {low, high}, word;\n\t"
+                 "mov.b64 {%0, %1}, low;\n\tmov.b64 {%2, %3}, high;\n\t}"
+                 : "=r"(word->data[0]), "=r"(word->data[1]), "=r"(word->data[2]), "=r"(seen)
+                 : "l"(opjit_word_at(p, p->rank, from, count, i))
+                 : "memory");
+    return seen == count;
+}
+
+OPJIT_PEER_FUNCTION bool opjit_pull(const opjit_peers *p, int from, uint32_t count, int i, opjit_word *word)
+{
+    uint64_t since = 0;
+    for (uint32_t looks = 1; !opjit_peek(p, from, count, i, word); looks++)
+        if (!opjit_patient(p, from, looks, &since))
+            return false;
+    return true;
+}
+
+/*
+ * Counts come back after 2^32 calls, and a word that no call has written since would seem to have come. So each 2^24
+ * calls, before this call's own words allow a rank to send the next ones, all words of the other turn get this count.
+ */
+OPJIT_PEER_FUNCTION void opjit_forget_words(const opjit_peers *p, uint32_t count)
+{
+    for (int from = 0; from < p->world; from++)
+        for (int i = threadIdx.x; i < OPJIT_WORDS_OF_BLOCK; i += blockDim.x)
+            opjit_word_at(p, p->rank, from, count + 1, i)[3] = count;
+    __threadfence_system();
+    __syncthreads();
+}
+
+/* All threads of a block. Ranks exchange what they call while the words are on their way. */
+OPJIT_PEER_FUNCTION uint32_t opjit_begin_words(const opjit_peers *p)
+{
+    const uint32_t count = *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) + 1;
+    if ((count & 0xffffff) < 2)
+        opjit_forget_words(p, count);
+    if ((int)threadIdx.x < p->world)
+        opjit_relaxed(opjit_signal_at(p, threadIdx.x, OPJIT_WORDS, blockIdx.x, p->rank),
+                      opjit_signal_of(count, p->call));
+    return count;
+}
+
+OPJIT_PEER_FUNCTION bool opjit_end_words(const opjit_peers *p, uint32_t count, bool came)
+{
+    if (came && (int)threadIdx.x < p->world)
+        came = opjit_is_checked(p) &&
+               opjit_await(p, OPJIT_WORDS, blockIdx.x, threadIdx.x, opjit_signal_of(count, p->call));
+    came = __syncthreads_and(came);
+    if (threadIdx.x == 0)
+        *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) = count;
+    return came;
+}
+
+/*
+ * Tiles: a block writes one to each rank, signals, and waits for theirs. Several are on their way at once: the n-th may be
+ * sent when the (n - 2)-th was read here, as each loop over steps does that sends step n, then reads step n - 1.
+ *
+ *     uint32_t count = opjit_begin_tiles(&p, ring);
+ *     ... write to opjit_tile(&p, ring, to, p.rank, count) ...
+ *     opjit_send_tiles(&p, ring, count);                       // to all ranks
+ *     if (!opjit_await_tiles(&p, ring, count))                 // from all ranks
+ *         return;
+ *     ... read opjit_tile(&p, ring, p.rank, from, count) ...
+ *     opjit_end_tiles(&p, ring, count);
+ */
+OPJIT_PEER_FUNCTION void *opjit_tile(const opjit_peers *p, int ring, int at, int from, uint32_t count)
+{
+    const int64_t words = (int64_t)2 * p->world * OPJIT_BLOCKS * OPJIT_WORDS_OF_BLOCK * 16;
+    const int64_t block = ((int64_t)(ring - OPJIT_RING_A) * p->world + from) * OPJIT_BLOCKS + blockIdx.x;
+    return (char *)p->inbox[at] + words + (block * OPJIT_TURNS + count % OPJIT_TURNS) * OPJIT_TILE_BYTES;
+}
+
+OPJIT_PEER_FUNCTION uint32_t opjit_begin_tiles(const opjit_peers *p, int ring)
+{
+    return *opjit_count_at(p, blockIdx.x, ring) + 1;
+}
+
+OPJIT_PEER_FUNCTION void opjit_send_tiles(const opjit_peers *p, int ring, uint32_t count)
+{
+    __syncthreads();
+    if ((int)threadIdx.x < p->world)
+        opjit_send(p, ring, blockIdx.x, threadIdx.x, opjit_signal_of(count, p->call));
+}
+
+OPJIT_PEER_FUNCTION bool opjit_await_tiles(const opjit_peers *p, int ring, uint32_t count)
+{
+    bool came = true;
+    if ((int)threadIdx.x < p->world)
+        came = opjit_is_checked(p) && opjit_await(p, ring, blockIdx.x, threadIdx.x, opjit_signal_of(count, p->call));
+    return __syncthreads_and(came);
+}
+
+/* `next` is the count after the last tile. */
+OPJIT_PEER_FUNCTION void opjit_end_tiles(const opjit_peers *p, int ring, uint32_t next)
+{
+    if (threadIdx.x == 0)
+        *opjit_count_at(p, blockIdx.x, ring) = next - 1;
+}
+#endif
+
+#endif

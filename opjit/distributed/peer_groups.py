@@ -1,0 +1,328 @@
+"""Groups of ranks whose kernels reach each other's memory; kernels_c/opjit_peers.h is what a kernel sees of them.
+
+The ranks of a group are processes of one machine. They share a page with the group's error words, which the kernels of all ranks and a
+thread in each process write: the thread waits for the other processes to end. `peer_memory` gets the memory that kernels use."""
+
+import ctypes
+import math
+import os
+import select
+import threading
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from opjit import loader, processes
+from opjit.distributed import peer_memory
+from opjit.distributed.peer_memory import INBOX_BYTES, SIGNAL_BYTES, PeerMemory
+from opjit.errors import BadSetting, PeerLost
+
+MAX_RANKS = 8
+_ALONE = "alone"  # the group of a process that is in no process group
+_DIED = 2  # OPJIT_DIED
+_REASONS = {
+    1: "did not come in time",
+    _DIED: "has ended",
+    3: "called another op, other sizes or another grid",
+    4: "launched a kernel without opjit_peers_launch()",
+}
+_Value = TypeVar("_Value")
+_Pointers = ctypes.c_void_p * MAX_RANKS
+
+
+class _PeersStruct(ctypes.Structure):
+    """opjit_peers."""
+
+    _fields_ = (
+        ("rank", ctypes.c_int32),
+        ("world", ctypes.c_int32),
+        ("buffer", _Pointers),
+        ("inbox", _Pointers),
+        ("signal", _Pointers),
+        ("count", ctypes.c_void_p),
+        ("lost", ctypes.c_void_p),
+        ("timeout", ctypes.c_uint64),
+        ("call", ctypes.c_uint32),
+        ("op", ctypes.c_uint32),
+        ("grid", ctypes.c_int32),
+        ("bytes", ctypes.c_int64),
+        ("group", ctypes.c_void_p),
+    )
+
+
+class _GroupStruct(ctypes.Structure):
+    """opjit_group."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint64),
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("device", ctypes.c_int32),
+        ("lock", ctypes.c_int32),
+        ("ops", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("event", ctypes.c_void_p),
+        ("capture", ctypes.c_uint64),
+        ("calls", ctypes.c_uint64),
+        ("peers", _PeersStruct),
+    )
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A group of ranks whose kernels reach each other's memory. Pass `name` to ops as their ``str group``."""
+
+    name: str
+    rank: int
+    world: int
+    device: torch.device
+    bytes: int  # of the buffer that each rank offers
+    timeout: float  # seconds that a kernel waits for a rank
+
+    def check(self) -> None:
+        """Raise PeerLost if a rank was lost, as `opjit.distributed.check` does."""
+        check(self.name)
+
+
+@dataclass(frozen=True)
+class _LiveGroup:
+    """A group, and the memory that libraries and kernels read for as long as the process lives."""
+
+    peers: Peers
+    struct: _GroupStruct
+    memory: PeerMemory
+
+    def lost(self) -> dict[int, int]:
+        """Return the error words of lost ranks by their numbers."""
+        words = self.memory.lost
+        first = words[0] - 1
+        found = {rank: words[1 + rank] for rank in range(self.peers.world) if words[1 + rank]}
+        return found if first < 0 or found else {first: 0}
+
+    def lose(self, rank: int, reason: int) -> None:
+        words = self.memory.lost
+        words[1 + rank] = words[1 + rank] or reason
+        words[0] = words[0] or 1 + rank
+
+
+_groups: list[
+    _LiveGroup
+] = []  # the newest last; never removed, because captured graphs use their memory
+_lock = processes.Lock()
+
+
+def peers(
+    group: Any = None,
+    bytes: int = 1 << 20,  # noqa: A002 - the field's word; nothing here needs the type
+    timeout: float = 10.0,
+    device: Any = None,
+) -> Peers:
+    """Let kernels of all ranks of a group reach each other's memory. Every rank of the group calls this once, outside a CUDA graph.
+
+    Ops with a ``str group`` argument find the group by the returned `name`. On CUDA, each rank has one GPU, and all reach each other by
+    NVLink or PCIe, which a test with patterns in both directions confirms. Besides the buffer, each rank gives 10 MiB for each rank of the
+    group to opjit's collectives. On the CPU, ranks are processes that share memory.
+
+    A second call for a group that has enough bytes returns the same group. A wait that lasts longer than `timeout` loses the group for all
+    its ranks; a rank that is only late, for example because it compiles, needs a longer one.
+
+    Args:
+        group: a process group of torch.distributed; None is the default group or, without one, this rank alone.
+        bytes: of the buffer that each rank offers to ops that ask for one (`opjit_peers_of`).
+        timeout: seconds that a kernel waits for a rank; the environment variable OPJIT_PEER_TIMEOUT overrides it.
+        device: ``"cpu"`` or ``"cuda"``; None is the current accelerator, else the CPU.
+
+    Raises:
+        BadSetting: the arguments differ between the ranks, or are invalid.
+        PeerLost: the group was lost; make a smaller one of the ranks that are left.
+        OpjitError: the ranks are on several machines, or their GPUs do not reach each other.
+
+    Example:
+        >>> group = opjit.distributed.peers(device="cpu")
+        >>> opjit.get("all_reduce_ranks", "cpu")(torch.ones(2), group.name)
+        tensor([1., 1.])
+    """
+    where = _device(device)
+    members = _members(group)
+    wanted = Peers(
+        members.name, members.rank, members.world, where, max(bytes, 0), _timeout(timeout)
+    )
+    known = _find(members.name, where)
+    if known is not None and known.peers.bytes >= bytes:
+        check(members.name)
+        return known.peers
+    asked = members.exchange((bytes, where.type))
+    if len(set(asked)) > 1:
+        raise BadSetting(
+            f"the ranks of group {members.name} must call opjit.distributed.peers with the same arguments; bytes and device are {asked}"
+        )
+    if members.world > MAX_RANKS:
+        raise BadSetting(f"a group has at most {MAX_RANKS} ranks, not {members.world}")
+    memory = peer_memory.obtain(wanted.bytes, members.rank, where, members.name, members.exchange)
+    live = _LiveGroup(wanted, _described(wanted, memory), memory)
+    with _lock:
+        _groups.append(live)
+        live.struct.next = loader.first_group.value
+        loader.first_group.value = ctypes.addressof(live.struct)
+    if members.world > 1:
+        threading.Thread(target=_watch, args=(live,), name="opjit peers", daemon=True).start()
+    members.exchange(None)  # no rank calls before all are ready
+    return wanted
+
+
+def check(group: Any = None) -> None:
+    """Raise PeerLost if a rank of the group was lost: it ended, did not come in time, or called something else.
+
+    Call it where a program reads results of kernels across ranks, for example after a replayed graph was synchronized. It costs less than
+    a microsecond, because it only reads memory.
+
+    Args:
+        group: as for `peers`, or the name of a group.
+
+    Raises:
+        PeerLost: with `ranks`, and `op` if a kernel waited for them.
+
+    Example:
+        >>> opjit.distributed.check()
+    """
+    name = group if isinstance(group, str) else _members(group).name
+    for live in _groups:
+        lost = live.lost() if live.peers.name == name else {}
+        if not lost:
+            continue
+        numbers = [word >> 8 for word in lost.values() if word & 255 != _DIED]
+        op = live.memory.op_name(numbers[0]) if numbers else None
+        reasons = [
+            f"rank {rank} {_REASONS.get(word & 255, 'was lost')}" for rank, word in lost.items()
+        ]
+        raise PeerLost(
+            f"group {name}{f' in {op}' if op else ''}: {', '.join(reasons)}; the ranks that are left can make a smaller group",
+            name,
+            tuple(lost),
+            op,
+        )
+
+
+@dataclass(frozen=True)
+class _Members:
+    """This process's part in a group of torch.distributed."""
+
+    name: str
+    rank: int
+    world: int
+    group: Any
+
+    def exchange(self, value: _Value) -> list[_Value]:
+        """Give a value to all ranks of the group, and return those of all."""
+        if self.world == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+
+def _members(group: Any) -> _Members:
+    import torch.distributed as dist
+
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return _Members(_ALONE, 0, 1, None)
+    chosen: Any = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(chosen)
+    if rank < 0:
+        raise BadSetting("this rank is not in the group that opjit.distributed.peers was given")
+    return _Members(chosen.group_name, rank, dist.get_world_size(chosen), chosen)
+
+
+def gathered(x: torch.Tensor, name: str) -> list[torch.Tensor]:
+    """Return the tensor of each rank of a group, by torch: for references of ops, which must not use opjit's own collectives.
+
+    Example:
+        >>> opjit.distributed.gathered(torch.ones(2), opjit.distributed.peers(device="cpu").name)
+        [tensor([1., 1.])]
+    """
+    if name == _ALONE:
+        return [x]
+    import torch.distributed as dist
+
+    from_name: Any = dist.distributed_c10d
+    group = from_name._resolve_process_group(name)
+    parts = [
+        torch.empty_like(x, memory_format=torch.contiguous_format)
+        for _ in range(dist.get_world_size(group))
+    ]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return parts
+
+
+def _device(device: Any) -> torch.device:
+    accelerator = torch.accelerator.current_accelerator()
+    chosen = torch.device(device if device is not None else accelerator or "cpu")
+    if chosen.type not in ("cpu", "cuda"):
+        raise BadSetting(f"opjit.distributed.peers supports cpu and cuda, not {chosen.type}")
+    if chosen.type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return chosen
+
+
+def _timeout(seconds: float) -> float:
+    text = os.environ.get("OPJIT_PEER_TIMEOUT")
+    try:
+        chosen = float(text) if text else float(seconds)
+    except ValueError:
+        chosen = math.nan
+    if not 0 < chosen < 1e6:
+        raise BadSetting(
+            f"the time limit of a group of ranks is {text or seconds}; expected seconds above 0"
+        )
+    return chosen
+
+
+def _find(name: str, device: torch.device) -> _LiveGroup | None:
+    found = [live for live in _groups if (live.peers.name, live.peers.device) == (name, device)]
+    return found[-1] if found else None
+
+
+def _described(wanted: Peers, memory: PeerMemory) -> _GroupStruct:
+    """Describe a group to libraries."""
+    struct = _GroupStruct(size=ctypes.sizeof(_GroupStruct), name=wanted.name.encode())
+    struct.ops = memory.ops
+    struct.device = -1 if wanted.device.type == "cpu" else wanted.device.index
+    seen = struct.peers
+    seen.rank = wanted.rank
+    seen.world = wanted.world
+    seen.bytes = wanted.bytes
+    seen.timeout = int(wanted.timeout * 1e9)
+    seen.count = memory.count
+    seen.lost = ctypes.addressof(memory.lost)
+    inbox_bytes = INBOX_BYTES * wanted.world if struct.device >= 0 else 0
+    for rank, start in enumerate(memory.starts):
+        seen.signal[rank] = start
+        seen.inbox[rank] = start + SIGNAL_BYTES
+        seen.buffer[rank] = start + SIGNAL_BYTES + inbox_bytes
+    return struct
+
+
+def _watch(live: _LiveGroup) -> None:
+    """Wait for the other ranks' processes to end: a kernel that waits for one then stops within a millisecond."""
+    poll = select.poll()
+    ranks: dict[int, int] = {}
+    for rank, pid in enumerate(live.memory.pids):
+        if rank == live.peers.rank:
+            continue
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            live.lose(rank, _DIED)
+            continue
+        except OSError:  # an old kernel: the time limit is left
+            continue
+        ranks[descriptor] = rank
+        poll.register(descriptor, select.POLLIN)
+    while ranks:
+        for descriptor, _ in poll.poll():
+            live.lose(ranks.pop(descriptor), _DIED)
+            poll.unregister(descriptor)
+            os.close(descriptor)

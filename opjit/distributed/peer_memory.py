@@ -1,0 +1,209 @@
+"""Memory that the kernels of all ranks of a group reach: shared memory on the CPU; on CUDA, torch's symmetric memory or CUDA's IPC.
+
+Each rank has one piece: signals, on CUDA an inbox for collectives, and the buffer that ops ask for."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opjit.errors import OpjitError
+
+LOST_BYTES = 4096  # a page with the error words and, behind them, the names of ops
+_OPS_START = 1024
+_NAME_BYTES = 96  # of an opjit_named
+_MAX_OPS = 32
+SIGNAL_BYTES = 1 << 16
+COUNT_BYTES = 1 << 14
+INBOX_BYTES = 10 << 20  # for each rank of the group
+_PATTERN_BYTES = 1 << 12
+_REGISTER_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
+Exchange = Callable[
+    [Any], list[Any]
+]  # gives a value to all ranks of a group, and returns those of all
+
+
+@dataclass(frozen=True)
+class PeerMemory:
+    """What a rank sees of a group's memory."""
+
+    starts: list[int]  # the address of each rank's piece in this process
+    count: int  # the address of this rank's counts
+    lost: Any  # the error words, an array of ctypes
+    pids: list[int]
+    kept: tuple[Any, ...]  # owners of the memory
+
+    @property
+    def ops(self) -> int:
+        """The address of the table of ops that ranks have called."""
+        return ctypes.addressof(self.lost) + _OPS_START
+
+    def op_name(self, number: int) -> str | None:
+        if number >= _MAX_OPS:
+            return None
+        return ctypes.string_at(self.ops + number * _NAME_BYTES + 4).decode() or None
+
+
+def obtain(size: int, rank: int, device: torch.device, name: str, exchange: Exchange) -> PeerMemory:
+    """Get memory for a group, with a buffer of `size` bytes in each rank. All ranks call it, and all raise OpjitError if one fails."""
+    pids = exchange(os.getpid())
+    if device.type == "cpu":
+        piece = -(-(SIGNAL_BYTES + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        shared = _shared(LOST_BYTES + piece * len(pids), rank, exchange)
+        own = ctypes.create_string_buffer(COUNT_BYTES)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(shared)) + LOST_BYTES
+        starts = [start + piece * each for each in range(len(pids))]
+        return PeerMemory(starts, ctypes.addressof(own), _words(shared), pids, (shared, own))
+    shared = _shared(LOST_BYTES, rank, exchange)
+    lost = _words(shared)
+    code = torch.cuda.cudart().cudaHostRegister(
+        ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
+    )
+    _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", exchange)
+    piece = SIGNAL_BYTES + INBOX_BYTES * len(pids) + size
+    starts, kept = _on_devices(piece, rank, device, name, exchange)
+    counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
+    _test(starts, rank, device, exchange)
+    return PeerMemory(starts, counts.data_ptr(), lost, pids, (shared, counts, kept))
+
+
+def _words(shared: mmap.mmap) -> Any:
+    return (ctypes.c_uint32 * (LOST_BYTES // 4)).from_buffer(shared)
+
+
+def _agree(good: bool, reason: str, exchange: Exchange) -> None:
+    """Raise the first rank's reason on all ranks, unless all are good."""
+    reasons = [each for each in exchange(None if good else reason) if each is not None]
+    if reasons:
+        raise OpjitError(f"the ranks cannot reach each other's memory: {reasons[0]}")
+
+
+def _shared(size: int, rank: int, exchange: Exchange) -> mmap.mmap:
+    """Map memory of rank 0 in all ranks. It has no name that a killed job could leave behind."""
+    descriptor = os.memfd_create("opjit-peers") if rank == 0 else -1
+    if rank == 0:
+        os.truncate(descriptor, size)
+    path = f"/proc/{os.getpid()}/fd/{descriptor}"
+    identity = os.stat(descriptor) if rank == 0 else None
+    first_path, first = exchange((path, identity and (identity.st_dev, identity.st_ino)))[0]
+    reason = "they must be processes of one machine and one PID namespace"
+    shared = None
+    try:
+        opened = os.open(first_path, os.O_RDWR | os.O_CLOEXEC)
+        found = os.stat(opened)
+        if (found.st_dev, found.st_ino) == first:
+            shared = mmap.mmap(opened, size)
+        os.close(opened)
+    except OSError as error:
+        reason = f"{reason}: {error}"
+    _agree(shared is not None, reason, exchange)
+    if rank == 0:
+        os.close(descriptor)
+    assert shared is not None
+    return shared
+
+
+def _on_devices(
+    size: int, rank: int, device: torch.device, name: str, exchange: Exchange
+) -> tuple[list[int], Any]:
+    """Get zeroed memory on each rank's GPU: by torch's symmetric memory or, if that is missing or fails on a rank, by CUDA's IPC."""
+    ids = exchange(str(torch.cuda.get_device_properties(device).uuid))
+    overlapping = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"
+    if len(set(ids)) < len(ids) and not overlapping:
+        raise OpjitError(
+            "two ranks of the group have the same GPU; call torch.cuda.set_device(local_rank) before opjit.distributed.peers"
+        )
+    reason, found = "", None
+    try:
+        found = _symmetric(size, device, name)
+    except (ImportError, AttributeError, RuntimeError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    if all(exchange(found is not None)):
+        assert found is not None
+        return found
+    try:
+        return _by_ipc(size, rank, exchange)
+    except OSError as error:
+        raise OpjitError(
+            f"the ranks' GPUs cannot reach each other: CUDA's IPC failed with {error}, and torch's symmetric memory with {reason}"
+        ) from None
+
+
+def _symmetric(size: int, device: torch.device, name: str) -> tuple[list[int], Any]:
+    import torch.distributed._symmetric_memory
+
+    symmetric: Any = torch.distributed._symmetric_memory
+    memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+    memory.zero_()
+    torch.cuda.synchronize(device)
+    handle = symmetric.rendezvous(memory, name)
+    return list(handle.buffer_ptrs), (memory, handle)
+
+
+class _IpcHandle(ctypes.Structure):
+    """cudaIpcMemHandle_t."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+def _by_ipc(size: int, rank: int, exchange: Exchange) -> tuple[list[int], Any]:
+    """Raises OSError if CUDA refuses."""
+    major = str(torch.version.cuda).partition(".")[0]
+    cudart = ctypes.CDLL(f"libcudart.so.{major}")
+
+    def call(function: str, *arguments: Any) -> None:
+        code = getattr(cudart, function)(*arguments)
+        if code != 0:
+            raise OSError(f"{function}: CUDA error {code}")
+
+    own, handle = ctypes.c_void_p(), _IpcHandle()
+    call("cudaMalloc", ctypes.byref(own), ctypes.c_size_t(size))
+    call("cudaMemset", own, 0, ctypes.c_size_t(size))
+    call("cudaDeviceSynchronize")
+    call("cudaIpcGetMemHandle", ctypes.byref(handle), own)
+    starts = []
+    for number, content in enumerate(exchange(bytes(handle))):
+        opened = own
+        if number != rank:
+            opened = ctypes.c_void_p()
+            theirs = _IpcHandle.from_buffer_copy(content)
+            call("cudaIpcOpenMemHandle", ctypes.byref(opened), theirs, 1)
+        starts.append(opened.value or 0)
+    return starts, own
+
+
+def _test(starts: Sequence[int], rank: int, device: torch.device, exchange: Exchange) -> None:
+    """Have kernels write a pattern to every rank's memory, and read those of all ranks there, in both directions."""
+    world = len(starts)
+    places = [
+        _tensor_at(start + SIGNAL_BYTES, _PATTERN_BYTES * world, device).view(world, -1)
+        for start in starts
+    ]
+
+    def pattern(writer: int, owner: int) -> torch.Tensor:
+        numbers = torch.arange(_PATTERN_BYTES, dtype=torch.int32, device=device)
+        return (numbers * (2 * writer + 3) + owner * 7 + (numbers >> 8)).to(torch.uint8)
+
+    for owner, place in enumerate(places):
+        place[rank].copy_(pattern(rank, owner))
+    torch.cuda.synchronize(device)
+    exchange(None)
+    wrong = [
+        f"rank {rank} reads other bytes of rank {owner}'s GPU than rank {writer} wrote"
+        for owner, place in enumerate(places)
+        for writer in range(world)
+        if not torch.equal(place[writer], pattern(writer, owner))
+    ]
+    _agree(not wrong, "".join(wrong[:1]), exchange)
+    places[rank].zero_()
+    torch.cuda.synchronize(device)
+    exchange(None)
+
+
+def _tensor_at(address: int, size: int, device: torch.device) -> torch.Tensor:
+    storage = torch._C._construct_storage_from_data_pointer(address, device, size)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -1,0 +1,244 @@
+"""Kernels across CPU ranks: right sums, the same bits on all ranks, and an error that names the rank instead of a hang."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import opjit
+import opjit.distributed
+from opjit.errors import BadSetting
+from tests import helpers
+
+# Forks ranks that have imported torch and built the ops. `body` runs in each, and its output is the rank's last word.
+PROGRAM = """
+import ctypes, os, signal, sys, time, traceback
+import torch
+import torch.distributed as dist
+import opjit, opjit.distributed
+from opjit.declare import registry
+from opjit.distributed import peer_groups
+from opjit.errors import OpjitError, PeerLost
+torch.set_num_threads(1)
+op, op_ = opjit.get("all_reduce_ranks", "cpu"), opjit.get("all_reduce_ranks_", "cpu")
+reference = registry.find("opjit::all_reduce_ranks").reference_function
+def say(*words):  # in one write, so that lines of ranks do not mix
+    os.write(1, (" ".join(map(str, words)) + os.linesep).encode())
+{before}
+children = []
+for rank in range({world}):
+    children.append(os.fork())
+    if children[-1] == 0:
+        code = 1
+        try:
+            dist.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size={world})
+            group = opjit.distributed.peers(device="cpu", bytes={bytes}, timeout={timeout})
+            exec({body!r})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+assert codes == {codes}, codes
+"""
+KILL = "time.sleep(0.1); os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def run(
+    tmp_path: Path,
+    body: str,
+    world: int = 2,
+    timeout: float = 60.0,
+    bytes: int = 1 << 20,  # noqa: A002 - the parameter's name in peers()
+    before: str = "",
+    killed: int | None = None,
+) -> str:
+    """Run a text on each rank of a job; returns what the ranks printed."""
+    codes = [-9 if rank == killed else 0 for rank in range(world)]
+    return helpers.fresh(
+        PROGRAM.format(
+            body=textwrap.dedent(body),
+            world=world,
+            timeout=timeout,
+            bytes=bytes,
+            before=before,
+            store=tmp_path / "store",
+            codes=codes,
+        )
+    ).stdout
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_get_the_bits_of_the_sum_in_rank_order(tmp_path: Path, world: int) -> None:
+    body = """
+        torch.manual_seed(rank)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64):
+            for size in (0, 1, 7, 513, 30_000, 200_001):
+                x = (torch.randn(2, size) * 100).to(dtype)
+                for given in (x, x[:, ::2], x.t()):
+                    wanted = reference(given, group.name)
+                    assert torch.equal(op(given, group.name), wanted), (dtype, size)
+                    written = given.clone(memory_format=torch.preserve_format)
+                    op_(written, group.name)
+                    assert torch.equal(written, wanted), (dtype, size)
+    """
+    assert run(tmp_path, body, world, bytes=100_000) == ""
+
+
+def test_a_killed_rank_is_named_and_the_others_go_on_without_it(tmp_path: Path) -> None:
+    body = f"""
+        if rank == 1:
+            {KILL}
+        start = time.monotonic()
+        try:
+            while True:
+                op(torch.ones(3), group.name)
+        except RuntimeError as error:
+            assert "PeerLost: rank 1 of group" in str(error), error
+        try:
+            opjit.distributed.check()
+        except PeerLost as error:
+            assert error.ranks == (1,), error
+        assert time.monotonic() - start < 30
+        left = dist.new_group([0, 2], use_local_synchronization=True)
+        smaller = opjit.distributed.peers(left, device="cpu")
+        assert op(torch.ones(3), smaller.name).tolist() == [2, 2, 2]
+        smaller.check()
+    """
+    assert run(tmp_path, body, world=3, killed=1) == ""
+
+
+def test_a_rank_that_does_not_come_in_time_is_named_with_the_op(tmp_path: Path) -> None:
+    body = """
+        if rank == 0:
+            try:
+                op(torch.ones(3), group.name)
+            except RuntimeError as error:
+                assert "did not come in time in opjit::all_reduce_ranks" in str(error), error
+        dist.barrier()
+        try:
+            opjit.distributed.check(group.name)
+        except PeerLost as error:
+            say(error.group == group.name, error.ranks, error.op)
+    """
+    assert run(tmp_path, body, timeout=0.2) == "True (1,) opjit::all_reduce_ranks\n" * 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["op(torch.ones(3 + rank), group.name)", "(op, op_)[rank](torch.ones(3), group.name)"],
+    ids=["sizes", "ops"],
+)
+def test_ranks_that_do_not_make_the_same_call_all_get_an_error(tmp_path: Path, call: str) -> None:
+    body = f"""
+        try:
+            {call}
+        except RuntimeError as error:
+            assert "another op, other sizes" in str(error), error
+            say("error")
+        dist.barrier()
+    """
+    assert run(tmp_path, body) == "error\nerror\n"
+
+
+def test_counts_wrap_around(tmp_path: Path) -> None:
+    body = """
+        memory = peer_groups._groups[-1].memory
+        ctypes.c_uint32.from_address(memory.count).value = 2**32 - 3
+        for other in range(2):
+            ctypes.c_uint64.from_address(memory.starts[rank] + 8 * other).value = 2**32 - 3
+        dist.barrier()
+        for call in range(10):
+            assert op(torch.full((3,), float(call)), group.name).tolist() == [2.0 * call] * 3
+        assert ctypes.c_uint32.from_address(memory.count).value == 7
+    """
+    assert run(tmp_path, body) == ""
+
+
+def test_signals_and_waits_count_for_each_slot(tmp_path: Path) -> None:
+    """A token goes around the ranks three times, each adds its own number."""
+    source = """
+        #include "opjit_peers.h"
+        opjit_status turn_cpu(const opjit_tensor *x, const char *group, opjit_tensor *out)
+        {
+            opjit_peers p;
+            OPJIT_TRY(opjit_peers_of(&p, group, 8));
+            OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+            const int next = (p.rank + 1) % p.world, last = (p.rank + p.world - 1) % p.world;
+            for (int round = 0; round < 3; round++) {
+                if (p.rank > 0 || round > 0)
+                    OPJIT_TRY(opjit_wait(&p, 5, last));
+                float *token = (float *)p.buffer[p.rank];
+                *(float *)p.buffer[next] = *token + *(const float *)x->data;
+                opjit_signal(&p, 5, next);
+            }
+            if (p.rank == 0)
+                OPJIT_TRY(opjit_wait(&p, 5, last));
+            *(float *)out->data = *(float *)p.buffer[p.rank];
+            OPJIT_BARRIER(&p);
+            return OPJIT_OK;
+        }
+    """
+    before = f'turn = opjit.inline("peertest::turn(Tensor x, str group) -> Tensor", c={textwrap.dedent(source)!r}, like="x")'
+    before += '\nturn(torch.ones(1), opjit.distributed.peers(device="cpu").name)'
+    body = """
+        got = turn(torch.full((1,), float(rank + 1)), group.name)
+        if rank == 0:
+            assert got.item() == 3 * 6, got
+    """
+    assert run(tmp_path, body, world=3, before=before) == ""
+
+
+def test_threads_of_a_rank_call_one_after_the_other(tmp_path: Path) -> None:
+    body = """
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(4) as pool:
+            for got in pool.map(lambda _: op(torch.ones(5), group.name), range(100)):
+                assert got.tolist() == [2] * 5
+    """
+    assert run(tmp_path, body) == ""
+
+
+def test_the_gradient_is_the_sum_of_the_ranks_gradients(tmp_path: Path) -> None:
+    body = """
+        x = torch.ones(3, requires_grad=True)
+        (op(x, group.name) * (rank + 1)).sum().backward()
+        assert x.grad.tolist() == [3, 3, 3], x.grad
+    """
+    assert run(tmp_path, body) == ""
+
+
+def test_ranks_with_other_arguments_are_told_so(tmp_path: Path) -> None:
+    body = """
+        try:
+            opjit.distributed.peers(device="cpu", bytes=(2 << 20) + rank)
+        except OpjitError as error:
+            say(type(error).__name__, "same arguments" in str(error))
+    """
+    assert run(tmp_path, body) == "BadSetting True\n" * 2
+
+
+def test_a_larger_group_takes_the_place_of_a_smaller_one() -> None:
+    one = opjit.distributed.peers(device="cpu")
+    assert opjit.distributed.peers(device="cpu", bytes=1) is one
+    larger = opjit.distributed.peers(device="cpu", bytes=one.bytes + 1)
+    assert (larger.name, larger.bytes) == (one.name, one.bytes + 1)
+    assert torch.equal(
+        opjit.get("all_reduce_ranks", "cpu")(torch.ones(3), larger.name), torch.ones(3)
+    )
+
+
+def test_an_unknown_group_is_answered_with_the_call_that_makes_it() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"no group nobody of CPU ranks; call opjit\.distributed\.peers"
+    ):
+        opjit.get("all_reduce_ranks", "cpu")(torch.ones(3), "nobody")
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "soon", "nan"])
+def test_a_time_limit_is_seconds_above_0(timeout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPJIT_PEER_TIMEOUT", timeout)
+    with pytest.raises(BadSetting, match="expected seconds above 0"):
+        opjit.distributed.peers(device="cpu")
