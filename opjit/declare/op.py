@@ -11,7 +11,7 @@ import torch
 from opjit import backends, files, loader, processes
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
-from opjit.declare import autograd, cpp_autograd, sharding, transforms, variants
+from opjit.declare import autograd, cpp_autograd, graph_cache, sharding, transforms, variants
 from opjit.declare.inline_code import Code
 from opjit.declare.sample import Sample, Workload
 from opjit.environment import is_on
@@ -163,12 +163,14 @@ class Op:
             )
         self._refuse_keyword_only("backward")
         self._backward = function
+        graph_cache.note_change(self)
         return function
 
     def setup_context(self, function: Function) -> Function:
         """Declare what the backward needs of a call: ``setup_context(ctx, inputs, output)``, for an op with keyword-only arguments
         ``(ctx, inputs, keyword_only_inputs, output)``, as torch.library.register_autograd takes it."""
         self._setup_context = function
+        graph_cache.note_change(self)
         return function
 
     def variants(
@@ -312,6 +314,7 @@ class Op:
             ...     return [([place], [place, None]) for place in (Replicate(), *map(Shard, range(x.ndim)))]
         """
         self._sharding = function
+        graph_cache.note_change(self)
         return function
 
     def bind(self) -> None:
@@ -338,6 +341,7 @@ class Op:
             )
             self._bind_once("variants", self.definitions, lambda: variants.bind(self))
             self.forget_sharding()
+            graph_cache.note_change(self)
 
     def bind_late(self) -> None:
         """Tell DTensor the op's rule, and torch's compiler its variants, each once, if the process uses it."""
@@ -429,6 +433,22 @@ class Op:
             )
         self.loaded[backend.name] = loaded
         self._choose(backend)
+
+    def traced_parts(self) -> dict[str, object]:
+        """Return what decides how torch traces, differentiates and transforms the op; no kernel's code is part of it."""
+        return {
+            "schema": self.schema.text,
+            "tags": self.schema.all_tags,
+            "constant": self.constant,
+            "elementwise": self.elementwise,
+            "fake": self.fake,
+            "backward": self._backward,
+            "setup_context": self._setup_context,
+            "vmap": self._vmap,
+            "autocast": self._autocast,
+            "sharding": self._sharding,
+            "variants": [(for_nvcc, *labels) for for_nvcc, labels in self.definitions.items()],
+        }
 
     def stamp_now(self) -> tuple[int, ...] | None:
         """Changes with the op.py of the declaration; None for any other file, which a reload does not run again."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from opjit import backends, processes
+from opjit import backends, processes, resources
 from opjit.backends import Backend
+from opjit.declare import graph_cache
 from opjit.declare.op import Op
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
@@ -57,6 +58,9 @@ def define(op: Op, earlier: Op | None) -> None:
             if op.schema.returned:
                 _functionalize(library, op)
             op.bind()
+            if not op.folder.is_relative_to(resources.folder("kernels_c")):
+                graph_cache.add(op)
+            graph_cache.note_change(op)
     except BaseException:
         forget(op)
         raise
@@ -189,6 +193,7 @@ def forget(op: Op) -> None:
         loaded.unload()
     op.loaded.clear()
     op.forget_sharding()
+    graph_cache.remove(op)
     library._destroy()
     library._op_defs.clear()  # a traceback may hold the library: torch frees it later, and would take the next op of the name back, too
 
@@ -206,6 +211,7 @@ def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
             f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
             "move them with .to()"
         )
+    graph_cache.note_trace(op)
     op.bind_late()  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
     result = op.fake(*args, **kwargs)
     return _returned(op.schema, args, kwargs) if op.schema.returned else result
