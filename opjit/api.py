@@ -14,6 +14,7 @@ from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
 from opjit.declare import registry
 from opjit.declare.op import Op
+from opjit.declare.op_state import OpState
 from opjit.errors import OpjitError
 from opjit.store import layers
 from opjit.store.store import Store, default_root
@@ -33,7 +34,7 @@ def declare_all() -> None:
 
 
 def _choose(
-    op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpState, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> int:
     from opjit import tune
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from opjit import backends
 from opjit.backends import targets
 from opjit.backends.targets import Target
-from opjit.declare.op import Op
+from opjit.declare.op_state import OpState
 from opjit.errors import BadSetting, BuildError, OpjitError
 from opjit.recipe import toolchain
 from opjit.recipe.headers import Scan
@@ -32,17 +32,17 @@ def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) ->
     ]
 
 
-def pairs(ops: Iterable[Op], targets: Sequence[Target]) -> list[tuple[Op, Target]]:
+def pairs(ops: Iterable[OpState], targets: Sequence[Target]) -> list[tuple[OpState, Target]]:
     """Pair each op with each target for which it has a kernel, in the given order and without duplicates."""
     found = []
     for op in dict.fromkeys(ops):
-        kernels = op.backends()
+        kernels = op.declaration.backends()
         found += [(op, target) for target in targets if target.backend.name in kernels]
     return found
 
 
 def requests(
-    pairs: Iterable[tuple[Op, Target]],
+    pairs: Iterable[tuple[OpState, Target]],
     store: Store,
     must_store: bool = False,
     failed: list[tuple[str, OpjitError]] | None = None,
@@ -61,10 +61,18 @@ def requests(
         try:
             for each in (
                 op,
-                *(op.variant(target.backend, label) for label in op.labels(target.backend)[1:]),
+                *(
+                    op.variant(target.backend, label)
+                    for label in op.declaration.labels(target.backend)[1:]
+                ),
             ):
                 found.append(
-                    OpBinary(each, target, each.recipe(target, compilers[kind], scan), must_store)
+                    OpBinary(
+                        each,
+                        target,
+                        each.declaration.recipe(target, compilers[kind], scan),
+                        must_store,
+                    )
                 )
         except (OSError, OpjitError) as error:
             if failed is None:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from opjit import loader
     from opjit.backends import Backend
     from opjit.backends.targets import Target
-    from opjit.declare.op import Op
+    from opjit.declare.op_state import OpState
 
 
-def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
+def ready(op: OpState, backend: Backend, found: Entry | None = None) -> None:
     """Make torch call the op's C kernel on the backend's device. `found` is its entry, if the caller has one."""
     if backend.name in op.loaded:
         return
@@ -36,14 +36,14 @@ def ready(op: Op, backend: Backend, found: Entry | None = None) -> None:
     with op.lock:
         if backend.name not in op.loaded:
             target = targets.here(backend)
-            op.keep(backend, _load(op, target, found))
+            op.install_kernel(backend, _load(op, target, found))
             if os.environ.get("OPJIT_RECORD"):
                 from opjit.declare import oplist
 
                 oplist.note(op, target)
 
 
-def ready_for_call(op: Op, backend: Backend) -> None:
+def ready_for_call(op: OpState, backend: Backend) -> None:
     """`ready`, for a call of the op: a build that failed is not tried again while nothing has changed. `opjit.get` does try again."""
     failed = op.failed.get(backend.name)
     if failed is not None:
@@ -63,7 +63,7 @@ def ready_for_call(op: Op, backend: Backend) -> None:
     ready(op, backend)
 
 
-def _load(op: Op, target: Target, found: Entry | None) -> loader.Loaded:
+def _load(op: OpState, target: Target, found: Entry | None) -> loader.Loaded:
     from opjit import loader
 
     for store in stores():
@@ -73,7 +73,7 @@ def _load(op: Op, target: Target, found: Entry | None) -> loader.Loaded:
                 from opjit.declare import cpp_autograd
 
                 cpp_autograd.make_later(store)
-            return loader.load(chosen, op.qualified, op.libraries(target))
+            return loader.load(chosen, op.qualified, op.declaration.libraries(target))
         except loader.Gone as error:
             gone, found = error, None
     raise gone
@@ -86,7 +86,7 @@ def stores() -> Iterator[Store]:
     yield Store(files.until_exit())
 
 
-def entry(op: Op, target: Target, store: Store | None = None) -> Entry:
+def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
     """Return an op's verified entry for a target, from a layer, the store, the remote or the compiler."""
     store = store or Store(default_root())
     wanted = OpBinary(op, target, describe(op, target, store))

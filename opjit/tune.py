@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from opjit import batch, files, loader, processes, progress, request
 from opjit.backends import Backend, cpu, targets
-from opjit.declare.op import Op
+from opjit.declare.op_state import OpState
 from opjit.environment import is_on
 from opjit.errors import EntryError, OpjitError
 from opjit.measure.plan import Inputs, ratio
@@ -46,12 +46,12 @@ class Choice(NamedTuple):
 
 
 def kernel(
-    op: Op, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpState, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> int:
     """Return the kernel of the variant of a number, or of the one for a call's tensors, which later calls of such sizes run, too."""
     request.ready(op, backend)
     with op.lock:
-        loaded, labels = op.loaded[backend.name], op.labels(backend)
+        loaded, labels = op.loaded[backend.name], op.declaration.labels(backend)
         if number is not None:
             return _opened(op, backend, labels[number])
         bucket = loaded.registered.opjit_force(None)
@@ -70,7 +70,9 @@ def kernel(
         return found
 
 
-def tune(op: Op, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice | None:
+def tune(
+    op: OpState, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Choice | None:
     """Measure an op's variants with a call's arguments, and record the choice for such sizes. Returns None where nothing is measured."""
     request.ready(op, backend)
     with op.lock, torch.inference_mode():
@@ -86,13 +88,13 @@ def tune(op: Op, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def choose(
-    op: Op, backend: Backend, bucket: int, inputs: Inputs, again: bool = False
+    op: OpState, backend: Backend, bucket: int, inputs: Inputs, again: bool = False
 ) -> Choice | None:
     """Return the recorded choice for a bucket of sizes unless `again`, or measure all variants that can be built, with a call's inputs.
     Returns None where nothing can be measured. The caller holds the op's lock."""
     store, labels, index = (
         Store(default_root()),
-        op.labels(backend),
+        op.declaration.labels(backend),
         next((each.device.index or 0 for each in inputs.tensors()), 0),
     )
     device = (
@@ -135,7 +137,7 @@ def _read(name: str, labels: list[str], store: Store) -> Choice | None:
     return None
 
 
-def _measured(op: Op, backend: Backend, inputs: Inputs, store: Store) -> Choice | None:
+def _measured(op: OpState, backend: Backend, inputs: Inputs, store: Store) -> Choice | None:
     """Measure with the inputs of a call; returns None for a call that the first variant refuses."""
     loaded = op.loaded[backend.name]
     if op.schema.mutates or op.schema.draws:  # a call's own tensors and generators stay as they are
@@ -151,7 +153,7 @@ def _measured(op: Op, backend: Backend, inputs: Inputs, store: Store) -> Choice 
                 backend,
                 {
                     each: loaded.variants[each]
-                    for each in op.labels(backend)
+                    for each in op.declaration.labels(backend)
                     if each in loaded.variants
                 },
                 inputs,
@@ -167,17 +169,19 @@ def _own(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _opened(op: Op, backend: Backend, label: str) -> int:
+def _opened(op: OpState, backend: Backend, label: str) -> int:
     """Return the kernel of a variant, which is opened or built."""
     known, target = op.loaded[backend.name].variants, targets.here(backend)
     if label not in known:
         known[label] = loader.open_kernel(
-            request.entry(op.variant(backend, label), target), op.qualified, op.libraries(target)
+            request.entry(op.variant(backend, label), target),
+            op.qualified,
+            op.declaration.libraries(target),
         )
     return known[label]
 
 
-def _build(op: Op, backend: Backend, store: Store) -> None:
+def _build(op: OpState, backend: Backend, store: Store) -> None:
     """Build the variants that are missing, side by side, and open all. One that cannot be built is left out."""
     from opjit.builder import budget
 
@@ -186,7 +190,9 @@ def _build(op: Op, backend: Backend, store: Store) -> None:
         op.loaded[backend.name].variants,
         list[OpjitError](),
     )
-    wanted = dict(zip(op.labels(backend), batch.requests([(op, target)], store), strict=True))
+    wanted = dict(
+        zip(op.declaration.labels(backend), batch.requests([(op, target)], store), strict=True)
+    )
 
     def obtain(each: OpBinary) -> Entry | None:
         try:
@@ -200,14 +206,16 @@ def _build(op: Op, backend: Backend, store: Store) -> None:
     ) as pool:
         for label, entry in zip(wanted, pool.map(obtain, wanted.values()), strict=True):
             if entry is not None:
-                known[label] = loader.open_kernel(entry, op.qualified, op.libraries(target))
+                known[label] = loader.open_kernel(
+                    entry, op.qualified, op.declaration.libraries(target)
+                )
     if failed:
         progress.logger().warning(
             f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}"
         )
 
 
-def _running(op: Op, backend: Backend, kernels: Mapping[str, int], inputs: Inputs) -> Sides:
+def _running(op: OpState, backend: Backend, kernels: Mapping[str, int], inputs: Inputs) -> Sides:
     """Return calls of the variants that run, without those that one call shows to be far slower than others."""
     force = op.loaded[backend.name].registered.opjit_force
     sides, seconds = (

@@ -16,7 +16,7 @@ from opjit.store.store import Store, default_root
 
 if TYPE_CHECKING:
     from opjit.backends.targets import Target
-    from opjit.declare.op import Op
+    from opjit.declare.op_state import OpState
     from opjit.recipe.recipe import Recipe
 
 W = TypeVar("W", bound="Wanted")
@@ -86,7 +86,7 @@ class Wanted(Protocol):
 
 
 class OpBinary(NamedTuple):
-    op: Op
+    op: OpState
     target: Target
     recipe: Recipe
     must_store: bool = False
@@ -161,16 +161,18 @@ class OpBinary(NamedTuple):
         self.op.write_code()
         try:
             return build.build(
-                self.now(store).recipe if self.op.code else self.recipe, store, self.must_store
+                self.now(store).recipe if self.op.declaration.code else self.recipe,
+                store,
+                self.must_store,
             )
         except CompileError as error:
             self.op.failed[self.target.backend.name] = self.name, error
             raise
 
 
-def describe(op: Op, target: Target, store: Store) -> Recipe:
+def describe(op: OpState, target: Target, store: Store) -> Recipe:
     """Return an op's recipe for a target, from its sources and the compilers as they are now."""
-    return op.recipe(target, toolchain.identities_of(target, store.notes))
+    return op.declaration.recipe(target, toolchain.identities_of(target, store.notes))
 
 
 def target_of(device: object, arch: str | None) -> Target:

@@ -101,25 +101,25 @@ def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path)
     with pytest.raises(
         NoKernel, match=rf"no kernel for toy: expected allreduce\.toy\.c in {op.folder}$"
     ):
-        op.source(backend)
+        op.declaration.source(backend)
     backend.kernels = tmp_path
     with pytest.raises(
         NoKernel,
         match=rf"expected allreduce\.toy\.c in {op.folder}, or {tmp_path}/opjit/allreduce\.toy\.c$",
     ):
-        op.source(backend)
+        op.declaration.source(backend)
     own = tmp_path / "opjit" / "allreduce.toy.c"
     own.parent.mkdir()
     own.touch()
-    assert op.source(backend) == own
+    assert op.declaration.source(backend) == own
     own.rename(own.with_name("add_custom.toy.c"))
     assert registry.find("add_custom").source(backend).parent == own.parent
     with pytest.raises(NoKernel):
         registry.find("add_custom_backward").source(backend)
     backend.suffix = ".c"
     own.with_name("allreduce.c").touch()
-    assert op.source(backend) == op.folder / "allreduce.c"
-    assert op.source(backends.for_device("cpu")) == op.folder / "allreduce.c"
+    assert op.declaration.source(backend) == op.folder / "allreduce.c"
+    assert op.declaration.source(backends.for_device("cpu")) == op.folder / "allreduce.c"
 
 
 @pytest.mark.slow

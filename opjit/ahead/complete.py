@@ -13,7 +13,7 @@ from typing import Any
 from opjit import backends, files
 from opjit.ahead.plan import Listed, Plan, known, plan_recorded
 from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.declare.op_state import OpState
 from opjit.errors import OpjitError
 from opjit.recipe import toolchain
 from opjit.recipe.headers import Scan
@@ -95,7 +95,7 @@ def _look(plan: Plan) -> dict[str, Any]:
             *recipe.include_path,
         }  # a folder changes with the names in it
         of_list = (
-            f"{recipe.folder}" if wanted.op.code else "\0"
+            f"{recipe.folder}" if wanted.op.declaration.code else "\0"
         )  # this process's, of code that is in the list
         paths |= {
             str(entry.folder),
@@ -105,10 +105,16 @@ def _look(plan: Plan) -> dict[str, Any]:
     return {"ops": ops, "targets": sorted(map(list, found)), "paths": sorted(paths)}
 
 
-def _named(op: Op) -> list[Any]:
+def _named(op: OpState) -> list[Any]:
     """Return an op's declaration, and whether anything but the list declares it."""
     return [
-        repr((op.schema.text, op.code is None and str(op.folder), op.extra)),
+        repr(
+            (
+                op.schema.text,
+                op.declaration.code is None and str(op.declaration.folder),
+                op.declaration.flags_of_author,
+            )
+        ),
         registry.declared(op.qualified) is op,
     ]
 

@@ -12,7 +12,9 @@ import opjit.cpp_extension.binary as extension_binary  # not "from": that asks t
 from opjit import backends, batch, files, resources
 from opjit.backends.targets import Target
 from opjit.declare import arguments, oplist, registry
+from opjit.declare.declaration import Declaration
 from opjit.declare.op import Op
+from opjit.declare.op_state import OpState
 from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
 from opjit.recipe import toolchain
@@ -88,7 +90,7 @@ def plan_recorded(
     for use in uses_of_ops:
         recorded.setdefault(repr(use._replace(backend="", arch="", runtime="")), []).append(use)
     pairs, skipped, remarks, failed = (
-        list[tuple[Op, Target]](),
+        list[tuple[OpState, Target]](),
         0,
         list[str](),
         list[tuple[str, OpjitError]](),
@@ -177,11 +179,11 @@ def _store(root: str | os.PathLike[str] | None) -> Store:
     return Store(folder)
 
 
-def _require_closed(op: Op, target: Target, scan: Scan) -> None:
+def _require_closed(op: OpState, target: Target, scan: Scan) -> None:
     """Raise RecordError if another user can write what a build of an op that only the list names reads: OPJIT_PATH's rule for folders."""
     op.write_code()
     try:
-        source, flags = op.source(target.backend), op.flags(target)
+        source, flags = op.declaration.source(target.backend), op.declaration.flags(target)
         read = [str(source.parent), *flags.include, *read_files(source, target, flags, scan)]
     except (OSError, NoKernel):
         return  # the build will report the error
@@ -242,9 +244,9 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
         if any(flags.values())
         else None
     )
-    return Op(
-        recorded.schema, lambda *args, **kwargs: None, folder, extra, tags=recorded.tags or ()
-    )  # torch never sees this op
+    schema = parse(recorded.schema, recorded.tags or ())
+    # torch never sees this op, so nothing calls its fake kernel.
+    return Op(Declaration(schema, lambda *args, **kwargs: None, folder, extra))
 
 
 def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | None) -> Target:

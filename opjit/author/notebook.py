@@ -181,8 +181,12 @@ def split(cell: str, cuda: bool) -> dict[str, str]:
 
 
 def _declare(op: Op, arch: str | None) -> Op:
-    assert op.code is not None
-    sources = [backend for backend in backends.all_backends() if backend.suffix in op.code.texts]
+    assert op.declaration.code is not None
+    sources = [
+        backend
+        for backend in backends.all_backends()
+        if backend.suffix in op.declaration.code.texts
+    ]
     missing = {backend.name: reason for backend in sources if (reason := backend.available())}
     if "cuda" in missing and arch:
         target, started = target_of("cuda", arch), time.perf_counter()

@@ -128,7 +128,7 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
     """Put a binary of each op for each target where `layers` looks for it beside the op's source, once `root` is copied to `to`.
     `root` is the resolved folder of the wheel's package, or of the one op. Raises WheelError where an op includes a file from outside."""
     for op, target in batch.pairs(ops, targets):
-        entry, source = request.entry(op, target), op.source(target.backend)
+        entry, source = request.entry(op, target), op.declaration.source(target.backend)
         manifest = manifests.parse((entry.folder / manifests.NAME).read_bytes())
         if "debug" in manifest.document:
             raise WheelError(

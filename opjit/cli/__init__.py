@@ -713,7 +713,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
 
     for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):
         backend = backends.for_device(name)
-        labels = op.labels(backend)
+        labels = op.declaration.labels(backend)
         click.echo(f"{op.qualified} has {len(labels) or 'no'} variants for {name}")
         for each in op.workloads_on(name) if labels else ():
             if only in each.label:

@@ -1,6 +1,5 @@
 """What autograd does with an op: differentiate it by its backward, or take its results as constants."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,12 +8,11 @@ from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import forward_ad
 
 from opjit.declare import transforms
+from opjit.declare.op_state import OpState
 from opjit.declare.sample import tensors_of
 
-Op = Any  # of op.py, which imports this file
 
-
-def bind(op: Op) -> bool:
+def bind(op: OpState) -> bool:
     """Make the op differentiable, also in torch.func. Its backward may be an error: without any kernel, torch would only warn, and treat
     the results as constants. `torch.library.register_autograd` registers the same kernel, but refuses an op that writes an argument.
     Returns whether there is a kernel that does nothing to a call which needs no derivative; then `cpp_autograd` has the same in C++."""
@@ -25,9 +23,8 @@ def bind(op: Op) -> bool:
         and not any(result.kind == "Tensor" for result in schema.results)
     ):
         return False  # no result could have a derivative
-    differentiate = make_autograd_impl(
-        overload, Info(partial(_trimmed, op.run_backward), op.run_setup_context)
-    )
+    functions = Info(partial(_run_trimmed, op), partial(transforms.run_setup_context, op))
+    differentiate = make_autograd_impl(overload, functions)
     by_keyword = any(
         argument.keyword_only and argument.kind == "Tensor" for argument in schema.arguments
     )
@@ -66,19 +63,18 @@ def bind(op: Op) -> bool:
             )
         return differentiate(keys, *args, **kwargs)
 
-    op.handle.impl(schema.name, kernel, "Autograd", with_keyset=True)
-    if not schema.mutates and not transforms.has_list(schema):
-        op.handle.impl(
-            schema.name, partial(transforms.transform, op), "FuncTorchDynamicLayerFrontMode"
-        )
+    assert op.library is not None
+    op.library.impl(schema.name, kernel, "Autograd", with_keyset=True)
+    if not schema.mutates and not schema.has_tensor_list:
+        transform = partial(transforms.transform, op)
+        op.library.impl(schema.name, transform, "FuncTorchDynamicLayerFrontMode")
     return not no_handles
 
 
-def _trimmed(backward: Callable[..., Any], ctx: Any, *grads: Any) -> Any:
-    """Drop a backward's Nones for trailing arguments that equal their defaults: torch drops those arguments, and takes no gradient."""
-    result, passed = backward(ctx, *grads), len(ctx.needs_input_grad)
-    return (
-        result[:passed]
-        if isinstance(result, tuple) and not any(one is not None for one in result[passed:])
-        else result
-    )
+def _run_trimmed(op: OpState, ctx: Any, *grads: Any) -> Any:
+    """Run the backward, without its Nones for trailing arguments that equal their defaults: torch drops those arguments."""
+    result = transforms.run_backward(op, ctx, *grads)
+    passed = len(ctx.needs_input_grad)
+    if isinstance(result, tuple) and all(each is None for each in result[passed:]):
+        return result[:passed]
+    return result

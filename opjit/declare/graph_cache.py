@@ -6,66 +6,59 @@ and a declaration that changes after it was traced resets torch's compiler. A ke
 
 import sys
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from opjit import processes, progress
 from opjit.declare.code_digest import digest
+from opjit.declare.declaration import Declaration
 
 _MARK = " opjit:"
 _lock = processes.Lock()
-
-
-class TracedOp(Protocol):
-    """The part of an op that decides about its graphs."""
-
-    @property
-    def qualified(self) -> str: ...
-
-    def traced_parts(self) -> dict[str, object]:
-        """Return the parts of the declaration that decide how torch traces, differentiates and transforms the op."""
-
-
-_declared: dict[str, TracedOp] = {}  # whose declarations are in the key, by qualified name
+_in_key: dict[str, Declaration] = {}  # the declarations that are in the key, by qualified name
 _traced: dict[str, str] = {}  # the digest of each declaration when torch first traced it
 _told: set[str] = set()  # ops with a value that no digest covers
 
 
-def add(op: TracedOp) -> None:
-    """Make an op's declaration part of torch's cache key from now on, as it is whenever torch reads the key."""
+def add(declaration: Declaration) -> None:
+    """Make a declaration part of torch's cache key from now on."""
     with _lock:
-        _declared[op.qualified] = op
+        _in_key[declaration.qualified] = declaration
         _extend_key()
 
 
-def remove(op: TracedOp) -> None:
+def remove(qualified: str) -> None:
     with _lock:
-        _declared.pop(op.qualified, None)
+        _in_key.pop(qualified, None)
 
 
-def note_trace(op: TracedOp) -> None:
+def note_trace(declaration: Declaration) -> None:
     """Note the declaration of an op that torch's compiler may be tracing."""
-    if "torch._dynamo" in sys.modules and op.qualified not in _traced:
-        _traced[op.qualified] = _digest(op)
+    if "torch._dynamo" in sys.modules and declaration.qualified not in _traced:
+        _traced[declaration.qualified] = _digest(declaration)
 
 
-def note_change(op: TracedOp) -> None:
-    """Let compiled functions compile again if an op's declaration is another one than torch has traced. torch cannot say which of them
-    call the op, so that is all of them."""
-    before = _traced.get(op.qualified)
-    if before is not None and before != _digest(op):
+def note_change(declaration: Declaration) -> None:
+    """Replace an op's declaration. If torch has traced another one, compiled functions compile again: all, because torch cannot tell which
+    of them call the op."""
+    qualified = declaration.qualified
+    with _lock:
+        if qualified in _in_key:
+            _in_key[qualified] = declaration
+    before = _traced.get(qualified)
+    if before is not None and before != _digest(declaration):
         _traced.clear()
         torch.compiler.reset()
 
 
-def _digest(op: TracedOp) -> str:
-    found, unknown = digest(op.traced_parts())
-    if unknown and op.qualified not in _told:
-        _told.add(op.qualified)
+def _digest(declaration: Declaration) -> str:
+    found, unknown = digest(declaration.traced_parts())
+    if unknown and declaration.qualified not in _told:
+        _told.add(declaration.qualified)
         progress.log(
-            f"later processes do not find the graphs that torch.compile keeps, because a function of {op.qualified} "
-            f"reads a value without a digest: {', '.join(sorted(set(unknown)))}"
+            "later processes do not find the graphs that torch.compile keeps, because a function of "
+            f"{declaration.qualified} reads a value without a digest: {', '.join(sorted(set(unknown)))}"
         )
     return found
 
@@ -81,8 +74,8 @@ def _extend_key() -> None:
 def _tag(config: ModuleType) -> str:
     users: str = config.__getattr__("cache_key_tag").partition(_MARK)[0]
     with _lock:
-        ops = sorted(_declared.items())
-    if not ops:
+        declarations = sorted(_in_key.items())
+    if not declarations:
         return users
-    found, _ = digest([(name, _digest(op)) for name, op in ops])
+    found, _ = digest([(name, _digest(each)) for name, each in declarations])
     return f"{users}{_MARK}{found}"

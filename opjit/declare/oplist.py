@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from opjit import backends, files
 from opjit.backends.targets import Target
-from opjit.declare.op import Op
+from opjit.declare.op_state import OpState
 from opjit.errors import CacheWarning, RecordError
 from opjit.recipe.libraries import as_written
 
@@ -174,7 +174,7 @@ def read_list(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
         ) from None
 
 
-def note(op: Op, target: Target) -> None:
+def note(op: OpState, target: Target) -> None:
     """Append a line about an op and its target to the file that OPJIT_RECORD names; `opjit record` sets it."""
     if os.environ.get("OPJIT_RECORD"):
         append(op.qualified, _recorded(op, target).fields())
@@ -198,10 +198,11 @@ def append(name: str, fields: dict[str, Any]) -> None:
         )
 
 
-def _recorded(op: Op, target: Target) -> RecordedOp:
+def _recorded(op: OpState, target: Target) -> RecordedOp:
     flags: dict[str, list[str]] = {name: [] for name in FLAGS}
-    if op.extra is not None:
-        extra = op.extra  # the compilers' flags have doubled braces
+    declaration = op.declaration
+    extra = declaration.flags_of_author
+    if extra is not None:  # the compilers' flags have doubled braces
         flags["c"], flags["cuda"] = (
             [flag.replace("{{", "{").replace("}}", "}") for flag in each]
             for each in (extra.c, extra.cuda)
@@ -209,11 +210,12 @@ def _recorded(op: Op, target: Target) -> RecordedOp:
         flags["link"], flags["cuda_link"] = as_written(extra.link), as_written(extra.cuda_link)
         flags["include"], flags["sources"] = list(extra.include), list(extra.sources)
     code = None
-    if op.code is not None:
+    if declaration.code is not None:
+        texts = declaration.code.texts
         code = {
-            backend.name: op.code.texts[backend.suffix]
+            backend.name: texts[backend.suffix]
             for backend in backends.all_backends()
-            if backend.suffix in op.code.texts
+            if backend.suffix in texts
         }
     return RecordedOp(
         op.qualified,
@@ -222,7 +224,7 @@ def _recorded(op: Op, target: Target) -> RecordedOp:
         target.arch,
         target.runtime,
         flags,
-        None if code else str(op.folder),
+        None if code else str(declaration.folder),
         code,
         list(op.schema.tags) or None,
     )

@@ -10,7 +10,8 @@ import torch
 
 from opjit import backends, processes, resources
 from opjit.backends import Backend
-from opjit.declare import graph_cache
+from opjit.declare import graph_cache, rules
+from opjit.declare.declaration import Declaration
 from opjit.declare.op import Op
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
@@ -51,16 +52,17 @@ def define(op: Op, earlier: Op | None) -> None:
                     f"torch refuses the op {op.qualified}, so choose another name or namespace: "
                     f"{str(error).splitlines()[0]}"
                 ) from None
-            op.handle = library
+            op.library = library
             _register(library, op)
             op.overload = look_up(getattr(torch.ops, namespace), name).default
             setattr(op.overload, "__reduce_ex__", lambda protocol: (getattr, (op, "overload")))  # noqa: B010 - torch's cannot be pickled
             if op.schema.returned:
                 _functionalize(library, op)
-            op.bind()
+            rules.bind_autograd(op)
+            rules.bind(op)
             if not op.folder.is_relative_to(resources.folder("kernels_c")):
-                graph_cache.add(op)
-            graph_cache.note_change(op)
+                graph_cache.add(op.declaration)
+            graph_cache.note_change(op.declaration)
     except BaseException:
         forget(op)
         raise
@@ -161,29 +163,34 @@ def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def refuse_second(earlier: Op, newer: Op) -> None:
     """Refuse a second op of the same name. A later declaration from the same folder or module is the same op."""
-    one, other = (op.folder if op.code is None else op.code.module for op in (earlier, newer))
-    if one != other:
+    if _owner(earlier.declaration) != _owner(newer.declaration):
         raise DeclarationError(
-            f"two ops are named {newer.qualified}: one is declared in {earlier.where}, the other in {newer.where}; "
+            f"two ops are named {newer.qualified}: one is declared in {earlier.declaration.place}, the other in "
+            f"{newer.declaration.place}; "
             "rename one or give it a namespace of its own"
         )
+
+
+def _owner(declaration: Declaration) -> object:
+    """Return the module of inline code, or the folder."""
+    return declaration.folder if declaration.code is None else declaration.code.module
 
 
 def redeclare(op: Op, newer: Op) -> None:
     """Give an op another schema, which makes it another op for torch."""
     with processes.declaring:
         forget(op)
-        op.schema = newer.schema
-        op.adopt(newer)
+        op.declaration = newer.declaration
         define(op, op)
 
 
 def forget(op: Op) -> None:
     """Take an op and its kernels back from torch, so that its name is free for another declaration. A program may still hold its overload,
     which torch would free with the op's last registration; so one stays: a kernel for a device that no opjit op runs on."""
-    library, op.handle = op.handle, None
+    library = op.library
     if library is None:
         return
+    op.library = None
     if op.qualified not in _placeholders:
         _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
         _placeholders[op.qualified].impl(
@@ -192,8 +199,8 @@ def forget(op: Op) -> None:
     for loaded in op.loaded.values():
         loaded.unload()
     op.loaded.clear()
-    op.forget_sharding()
-    graph_cache.remove(op)
+    rules.forget_sharding(op)
+    graph_cache.remove(op.qualified)
     library._destroy()
     library._op_defs.clear()  # a traceback may hold the library: torch frees it later, and would take the next op of the name back, too
 
@@ -211,9 +218,11 @@ def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
             f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
             "move them with .to()"
         )
-    graph_cache.note_trace(op)
-    op.bind_late()  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
-    result = op.fake(*args, **kwargs)
+    graph_cache.note_trace(op.declaration)
+    rules.bind_late(
+        op
+    )  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
+    result = op.declaration.fake(*args, **kwargs)
     return _returned(op.schema, args, kwargs) if op.schema.returned else result
 
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,8 +24,10 @@ import torch
 from opjit import files, processes, resources
 from opjit.backends import Backend
 from opjit.declare import registration, variants
-from opjit.declare.op import Function, Op, of_cpp
+from opjit.declare.declaration import Declaration, Function, cpp_advice, stamp_of
+from opjit.declare.op import Op
 from opjit.errors import DeclarationError, OpjitError, UnknownOp
+from opjit.recipe import schema
 
 GROUP = "opjit.ops"
 
@@ -49,7 +52,7 @@ def _running() -> Iterator[None]:
         finally:
             declared_here = [op for op in list(_ops.values()) if before.get(op.qualified) is not op]
             for op in declared_here:
-                if op.file is not None and op.fake.__module__ not in sys.modules:
+                if op.declaration.file is not None and op.fake.__module__ not in sys.modules:
                     remove(op)
             _unfinished.difference_update(op.qualified for op in declared_here)
 
@@ -242,7 +245,7 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
     folders = op_folders(place)
     if not folders:
         raise DeclarationError(
-            f"no op is declared in {place}: expected op.py in it or in its subfolders{of_cpp(place, '*')}"
+            f"no op is declared in {place}: expected op.py in it or in its subfolders{cpp_advice(place, '*')}"
             if place.is_dir()
             else f"there is no folder {place}"
         )
@@ -270,9 +273,9 @@ def _declare(file: Path) -> list[Op]:
     """Return the ops of an op.py, which runs unless it ran before."""
     real = file.resolve()
     with processes.reading:
-        if not any(op.file == real for op in all_ops()):
+        if not any(op.declaration.file == real for op in all_ops()):
             declare_folder(file.parent)
-        found = [op for op in all_ops() if op.file == real]
+        found = [op for op in all_ops() if op.declaration.file == real]
     if not found:
         raise DeclarationError(f"{file} declares no op: expected a function under @opjit.op")
     return found
@@ -312,19 +315,21 @@ def _new_module(name: str, file: Path) -> ModuleType:
 
 def rerun(op: Op) -> tuple[list[Op], ModuleType]:
     """Run the op.py of an op once more, without telling torch or the registry. Returns its declarations, and the new module."""
-    assert op.file is not None
-    name, stamp = op.fake.__module__, op.stamp_now()
-    module = _new_module(name, op.file)
+    file = op.declaration.file
+    assert file is not None
+    name = op.fake.__module__
+    stamp = op.declaration.stamp_now()
+    module = _new_module(name, file)
     module.__package__ = getattr(sys.modules.get(name), "__package__", None)
     newer: list[Op] = []
     token = _rerun.set(newer)
     try:
         # Compiled here: Python's cached byte code is good for a whole second, and an author may save twice within one.
-        exec(compile(op.file.read_bytes(), op.file, "exec", dont_inherit=True), vars(module))
+        exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), vars(module))
     finally:
         _rerun.reset(token)
     for each in newer:
-        each.stamp = stamp  # from before the file was read
+        each.declaration = replace(each.declaration, stamp=stamp)  # from before the file was read
     return newer, module
 
 
@@ -399,18 +404,17 @@ def op(
             from opjit.recipe import flags
 
             extra = flags.check(text.partition("(")[0], folder, *extras)
-        return add(
-            Op(
-                text,
-                fake,
-                folder,
-                extra,
-                file=file,
-                constant=not differentiable,
-                elementwise=elementwise,
-                tags=[tag.name for tag in tags],
-            )
+        declaration = Declaration(
+            schema.parse(text, [tag.name for tag in tags]),
+            fake,
+            folder,
+            extra,
+            file=file,
+            stamp=stamp_of(file),
+            constant=not differentiable,
+            elementwise=elementwise,
         )
+        return add(Op(declaration))
 
     return declare
 
@@ -433,5 +437,5 @@ def _restored(qualified: str, where: str, declaration: str) -> Op:
 
 
 copyreg.pickle(
-    Op, lambda op: (_restored, (op.qualified, op.where, str(op.file or "")))
+    Op, lambda op: (_restored, (op.qualified, op.declaration.place, str(op.declaration.file or "")))
 )  # by its name: a copy is the op itself

@@ -1,40 +1,61 @@
 """An op under torch.func and autocast. torch.func runs its transforms before autograd, so an op with a backward also has a kernel at their
 dispatch key. Through it go grad, vjp, jacrev, vmap and their nestings, with the op's own backward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from opjit.declare.declaration import AutocastRule
+from opjit.declare.op_state import OpState
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.recipe.schema import Schema
 
-Op = Any  # of op.py, which imports this file
 Dims = tuple[int | None, ...]
-AutocastRule = tuple[
-    "torch.dtype | None", "frozenset[int | str] | None"
-]  # None is the region's dtype, and all arguments
 
 
-def has_list(schema: Schema) -> bool:
-    """Whether an op takes or returns a list of tensors, which torch.func cannot transform."""
-    return any(each.list and each.kind == "Tensor" for each in schema.arguments) or any(
-        each.list for each in schema.results
-    )
+def run_backward(op: OpState, ctx: Any, *grads: Any) -> Any:
+    """Run the declared backward, or raise an error that names the decorator."""
+    backward = op.declaration.backward
+    if backward is None:
+        raise RuntimeError(
+            f"derivative for {op.qualified} is not implemented; add one with @{op.schema.name}.backward"
+        )
+    return backward(ctx, *grads)
 
 
-def transform(op: Op, *args: Any, **kwargs: Any) -> Any:
-    """What torch.func does with an op that has a backward."""
+def run_setup_context(op: OpState, **context: Any) -> None:
+    setup_context = op.declaration.setup_context
+    if setup_context is not None:
+        setup_context(**context)
+
+
+def run_vmap(op: OpState, info: Any, in_dims: Dims, *args: Any, **kwargs: Any) -> Any:
+    """Run the declared batching rule, or the one that opjit has for the op."""
+    declaration = op.declaration
+    if declaration.vmap is not None:
+        return declaration.vmap(info, in_dims, *args, **kwargs)
+    if op.schema.draws and info.randomness != "different":  # torch's words and default
+        raise RuntimeError(
+            f"vmap: called random operation {op.qualified} with randomness={info.randomness!r}; each element of the "
+            "batch gets numbers of its own, so call torch.vmap(..., randomness='different')"
+        )
+    rule = elementwise if declaration.elementwise else loop
+    return rule(op.overload, info, in_dims, args, kwargs)
+
+
+def transform(op: OpState, *args: Any, **kwargs: Any) -> Any:
+    """Run an op with a backward under torch.func."""
     from torch._functorch.autograd_function import custom_function_call
 
-    args, kwargs = op.cast(args, kwargs)  # which torch would do below the transforms
+    args, kwargs = cast(args, kwargs, op.declaration.autocast)  # torch does so below the transforms
     return custom_function_call(_function(op, kwargs), *args)
 
 
-def _function(op: Op, kwargs: dict[str, Any]) -> Any:
+def _function(op: OpState, kwargs: dict[str, Any]) -> Any:
     """Return the op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
     overload, arguments = op.overload, op.overload._schema.arguments
     positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
@@ -44,26 +65,27 @@ def _function(op: Op, kwargs: dict[str, Any]) -> Any:
         return overload(*args, **kwargs)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        inputs += positional[
+        dropped = positional[
             len(inputs) :
         ]  # torch drops trailing arguments that equal their defaults
+        context: dict[str, Any] = {"ctx": ctx, "inputs": (*inputs, *dropped), "output": output}
         if named:
-            op.run_setup_context(
-                ctx=ctx, inputs=inputs, keyword_only_inputs={**named, **kwargs}, output=output
-            )
-        else:
-            op.run_setup_context(ctx=ctx, inputs=inputs, output=output)
+            context["keyword_only_inputs"] = {**named, **kwargs}
+        run_setup_context(op, **context)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return run_backward(op, ctx, *grads)
 
     def batched(info: Any, in_dims: Dims, *args: Any) -> Any:
-        return op.run_vmap(info, in_dims, *args, **kwargs)
+        return run_vmap(op, info, in_dims, *args, **kwargs)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise no_forward_mode(overload)
 
-    functions = {
+    functions: dict[str, Callable[..., Any]] = {
         "forward": forward,
         "setup_context": keep,
-        "backward": op.run_backward,
+        "backward": backward,
         "vmap": batched,
         "jvp": jvp,
     }
@@ -135,19 +157,18 @@ def elementwise(
     return result, (0,) * len(result) if isinstance(result, tuple) else 0
 
 
-def bind_autocast(op: Op) -> None:
+def bind_autocast(op: OpState) -> bool:
     """Convert floating-point arguments in regions of torch.autocast."""
+    assert op.library is not None
     for device in ("cpu", "cuda", torch._C._get_privateuse1_backend_name()):
         key = f"Autocast{torch._C._dispatch_key_for_device(device)}"
-        op.handle.impl(
-            op.schema.name,
-            partial(_cast_first, op, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))),
-            key,
-        )
+        keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        op.library.impl(op.schema.name, partial(_cast_first, op, keys), key)
+    return True
 
 
-def _cast_first(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-    args, kwargs = op.cast(args, kwargs)
+def _cast_first(op: OpState, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = cast(args, kwargs, op.declaration.autocast)
     with torch._C._ExcludeDispatchKeyGuard(keys):
         return op.overload(*args, **kwargs)
 
@@ -168,25 +189,25 @@ def places(schema: Schema, names: Sequence[str]) -> frozenset[int | str]:
 
 
 def cast(
-    args: tuple[Any, ...], kwargs: dict[str, Any], rule: AutocastRule
+    args: tuple[Any, ...], kwargs: dict[str, Any], rule: AutocastRule | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Convert a call's floating-point tensors, if autocast is on for their device."""
+    """Convert a call's floating-point tensors by an op's rule, if autocast is on for their device."""
+    if rule is None:
+        return args, kwargs
     from torch.amp.autocast_mode import _cast
 
-    device, (dtype, only) = (
-        next((tensor.device.type for tensor in tensors_of((args, kwargs))), "cpu"),
-        rule,
-    )
+    tensors = tensors_of((args, kwargs))
+    device = tensors[0].device.type if tensors else "cpu"
     if not torch.is_autocast_enabled(device):
         return args, kwargs
+    dtype, only = rule
+    wanted = dtype or torch.get_autocast_dtype(device)
 
     def converted(place: int | str, value: Any) -> Any:
-        return (
-            _cast(value, device, dtype or torch.get_autocast_dtype(device))
-            if only is None or place in only
-            else value
-        )
+        if only is not None and place not in only:
+            return value
+        return _cast(value, device, wanted)
 
-    return tuple(map(converted, range(len(args)), args)), {
-        name: converted(name, value) for name, value in kwargs.items()
-    }
+    positional = tuple(map(converted, range(len(args)), args))
+    named = {name: converted(name, value) for name, value in kwargs.items()}
+    return positional, named

@@ -12,20 +12,19 @@ import torch
 
 from opjit import backends
 from opjit.backends import Backend
+from opjit.declare.op_state import OpState
 from opjit.environment import is_on
 from opjit.errors import DeclarationError, NoKernel
 from opjit.recipe.schema import Result
 
-Op = Any  # of op.py, which imports this file
-Definitions = Mapping[str, Mapping[str, object]]  # by the name of their variant
-Choose = Callable[[Op, Backend, "int | None", tuple[Any, ...], dict[str, Any]], int]
+Choose = Callable[[OpState, Backend, "int | None", tuple[Any, ...], dict[str, Any]], int]
 choose: Choose | None = (
     None  # the kernel of the variant of a number, or that for the tensors of a call; see registry.declare_bundled
 )
 
 
 def combinations(
-    op: Op, device: str | None, values: Mapping[str, Sequence[object]]
+    op: OpState, device: str | None, values: Mapping[str, Sequence[object]]
 ) -> list[dict[str, object]]:
     """Return every combination of the values of definitions. Raises DeclarationError if they are not lists of numbers and strings, or for
     an op with results of several types, which torch up to 2.14 confuses when C calls an op."""
@@ -52,27 +51,33 @@ def combinations(
     return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
 
-def bind(op: Op) -> None:
+def label(definitions: Mapping[str, object]) -> str:
+    """Return the name of a variant, ``"TILE=64 UNROLL=1"``."""
+    return " ".join(f"{name}={value}" for name, value in definitions.items())
+
+
+def bind(op: OpState) -> bool:
     """Make the two other ops of one with variants known to torch."""
-    assert op.handle is not None
+    assert op.library is not None
     name, rest = op.schema.name, op.schema.text.partition("(")[2]
     for other, first in ((f"{name}_choose", ""), (f"{name}_variant", "int variant, ")):
-        op.handle.define(f"{other}({first}{rest}", tags=op.overload.tags)
-        op.handle.impl(
+        op.library.define(f"{other}({first}{rest}", tags=op.overload.tags)
+        op.library.impl(
             other, partial(_run, op, bool(first)), "CompositeExplicitAutograd", with_keyset=True
         )
-        op.handle.impl(other, torch.library.fallthrough_kernel, "Autograd")
+        op.library.impl(other, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(
         f"{op.qualified}_variant",
-        lambda variant, *args, **kwargs: op.fake(*args, **kwargs),
-        lib=op.handle,
+        lambda variant, *args, **kwargs: op.declaration.fake(*args, **kwargs),
+        lib=op.library,
     )
+    return True
 
 
-def feed_inductor(op: Op) -> bool:
+def feed_inductor(op: OpState) -> bool:
     """Give torch's compiler the list, if this process uses it: under max_autotune it measures the variants for a graph's own sizes. Else,
     and where it cannot take an op, a graph calls the op, which chooses as it does everywhere. Returns whether that is settled."""
-    if "torch._inductor.compile_fx" not in sys.modules or op.handle is None:
+    if "torch._inductor.compile_fx" not in sys.modules or op.library is None:
         return False
     schema = op.schema
     tensors = [argument for argument in schema.arguments if argument.kind == "Tensor"]
@@ -98,7 +103,9 @@ def feed_inductor(op: Op) -> bool:
         return variant
 
     def configs(tensors: Mapping[str, torch.Tensor]) -> list[CustomOpConfig]:
-        labels = op.labels(backends.for_device(next(iter(tensors.values())).device.type))
+        labels = op.declaration.labels(
+            backends.for_device(next(iter(tensors.values())).device.type)
+        )
         wanted = config.max_autotune and not V.aot_compilation and is_on("OPJIT_TUNE", unset=True)
         return [CustomOpConfig(numbered(number)) for number in range(len(labels) if wanted else 0)]
 
@@ -106,14 +113,18 @@ def feed_inductor(op: Op) -> bool:
     return True
 
 
-def _run(op: Op, numbered: bool, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+def _run(
+    op: OpState, numbered: bool, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
+) -> Any:
     """Run the variant of a number, the first argument of a call, or the one that suits its tensors."""
     number, args = (args[0], args[1:]) if numbered else (None, args)
     keys = keys.remove(
         torch._C.DispatchKey.PythonDispatcher
     )  # torch's compiler switches it on while it measures
     backend = backends.for_dispatch_key(torch._C._dispatch_key_name(keys.highestPriorityTypeId()))
-    if backend is None or (number is not None and not 0 <= number < len(op.labels(backend))):
+    if backend is None or (
+        number is not None and not 0 <= number < len(op.declaration.labels(backend))
+    ):
         raise NoKernel(
             f"{op.qualified} has no variant {number} for {backend.name if backend else keys}"
         )

@@ -224,7 +224,7 @@ class Task:
         for sample in draw.sample(small, min(8, len(small))):
             yield from _varied(sample, generator)
             other = resized(sample, draw.sample(_SIZES, 4))
-            if other is not None and "shapes" not in self.op.waived:
+            if other is not None and "shapes" not in self.op.declaration.waived:
                 yield from _varied(other, generator)
 
     def burst(self, seed: int, most: int = _MOST_CALLS) -> list[Sample]:
@@ -250,7 +250,7 @@ class Task:
         return TimedSample(sample, moved, flops, max(2, calls))
 
     def _chosen_workload(self) -> tuple[Sample, int, int]:
-        if self.op is not None and self.op._workloads is not None:
+        if self.op is not None and self.op.declaration.workloads is not None:
             found, most = [], _TIMED << 6 * (self.device != "cpu")
             for each in self.op.workloads_on(self.device):
                 found.append((Sample(each.args, each.kwargs), each.bytes, each.flops))

@@ -13,6 +13,7 @@ from opjit import files, request, resources
 from opjit.backends.targets import Target
 from opjit.declare import registry
 from opjit.declare.op import Op
+from opjit.declare.op_state import OpState
 from opjit.errors import BuildError, DeclarationError, EntryError, NoKernel
 from opjit.store import layers
 from opjit.store import manifest as manifests
@@ -89,7 +90,7 @@ def build_library(
 
 
 def put_binary(
-    op: Op, target: Target, entry: Entry, manifest: Manifest, source_folder: Path
+    op: OpState, target: Target, entry: Entry, manifest: Manifest, source_folder: Path
 ) -> Path:
     """Write a binary where `layers` looks for it beside the op's source. Returns the library's path."""
     folder = Store(source_folder / layers.FOLDER).folder(op.qualified, target) / entry.key
@@ -99,22 +100,26 @@ def put_binary(
     return folder / manifest.library
 
 
-def _dotted(op: Op) -> str:
+def _dotted(op: OpState) -> str:
     return op.qualified.replace("::", ".")
 
 
 def _has_op_py(op: Op) -> bool:
-    return op.code is None and op.file is not None and op.file.name == "op.py"
+    return (
+        op.declaration.code is None
+        and op.declaration.file is not None
+        and op.declaration.file.name == "op.py"
+    )
 
 
 def _together(requested: Sequence[Op], target: Target) -> list[Op]:
     """Return the requested ops, and the others of their op.py files that have a kernel for the target, sorted by name."""
     found = {op.qualified: op for op in requested}
-    shared = {op.file for op in requested if _has_op_py(op)}
+    shared = {op.declaration.file for op in requested if _has_op_py(op)}
     for op in registry.all_ops():
-        if op.file in shared and op.code is None:
+        if op.declaration.file in shared and op.declaration.code is None:
             with suppress(NoKernel):
-                op.source(target.backend)
+                op.declaration.source(target.backend)
                 found[op.qualified] = op
     return [found[name] for name in sorted(found)]
 
@@ -123,7 +128,8 @@ def _check(ops: Iterable[Op]) -> None:
     """Raise DeclarationError unless a copy of the ops' folders declares them as this process does."""
     places: dict[str, Path] = {}
     for op in ops:
-        linked = (*op.extra.link, *op.extra.cuda_link) if op.extra is not None else ()
+        extra = op.declaration.flags_of_author
+        linked = (*extra.link, *extra.cuda_link) if extra is not None else ()
         for each in (each for each in linked if os.path.isabs(each) and each.endswith(".so")):
             if not (_has_op_py(op) and Path(each).resolve().is_relative_to(op.folder.resolve())):
                 raise DeclarationError(
@@ -138,9 +144,9 @@ def _check(ops: Iterable[Op]) -> None:
                 f"two folders of ops are named {other.name}: {other} and {op.folder}; rename one, as each becomes a "
                 "folder of the library"
             )
-        if op.stamp != op.stamp_now():
+        if op.declaration.stamp != op.declaration.stamp_now():
             raise DeclarationError(
-                f"{op.file} changed after this process read it; build the library in a new process, or call "
+                f"{op.declaration.file} changed after this process read it; build the library in a new process, or call "
                 f"opjit.get({op.qualified!r}, reload=True) first"
             )
 

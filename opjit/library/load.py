@@ -69,7 +69,7 @@ def load_library(path: str | os.PathLike[str]) -> Any:
         ]
     for op, entry, target in ops:
         with op.lock:
-            op.use(target.backend.name, entry, op.libraries(target))
+            op.replace_kernel(target.backend.name, entry, op.declaration.libraries(target))
     if place.is_file():
         return next(op.overload for op, entry, _ in ops if entry.library == place)
     return [op.overload for op in sorted({op for op, *_ in ops}, key=lambda op: op.qualified)]

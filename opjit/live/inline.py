@@ -10,8 +10,9 @@ import torch
 
 from opjit import backends
 from opjit.builder import glue
+from opjit.declare.declaration import Declaration, Function
 from opjit.declare.inline_code import Code
-from opjit.declare.op import Function, Op
+from opjit.declare.op import Op
 from opjit.errors import DeclarationError, OpjitError
 from opjit.live import reload
 from opjit.recipe import flags
@@ -117,7 +118,7 @@ def make(
     differentiable: bool = True,
     elementwise: bool = False,
 ) -> Op:
-    """Make an op from strings, by backend name, undeclared. See `Code` and `Op` for `module` to `shown`, `flags.check` for `extras`."""
+    """Make an op from strings, by backend name, undeclared. See `Code` for `module` to `shown`, `flags.check` for `extras`."""
     schema = parse(text if "::" in text.partition("(")[0] else f"{NAMESPACE}::{text.strip()}")
     texts = {
         backends.for_device(name).suffix: source
@@ -135,8 +136,8 @@ def make(
                 f"{schema.qualified}: the code of {schema.name}{suffix} must be a string, not {source!r}"
             )
     extra = flags.check(schema.qualified, Path.cwd(), *extras) if any(extras) else None
-    op = Op(
-        schema.text,
+    declaration = Declaration(
+        schema,
         _fake_kernel(schema, like, fake),
         Path(),
         extra,
@@ -145,8 +146,7 @@ def make(
         constant=not differentiable,
         elementwise=elementwise,
     )
-    op.write_code()
-    return op
+    return Op(declaration.with_code())
 
 
 def _fake_kernel(

@@ -32,20 +32,21 @@ def reload_op(name: str, device: object) -> torch._ops.OpOverload:
 def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
     """Update an op from its files, also for backends that it was not used on; if its op.py changed, update all ops of that file."""
     with _reloading:
-        stamp = current.stamp_now()
-        if stamp == current.stamp:
+        declaration = current.declaration
+        stamp = declaration.stamp_now()
+        if stamp == declaration.stamp:
             install([current], current.qualified, extra)
             return
         if stamp is None:
             raise DeclarationError(
-                f"{current.file}, which declares {current.qualified}, no longer exists; restore it"
+                f"{declaration.file}, which declares {current.qualified}, no longer exists; restore it"
             )
-        before = [op for op in registry.all_ops() if op.file == current.file]
+        before = [op for op in registry.all_ops() if op.declaration.file == declaration.file]
         newer, module = registry.rerun(current)
         names = {op.qualified for op in newer}
         if current.qualified not in names:
             raise DeclarationError(
-                f"{current.file} no longer declares {current.qualified}, only {', '.join(sorted(names)) or 'nothing'}"
+                f"{declaration.file} no longer declares {current.qualified}, only {', '.join(sorted(names)) or 'nothing'}"
             )
         install(newer, current.qualified, extra)
         for gone in (op for op in before if op.qualified not in names):
@@ -84,13 +85,15 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
         except NoKernel:
             if backend in extra:
                 raise
-            if newer.code is not None:  # else the kernel may come from a library, without a source
+            if (
+                newer.declaration.code is not None
+            ):  # else the kernel may come from a library, without a source
                 entries[backend.name] = None
             continue
         if backend.name not in loaded or loaded[backend.name].key not in recipe.keys:
             entry = entries[backend.name] = request.entry(newer, target)
             loader.open_library(
-                entry, newer.qualified, newer.libraries(target)
+                entry, newer.qualified, newer.declaration.libraries(target)
             )  # now, so that `_apply` cannot fail
             oplist.note(newer, target)
     return entries
@@ -101,14 +104,14 @@ def _apply(op: Op | None, newer: Op, entries: dict[str, Entry | None]) -> Op:
     if op is None:
         op = registry.add(newer)
     elif (
-        op.schema != newer.schema or op.constant != newer.constant or op.handle is None
+        op.schema != newer.schema or op.constant != newer.constant or op.library is None
     ):  # None: an earlier reload was interrupted
         redeclare(op, newer)
     elif op is not newer:
-        op.adopt(newer)
+        op.update(newer.declaration)
     for name, entry in entries.items():
         if entry is not None:
-            op.use(name, entry)
+            op.replace_kernel(name, entry)
         elif name in op.loaded:
             op.loaded.pop(name).unload()
     return op

@@ -23,7 +23,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
     """A watched folder. `stop` ends the watch, as does the end of a ``with`` block."""
 
     def __init__(self, ops: Iterable[Op], interval: float) -> None:
-        self._declarations = {op.file for op in ops}
+        self._declarations = {op.declaration.file for op in ops}
         self._interval = interval
         self._stopped = threading.Event()
         self._headers: dict[str, list[str]] = {}
@@ -40,7 +40,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
         self._thread.join()
 
     def _ops(self) -> list[Op]:
-        return [op for op in registry.all_ops() if op.file in self._declarations]
+        return [op for op in registry.all_ops() if op.declaration.file in self._declarations]
 
     def _run(self) -> None:
         changing: dict[str, _Stamps] = {}
@@ -71,15 +71,16 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
     def _stamps(self, op: Op) -> _Stamps:
         """Return the stamps of the files in an op's folder, and of those that its sources included at the last reload."""
         if op.qualified not in self._headers:
+            extra = op.declaration.flags_of_author
             include = (
                 str(op.folder),
-                *(op.extra.include if op.extra else ()),
+                *(extra.include if extra else ()),
                 str(resources.folder("kernels_c")),
             )
             found: list[str] = []
             for backend in backends.all_backends():
                 with suppress(NoKernel, OSError):
-                    found += headers.closure([str(op.source(backend))], include)
+                    found += headers.closure([str(op.declaration.source(backend))], include)
             self._headers[op.qualified] = found
         names: list[str] = []
         with suppress(OSError), os.scandir(op.folder) as entries:

@@ -83,6 +83,12 @@ class Schema(NamedTuple):
         return any(argument.kind == "Generator" for argument in self.arguments)
 
     @property
+    def has_tensor_list(self) -> bool:
+        """Whether the op accepts or returns a list of tensors, which torch.func cannot transform."""
+        tensors = [argument for argument in self.arguments if argument.kind == "Tensor"]
+        return any(each.list for each in tensors) or any(each.list for each in self.results)
+
+    @property
     def all_tags(self) -> list[str]:
         return sorted(
             {*self.tags, "pt2_compliant_tag", *(["nondeterministic_seeded"] if self.draws else [])}

@@ -96,7 +96,7 @@ def prepare(op: Op, device: str) -> None:
 def refuse_unknown_waivers(op: Op) -> Op:
     """Return the op. Raises DeclarationError if it waives what is no check: its author believes that one is left out."""
     names = [check.name for check in CHECKS]
-    for name in op.waived:
+    for name in op.declaration.waived:
         if name not in names:
             raise DeclarationError(
                 f"{op.qualified} waives {name!r}, which is no check; the checks are {', '.join(names)}"

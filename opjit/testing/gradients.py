@@ -94,7 +94,7 @@ def _rounding(gradient: torch.Tensor) -> Tolerance | None:
 
 
 def _needs_backward(op: Op) -> None:
-    if not op.differentiable:
+    if not op.declaration.differentiable:
         raise Skipped("the op has no backward")
 
 

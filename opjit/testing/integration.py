@@ -86,7 +86,7 @@ def _opcheck(op: Op, device: str) -> str:
                 "without float8",
             )
         ]  # it compares copies
-        if op.differentiable:
+        if op.declaration.differentiable:
             calls += [
                 with_gradients(sample)
                 for sample in distinct_samples(
@@ -119,7 +119,7 @@ def _compile(op: Op, device: str) -> str:
                     sample,
                     f"torch.compile with dynamic={dynamic}",
                 )
-            if op.differentiable:
+            if op.declaration.differentiable:
                 assert_same_gradients(sample, op.overload, compiled)
     return "fullgraph"
 
@@ -171,7 +171,7 @@ def _export(op: Op, device: str) -> str:
 @add(CHECKS, "vmap")
 def _vmap(op: Op, device: str) -> str:
     """torch.vmap gives the results of a call for each element of the batch."""
-    if not op.batches:
+    if not op.declaration.batches:
         raise Skipped(
             "the op has no rule for torch.vmap: declare it with elementwise=True, or add @vmap"
         )

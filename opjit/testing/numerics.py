@@ -145,7 +145,7 @@ def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
 @add(CHECKS, "results")
 def _results(op: Op, device: str) -> str:
     """Results equal the reference's on every sample, and so do those of each variant."""
-    labels = op.labels(backends.for_device(device))
+    labels = op.declaration.labels(backends.for_device(device))
     variant: Any = None
     if labels:
         namespace = getattr(torch.ops, op.schema.namespace)

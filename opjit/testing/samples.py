@@ -165,7 +165,7 @@ def effects_in_place(call: Callable[..., Any], op: Op, sample: Sample) -> list[A
     Raises ReferenceFailed if the call is the reference's and raises an error.
     """
     say = watch.get().say
-    if call is op._reference:
+    if call is op.declaration.reference:
         say("reference")  # its time counts against the limit as the kernel's does
         try:
             results = as_list(call(*sample.args, **sample.kwargs))

@@ -52,12 +52,13 @@ def parse(text: str) -> list[str]:
 def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> Path:
     """Build the op's CPU library with sanitizers, linked to this process's torch."""
     backend = backends.for_device("cpu")
-    target, source = targets.here(backend), op.source(backend)
+    target, source = targets.here(backend), op.declaration.source(backend)
     headers, library = resources.folder("kernels_c"), folder / "sanitized.so"
     sources = glue.write(op.schema, backend, source.name, folder)
-    flags = op.flags(target)
+    flags = op.declaration.flags(target)
     march = [flag for flag in flags.c if flag.startswith("-march=")]
-    own = list(op.extra.c) if op.extra else []
+    extra = op.declaration.flags_of_author
+    own = list(extra.c) if extra else []
     words = [
         compiler,
         "-std=gnu11",

@@ -148,7 +148,7 @@ def test_what_precompile_saw_is_proof_until_stat_differs(
     [op] = [
         wanted.op
         for wanted in plan_recorded(listed, (), None).wanted
-        if isinstance(wanted, OpBinary) and not wanted.op.code
+        if isinstance(wanted, OpBinary) and not wanted.op.declaration.code
     ]
     monkeypatch.setitem(registry._ops, op.qualified, op)
     assert by_stat() == 2, "the program has declared what the list names"

@@ -389,7 +389,7 @@ def fat_of(content: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("op", opjit.declare.registry.all_ops(), ids=lambda op: op.schema.name)
 def test_a_bundled_op_s_machine_code_is_that_of_nvcc(tmp_path: Path, op: opjit.Op) -> None:
     target = Target(backends.for_device("cuda"), "sm_90", "cuda13")
-    recipe = op.recipe(target, toolchain.identities_of(target, None))
+    recipe = op.declaration.recipe(target, toolchain.identities_of(target, None))
     nvcc, compiler = toolchain.require_nvcc(None), toolchain.require_compiler(None)
     assert NVRTC is not None
     source = tmp_path / "opjit_kernel.cu"

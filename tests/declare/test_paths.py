@@ -180,7 +180,7 @@ def test_no_thread_gets_an_op_whose_declaration_is_half_read(
         first = other.submit(registry.find, "pathtest::slowly")
         until(lambda: torch._C._jit_get_operation("pathtest::slowly")[0] is not None)
         assert not first.done()
-        assert registry.find("pathtest::slowly")._backward is not None
+        assert registry.find("pathtest::slowly").declaration.backward is not None
         assert first.result() is registry.find("pathtest::slowly")
 
 
@@ -196,7 +196,7 @@ def test_a_child_forked_while_an_op_py_runs_has_its_ops_whole(tmp_path: Path) ->
         child = os.fork()
         if child == 0:
             found = opjit.registry.declared("pathtest::slowly")
-            os._exit(found is None or found._backward is None)
+            os._exit(found is None or found.declaration.backward is None)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         thread.join()
         """)

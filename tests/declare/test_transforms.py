@@ -192,7 +192,7 @@ def test_rules_that_cannot_hold_are_refused_at_the_declaration(make_op: MakeOp) 
         ):
             make_op(schema, elementwise=True)
     with pytest.raises(
-        DeclarationError, match="keyword-only Tensor, for which torch takes no vmap rule"
+        DeclarationError, match="keyword-only Tensor, for which torch supports no vmap rule"
     ):
         make_op("keyed(*, Tensor x) -> Tensor").vmap(lambda *args: None)
 

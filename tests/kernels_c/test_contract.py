@@ -265,7 +265,7 @@ def test_every_c_op_is_strict_c11(arch: str, tmp_path: Path) -> None:
     backend = backends.for_device("cpu")
     march = next(flag for flag in backend.flags(arch, "").c if flag.startswith("-march="))
     for op in map(registry.find, [*BUNDLED, *OWN]):
-        path = op.source(backend)
+        path = op.declaration.source(backend)
         for name, text in glue.render(op.schema, backend, path.name).items():
             (tmp_path / name).write_text(text, encoding="utf-8")
         _compile(

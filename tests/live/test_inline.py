@@ -287,7 +287,7 @@ def test_a_backward_is_added_replaced_and_missed() -> None:
 
 def test_sources_that_are_lost_are_written_again(here: Path) -> None:
     op = declare("lost")
-    path = op.source(opjit.backends.for_device("cpu"))
+    path = op.declaration.source(opjit.backends.for_device("cpu"))
     path.unlink()
     assert op(torch.ones(1), 2.0).tolist() == [2.0]
     assert path.read_text() == source("lost")

@@ -256,7 +256,7 @@ def test_an_op_that_writes_its_argument_is_checked_too(increment: Op) -> None:
             )
         )
     finally:
-        increment._reference = increment._samples = None
+        increment.declare(reference=None, samples=None)
     assert [line for line in found if line.status == "failed"] == []
     assert {"results", "inputs kept", "compile", "export", "threads"} <= {
         line.name for line in found if line.status == "ok"

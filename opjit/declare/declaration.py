@@ -1,0 +1,286 @@
+"""An op as its author declared it: schema, functions, flags and sources. A newer declaration replaces it as a whole."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opjit import backends, files
+from opjit.backends import Backend, Flags
+from opjit.backends.targets import Target
+from opjit.declare.inline_code import Code
+from opjit.declare.sample import Sample, Workload
+from opjit.environment import is_on
+from opjit.errors import DeclarationError, NoKernel
+from opjit.recipe import libraries
+from opjit.recipe.headers import Scan
+from opjit.recipe.recipe import Recipe, read_inputs
+from opjit.recipe.schema import Schema
+
+Function = Callable[..., Any]
+Stamp = tuple[int, ...]
+Definitions = Mapping[str, Mapping[str, object]]  # of C macros, by the label of their variant
+AutocastRule = tuple[
+    torch.dtype | None, frozenset[int | str] | None
+]  # None: the region's dtype, and all arguments
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration:
+    """What an author says of an op.
+
+    Attributes:
+        fake: computes the shape, dtype and device of the results, without data.
+        folder: the folder of the C and CUDA sources.
+        author_flags: the author's additions to a backend's flags, without the definitions of variants.
+        code: the sources, if they are text.
+        where: the declaration's place, for messages.
+        file: the Python file of the declaration; None for inline code.
+        stamp: that of the file when it was read, if a reload can run it again.
+        constant: whether autograd treats the results as constants.
+        variants: the definitions of each variant, for C and (True) for CUDA.
+        waived: checks of ``opjit test`` that the op need not pass, and why.
+    """
+
+    schema: Schema
+    fake: Function
+    folder: Path
+    author_flags: Flags | None = None
+    code: Code | None = None
+    where: str = ""
+    file: Path | None = None
+    stamp: Stamp | None = None
+    constant: bool = False
+    elementwise: bool = False
+    variants: Mapping[bool, Definitions] = field(default_factory=dict)
+    waived: Mapping[str, str] = field(default_factory=dict)
+    reference: Function | None = None
+    samples: Function | None = None
+    workloads: Function | None = None
+    backward: Function | None = None
+    setup_context: Function | None = None
+    vmap: Function | None = None
+    autocast: AutocastRule | None = None
+    sharding: Function | None = None
+
+    def __post_init__(self) -> None:
+        if self.elementwise and not _can_be_elementwise(self.schema):
+            raise DeclarationError(
+                f"{self.qualified} is declared with elementwise=True, which is for an op that takes positional Tensors "
+                "and returns new ones; leave that out"
+            )
+
+    @property
+    def qualified(self) -> str:
+        return self.schema.qualified
+
+    @property
+    def place(self) -> str:
+        """Where it is declared, for messages."""
+        return self.where or str(self.folder)
+
+    @property
+    def flags_of_author(self) -> Flags | None:
+        """The author's additions to a backend's flags, with the definitions of the first variant."""
+        if not self.variants:
+            return self.author_flags
+        first = {nvcc: next(iter(each.values())) for nvcc, each in self.variants.items()}
+        return self._define(first.get(False, {}), first.get(True, {}))
+
+    def _define(self, c: Mapping[str, object], cuda: Mapping[str, object]) -> Flags:
+        from opjit.recipe import flags
+
+        return flags.define(self.qualified, self.folder, self.author_flags, c, cuda)
+
+    def labels(self, backend: Backend) -> list[str]:
+        """Return the names of the variants for a backend, ``"TILE=64 UNROLL=1"``; none if there is only one."""
+        if backend.compiler:  # an author does not know the flags of another compiler
+            return []
+        labels = list(self.variants.get(backend.uses_nvcc, ()))
+        return labels if len(labels) > 1 else []
+
+    def variant(self, backend: Backend, label: str) -> "Declaration":
+        """Return the declaration of a variant alone."""
+        definitions = self.variants[backend.uses_nvcc][label]
+        return replace(self, author_flags=self._define(definitions, definitions), variants={})
+
+    def traced_parts(self) -> dict[str, object]:
+        """Return the parts that decide how torch traces, differentiates and transforms the op; a kernel's code does not."""
+        return {
+            "schema": self.schema.text,
+            "tags": self.schema.all_tags,
+            "constant": self.constant,
+            "elementwise": self.elementwise,
+            "fake": self.fake,
+            "backward": self.backward,
+            "setup_context": self.setup_context,
+            "vmap": self.vmap,
+            "autocast": self.autocast,
+            "sharding": self.sharding,
+            "variants": [(nvcc, *labels) for nvcc, labels in self.variants.items()],
+        }
+
+    @property
+    def differentiable(self) -> bool:
+        return self.backward is not None
+
+    @property
+    def batches(self) -> bool:
+        """Whether torch.vmap supports the op: by a rule, or by a loop if it has a backward."""
+        if self.vmap is not None or self.elementwise:
+            return True
+        return self.differentiable and not self.schema.has_tensor_list
+
+    @property
+    def reference_function(self) -> Function:
+        """The op in plain torch. Raises DeclarationError if there is none."""
+        return self._required(self.reference, "reference")
+
+    def samples_on(self, device: str) -> Iterator[Sample]:
+        """Yield the samples on a device. Raises DeclarationError if there are none."""
+        yield from map(Sample.of, self._required(self.samples, "samples")(device))
+
+    def workloads_on(self, device: str) -> Iterator[Workload]:
+        """Yield the workloads on a device. Raises DeclarationError if there are none."""
+        yield from self._required(self.workloads, "workloads")(device)
+
+    def _required(self, function: Function | None, what: str) -> Function:
+        if function is None:
+            raise DeclarationError(
+                f"{self.qualified} declares no {what}; add @{self.schema.name}.{what} to its op.py"
+            )
+        return function
+
+    def stamp_now(self) -> Stamp | None:
+        """Return the stamp of its op.py; None for any other file, which a reload does not run again."""
+        return stamp_of(self.file)
+
+    def with_code(self) -> "Declaration":
+        """Write an inline op's sources to this process's temporary folder, and return the declaration with that folder."""
+        if self.code is None:
+            return self
+        folder = self.code.write(self.schema.name)
+        return self if folder == self.folder else replace(self, folder=folder)
+
+    def source(self, backend: Backend) -> Path:
+        """Find the kernel's source for a backend: in the op's folder, under the op's name or the folder's, or in `backend.kernels`.
+
+        Raises NoKernel if there is none. An inline op has its source after `with_code`.
+        """
+        if self.code is not None and backend.suffix in self.code.texts:
+            return self.folder / f"{self.schema.name}{backend.suffix}"
+        stems = dict.fromkeys((self.schema.name, self.folder.name))
+        names = [f"{stem}{backend.suffix}" for stem in stems]
+        paths = [self.folder / name for name in names]
+        of_device = ""
+        if backend.kernels:
+            path = backend.kernels / self.schema.namespace / f"{self.schema.name}{backend.suffix}"
+            paths.append(path)
+            of_device = f", or {path}"
+        for path in paths:
+            if path.is_file():
+                return path
+        missing = f"{self.qualified} has no kernel for {backend.name}"
+        if self.code is not None:
+            suffixes = self.code.texts
+            devices = [each.name for each in backends.all_backends() if each.suffix in suffixes]
+            raise NoKernel(
+                f"{missing}: its inline code is for {' and '.join(devices)} only; declare it again "
+                f"with code for {backend.name}, too"
+            )
+        raise NoKernel(
+            f"{missing}: expected {' or '.join(names)} in {self.folder}"
+            f"{of_device}{cpp_advice(self.folder, *stems)}"
+        )
+
+    def recipe(
+        self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None
+    ) -> Recipe:
+        """Describe what the op is built from for a target, now. Reads its files, and writes nothing. Raises NoKernel, or OSError.
+
+        Args:
+            compilers: their identities, the preferred first (see `toolchain.identities_of`).
+            scan: shares header scans between ops.
+        """
+        source = self.source(target.backend)
+        flags = self.flags(target)
+        shown = None
+        if self.code is not None:
+            scan = scan or Scan()
+            scan.texts[str(source)] = self.code.texts[target.backend.suffix].encode()
+            shown = self.code.shown or source.name
+        return Recipe(
+            self.schema,
+            target,
+            source,
+            read_inputs(source, target, flags, scan),
+            flags,
+            compilers[0] if compilers else None,
+            shown,
+            tuple(compilers[1:]),
+        )
+
+    def flags(self, target: Target) -> Flags:
+        """Return the backend's flags with the op's additions."""
+        flags = target.backend.flags(target.arch, target.runtime)
+        extra = self.flags_of_author
+        debug = is_on("OPJIT_DEBUG")
+        if extra is None and not debug:
+            return flags
+        from opjit.recipe.flags import for_debugger, join
+
+        if extra is not None:
+            flags = join(flags, extra, target)
+        return for_debugger(flags) if debug else flags
+
+    def libraries(self, target: Target) -> list[str]:
+        """Return the shared libraries to open before the op's library."""
+        flags = self.flags(target)
+        if not flags.shared and not any(map(os.path.isabs, flags.link)):
+            return []
+        return libraries.to_open(flags)
+
+    def backends(self) -> list[str]:
+        """Return the names of the backends that the op has a source for."""
+        names = []
+        for backend in backends.all_backends():
+            with suppress(NoKernel):
+                self.source(backend)
+                names.append(backend.name)
+        return names
+
+    def devices(self) -> list[str]:
+        """Return the names of the backends that the op has a source for and that this process can run."""
+        names = self.backends()
+        here = [each.name for each in backends.all_backends() if each.available() is None]
+        return [name for name in here if name in names]
+
+
+def stamp_of(file: Path | None) -> Stamp | None:
+    """Return a stamp that changes with an op.py; None for any other file."""
+    if file is None or file.name != "op.py":
+        return None
+    return files.stamp(file)
+
+
+def cpp_advice(folder: Path, *stems: str) -> str:
+    """Return advice on a C++ source where an op's C source is expected, or an empty text."""
+    for stem in stems:
+        for source in sorted(folder.glob(f"{stem}.c[pcx]*")):
+            return (
+                f'; {source.name} is C++: build it with opjit.load("{source.stem}", ["{source}"])'
+            )
+    return ""
+
+
+def _can_be_elementwise(schema: Schema) -> bool:
+    tensors = [argument for argument in schema.arguments if argument.kind == "Tensor"]
+    positional = not any(each.keyword_only or each.list for each in tensors)
+    plain_results = all(
+        each.kind == "Tensor" and not each.list and not each.optional for each in schema.results
+    )
+    return positional and plain_results and not schema.mutates

@@ -1,0 +1,80 @@
+"""An op in this process: its declaration, its operator in torch, and its kernels."""
+
+from collections.abc import Sequence
+
+import torch
+
+from opjit import backends, loader, processes
+from opjit.backends import Backend
+from opjit.declare import cpp_autograd
+from opjit.declare.declaration import Declaration
+from opjit.errors import CompileError
+from opjit.loader import Loaded
+from opjit.recipe.schema import Schema
+from opjit.store.entry import Entry
+
+
+class OpState:
+    """What a request needs of an op; `operators.op.Op` adds what its author and its users need.
+
+    Attributes:
+        declaration: what the author said; replaced as a whole.
+        overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
+        library: all that torch knows of the op; None for one that torch does not know.
+        loaded: the kernels in this process, by backend name.
+        failed: the last build that failed, by backend name: the name of its request, and the error.
+        lock: held while the op is readied or reloaded.
+        rules: the names of the rules that torch knows; see operators/rules.py.
+        has_passthrough: whether autograd's kernel in Python does nothing to a call that needs no derivative.
+    """
+
+    overload: torch._ops.OpOverload
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration = declaration
+        self.library: torch.library.Library | None = None
+        self.loaded: dict[str, Loaded] = {}
+        self.failed: dict[str, tuple[str, CompileError]] = {}
+        self.lock = processes.Lock()
+        self.rules: set[str] = set()
+        self.has_passthrough = False
+
+    @property
+    def schema(self) -> Schema:
+        return self.declaration.schema
+
+    @property
+    def qualified(self) -> str:
+        return self.declaration.qualified
+
+    def variant(self, backend: Backend, label: str) -> "OpState":
+        """Return a variant as an op that torch does not know; the first variant is the op itself."""
+        if label == next(iter(self.declaration.variants[backend.uses_nvcc])):
+            return self
+        return OpState(self.declaration.variant(backend, label))
+
+    def write_code(self) -> None:
+        """Write an inline op's sources, unless they are there."""
+        self.declaration = self.declaration.with_code()
+
+    def install_kernel(self, backend: Backend, loaded: Loaded) -> None:
+        """Note a backend's kernel, let calls that need no derivative pass without Python if a cache has that part, and let variants run."""
+        if self.has_passthrough:
+            key = f"Autograd{backend.dispatch_key}"
+            loaded.unbind_autograd = cpp_autograd.bind(self.qualified, key)
+        self.loaded[backend.name] = loaded
+        self.enable_variants(backend)
+
+    def replace_kernel(self, name: str, entry: Entry, libraries: Sequence[str] = ()) -> None:
+        """Make torch call an entry's kernel on a backend, instead of the one that is loaded. The caller holds the op's lock."""
+        backend = backends.for_device(name)
+        if name in self.loaded:
+            self.loaded[name].replace(entry, self.qualified)
+            self.enable_variants(backend)
+        else:
+            self.install_kernel(backend, loader.load(entry, self.qualified, libraries))
+
+    def enable_variants(self, backend: Backend) -> None:
+        """Let variants run on a backend on which the op is loaded, if it has any."""
+        if self.declaration.labels(backend):
+            self.loaded[backend.name].registered.opjit_vary()
