@@ -21,6 +21,7 @@ __all__ = [
     "build",
     "build_library",
     "cache",
+    "check_precompiled",
     "cpp_extension",
     "distributed",
     "errors",
@@ -34,8 +35,8 @@ __all__ = [
     "load_library",
     "op",
     "precompile",
-    "ready",
     "register_backend",
+    "reload",
     "testing",
     "watch",
 ]
@@ -81,8 +82,9 @@ _LATER = {
     "load": "cpp_extension",
     "load_inline": "cpp_extension",
     "include_path": "resources",
+    "check_precompiled": "ahead.precompile",
     "precompile": "ahead.precompile",
-    "ready": "ahead.precompile",
+    "reload": "live.reload",
     "watch": "live.watch",
     "load_ipython_extension": "author.notebook",
     "registry": "declare.registry",
@@ -90,7 +92,7 @@ _LATER = {
 
 if TYPE_CHECKING:
     from opjit import cache, cpp_extension, distributed, errors, judge, testing
-    from opjit.ahead.precompile import precompile, ready
+    from opjit.ahead.precompile import check_precompiled, precompile
     from opjit.api import explain, get
     from opjit.backends import register_backend
     from opjit.cpp_extension import load, load_inline
@@ -99,6 +101,7 @@ if TYPE_CHECKING:
     from opjit.declare.sample import Sample, Workload
     from opjit.library import aoti_compile_and_package, build_library, load_library
     from opjit.live.inline import inline
+    from opjit.live.reload import reload
     from opjit.live.watch import watch
     from opjit.resources import include_path
     from opjit.shared_library import build

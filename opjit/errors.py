@@ -83,7 +83,7 @@ class CompileError(BuildError):
 
 
 class PrecompileError(OpjitError):
-    """`opjit.precompile` could not build some entries, or `opjit.ready` misses some: `failed` has each error and the name of
+    """`opjit.precompile` could not build some entries, or `opjit.check_precompiled` misses some: `failed` has each error and the name of
     its op and target; all others are there."""
 
     def __init__(self, message: str, failed: list[tuple[str, OpjitError]]) -> None:

@@ -19,7 +19,7 @@ from opjit.errors import OpjitError
 
 def register() -> None:
     """Raise an error that names what is missing from the list in OPS_LIST."""
-    opjit.ready(os.environ["OPS_LIST"])
+    opjit.check_precompiled(os.environ["OPS_LIST"])
 
 
 def main() -> None:

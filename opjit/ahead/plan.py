@@ -26,10 +26,6 @@ from opjit.shared_library import recorded as recorded_libraries
 from opjit.store.store import Store, default_root
 from opjit.wanted import Wanted
 
-Listed = tuple[
-    str | os.PathLike[str], Sequence[str], str | os.PathLike[str] | None, bool, Sequence[str]
-]  # what `plan_recorded` takes
-
 
 class Plan(NamedTuple):
     """What precompile is going to build."""
@@ -40,7 +36,7 @@ class Plan(NamedTuple):
     shared: bool  # the user named the store, so it must be complete without the cache, and readable for everyone
     remarks: Sequence[str] = ()  # what the user should know before the builds start
     failed: Sequence[tuple[str, OpjitError]] = ()
-    listed: Listed | None = None  # None of ops by name
+    listed: Path | None = None  # the list; None for ops by name
 
 
 def plan_ops(
@@ -133,7 +129,7 @@ def plan_recorded(
         root is not None,
         remarks,
         failed,
-        (path, archs, root, extensions, hosts),
+        Path(path),
     )
 
 
@@ -219,11 +215,11 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
             f"{recorded.op} (inline code)",
             flags,
         ), False
-    op = known(recorded.op, absent)
+    op = _find_declared(recorded.op, absent)
     return (_op_in_folder(recorded), False) if op is None else (op, True)
 
 
-def known(name: str, absent: set[str]) -> Op | None:
+def _find_declared(name: str, absent: set[str]) -> Op | None:
     """Return the op that anything but a list declares; `absent`: see `_resolve_op`."""
     namespace = name.partition("::")[0]
     with suppress(UnknownOp):

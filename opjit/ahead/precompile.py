@@ -10,7 +10,6 @@ from concurrent.futures import as_completed
 from typing import NamedTuple, TextIO
 
 from opjit import distributed, files, processes, progress, request
-from opjit.ahead import complete
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.cpp_extension.autograd_part import make as make_autograd_part
 from opjit.distributed import ranks
@@ -24,7 +23,7 @@ from opjit.errors import (
     one_string,
 )
 from opjit.progress import Display, logger
-from opjit.store import inventory
+from opjit.store import inventory, sets
 from opjit.store.store import Store
 from opjit.wanted import Wanted
 
@@ -107,7 +106,7 @@ def precompile(
     return report
 
 
-def ready(
+def check_precompiled(
     recorded: str | os.PathLike[str],
     archs: Sequence[str] = (),
     *,
@@ -115,8 +114,9 @@ def ready(
     extensions: bool = False,
     hosts: Sequence[str] = (),
 ) -> int:
-    """Prove, before a program serves, that it will build nothing: every entry of a list is there, with its manifest and the library's size,
-    or as `opjit.precompile` saw it, as far as stat can say. A request hashes a library before it opens it.
+    """Check, before a program serves, that it will build nothing: each entry of a list is there, with its manifest and the library's size.
+
+    It builds and loads nothing. A request hashes a library before it opens it.
 
     Args:
         recorded: the list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a layer.
@@ -135,18 +135,14 @@ def ready(
     Example:
         >>> print(opjit.precompile(recorded="ops.json"))
         1 built, 0 already there, 0 skipped, 0 failed, … s
-        >>> opjit.ready("ops.json")
+        >>> opjit.check_precompiled("ops.json")
         1
     """
-    if (proven := complete.proven((recorded, archs, store, extensions, hosts))) is not None:
-        return proven
     plan = plan_recorded(recorded, archs, store, extensions, hosts)
-    missing = [
-        (str(wanted), OpjitError(wanted.miss(plan.store)))
-        for wanted in plan.wanted
-        if wanted.find(plan.store, hashed=False) is None
-    ]
-    failed = [*plan.failed, *missing]
+    failed = list(plan.failed)
+    for wanted in plan.wanted:
+        if wanted.find(plan.store, hashed=False) is None:
+            failed.append((str(wanted), OpjitError(wanted.miss(plan.store))))
     if failed:
         raise PrecompileError(
             f"{os.fspath(recorded)} is not ready; run `opjit precompile --from {os.fspath(recorded)}` with the same "
@@ -185,7 +181,7 @@ def build_plan(
                     stacklevel=3,
                 )
     if plan.listed is not None and not report.failed:
-        complete.mark(plan)
+        sets.mark(plan.store, plan.listed, sorted(map(str, plan.wanted)), plan.shared)
     return report._replace(seconds=time.perf_counter() - started)
 
 

@@ -563,7 +563,7 @@ def precompile(
 ) -> None:
     """Build ops ahead of requests, for any arch. OP is an op's name or folder; the exit code is 1 if a build fails."""
     from opjit.ahead.plan import plan_ops, plan_recorded
-    from opjit.ahead.precompile import build_plan, error_texts, ready
+    from opjit.ahead.precompile import build_plan, check_precompiled, error_texts
 
     if bool(ops) + everything + (recorded is not None) + (check is not None) != 1:
         raise click.UsageError("name OPs, or give --all, or --from FILE, or --check FILE")
@@ -571,9 +571,8 @@ def precompile(
         raise click.UsageError("--extensions goes with --from FILE, a list from `opjit record`")
     archs = [each.strip() for each in arch.split(",")] if arch else []
     if check is not None:
-        click.echo(
-            f"all {ready(check, archs, store=store, extensions=extensions, hosts=hosts)} entries of {check} are there"
-        )
+        count = check_precompiled(check, archs, store=store, extensions=extensions, hosts=hosts)
+        click.echo(f"all {count} entries of {check} are there")
         return
     listed = recorded and plan_recorded(recorded, archs, store, extensions, hosts)
     plan = listed or plan_ops(ops or None, archs, store, hosts)

@@ -1,12 +1,11 @@
 """Complete sets: which entries a list of `opjit record` had when `opjit precompile --from` ended. An error under OPJIT_OFFLINE names the
 list that has the op, for another target or from another source.
 
-    <root>/v1/sets/<SHA-256 of the list>        JSON: the list's path, the names of its entries, and what opjit/ahead/complete.py saw"""
+    <root>/v1/sets/<SHA-256 of the list>        JSON: the list's path, and the names of its entries"""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from opjit import files
 from opjit.errors import EntryError
@@ -15,17 +14,12 @@ from opjit.store.store import SETS, Store
 _MAX_BYTES = 64 << 20
 
 
-def mark(store: Store, path: Path, seen: dict[str, Any], shared: bool) -> None:
+def mark(store: Store, path: Path, names: list[str], shared: bool) -> None:
     """Note that all entries of the list at `path` are there; everyone may read that in a shared store."""
     marker = store.base / SETS / files.digest(str(path))
-    files.write_note(marker, json.dumps({"list": str(path.absolute()), **seen}))
+    files.write_note(marker, json.dumps({"list": str(path.absolute()), "entries": names}))
     if shared and marker.exists():
         files.let_read(marker.parent, store.base)
-
-
-def read(store: Store, path: Path) -> dict[str, Any]:
-    """Return what `mark` noted of a list. Raises OSError, EntryError or ValueError if it is gone or damaged."""
-    return dict(json.loads(files.read(store.base / SETS / files.digest(str(path)), _MAX_BYTES)))
 
 
 def holding(op: str, stores: Iterable[Store]) -> str:

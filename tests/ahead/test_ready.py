@@ -15,12 +15,9 @@ from click.testing import CliRunner, Result
 
 import opjit
 from opjit import cli
-from opjit.ahead import complete
-from opjit.ahead.plan import plan_recorded
 from opjit.backends import targets
-from opjit.declare import oplist, registry
+from opjit.declare import oplist
 from opjit.errors import CacheWarning, PrecompileError, RecordError
-from opjit.wanted import OpBinary
 from tests import helpers
 from tests.helpers import ROOT, entries, fresh
 
@@ -57,7 +54,7 @@ def check(path: Path, *options: str) -> Result:
 
 def refused(path: Path, archs: Sequence[str] = (), **options: Any) -> str:
     with pytest.raises(PrecompileError) as caught:
-        opjit.ready(path, archs, **options)
+        opjit.check_precompiled(path, archs, **options)
     return str(caught.value)
 
 
@@ -66,7 +63,7 @@ def test_a_list_whose_entries_are_all_there_is_ready_and_one_that_lost_an_entry_
 ) -> None:
     done = check(listed)
     assert (done.exit_code, done.output) == (0, f"all 2 entries of {listed} are there\n")
-    assert opjit.ready(listed) == 2
+    assert opjit.check_precompiled(listed) == 2
     [gone] = [folder for folder in entries(here) if folder.parts[-3] == "keytest.plus"]
     shutil.rmtree(gone)
     done = check(listed)
@@ -74,10 +71,10 @@ def test_a_list_whose_entries_are_all_there_is_ready_and_one_that_lost_an_entry_
     assert f"keytest::plus for cpu {ARCH} was never built" in done.output
     assert "keytest::more" not in done.output
     with pytest.raises(PrecompileError, match="keytest::plus") as caught:
-        opjit.ready(listed)
+        opjit.check_precompiled(listed)
     assert [name for name, _ in caught.value.failed] == [f"keytest::plus for cpu {ARCH}"]
     assert len(opjit.precompile(recorded=listed).built) == 1
-    assert opjit.ready(listed) == 2
+    assert opjit.check_precompiled(listed) == 2
 
 
 def test_another_arch_source_or_compiler_is_named(
@@ -94,9 +91,9 @@ def test_another_arch_source_or_compiler_is_named(
     header.write_text(text.replace("1.0", "3.0"))
     assert "is in no cache: amount.h changed" in refused(listed)
     header.write_text(text)
-    assert opjit.ready(listed) == 2
+    assert opjit.check_precompiled(listed) == 2
     with pytest.raises(RecordError, match="missing"):
-        opjit.ready(tmp_path / "missing")
+        opjit.check_precompiled(tmp_path / "missing")
 
 
 def test_a_library_without_its_size_is_missing_and_one_of_other_content_is_no_hit_of_a_request(
@@ -105,7 +102,9 @@ def test_a_library_without_its_size_is_missing_and_one_of_other_content_is_no_hi
     [folder] = [folder for folder in entries(here) if folder.parts[-3] == "keytest.plus"]
     library = folder / "keytest.plus.so"
     library.write_bytes(library.read_bytes()[::-1])
-    assert opjit.ready(listed) == 2, "it looks for entries, and a request hashes what it opens"
+    assert opjit.check_precompiled(listed) == 2, (
+        "it looks for entries, and a request hashes what it opens"
+    )
     code = (
         helpers.declare(listed.parent / "plus")
         + "print(opjit.get('keytest::plus', 'cpu')(torch.ones(2)).tolist())\n"
@@ -116,51 +115,12 @@ def test_a_library_without_its_size_is_missing_and_one_of_other_content_is_no_hi
         assert "keytest::plus for " in refused(listed)
 
 
-def test_what_precompile_saw_is_proof_until_stat_differs(
-    listed: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def by_stat(root: Path | None = None) -> int | None:
-        return complete.proven((listed, (), root, False, ()))
-
-    def change(file: Path) -> None:
-        """Rewrite a file with what it has: stat differs, and nothing else."""
-        opjit.precompile(recorded=listed)
-        assert by_stat() == 2
-        file.write_bytes(file.read_bytes())
-        assert (by_stat(), opjit.ready(listed)) == (None, 2)
-
-    [folder] = [folder for folder in entries(here) if folder.parts[-3] == "keytest.plus"]
-    change(folder / "keytest.plus.so")
-    change(listed.parent / "plus/amount.h")
-    opjit.precompile(recorded=listed)
-    (folder.parent.parent / "new").mkdir()
-    assert by_stat() == 2, "another arch's entries do not matter"
-    (listed.parent / "plus/new.h").write_text("")  # it could hide a header of the same name
-    assert by_stat() is None
-    opjit.precompile(recorded=listed, store=tmp_path / "layer")
-    assert (by_stat(tmp_path / "layer"), by_stat()) == (2, None)
-    monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
-    assert by_stat() == 2
-    with monkeypatch.context() as patch:
-        told = 'if [ "$1" = -v ]; then echo "Target: t"; echo "gcc version 99"; exit; fi'
-        patch.setenv("CC", str(helpers.fake_compiler(tmp_path / "other", told)))
-        assert by_stat() is None
-    [op] = [
-        wanted.op
-        for wanted in plan_recorded(listed, (), None).wanted
-        if isinstance(wanted, OpBinary) and not wanted.op.declaration.code
-    ]
-    monkeypatch.setitem(registry._ops, op.qualified, op)
-    assert by_stat() == 2, "the program has declared what the list names"
-    monkeypatch.setattr(op, "folder", helpers.write_op(tmp_path / "another"))
-    assert by_stat() is None
-
-
 def test_a_machine_without_a_compiler_accepts_what_any_has_built(
     listed: Path, tmp_path: Path
 ) -> None:
     done = fresh(
-        f"import opjit; print(opjit.ready({str(listed)!r}))", helpers.no_compiler(tmp_path)
+        f"import opjit; print(opjit.check_precompiled({str(listed)!r}))",
+        helpers.no_compiler(tmp_path),
     )
     assert (done.stdout, done.stderr) == ("2\n", "")
 
@@ -171,9 +131,9 @@ def test_a_named_store_is_ready_by_itself_and_as_a_layer(
     opjit.precompile(recorded=listed, store=tmp_path / "layer")
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "empty"))
     refused(listed)
-    assert opjit.ready(listed, store=tmp_path / "layer") == 2
+    assert opjit.check_precompiled(listed, store=tmp_path / "layer") == 2
     monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
-    assert opjit.ready(listed) == 2
+    assert opjit.check_precompiled(listed) == 2
     refused(listed, store=tmp_path / "other")
 
 
@@ -197,7 +157,7 @@ def test_the_c_plus_plus_extensions_of_a_list_are_checked_too(tmp_path: Path) ->
     path = tmp_path / "ops.json"
     path.write_text(oplist.dump_list([], [call]))
     opjit.precompile(recorded=path, extensions=True)
-    assert opjit.ready(path, extensions=True) == 1
+    assert opjit.check_precompiled(path, extensions=True) == 1
     (tmp_path / "seven.cpp").write_text("// changed\n")
     assert "seven for " in refused(path, extensions=True)
 

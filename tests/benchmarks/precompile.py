@@ -1,11 +1,11 @@
-"""What `opjit precompile` and `opjit.ready` cost when all is there, and how well a build uses the CPUs when nothing is.
+"""What `opjit precompile` and `opjit.check_precompiled` cost when all is there, and how well a build uses the CPUs when nothing is.
 
     python tests/benchmarks/precompile.py
 
     nothing to do       1,002 entries that are there (334 small op folders, three x86-64 levels), in a fresh process that has imported
                         torch and opjit and declared the ops: each entry's key, and its full verification with SHA-256. Declaring, which
                         runs 334 op.py files, is shown beside it
-    opjit.ready         the proof that the same entries, as a list, are there, by what precompile of the list saw
+    opjit.check_precompiled         the proof that the same entries, as a list, are there, by what precompile of the list saw
     16 CUDA entries     four bundled ops for four archs, into an empty store: CPU time of the builders and compilers over wall time and
                         CPUs; needs nvcc, no GPU
     1,002 C entries     the same for the entries of the first line
@@ -96,7 +96,7 @@ def run_once(names: list[str], archs: list[str], listed: str | None = None) -> d
     declared = time.perf_counter()
     before, own = os.times(), time.process_time()
     if listed is not None:
-        there = opjit.ready(listed)
+        there = opjit.check_precompiled(listed)
         return {
             "ready": time.perf_counter() - declared,
             "own": time.process_time() - own,
@@ -185,7 +185,11 @@ def measure(rounds: int) -> list[Row]:
         )
         ready = [expect(child(script, *told, env=env), 0, count) for _ in range(rounds)]
         rows.append(
-            alone(f"opjit.ready over {count} entries", [result["ready"] for result in ready], 0.1)
+            alone(
+                f"opjit.check_precompiled over {count} entries",
+                [result["ready"] for result in ready],
+                0.1,
+            )
         )
         rows.append(alone("  its CPU time", [result["own"] for result in ready], 0.05))
         rows.append(alone(f"declaring their {OPS} ops", [result["declare"] for result in idle]))

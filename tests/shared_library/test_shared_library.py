@@ -365,7 +365,7 @@ def test_a_recorded_library_is_precompiled_and_explained(
     assert opjit.precompile(recorded=listed).built == []
     report = opjit.precompile(recorded=listed, extensions=True)
     assert [str(each) for each in report.built] == [f"adder for {platform.machine()}"]
-    assert opjit.ready(listed, extensions=True) == 1
+    assert opjit.check_precompiled(listed, extensions=True) == 1
     monkeypatch.setenv("OPJIT_OFFLINE", "1")
     assert (
         add(opjit.build("adder", sources, include=[tmp_path / "a/include"], generated={"k.h": ""}))
