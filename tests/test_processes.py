@@ -20,7 +20,7 @@ def test_a_program_that_ignores_sigchld_builds_and_gets_the_compiler_s_complaint
         f"    return concurrent.futures.ThreadPoolExecutor(1).submit(function, *given).result() if {thread} else function(*given)\n"
         "print(call(opjit.get, 'keytest::plus', 'cpu')(torch.ones(1)).tolist())\n"
         f"Path({str(op)!r}, 'plus.c').write_text('int broken')\n"
-        "try: call(lambda: opjit.get('keytest::plus', 'cpu', reload=True))\n"
+        "try: call(lambda: opjit.reload('keytest::plus', 'cpu'))\n"
         "except opjit.errors.CompileError as error: print('refused')\n"
         "print(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN, open('/proc/self/status').read().partition('SigIgn:\\t')[2][:16])\n"
     )

@@ -132,7 +132,7 @@ def test_a_reload_chooses_anew_among_variants_of_the_newer_source(
     source.write_text(
         source.read_text(encoding="utf-8").replace("+ NUMBER;", "+ 10 * NUMBER;"), encoding="utf-8"
     )
-    opjit.get(numbered.qualified, "cpu", reload=True)
+    opjit.reload(numbered.qualified, "cpu")
     assert [numbered(torch.zeros(size))[0].item() for size in (8, 200)] == [10, 30]
     assert measured == [8, 8, 200]
 

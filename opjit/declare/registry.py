@@ -82,6 +82,11 @@ def declared(qualified: str) -> Op | None:
     return _ops.get(qualified)
 
 
+def is_whole(op: Op) -> bool:
+    """Return whether the op.py that declares the op has ended."""
+    return op.qualified not in _unfinished
+
+
 def all_ops() -> list[Op]:
     """Return every declared op, sorted by name."""
     return sorted(_ops.values(), key=lambda op: op.qualified)

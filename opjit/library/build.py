@@ -147,7 +147,7 @@ def _check(ops: Iterable[Op]) -> None:
         if op.declaration.stamp != op.declaration.stamp_now():
             raise DeclarationError(
                 f"{op.declaration.file} changed after this process read it; build the library in a new process, or call "
-                f"opjit.get({op.qualified!r}, reload=True) first"
+                f"opjit.reload({op.qualified!r}) first"
             )
 
 

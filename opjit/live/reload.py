@@ -12,7 +12,7 @@ from opjit.backends import Backend, targets
 from opjit.declare import oplist, registry
 from opjit.declare.op import Op
 from opjit.declare.registration import redeclare, refuse_second
-from opjit.errors import DeclarationError, NoKernel
+from opjit.errors import DeclarationError, NoKernel, OpjitError
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.wanted import describe
@@ -22,10 +22,32 @@ _reloading = (
 )  # one reload at a time, so that no two of them wait for each other's ops
 
 
-def reload_op(name: str, device: object) -> torch._ops.OpOverload:
-    """Update an op for a device and for all devices that it was used on; see `opjit.get`."""
-    current = registry.find(name)
-    refresh(current, [backends.for_device(targets.device_type(device))])
+def reload(name: str, device: object = None) -> torch._ops.OpOverload:
+    """Check an op's files again, and rebuild the op if they changed, for a device and for each device that it was used on.
+
+    Other threads may keep calling the op; after an error it stays as it was. A changed op.py runs again, but not the modules that it
+    imports. A changed schema makes a new torch operator: then use the returned overload instead of the old one.
+
+    Args:
+        name: ``"allreduce"`` or ``"namespace::name"``.
+        device: ``"cpu"``, ``"cuda"`` or a torch.device; None means the current accelerator, else the CPU.
+
+    Returns:
+        The torch operator, as `opjit.get` returns it.
+
+    Raises:
+        UnknownOp, DeclarationError, CompileError: the op stays as it was. See `opjit.errors`.
+
+    Example:
+        >>> scale = opjit.get("mylib::scale", "cpu")
+        >>> scale = opjit.reload("mylib::scale", "cpu")  # after an edit of scale.c
+    """
+    try:
+        current = registry.find(name)
+        refresh(current, [backends.for_device(targets.device_type(device))])
+    except OpjitError as error:
+        # A user learns nothing from the frames below.
+        raise error.with_traceback(None) from error.__cause__
     return current.overload
 
 

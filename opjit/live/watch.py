@@ -95,7 +95,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
 def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> FolderWatch:
     """Add a folder of ops, as `opjit.add_path` does, and reload an op whenever one of its files is saved.
 
-    Each reload is an ``opjit.get(name, reload=True)``, in a background thread: it rebuilds an op for the devices it was used on, while
+    Each reload is an ``opjit.reload(name)``, in a background thread: it rebuilds an op for the devices it was used on, while
     the program continues. After an error, the op keeps its old code; the logger ``opjit`` reports the error, by default to stderr.
 
     Args:

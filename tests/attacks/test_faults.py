@@ -56,7 +56,7 @@ SCENARIOS = {
     "cold": PLUS,
     "warm": PLUS,
     "reload": "    opjit.get('keytest::plus', 'cpu')\n    Path({op!r}, 'plus.c').touch()\n"
-    "    return opjit.get('keytest::plus', 'cpu', reload=True)(torch.ones(1)).tolist()",
+    "    return opjit.reload('keytest::plus', 'cpu')(torch.ones(1)).tolist()",
     "push": "    transfer.push({remote!r}, sign=None)\n    return [2.0]",
     "pull": "    transfer.pull({remote!r})\n    return [2.0]",
     "prune": "    opjit.cache.prune(0)\n    return [2.0]",

@@ -68,7 +68,7 @@ class Folder:
         self.write_py(slope)
 
     def reload(self) -> Any:
-        return opjit.get(self.name, "cpu", reload=True)
+        return opjit.reload(self.name, "cpu")
 
 
 _number = iter(range(1000))
@@ -116,7 +116,7 @@ def test_an_op_that_was_never_used_is_reloaded_too(folder: Folder) -> None:
     assert value(folder.reload()) == 6.0
     assert slope(torch.ops.__getattr__(folder.namespace).grow) == 6.0
     with pytest.raises(UnknownOp):
-        opjit.get("reloadtest::nobody", reload=True)
+        opjit.reload("reloadtest::nobody")
 
 
 @pytest.mark.torch
@@ -351,7 +351,7 @@ def test_a_cuda_kernel_is_replaced_between_launches(tmp_path: Path) -> None:
         before = [op(x) for _ in range(10)]
         folder.write(number)
         (folder.path / "grow.cu").write_text(cuda.replace("SLOPE", number))
-        assert opjit.get(folder.name, "cpu", reload=True) is op  # both: it is in use on both
+        assert opjit.reload(folder.name, "cpu") is op  # both: it is in use on both
         with torch.cuda.stream(side):
             side.wait_stream(torch.cuda.default_stream())
             after = [op(x) for _ in range(10)]

@@ -69,7 +69,7 @@ def test_8_threads_load_and_call_ops_while_others_declare_reload_and_prune(
         (edited.folder / "count.c").write_text(
             INCLUDE + elementwise("count", f"from[i] + {begun[0]}")
         )
-        assert opjit.get(edited.qualified, "cpu", reload=True)(x)[0].item() == begun[0]
+        assert opjit.reload(edited.qualified, "cpu")(x)[0].item() == begun[0]
         done[0] = begun[0]
 
     def repeat(step: Callable[[], object]) -> None:
