@@ -39,7 +39,7 @@ def reload(name: str, device: object = None) -> torch._ops.OpOverload:
         UnknownOp, DeclarationError, CompileError: the op stays as it was. See `opjit.errors`.
 
     Example:
-        >>> scale = opjit.get("mylib::scale", "cpu")
+        >>> [scale] = opjit.add_path("my_ops")
         >>> scale = opjit.reload("mylib::scale", "cpu")  # after an edit of scale.c
     """
     try:
