@@ -1,0 +1,90 @@
+"""Run a case: the answers with a cache that saw the program before the edit, against those with an empty one."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.stale.ask import Outcome, Step, ask, new_cache
+from tests.stale.case import Case
+
+# Verdicts that no case may have. The last one is of bytes alone: the values are equal.
+WRONG = ("stale", "served", "refused", "crash", "bytes")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a case gave.
+
+    Attributes:
+        case: the case.
+        verdict: "same"; "stale": another value; "served": a value where a clean build is an error; "refused": the reverse;
+            "crash": an error that is not opjit's; "bytes": the same value of other bytes; "no build": nothing can be built at all.
+        first, warm, clean: the answers before the edit, and after it with the same cache and with an empty one.
+        at: which of the requests differs: "edited", "undone" or "redone".
+        hit: whether a second request without an edit was served the file of the first.
+    """
+
+    case: Case
+    verdict: str
+    first: Outcome
+    warm: Outcome
+    clean: Outcome
+    at: str = "edited"
+    hit: bool = False
+
+
+def _verdict(warm: Outcome, clean: Outcome) -> str:
+    if not (warm.ours and clean.ours):
+        return "crash"
+    if clean.error and warm.error:
+        return "same" if clean.error == warm.error else "refused"
+    if clean.error:
+        return "served"
+    if warm.error:
+        return "refused"
+    if warm.value != clean.value:
+        return "stale"
+    return "same" if warm.digest == clean.digest else "bytes"
+
+
+def _answers(case: Case, root: Path, cache: Path) -> list[Outcome]:
+    """The first answer, a second one without an edit, and those after the edit, after it is undone, and redone."""
+    before, after = case.before, case.after
+    steps: list[Step] = [
+        (before, None),
+        (before, before),
+        (after, before),
+        (before, after),
+        (after, before),
+    ]
+    if case.together and case.kind != "op":  # a process keeps the op that it has
+        return ask(case.kind, steps, root, cache, case.quiet)
+    return [ask(case.kind, [step], root, cache, case.quiet)[0] for step in steps]
+
+
+def compare(case: Case, folder: Path) -> Compared:
+    """Run a case in a folder, which is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    root = folder / case.root
+    root.mkdir(parents=True)
+    try:
+        first, again, *later = _answers(case, root, new_cache(case.kind, folder / "cache"))
+        empty = new_cache(case.kind, folder / "empty")
+        [clean] = ask(case.kind, [(case.after, case.after)], root, empty)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    hit = first.value is not None and again.place == first.place
+    if first.error and clean.error and first.ours and clean.ours:
+        wrong = [each for each in later if not each.error]
+        verdict = "served" if wrong else "no build"
+        return Compared(case, verdict, first, wrong[0] if wrong else later[0], clean)
+    pairs: Sequence[tuple[str, Outcome, Outcome]] = [
+        ("again", again, first),
+        *zip(("edited", "undone", "redone"), later, (clean, first, clean), strict=True),
+    ]
+    for at, warm, expected in pairs:
+        verdict = _verdict(warm, expected)
+        if verdict != "same":
+            return Compared(case, verdict, first, warm, expected, at, hit)
+    return Compared(case, "same", first, later[0], clean, hit=hit)
