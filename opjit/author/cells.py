@@ -81,7 +81,7 @@ def _check(
     op.samples(lambda where: iter([sample.map(lambda tensor: tensor.to(where))]))
     with click.Context(click.Command("test")) as context:
         context.color = True  # the notebook shows colours
-        command.report(op, device)
+        command.show(op, device)
 
 
 def compare(sides: Sides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Measurement]:

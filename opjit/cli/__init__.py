@@ -436,6 +436,14 @@ def new(
     help="Also make the calls under sanitizers: address,undefined,leak,thread for C, "
     "memcheck,racecheck,initcheck,synccheck for CUDA; or none.",
 )
+@click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first failure.")
+@click.option(
+    "--last-failed",
+    is_flag=True,
+    help="Run only the checks that failed in the last run, or all of them if none did.",
+)
+@click.option("--junit", type=helps.FILE, metavar="FILE", help="Write the results as JUnit's XML.")
+@json_option
 @_interruptible()
 def test(
     ops: tuple[str, ...],
@@ -444,26 +452,40 @@ def test(
     sample: int | None,
     time_limit: float,
     sanitize: str,
+    fail_fast: bool,
+    last_failed: bool,
+    junit: Path | None,
+    print_json: PrintJson,
 ) -> None:
-    """Run every check of an op. OP is an op's name or folder; the exit code is 1 if a check fails. Prints the compilers' warnings first,
-    with -Wall and -Wextra. The checks run in a child process: a kernel that crashes, exits or never returns fails its check, and the others
-    go on.
+    """Run every check of an op.
+
+    OP is an op's name or folder. The exit code is 1 if a check fails. The command first
+    prints the compilers' warnings with -Wall and -Wextra. The checks run in a child
+    process: a kernel that crashes, exits or never returns fails its check, and the
+    other checks go on.
     """
     from opjit.cli import diagnostics
-    from opjit.testing import isolation
-    from opjit.testing.command import Options, run
+    from opjit.testing import isolation, report
+    from opjit.testing.command import Options, exit_code, run
     from opjit.testing.sanitize import parse
 
     demanded = (
         click.get_current_context().get_parameter_source("sanitize") is ParameterSource.COMMANDLINE
     )
-    options = Options(device, parse(sanitize), only, sample, time_limit, demanded)
+    options = Options(
+        device, parse(sanitize), only, sample, time_limit, demanded, fail_fast, last_failed
+    )
 
     def warn(found: list[Any]) -> None:
         if not only:
             isolation.apart(partial(diagnostics.show_all_warnings, found, device))
 
-    sys.exit(run(ops, options, warn))
+    results = run(ops, options, warn)
+    if junit is not None:
+        report.write_junit(results, junit)
+    if print_json is not None:
+        print_json([result.fields() for result in results])
+    sys.exit(exit_code(results))
 
 
 @main.command(epilog=helps.examples("opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90"))

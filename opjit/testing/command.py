@@ -1,8 +1,11 @@
 """``opjit test``: a table for each op and device, and the verdict."""
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,56 +19,77 @@ from opjit import backends, request, testing, wanted
 from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.errors import BadSetting, CompileError, OpjitError
-from opjit.testing import compare, integration, sanitize, sanitized
+from opjit.testing import compare, integration, report, sanitize, sanitized
 from opjit.testing.checks import Check, Line, outcome_of, tally
 from opjit.testing.isolation import Death, supervise
+from opjit.testing.report import CheckResult
 from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers
 
 _INDENT = " " * 30
-_COLOURS = {"ok": "green", "skipped": "cyan", "failed": "red"}
+_COLORS = {"failed": "red", "ok": "green", "skipped": "cyan"}  # in the verdict's order
+_CLEAR = "\r\x1b[K"  # removes the terminal's last line
+_TIMED = 0.1  # seconds from which a check's time is shown
 _SHOWN = 2  # failures of one cause
 _SAMPLE = re.compile(r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?")
 
 
 class Options(NamedTuple):
-    """What to run."""
+    """What to run.
 
-    device: str | None = None  # every device here for which an op has a kernel
+    Attributes:
+        device: the device to test on; None tests on every device here for which an op has a kernel.
+        sanitizers: the names of the sanitizers that make the same calls.
+        only: the names of the checks to run; empty runs them all.
+        sample: the number of the only call to make.
+        seconds: the time limit for one call of a check.
+        demanded: whether a sanitizer that does not run is a failure.
+        fail_fast: whether the first failure ends the run.
+        last_failed: whether only the checks that failed in the last run are run.
+    """
+
+    device: str | None = None
     sanitizers: Sequence[str] = ("address", "undefined")
-    only: Sequence[str] = ()  # names of checks; none is all of them
-    sample: int | None = None  # the number of the only call to make
-    seconds: float = 10.0  # for one call of a check
-    demanded: bool = False  # it is a failure that a sanitizer does not run
+    only: Sequence[str] = ()
+    sample: int | None = None
+    seconds: float = 10.0
+    demanded: bool = False
+    fail_fast: bool = False
+    last_failed: bool = False
 
     def checks(self, device: str) -> list[Check]:
-        """The chosen checks that apply to a device. Raises BadSetting if there is no check of a name."""
+        """Return the chosen checks that apply to a device.
+
+        Raises BadSetting if a name is unknown.
+        """
         names = [check.name for check in testing.CHECKS]
         for name in self.only:
             if name not in names:
                 raise BadSetting(f"there is no check {name!r}; use {', '.join(names)}")
         if self.sample is not None and len(self.only) != 1:
             raise BadSetting("--sample counts the calls of one check; name it with --only")
-        return [
-            check
-            for check in testing.CHECKS
-            if check.device in (None, device) and (not self.only or check.name in self.only)
-        ]
+
+        applicable = [check for check in testing.CHECKS if check.device in (None, device)]
+        if not self.only:
+            return applicable
+        return [check for check in applicable if check.name in self.only]
 
 
 def run(
     names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None
-) -> int:
-    """Print a table for each op and device, of names or folders; `before` gets all ops first. Returns 1 if a check failed or none ran."""
-    os.environ.setdefault(
-        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
-    )  # a process that asks CUDA itself cannot fork children that use it
-    os.environ["OPJIT_TUNE"] = (
-        "0"  # the checks' many sizes are not worth a choice; "results" has each variant
-    )
+) -> list[CheckResult]:
+    """Print a table for each op and device of the named ops or folders.
+
+    `before` receives all ops first. Returns the table's lines; `exit_code` judges them.
+    """
+    # A process that asks CUDA itself, instead of NVML, cannot fork children that use CUDA.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # Tuning for the checks' many sizes would take long; "results" tests each variant.
+    os.environ["OPJIT_TUNE"] = "0"
     _import_for(options.checks("cpu"))
     declared = {name: _declared(name, alone=len(names) == 1) for name in names}
     before([op for found in declared.values() if not isinstance(found, str) for op in found])
+
     with ExitStack() as stack:
         table = _Table(options, _sanitizers(options, stack))
         for name, found in declared.items():
@@ -74,26 +98,39 @@ def run(
                 table.add(Line("declaration", "failed", found))
                 continue
             for op in found:
-                devices, kernels = (
-                    [options.device] if options.device else op.devices(),
-                    op.backends(),
-                )
-                inner = os.path.join(
-                    name, op.folder.name
-                )  # the argument may be a folder of op folders
-                for device in devices:
-                    table.test(op, device, inner if os.path.isdir(inner) else name)
-                if options.device is None and "cuda" in kernels and "cuda" not in devices:
-                    table.compile(op)
-                elif not devices:
-                    print(
-                        f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(kernels) or 'nothing'}"
-                    )
+                _test_on_devices(table, op, name)
         table.end()
-    return 1 if table.counts["failed"] or not table.counts["ok"] else 0
+
+    if options.sample is None:
+        report.keep_failed(table.results)
+    return table.results
 
 
-def report(op: Op, device: str) -> None:
+def exit_code(results: Sequence[CheckResult]) -> int:
+    """Return 1 if a check failed or none ran, otherwise 0."""
+    statuses = {result.line.status for result in results}
+    return 1 if "failed" in statuses or "ok" not in statuses else 0
+
+
+def _test_on_devices(table: _Table, op: Op, name: str) -> None:
+    """Test an op on the chosen devices. `name` is the op's or a folder's, which may hold folders of ops."""
+    inner = os.path.join(name, op.folder.name)
+    if os.path.isdir(inner):
+        name = inner
+    chosen = table.options.device
+    devices = op.devices() if chosen is None else [chosen]
+    for device in devices:
+        table.test(op, device, name)
+
+    kernels = op.backends()
+    if chosen is None and "cuda" in kernels and "cuda" not in devices:
+        table.compile(op)
+    elif not devices:
+        has = " and ".join(kernels) or "nothing"
+        click.echo(f"{op.qualified} runs on no device of this machine: it has kernels for {has}")
+
+
+def show(op: Op, device: str) -> None:
     """Print the table of an op that no file declares, such as a notebook's, and the verdict; without sanitizers, which need an op.py."""
     table = _Table(Options(sanitizers=()), [])
     _import_for(table.options.checks(device))
@@ -145,120 +182,175 @@ def _sanitizers(options: Options, stack: ExitStack) -> list[Sanitizers | Line]:
 
 
 class _Table:
-    """The lines of a run, and their counts by status."""
+    """Prints the lines of a run while they come, and keeps them."""
 
     def __init__(self, options: Options, sanitizers: Sequence[Sanitizers | Line]) -> None:
-        self.options, self.sanitizers = options, sanitizers
-        self.counts: Counter[str] = Counter()
+        self.options = options
+        self.sanitizers = sanitizers
+        self.results: list[CheckResult] = []
+        self._subject = ""
         self._ran: set[str] = set()  # sanitizers
         self._compiled = False
         self._causes: dict[str, list[str]] = {}  # the checks that failed, by the cause
+        self._last_failed = report.last_failed() if options.last_failed else {}
+        if options.last_failed and not self._last_failed:
+            click.echo("no check failed in the last run, so all are run")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether --fail-fast has ended the run."""
+        failed = any(result.line.status == "failed" for result in self.results)
+        return self.options.fail_fast and failed
 
     def begin(self, title: str) -> None:
         click.echo(title)
+        self._subject = title
         self._causes.clear()
 
     def test(self, op: Op, device: str, name: str) -> None:
-        """Run the checks of an op on a device, while sanitizers make the same calls. `name` is the command's for the op, if it has one."""
-        self.begin(f"{op.qualified} on {device}")
+        """Run the checks of an op on a device, while sanitizers make the same calls.
+
+        `name` is the command's for the op; empty if it has none.
+        """
+        title = f"{op.qualified} on {device}"
+        checks = self._chosen(title, device)
+        if self.stopped or not checks:
+            return
+        self.begin(title)
+        asked = self._ask_sanitizers(op, device)
+        waiting = list(checks)
+        built = True
+        prepare = partial(testing.prepare, op, device)
+        events = supervise(op, device, checks, self.options.seconds, prepare, self.options.sample)
+        _announce(waiting)
+        for event in events:
+            _erase()
+            line = event.line() if isinstance(event, Death) else event
+            place = asked[0].place(event) if asked and isinstance(event, Death) else None
+            self.add(line, place or "", _repeating(name, line, device))
+            if self.stopped:
+                return
+            built = built and line.name != "build"
+            waiting = [check for check in waiting if check.name != line.name]
+            _announce(waiting)
+        _erase()
+        self._add_sanitizers(op, device, asked, built)
+        self._summarize_causes()
+
+    def _chosen(self, title: str, device: str) -> list[Check]:
+        """Return the checks to run on a device, with --last-failed those that failed there."""
+        checks = self.options.checks(device)
+        if not self._last_failed:
+            return checks
+        failed = self._last_failed.get(title, [])
+        return [check for check in checks if check.name in failed]
+
+    def _ask_sanitizers(self, op: Op, device: str) -> list[Sanitizers]:
+        """Start the sanitizers' calls of an op; add a line for each sanitizer that cannot run."""
         asked: list[Sanitizers] = []
-        for each in self.sanitizers if device == "cpu" else ():
+        if device != "cpu":
+            return asked
+        for each in self.sanitizers:
             if isinstance(each, Line):
                 self.add(each)
             else:
                 each.begin(op, self.options.only, self.options.sample)
                 asked.append(each)
-        built, options = True, self.options
-        for event in supervise(
-            op,
-            device,
-            options.checks(device),
-            options.seconds,
-            partial(testing.prepare, op, device),
-            options.sample,
-        ):
-            line = event.line() if isinstance(event, Death) else event
-            place = asked[0].place(event) if asked and isinstance(event, Death) else None
-            built = built and line.name != "build"
-            self.add(line, place or "", _repeating(name, line, device))
-        found = [
-            each.finding()[0] for each in asked
-        ]  # also where they are not shown: the process answers in the order of questions
+        return asked
+
+    def _add_sanitizers(self, op: Op, device: str, asked: list[Sanitizers], built: bool) -> None:
+        """Wait for the sanitizers' findings, which come in the order of questions, and add them if the op was built."""
+        found = [each.finding()[0] for each in asked]
         if device == "cuda" and built:
-            found += [
-                outcome_of(each, partial(sanitize.check, op, each))
-                for each in self.options.sanitizers
-                if each in sanitize.FOR_CUDA
-            ]
-        self._ran.update(
-            part for line in found if line.status != "skipped" for part in line.name.split("+")
-        )
-        for line in found if built else []:
-            self.add(line)
+            for each in self.options.sanitizers:
+                if each in sanitize.FOR_CUDA:
+                    found.append(outcome_of(each, partial(sanitize.check, op, each)))
+        for line in found:
+            if line.status != "skipped":
+                self._ran.update(line.name.split("+"))
+            if built:
+                self.add(line)
+
+    def _summarize_causes(self) -> None:
+        """Name the checks that failed for a cause which was shown already."""
         for names in self._causes.values():
             more = names[_SHOWN:]
             if more:
-                self._print(
-                    "failed",
-                    f"{len(more)} more",
-                    f"the same in {tally(len(more), 'other check')} as in {names[0]}",
-                    ", ".join(more),
-                )
+                note = f"the same in {tally(len(more), 'other check')} as in {names[0]}"
+                self._print("failed", f"{len(more)} more", note, ", ".join(more))
 
     def compile(self, op: Op) -> None:
-        """Compile an op's CUDA kernel for OPJIT_ARCH, else for a GPU of today, as no GPU is here."""
+        """Compile an op's CUDA kernel for OPJIT_ARCH, or for sm_90 without it, because this machine has no GPU."""
+        if self.stopped:
+            return
         self.begin(f"{op.qualified} on cuda")
-        cuda, override = backends.for_device("cuda"), os.environ.get("OPJIT_ARCH", "")
+        cuda = backends.for_device("cuda")
+        arch = os.environ.get("OPJIT_ARCH", "")
         try:
-            target = wanted.target_of(None, override if cuda.takes(override) else "sm_90")
+            target = wanted.target_of(None, arch if cuda.takes(arch) else "sm_90")
             request.entry(op, target)
         except OpjitError as error:
-            self.add(
-                Line(
-                    "build", "failed" if isinstance(error, CompileError) else "skipped", str(error)
-                )
-            )
+            status = "failed" if isinstance(error, CompileError) else "skipped"
+            self.add(Line("build", status, str(error)))
         else:
-            self.add(
-                Line("build", "ok", f"compiled for {target.arch} and not run, as no GPU is here")
-            )
+            note = f"compiled for {target.arch} and not run, as no GPU is here"
+            self.add(Line("build", "ok", note))
             self._compiled = True
 
     def add(self, line: Line, place: str = "", command: str = "") -> None:
-        """Print a line, and below it the author's place and the command that repeats the call, unless its cause was shown twice."""
-        self.counts[line.status] += 1
-        names = (
-            self._causes.setdefault(place or _SAMPLE.sub("", line.note), [])
-            if line.status == "failed"
-            else []
-        )
-        names.append(line.name)
-        if len(names) <= _SHOWN:
-            self._print(line.status, line.name, line.note, place, command)
+        """Keep and print a line, and below it the author's line and the command that repeats the call.
+
+        A failure whose cause was shown twice is not printed.
+        """
+        self.results.append(CheckResult(self._subject, line, place, command))
+        shown = 1
+        if line.status == "failed":
+            cause = place or _SAMPLE.sub("", line.note)
+            names = self._causes.setdefault(cause, [])
+            names.append(line.name)
+            shown = len(names)
+        if shown <= _SHOWN:
+            time = f" ({line.seconds:.1f} s)" if line.seconds >= _TIMED else ""
+            self._print(line.status, line.name, line.note + time, place, command)
 
     def _print(self, status: str, name: str, *below: str) -> None:
-        text = f"\n{_INDENT}".join(part for text in below for part in text.splitlines())
-        click.echo(f"  {click.style(f'{status:<8}', _COLOURS[status])} {name:<18} {text}".rstrip())
+        lines = [part for text in below for part in text.splitlines()]
+        text = f"\n{_INDENT}".join(lines)
+        click.echo(f"  {click.style(f'{status:<8}', _COLORS[status])} {name:<18} {text}".rstrip())
 
     def end(self) -> None:
         """Add a failure for each sanitizer that was asked for and has not run, and print the verdict."""
-        for name in self.options.sanitizers if self.options.demanded else ():
-            if name not in self._ran:
-                kind = "C kernels on the CPU" if name in sanitize.FOR_C else "CUDA kernels on a GPU"
-                self.add(
-                    Line(
-                        name,
-                        "failed",
-                        f"this sanitizer was asked for and has not run; it is for {kind}",
-                    )
-                )
-        counted = [
-            f"{self.counts[status]} {status}"
-            for status in ("failed", "ok", "skipped")
-            if self.counts[status]
-        ]
-        remarks = ["CUDA compiled and not run"] if self._compiled else []
-        print(", ".join([*counted, *remarks]) if counted else "nothing was checked")
+        if self.options.demanded and not self.stopped:
+            for name in self.options.sanitizers:
+                if name not in self._ran:
+                    self.add(Line(name, "failed", _not_run(name)))
+
+        counts = Counter(result.line.status for result in self.results)
+        verdict = [f"{counts[status]} {status}" for status in _COLORS if counts[status]]
+        if not verdict:
+            verdict = ["nothing was checked"]
+        if self._compiled:
+            verdict.append("CUDA compiled and not run")
+        if self.stopped:
+            verdict.append("stopped at the first failure")
+        click.echo(", ".join(verdict))
+
+
+def _not_run(sanitizer: str) -> str:
+    kind = "C kernels on the CPU" if sanitizer in sanitize.FOR_C else "CUDA kernels on a GPU"
+    return f"this sanitizer was asked for and has not run; it is for {kind}"
+
+
+def _announce(waiting: Sequence[Check]) -> None:
+    """Show the name of the running check, the first that waits, on a terminal."""
+    if waiting and sys.stdout.isatty():
+        click.echo(f"  running  {waiting[0]}", nl=False)
+
+
+def _erase() -> None:
+    """Remove the name of the running check from a terminal."""
+    if sys.stdout.isatty():
+        click.echo(_CLEAR, nl=False)
 
 
 def _repeating(name: str, line: Line, device: str) -> str:

@@ -1,0 +1,94 @@
+"""The results of `opjit test` for programs: JSON, JUnit's XML, and which checks failed in the last run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from opjit import files
+from opjit.store.store import Store, default_root
+from opjit.testing.checks import Line
+
+_LAST_FAILED_BYTES = 1 << 20  # of the note; a larger file is not ours
+
+
+class CheckResult(NamedTuple):
+    """The line of a check, and the op and device that it is about. `subject` is ``mylib::scale on cpu``."""
+
+    subject: str
+    line: Line
+    place: str = ""  # the author's line
+    command: str = ""  # repeats the failed call
+
+    def fields(self) -> dict[str, object]:
+        """Return the attributes for JSON."""
+        fields = {"subject": self.subject, "place": self.place, "command": self.command}
+        return {**fields, **self.line._asdict()}
+
+
+def write_junit(results: Iterable[CheckResult], path: Path) -> None:
+    """Write results as JUnit's XML, which CI systems read: a suite for each op and device, a case for each check."""
+    root = ElementTree.Element("testsuites")
+    suites: dict[str, ElementTree.Element] = {}
+    for result in results:
+        suite = suites.get(result.subject)
+        if suite is None:
+            suite = ElementTree.SubElement(root, "testsuite", name=result.subject)
+            suites[result.subject] = suite
+        _add_case(suite, result)
+
+    for suite in suites.values():
+        suite.set("tests", str(len(suite)))
+        suite.set("failures", str(len(suite.findall("testcase/failure"))))
+        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    ElementTree.indent(root)
+    path.write_bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
+
+
+def _add_case(suite: ElementTree.Element, result: CheckResult) -> None:
+    line = result.line
+    seconds = f"{line.seconds:.3f}"
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=result.subject, name=line.name, time=seconds
+    )
+    if line.status == "ok":
+        return
+    tag = "failure" if line.status == "failed" else "skipped"
+    outcome = ElementTree.SubElement(case, tag, message=line.note)
+    outcome.text = "\n".join(filter(None, [line.note, result.place, result.command]))
+
+
+def last_failed() -> dict[str, list[str]]:
+    """Return the names of the checks that failed in the last run, by subject; empty if there was none."""
+    note = _note()
+    if note is None:
+        return {}
+    try:
+        found = json.loads(files.read(note, _LAST_FAILED_BYTES))
+        return {str(subject): [str(name) for name in names] for subject, names in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}  # there was no run yet, or the note is damaged
+
+
+def keep_failed(results: Iterable[CheckResult]) -> None:
+    """Keep for `last_failed` which checks failed. Checks that did not run keep their state."""
+    note = _note()
+    if note is None:
+        return
+    known = last_failed()
+    for result in results:
+        names = set(known.get(result.subject, []))
+        names.discard(result.line.name)
+        if result.line.status == "failed":
+            names.add(result.line.name)
+        known[result.subject] = sorted(names)
+    failed = {subject: names for subject, names in known.items() if names}
+    files.write_note(note, json.dumps(failed))
+
+
+def _note() -> Path | None:
+    notes = Store(default_root()).notes
+    return None if notes is None else notes / "last-failed.json"
