@@ -9,7 +9,7 @@ import re
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -58,9 +58,15 @@ _FROM_COMPILER = re.compile(
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
-def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
+def build(
+    recipe: Recipe,
+    store: Store,
+    must_store: bool = False,
+    inspect: Callable[[Path], None] | None = None,
+) -> Entry:
     """Build a recipe and publish the entry: for this process only if the store is not writable, unless `must_store`. Raises ToolMissing,
-    CompileError or, where the tools left no valid binary or the store failed, BuildError."""
+    CompileError or, where the tools left no valid binary or the store failed, BuildError. `inspect` gets the folder with the object files,
+    also of a build that failed, and prevents the entry by raising an error."""
     tools = _tools(recipe, store)
     name, target = recipe.schema.qualified, recipe.target
     subject = Subject(
@@ -81,7 +87,11 @@ def build(recipe: Recipe, store: Store, must_store: bool = False) -> Entry:
     def make(staged: Path, base: Path) -> Manifest:
         nonlocal output
         with workspace(staged) as work:
-            manifest, output = _make_entry(recipe, subject, tools, work, staged / "entry", base)
+            try:
+                manifest, output = _make_entry(recipe, subject, tools, work, staged / "entry", base)
+            finally:
+                if inspect is not None:
+                    inspect(work)
         if not subject.unread and recipe.inputs_now() != recipe.inputs:
             raise subject.fault("sources changed during compilation; ask for it again")
         return manifest

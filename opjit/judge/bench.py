@@ -1,8 +1,12 @@
-"""The bench of the device tier: a process that stays for many candidates. No host code of theirs runs here, but a kernel can write anywhere
-in the device's memory: nothing that lay there is believed, and inputs are drawn again from their seed. Benches share the device, so each
-waits for it rarely: calls of the same shapes are compared in one go, and only where a result differs, one by one."""
+"""The worker of the device tier, which stays for many candidates.
 
-from collections.abc import Callable, Iterable, Sequence
+None of their host code runs here, but a kernel can write anywhere in the device's memory. So nothing
+read from it is trusted, and inputs are drawn again from their seed. Benches share the device, so each
+waits for it rarely: calls of the same shapes are compared together, and one by one only if a result
+differs.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,18 +16,20 @@ from opjit.backends import targets
 from opjit.builder import glue
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import DeclarationError
-from opjit.judge import launch, referee, screen, wire
+from opjit.judge import launch, protocol, referee
 from opjit.judge.burst import Burst, changed, storages
+from opjit.judge.protocol import TensorSpec
 from opjit.judge.task import Expected, Task, tolerances
-from opjit.judge.verdict import Ended
+from opjit.judge.verdict import VerdictReached
 from opjit.testing.compare import Tolerance
 from opjit.testing.samples import replica
 
-_ROUNDS = 7  # bursts, the one to warm up included
+_BURSTS = 7  # with the first, which warms up
 _CALLS = 32  # of a burst
+_EXACT = Tolerance(0, 0)
 
 
-class _Run(NamedTuple):
+class _Batch(NamedTuple):
     """Calls of the same shapes, with the memory of their results."""
 
     inputs: list[Any]
@@ -31,208 +37,220 @@ class _Run(NamedTuple):
     functions: list[Callable[[], None]]
 
 
+class _BatchComparison(NamedTuple):
+    """A batch, the calls as drawn again from their seed, and the tolerance of each result."""
+
+    batch: _Batch
+    samples: list[Sample]
+    within: list[Tolerance]
+
+
 class Bench:
-    """Runs one kernel after another. Each `on_` method answers one kind of message."""
+    """Runs one kernel after another."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.kernel: launch.LoadedKernel | None = None
-        self.runs: list[_Run] = []
+        self.batches: list[_Batch] = []
         self.bursts: list[Burst] = []
         self.references: list[Burst] = []
 
-    def on_open(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
-        """Read the task, and prepare the reference's calls, if that is not done."""
+    def answer(self, asked: protocol.Request, _: list[bytearray]) -> tuple[Any, None]:
+        """Carry out a request, and return the answer."""
+        match asked:
+            case protocol.Open():
+                return self._open(asked), None
+            case protocol.CompileKernel():
+                return self._compile(asked.text), None
+            case protocol.CheckKernel():
+                return self._check(asked.seed), None
+            case protocol.TimeKernel():
+                return self._time(asked.seed), None
+            case protocol.CompareKernel():
+                return self._compare(asked.seed), None
+        raise ValueError(f"a bench does not answer {type(asked).__name__}")
+
+    def _open(self, asked: protocol.Open) -> protocol.Done:
+        """Read the task and prepare the reference's calls, once."""
         if self.references:
-            return {}
-        self.task = Task(message["task"], self.device, message["seed"], message["op"])
+            return protocol.Done()
+        self.task = Task(asked.task, self.device, asked.seed, asked.op)
         assert self.task.op is not None
-        if any(
-            changed(one.values, other.values)
-            for one, other in zip(self.task.hidden(0), self.task.hidden(0), strict=True)
-        ):
-            raise DeclarationError(
-                f"{self.task.name}: samples differ from time to time; draw them with torch's generator"
-            )
+        for one, other in zip(self.task.hidden(0), self.task.hidden(0), strict=True):
+            if changed(one.values, other.values):
+                raise DeclarationError(
+                    f"{self.task.name}: samples() returned different values for the same seed; "
+                    "draw random values with torch's generator"
+                )
+
         schema = self.task.op.schema
-        self.made = len(glue.c_names(schema)) - len(
-            schema.arguments
-        )  # results that are not arguments
+        self.new_results = len(glue.c_names(schema)) - len(schema.arguments)
         results = self.task.results(self.task.timed.sample)
-        self.spec, self.within = wire.spec(results), tolerances(self.task.timed.sample, results)
-        self.references = [
-            Burst.of(self.task.reference, calls, self.spec, self.device)
-            for calls in map(self._calls, range(_ROUNDS))
-        ]
-        return {}
+        self.spec = protocol.specs(results)
+        self.within = tolerances(self.task.timed.sample, results)
+        for number in range(_BURSTS):
+            calls = self._calls(number)
+            burst = Burst.of(self.task.reference, calls, self.spec, self.device)
+            self.references.append(burst)
+        return protocol.Done()
 
     def _calls(self, seed: int) -> list[Any]:
         return [call.values for call in self.task.burst(seed, _CALLS)]
 
-    def on_kernel(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
-        """Compile and load device code."""
+    def _compile(self, text: str) -> protocol.CompiledKernel:
         self._forget()
-        screen.check_source(message["text"])
         assert self.task.op is not None
-        compiled = launch.compile_text(
-            message["text"],
-            self.task.op.schema.text,
-            targets.here(backends.for_device("cuda")).arch,
-        )
+        arch = targets.here(backends.for_device("cuda")).arch
+        compiled = launch.compile_text(text, self.task.op.schema.text, arch)
         self.kernel = compiled.load()
-        return {
-            "registers": compiled.registers,
-            "spills": compiled.spills,
-            "isolation": ["no host code"],
-        }
+        return protocol.CompiledKernel(compiled.registers, compiled.spills)
 
-    def on_check(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
-        """Make each hidden call twice, and compare the results; then prepare the timed calls."""
-        runs = [self._called_twice(sample) for sample in self.task.hidden(message["seed"])]
-        pairs = [
-            pair
-            for run in runs
-            if run is not None
-            for pair in zip(*self._results(run), strict=True)
-        ]
-        differ = torch.stack([referee.differ(one, other, _EXACT) for one, other in pairs]).any()
-        facts = self._compared(
-            (run, [sample] * 2, None)
-            for run, sample in zip(runs, self.task.hidden(message["seed"]), strict=True)
-            if run is not None
-        )
-        self.runs = [self._bound(self._calls(number), self.spec) for number in range(_ROUNDS)]
+    def _check(self, seed: int) -> protocol.Checked:
+        """Make each hidden call twice and compare the results; then prepare the timed calls."""
+        batches = [self._call_twice(sample) for sample in self.task.hidden(seed)]
+        differences = []
+        for batch in batches:
+            if batch is not None:
+                for one, other in zip(*self._results(batch), strict=True):
+                    differences.append(referee.differ(one, other, _EXACT))
+        nondeterministic = torch.stack(differences).any()
+
+        comparisons = []
+        for batch, sample in zip(batches, self.task.hidden(seed), strict=True):
+            if batch is not None:
+                within = tolerances(sample, self.task.results(sample))
+                comparisons.append(_BatchComparison(batch, [sample] * 2, within))
+        error = self._compared(comparisons)
+
+        self.batches = [self._bind(self._calls(number), self.spec) for number in range(_BURSTS)]
         self.bursts = [
-            Burst(run.functions, run.inputs, self.spec, self.device) for run in self.runs
+            Burst(each.functions, each.inputs, self.spec, self.device) for each in self.batches
         ]
-        return {**facts, "nondeterministic": bool(differ)}
+        return protocol.Checked(error, bool(nondeterministic))
 
-    def on_time(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
-        """Time the bursts of the candidate and of the reference in turns. Answers with the seconds of a call in each."""
-        found: dict[str, Any] = {"seconds": [], "references": []}
-        for number, (run, reference, burst) in enumerate(
-            zip(self.runs, self.references, self.bursts, strict=True)
-        ):
-            for own, new in storages(
-                run.inputs, self._calls(message["seed"] + 1 + number)
-            ):  # no kernel has seen these
-                own.copy_(new)
-            run.results.clear()
-            for name, each in (("references", reference), ("seconds", burst)):
-                each.arm()
-                found[name].append(each.run() / len(each.functions))
-        return found
+    def _time(self, seed: int) -> protocol.Timed:
+        """Time the bursts of the candidate and of the reference in turns."""
+        seconds = []
+        references = []
+        for number, batch in enumerate(self.batches):
+            # No kernel has seen these values.
+            for memory, values in storages(batch.inputs, self._calls(seed + 1 + number)):
+                memory.copy_(values)
+            batch.results.clear()
+            references.append(_seconds_of_call(self.references[number]))
+            seconds.append(_seconds_of_call(self.bursts[number]))
+        return protocol.Timed(tuple(seconds), tuple(references))
 
-    def on_compare(self, message: dict[str, Any], _: list[bytearray]) -> dict[str, Any]:
+    def _compare(self, seed: int) -> protocol.Compared:
         """Compare the results of all timed calls."""
-        facts = self._compared(
-            (run, self.task.burst(message["seed"] + 1 + number, _CALLS), self.within)
-            for number, run in enumerate(self.runs)
-        )
+        comparisons = []
+        for number, batch in enumerate(self.batches):
+            samples = self.task.burst(seed + 1 + number, _CALLS)
+            comparisons.append(_BatchComparison(batch, samples, self.within))
+        error = self._compared(comparisons)
         self._forget()
-        return facts
+        return protocol.Compared(error)
 
-    def _called_twice(self, sample: Sample) -> _Run | None:
-        """Call with a sample's tensors in other memory; None if the reference refuses the sample. The results' dtypes and shapes come
-        from other values, so that no expected result is in the device's memory."""
+    def _call_twice(self, sample: Sample) -> _Batch | None:
+        """Call with a sample's tensors in other memory; None if the reference refuses the sample.
+
+        The results' dtypes and shapes come from other values, so that the device's memory has no
+        expected result.
+        """
         try:
-            spec = wire.spec(self.task.results(sample.map(torch.zeros_like)))
+            spec = protocol.specs(self.task.results(sample.map(torch.zeros_like)))
         except Exception:
             return None
-        run = self._bound([sample.map(replica).values for _ in range(2)], spec)
-        for function in run.functions:
+        batch = self._bind([sample.map(replica).values for _ in range(2)], spec)
+        for function in batch.functions:
             function()
-        return run
+        return batch
 
-    def _bound(self, inputs: list[Any], spec: Sequence[dict[str, Any]]) -> _Run:
+    def _bind(self, inputs: list[Any], spec: Sequence[TensorSpec]) -> _Batch:
         assert self.kernel is not None
-        results = launch.GuardedResults(spec[: self.made], len(inputs), self.device)
-        functions = [
-            self.kernel.bind(args, kwargs, made)
-            for (args, kwargs), made in zip(inputs, results.of_calls, strict=True)
-        ]
-        return _Run(inputs, results, functions)
+        results = launch.GuardedResults(spec[: self.new_results], len(inputs), self.device)
+        functions = []
+        for (args, kwargs), memory in zip(inputs, results.of_calls, strict=True):
+            functions.append(self.kernel.bind(args, kwargs, memory))
+        return _Batch(inputs, results, functions)
 
     def _forget(self) -> None:
-        """Free all that is the last candidate's."""
-        self.runs, self.bursts = [], []
+        """Free what belongs to the last candidate."""
+        self.batches = []
+        self.bursts = []
         if self.kernel is not None:
             self.kernel.unload()
             self.kernel = None
 
-    def _results(self, run: _Run) -> list[list[torch.Tensor]]:
-        """The results of each call, and the arguments that it wrote."""
-        return [
-            [*made, *(tensors_of(inputs) if self.task.mutates else [])]
-            for made, inputs in zip(run.results.of_calls, run.inputs, strict=True)
-        ]
+    def _results(self, batch: _Batch) -> list[list[torch.Tensor]]:
+        """Return the results of each call, and the arguments that it wrote."""
+        found = []
+        for results, inputs in zip(batch.results.of_calls, batch.inputs, strict=True):
+            written = tensors_of(inputs) if self.task.mutates else []
+            found.append([*results, *written])
+        return found
 
-    def _compared(
-        self, pairs: Iterable[tuple[_Run, list[Sample], list[Tolerance] | None]]
-    ) -> dict[str, Any]:
-        """Hold calls against what they must be: inputs as drawn again, results within tolerances, and guards. Raises Ended."""
-        doubts, errors = (
-            list[torch.Tensor](),
-            [torch.zeros((), dtype=torch.float64, device=self.device)],
-        )
-        known = [
-            (run, samples, within or tolerances(samples[0], self.task.results(samples[0])))
-            for run, samples, within in pairs
-        ]
-        for run, samples, within in known:
-            expected = [self.task.results(sample) for sample in samples]
-            for limit, *columns in zip(
-                within,
-                zip(*self._results(run), strict=True),
-                zip(*expected, strict=True),
-                strict=True,
-            ):
-                got, right = map(_stacked, columns)
+    def _compared(self, comparisons: list[_BatchComparison]) -> float:
+        """Compare inputs, results and guards with what they must be.
+
+        Returns the largest difference. Raises VerdictReached.
+        """
+        doubts = []
+        errors = [torch.zeros((), dtype=torch.float64, device=self.device)]
+        for each in comparisons:
+            expected = [self.task.results(sample) for sample in each.samples]
+            got_columns = zip(*self._results(each.batch), strict=True)
+            right_columns = zip(*expected, strict=True)
+            columns = zip(each.within, got_columns, right_columns, strict=True)
+            for limit, got_column, right_column in columns:
+                got = _stacked(got_column)
+                right = _stacked(right_column)
                 doubts.append(referee.differ(got, right, limit))
                 errors.append(referee.max_difference(got, right))
-            doubts.append(self._beside(run, samples))
+            doubts.append(self._out_of_bounds_write(each))
         if torch.stack(doubts).any():
-            self._find_mistake(known)
-        return {"max_error": float(torch.stack(errors).max())}
+            self._find_mistake(comparisons)
+        return float(torch.stack(errors).max())
 
-    def _beside(self, run: _Run, samples: list[Sample]) -> torch.Tensor:
-        """Whether calls wrote to their inputs, or beside their results."""
-        pairs = (
-            [] if self.task.mutates else storages(run.inputs, [sample.values for sample in samples])
-        )
-        return torch.stack(
-            [run.results.overrun(), *(referee.differ(own, new, _EXACT) for own, new in pairs)]
-        ).any()
+    def _out_of_bounds_write(self, comparison: _BatchComparison) -> torch.Tensor:
+        """Return whether calls wrote to their inputs, or beside their results."""
+        batch = comparison.batch
+        found = [batch.results.overrun()]
+        if not self.task.mutates:
+            drawn = [sample.values for sample in comparison.samples]
+            for memory, values in storages(batch.inputs, drawn):
+                found.append(referee.differ(memory, values, _EXACT))
+        return torch.stack(found).any()
 
-    def _find_mistake(self, pairs: list[tuple[_Run, list[Sample], list[Tolerance]]]) -> None:
-        """Raise Ended for the first call that is wrong, in words. NaN where NaN is expected is none."""
-        for run, samples, within in pairs:
-            beside = bool(self._beside(run, samples))
-            for index, (sample, results) in enumerate(
-                zip(samples, self._results(run), strict=True)
-            ):
-                call = Expected(sample, self.task.results(sample), within)
-                others = (self.task.results(other) for other in samples[:index])
+    def _find_mistake(self, comparisons: list[_BatchComparison]) -> None:
+        """Raise VerdictReached for the first wrong call, in words. NaN is right if it is expected."""
+        for each in comparisons:
+            wrote_outside = bool(self._out_of_bounds_write(each))
+            calls = zip(each.samples, self._results(each.batch), strict=True)
+            for index, (sample, results) in enumerate(calls):
+                call = Expected(sample, self.task.results(sample), each.within)
+                others = (self.task.results(other) for other in each.samples[:index])
                 found = referee.compare(results, call, others)
-                facts = {
+                facts: dict[str, Any] = {
                     "max_error": referee.max_error(results, call.results),
                     "sample": str(sample),
-                    "tolerance": list(within[0]),
+                    "tolerance": [*each.within[0]],
                 }
                 if found is not None:
-                    raise Ended(*found, facts, not beside)
-                if beside:
-                    raise Ended("wrong", "writes to its inputs, or beside its results", facts)
+                    raise VerdictReached(*found, reusable=not wrote_outside, **facts)
+                if wrote_outside:
+                    raise VerdictReached(
+                        "wrong", "writes to its inputs, or beside its results", **facts
+                    )
 
 
-_EXACT = Tolerance(0, 0)
+def _seconds_of_call(burst: Burst) -> float:
+    burst.arm()
+    return burst.run() / len(burst.functions)
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors of one shape in one, or else as bytes of no meaning, which equal nothing."""
-    same = all(each.shape == tensors[0].shape for each in tensors)
-    return (
-        torch.stack(list(tensors))
-        if same
-        else torch.full((1,), float("nan"), device=tensors[0].device)
-    )
+    """Return tensors of one shape as one tensor; for others a NaN, which equals nothing."""
+    if all(each.shape == tensors[0].shape for each in tensors):
+        return torch.stack(list(tensors))
+    return torch.full((1,), float("nan"), device=tensors[0].device)

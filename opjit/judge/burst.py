@@ -1,4 +1,4 @@
-"""A burst: calls that are ready to run one after another, and whose results stay until they are compared."""
+"""Batches of prepared calls, whose results are kept for comparison."""
 
 import gc
 import time
@@ -9,25 +9,40 @@ from typing import Any
 import torch
 
 from opjit.declare.sample import tensors_of
-from opjit.judge.wire import DTYPES
+from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.measure import machine
 from opjit.measure.timing import wait
 from opjit.testing.samples import storage_bytes
 
 
 class Burst:
-    """On CUDA the calls are one graph, where they can be captured: its replay takes the device's time and not the host's.
-    A spec has the dtypes and shapes of a call's results."""
+    """A batch of prepared calls; their results are kept for comparison.
+
+    On CUDA the calls are one graph if they can be captured: its replay costs the device's time and
+    not the host's.
+
+    Args:
+        functions: the calls.
+        inputs: their arguments.
+        results: the tensors of each call's results.
+        device: its type.
+    """
 
     def __init__(
         self,
         functions: Sequence[Callable[[], Any]],
         inputs: Sequence[Any],
-        spec: Sequence[dict[str, Any]],
+        results: Sequence[TensorSpec],
         device: str,
     ) -> None:
-        self.functions, self.inputs, self.device, self._spec = functions, inputs, device, spec
+        self.functions = functions
+        self.inputs = inputs
+        self.device = device
         self.results: list[Any] = []
+        self.copies: list[torch.Tensor] = []
+        self.kept: list[Any] = []  # tensors whose addresses were given away
+        self._copies: list[torch.Tensor] = []
+        self._spec = results
         self._graph = self._captured() if device == "cuda" else None
 
     @classmethod
@@ -35,49 +50,43 @@ class Burst:
         cls,
         function: Callable[..., Any],
         inputs: Sequence[Any],
-        spec: Sequence[dict[str, Any]],
+        results: Sequence[TensorSpec],
         device: str,
     ) -> "Burst":
-        """Calls of one function, without autograd."""
+        """Prepare calls of one function, without autograd."""
         with torch.inference_mode():
-            return cls(
-                [partial(function, *args, **kwargs) for args, kwargs in inputs],
-                inputs,
-                spec,
-                device,
-            )
+            calls = [partial(function, *args, **kwargs) for args, kwargs in inputs]
+            return cls(calls, inputs, results, device)
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         found = machine.captured(lambda: [function() for function in self.functions])
         if found is None:
             return None
         graph, results = found
-        poison(
-            results, self.inputs
-        )  # the capture computed nothing, and the replay must write all of it
+        # The capture computed nothing, and the replay must write every element.
+        fill_with_sentinel(results, self.inputs)
         self.results = results
         return graph
 
     def arm(self) -> None:
-        """Prepare all that takes time and is not the calls'."""
-        if (
-            self.device == "cpu"
-        ):  # what the results will lie in, unless they are written; more of it, as a message may take from it
-            places = range(2 * len(self.functions) + 32)
-            poison(
-                [
-                    torch.empty(each["shape"], dtype=DTYPES[each["dtype"]])
-                    for each in self._spec
-                    for _ in places
-                ]
-            )
+        """Do all setup that must not be timed."""
+        if self.device == "cpu":
+            # Memory that the results will get, and more, because a message may use some of it.
+            count = 2 * len(self.functions) + 32
+            fill_with_sentinel([each for _ in range(count) for each in self._empty_results()])
         else:
             _flusher(self.device)()
         gc.disable()
         wait(self.device)
 
+    def _empty_results(self) -> list[torch.Tensor]:
+        return [
+            torch.empty(each.shape, dtype=DTYPES[each.dtype], device=self.device)
+            for each in self._spec
+        ]
+
     def run(self) -> float:
-        """Make the calls. Returns the seconds of all: on CUDA the device's, else the clock's."""
+        """Make the calls. Returns the seconds of all: on CUDA by the device, otherwise by the clock."""
         started = time.perf_counter()
         if self.device == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -99,36 +108,51 @@ class Burst:
         else:
             self.results = [function() for function in self.functions]
 
+    def reserve_copies(self) -> None:
+        """Make memory for copies of the results, before the calls are timed."""
+        self._copies = [each for _ in self.functions for each in self._empty_results()]
+
+    def copy_results(self, rows: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Copy the results of each call, so that later work on them changes nothing."""
+        sources = [each for row in rows for each in row]
+        targets = self._copies
+        if list(map(_layout, targets)) == list(map(_layout, sources)):
+            torch._foreach_copy_(targets, sources)
+        else:
+            targets = [each.clone() for each in sources]
+        self.copies = targets
+        wait(self.device)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape
+
 
 _flusher = cache(machine.flusher)
 
 
-def poison(results: Any, inputs: Any = ()) -> None:
-    """Fill what results lie in, from the first element to the last, unless that is an input: guards and gaps keep their bytes."""
+def fill_with_sentinel(results: Any, inputs: Any = ()) -> None:
+    """Fill the memory of results, from the first element to the last, unless it is an input's: guards and gaps keep their bytes."""
     kept = {each.untyped_storage().data_ptr() for each in tensors_of(inputs)}
     with torch.inference_mode():
         for each in tensors_of(results):
             if each.numel() and each.untyped_storage().data_ptr() not in kept:
-                first, size = each.storage_offset(), each.element_size()
-                last = first + sum(
-                    (length - 1) * stride
-                    for length, stride in zip(each.shape, each.stride(), strict=True)
-                )
+                first = each.storage_offset()
+                size = each.element_size()
+                dimensions = zip(each.shape, each.stride(), strict=True)
+                last = first + sum((length - 1) * stride for length, stride in dimensions)
                 storage_bytes(each)[first * size : (last + 1) * size].fill_(0xFF)
 
 
 def storages(values: Any, others: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The bytes of each storage of tensors, once, and those of its counterpart."""
-    pairs = zip(tensors_of(values), tensors_of(others), strict=True)
-    return [
-        *{
-            one.untyped_storage().data_ptr(): (storage_bytes(one), storage_bytes(other))
-            for one, other in pairs
-            if one.numel()
-        }.values()
-    ]
+    """Return the bytes of each storage of tensors, once, and the bytes of its counterpart."""
+    pairs = {}
+    for one, other in zip(tensors_of(values), tensors_of(others), strict=True):
+        if one.numel():
+            pairs[one.untyped_storage().data_ptr()] = storage_bytes(one), storage_bytes(other)
+    return [*pairs.values()]
 
 
 def changed(before: Any, after: Any) -> bool:
-    """Whether the bytes of tensors differ, or of what lies between their elements."""
+    """Return whether the bytes of tensors differ, or the bytes between their elements."""
     return not all(torch.equal(one, other.to(one.device)) for one, other in storages(before, after))

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -12,129 +14,148 @@ from typing import Any
 import click
 import torch
 
+from opjit.errors import BadSetting
 from opjit.judge import referee
 from opjit.judge.scheduler import Judge
-from opjit.judge.task import Task, on
+from opjit.judge.task import Expected, Task, to_device
 from opjit.judge.verdict import Verdict
 
-_COLOURS = {"correct": "green", "noisy": "yellow", "cheat": "magenta"}
+_COLORS = {"correct": "green", "noisy": "yellow", "cheat": "magenta"}
+_LONGEST_LINE = 64 << 20  # bytes of a candidate
 
 
-async def judge_files(judge: Judge, files: Iterable[Path], out: Any) -> None:
-    """Print a line for each candidate as it is ready: JSON to a file, or else words to the terminal."""
+async def judge_files(judge: Judge, candidates: Iterable[Path], out: Any) -> None:
+    """Print a line for each candidate as it is ready: JSON to a file or, without one, words to the terminal."""
     async with judge:
-        for ready in asyncio.as_completed(
-            [judge(path.read_text("utf-8", "replace"), str(path)) for path in files]
-        ):
+        pending = [judge(path.read_text("utf-8", "replace"), str(path)) for path in candidates]
+        for ready in asyncio.as_completed(pending):
             verdict = await ready
-            print(
-                verdict.json() if out is not None else shown(verdict),
-                file=out or sys.stdout,
-                flush=True,
-            )
+            line = shown(verdict) if out is None else verdict.json()
+            print(line, file=out or sys.stdout, flush=True)
 
 
 def shown(verdict: Verdict) -> str:
-    """A verdict for people."""
-    word = click.style(f"{verdict.verdict:<8}", _COLOURS.get(verdict.verdict, "red"))
-    times = (
-        ""
-        if verdict.median_us is None or verdict.reference_us is None
-        else (
-            f"{verdict.median_us:.4g} us, reference {verdict.reference_us:.4g} us, +-{verdict.spread or 0:.0%}"
+    """Return a verdict for people."""
+    word = click.style(f"{verdict.verdict:<8}", _COLORS.get(verdict.verdict, "red"))
+    parts = [f"{word} {verdict.candidate}"]
+    if verdict.median_us is not None and verdict.reference_us is not None:
+        parts.append(
+            f"{verdict.median_us:.4g} us, reference {verdict.reference_us:.4g} us,"
+            f" +-{verdict.spread or 0:.0%}"
         )
-    )
-    where = (
-        f" on ({verdict.sample})"
-        if verdict.sample and verdict.verdict in ("crash", "timeout")
-        else ""
-    )
-    return "  ".join(
-        filter(None, (f"{word} {verdict.candidate}", times, f"{verdict.message}{where}"))
-    )
+    message = verdict.message
+    if verdict.sample and verdict.verdict in ("crash", "timeout"):
+        message += f" on ({verdict.sample})"
+    if message:
+        parts.append(message)
+    return "  ".join(parts)
 
 
 async def serve(judge: Judge, path: Path) -> None:
-    """Answer on a socket: a line of JSON with a candidate's text, and its name, gets the line of its verdict, in the order of verdicts."""
+    """Answer on a socket, for its owner only.
+
+    A line of JSON with a candidate's text and its name gets the line of its verdict, in the order of verdicts.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async def one(line: bytes) -> None:
-            try:
-                asked = json.loads(line)
-                reply = (
-                    await judge(asked["text"], str(asked.get("candidate", "candidate")))
-                ).json()
-            except (ValueError, KeyError, TypeError) as error:
-                reply = json.dumps(
-                    {
-                        "error": f'expected a line such as {{"candidate": "a.c", "text": "..."}}: {error!r}'
-                    }
-                )
+        async def judge_line(line: bytes) -> None:
+            reply = await _reply(judge, line)
             with suppress(ConnectionError):
                 writer.write(reply.encode() + b"\n")
                 await writer.drain()
 
-        pending = [asyncio.ensure_future(one(line)) async for line in reader]
+        pending = [asyncio.ensure_future(judge_line(line)) async for line in reader]
         await asyncio.gather(*pending)
         writer.close()
 
     async with judge:
-        with suppress(FileNotFoundError):
-            path.unlink()
-        server = await asyncio.start_unix_server(answer, path, limit=64 << 20)
-        path.chmod(0o600)
+        listener = _bind(path)
+        made = os.stat(path)
+        server = await asyncio.start_unix_server(answer, sock=listener, limit=_LONGEST_LINE)
         try:
             async with server:
                 await server.serve_forever()
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.lstat(path), made):  # another program may have replaced it
+                    path.unlink()
+
+
+def _bind(path: Path) -> socket.socket:
+    """Make a socket that only its owner can use. Raises BadSetting if the path exists."""
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror
+        if path.exists():
+            reason = "it exists, and opjit removes no file that it did not make"
+        raise BadSetting(f"--serve {path}: {reason}; remove it, or name another path") from None
+    finally:
+        os.umask(before)
+    return listener
+
+
+async def _reply(judge: Judge, line: bytes) -> str:
+    try:
+        asked = json.loads(line)
+        text = asked["text"]
+        verdict = await judge(text, str(asked.get("candidate", "candidate")))
+        return verdict.json()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        expected = 'expected a line such as {"candidate": "a.c", "text": "..."}'
+        return json.dumps({"error": f"{expected}: {error!r}"})
 
 
 def lint(task: Task) -> list[str]:
-    """Say what would pass though it computes nothing: zeros, ones, the first input, the result of the call before."""
-    calls = [
-        call
-        for call in task.samples
-        if any(isinstance(each, torch.Tensor) and each.numel() for each in call.results)
-    ]
-    ways: dict[str, Callable[[Any, int, int], Any]] = {
-        "zeros": lambda each, *_: (
-            torch.zeros_like(each) if isinstance(each, torch.Tensor) else each
-        ),
-        "ones": lambda each, *_: torch.ones_like(each) if isinstance(each, torch.Tensor) else each,
-        "the first input": lambda each, number, index: next(
-            iter(calls[number].sample.tensors()), each
-        ),
-        "the result of the call before": lambda each, number, index: calls[number - 1].results[
-            index
-        ],
+    """Report trivial results that would pass: zeros, ones, the first input, the results of the call before."""
+    calls = [call for call in task.samples if _has_elements(call)]
+    ways: dict[str, Callable[[int], list[Any]]] = {
+        "zeros": lambda number: _filled(calls[number], 0),
+        "ones": lambda number: _filled(calls[number], 1),
+        "the first input": lambda number: _first_input(calls[number]),
+        "the result of the call before": lambda number: calls[number - 1].results,
     }
-    passed = {
-        name: sum(
-            referee.compare(
-                [on(make(each, number, index), "cpu") for index, each in enumerate(call.results)],
-                call,
-            )
-            is None
-            for number, call in enumerate(calls)
-        )
-        for name, make in ways.items()
-    }
+    found = []
+    for name, make in ways.items():
+        passed = 0
+        for number, call in enumerate(calls):
+            results = [to_device(each, "cpu") for each in make(number)]
+            passed += referee.compare(results, call) is None
+        if passed:
+            found.append(f"{name} would pass {passed} of {len(calls)} samples")
+    return found
+
+
+def _has_elements(call: Expected) -> bool:
+    return any(isinstance(each, torch.Tensor) and each.numel() for each in call.results)
+
+
+def _filled(call: Expected, value: int) -> list[Any]:
     return [
-        f"{name} would pass {count} of {len(calls)} samples"
-        for name, count in passed.items()
-        if count
+        torch.full_like(each, value) if isinstance(each, torch.Tensor) else each
+        for each in call.results
     ]
 
 
-def run(judge: Judge, files: Sequence[Path], out: Any, socket: Path | None) -> None:
+def _first_input(call: Expected) -> list[Any]:
+    inputs = call.sample.tensors()
+    return [inputs[0] if inputs else each for each in call.results]
+
+
+def run(judge: Judge, candidates: Sequence[Path], out: Any, path: Path | None) -> None:
     """Judge files, or serve a socket, until it is done or a signal comes."""
 
     async def main() -> None:
         task = asyncio.current_task()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, lambda: task and task.cancel())
-        await (serve(judge, socket) if socket else judge_files(judge, files, out))
+        if path is not None:
+            await serve(judge, path)
+        else:
+            await judge_files(judge, candidates, out)
 
     with suppress(asyncio.CancelledError):
         asyncio.run(main())

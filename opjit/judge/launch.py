@@ -19,7 +19,7 @@ import torch
 from opjit.builder import glue, host_device_split, kernel_usage, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.errors import CompileError, ToolMissing
-from opjit.judge.wire import DTYPES
+from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.recipe import toolchain
 from opjit.recipe.schema import Schema, parse
 from opjit.store.store import Store, default_root
@@ -252,22 +252,24 @@ def _c_value(kind: str, value: Any) -> Any:
 class GuardedResults:
     """Memory for the results of some calls: each result full of NaN's bytes, between guards."""
 
-    def __init__(self, spec: Sequence[dict[str, Any]], calls: int, device: str) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], calls: int, device: str) -> None:
         self._device = device
         self._buffers, self._inner, columns = [], [], []
-        for each in spec:
-            dtype, shape = DTYPES[each["dtype"]], torch.Size(each["shape"])
-            size = shape.numel() * dtype.itemsize
+        for each in specs:
+            dtype = DTYPES[each.dtype]
+            size = each.nbytes
             pitch = (
                 -(-size // _GUARD) * _GUARD + 2 * _GUARD
             )  # so that each result is aligned as torch's are
             buffer = torch.full((calls, pitch), _GUARDED, dtype=torch.uint8, device=device)
             self._buffers.append(buffer)
             self._inner.append(buffer[:, _GUARD : _GUARD + size])
-            columns.append([row.view(dtype).reshape(shape) for row in self._inner[-1].unbind()])
+            columns.append(
+                [row.view(dtype).reshape(each.shape) for row in self._inner[-1].unbind()]
+            )
         self.of_calls = (
             [list(row) for row in zip(*columns, strict=True)]
-            if spec
+            if specs
             else [[] for _ in range(calls)]
         )
         self.clear()

@@ -1,204 +1,312 @@
-"""What the kernel takes from a child before it runs a stranger's code: system calls, files, memory. Each function says whether it held."""
+"""Restrict a worker before it runs untrusted code: system calls, files, memory, processes.
+
+Each function that can fail for lack of support returns whether the restriction is in force.
+"""
 
 import ctypes
+import errno
 import os
 import platform
 import resource
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
+from typing import NamedTuple
+
+from opjit.judge import system_calls
 
 _PR_SET_NO_NEW_PRIVS = 38
-_SECCOMP_SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
-_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000 | 38  # ENOSYS
-_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # of BPF
-_MACHINE = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}.get(
-    platform.machine()
-)  # column, audit arch, seccomp
+_SECCOMP_SET_MODE_FILTER = 1
+_ALL_THREADS = 1  # SECCOMP_FILTER_FLAG_TSYNC
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_FAIL = 0x00050000  # plus an error number; number 0 skips the call, which seems to succeed
+
+# Instructions of BPF.
+_LOAD = 0x20
+_IF_EQUAL = 0x15
+_IF_ANY_BIT = 0x45
+_RETURN = 0x06
+
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _PROT_EXEC = 4
-# What a kernel's process needs once the kernel is loaded: numbers on x86-64 and on arm64.
-_NEEDED = {
-    "read": (0, 63),
-    "write": (1, 64),
-    "close": (3, 57),
-    "fstat": (5, 80),
-    "lseek": (8, 62),
-    "munmap": (11, 215),
-    "brk": (12, 214),
-    "sigprocmask": (14, 135),
-    "sigreturn": (15, 139),
-    "pread": (17, 67),
-    "pwrite": (18, 68),
-    "writev": (20, 66),
-    "yield": (24, 124),
-    "mremap": (25, 216),
-    "madvise": (28, 233),
-    "getpid": (39, 172),
-    "sendmsg": (46, 211),
-    "recvmsg": (47, 212),
-    "exit": (60, 93),
-    "fcntl": (72, 25),
-    "ftruncate": (77, 46),
-    "gettimeofday": (96, 169),
-    "sigaltstack": (131, 132),
-    "gettid": (186, 178),
-    "futex": (202, 98),
-    "affinity": (204, 123),
-    "restart": (219, 128),
-    "clock_gettime": (228, 113),
-    "exit_group": (231, 94),
-    "robust": (273, 99),
-    "getrandom": (318, 278),
-    "memfd_create": (319, 279),
-    "membarrier": (324, 283),
-    "rseq": (334, 293),
-    "poll": (7, 73),
-    "getrusage": (98, 165),
-    "newfstatat": (262, 79),
-    "clock_nanosleep": (230, 115),
-}
-_MMAP, _MPROTECT = (9, 222), (10, 226)  # allowed where nothing becomes executable
-_TGKILL, _SIGACTION = (
-    (234, 131),
-    (13, 134),
-)  # allowed for this process: abort(); and for SIGINT: opjit_interrupted()
+_DATAGRAM = 2  # a bit of SOCK_DGRAM and SOCK_RAW: a datagram can go to any address
+_NAMESPACES = 0x7E020000  # CLONE_NEW*
+# Commands of fcntl(2), without F_SETOWN and the like, which send signals to other processes.
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1024, 1030, 1031, 1032, 1033, 1034)
 
-_WRITES = (
-    0b1111111111110 & ~0b1100 | 1 << 13 | 1 << 14
-)  # Landlock: all but executing and reading of files and folders
-_LANDLOCK = (444, 445, 446)
+_LANDLOCK_CREATE = 444
+_LANDLOCK_ADD = 445
+_LANDLOCK_RESTRICT = 446
+_WRITE_FILE = 1 << 1
+_READ_FILE = 1 << 2
+_SPECIAL_FILES = 1 << 6 | 1 << 9 | 1 << 11  # making devices and sockets
+_IOCTL_DEVICE = 1 << 15
+_CHANGES = 0b1111111111110010  # all rights but executing and reading
+_SCOPES = 0b11  # abstract sockets and signals
+_TCP = 0b11
+_DEVICES = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/nvidia[0-9]*",
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-caps/*",
+)
+
+_Instruction = tuple[int, int, int, int]
 
 
-def no_system_calls() -> bool:
-    """Have this process, with all of its threads, die of a system call that computing does not need: no files, processes, threads,
-    signals, sockets, nor executable memory. Only x86-64 and arm64."""
-    if _MACHINE is None:
+class Test(NamedTuple):
+    """A test of the low half of a system call's argument: it equals a value, or lacks all bits of it."""
+
+    instruction: int
+    value: int
+    passes: bool  # if the instruction jumps
+
+
+def equals(value: int) -> Test:
+    return Test(_IF_EQUAL, value, True)
+
+
+def lacks(bits: int) -> Test:
+    return Test(_IF_ANY_BIT, bits, False)
+
+
+def allow_if(number: int, argument: int, test: Test) -> list[_Instruction]:
+    """Return BPF that allows a system call if an argument passes a test, and goes on if not."""
+    return [
+        (_IF_EQUAL, 0, 4, number),
+        (_LOAD, 0, 0, 16 + 8 * argument),
+        (test.instruction, int(not test.passes), int(test.passes), test.value),
+        (_RETURN, 0, 0, _ALLOW),
+        (_LOAD, 0, 0, 0),  # the number again, for the next rule
+    ]
+
+
+def _answer(table: str, action: int) -> list[_Instruction]:
+    code = []
+    for number in system_calls.numbers(table).values():
+        code += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, action)]
+    return code
+
+
+def _with_conditions(conditions: dict[str, tuple[int, Test]]) -> list[_Instruction]:
+    numbers = system_calls.numbers(system_calls.CONDITIONAL)
+    code = []
+    for command in _FCNTL:
+        code += allow_if(numbers["fcntl"], 1, equals(command))
+    for name, (argument, test) in conditions.items():
+        code += allow_if(numbers[name], argument, test)
+    return code
+
+
+def allow_loading() -> bool:
+    """Kill this process for a call that neither computing nor opening a library needs."""
+    anything = lacks(0)
+    conditions = {
+        "mmap": (2, anything),
+        "mprotect": (2, anything),
+        "tgkill": (0, equals(os.getpid())),
+        "rt_sigaction": (0, anything),
+        "prctl": (0, equals(_PR_SET_NO_NEW_PRIVS)),  # for `allow_computing`
+    }
+    code = _with_conditions(conditions)
+    code += _answer(system_calls.COMPUTING, _ALLOW)
+    code += _answer(system_calls.LOADING, _ALLOW)
+    return _install(code, _KILL)
+
+
+def allow_computing() -> bool:
+    """Kill this process for a call that computing does not need. Opening a file only fails.
+
+    No memory becomes executable. A signal can be sent to this process only, for abort().
+    """
+    conditions = {
+        "mmap": (2, lacks(_PROT_EXEC)),
+        "mprotect": (2, lacks(_PROT_EXEC)),
+        "tgkill": (0, equals(os.getpid())),
+        "rt_sigaction": (0, equals(signal.SIGINT)),  # opjit_interrupted()
+    }
+    code = _with_conditions(conditions)
+    code += _answer(system_calls.COMPUTING, _ALLOW)
+    code += _answer(system_calls.LOADING, _FAIL | errno.EACCES)
+    return _install(code, _KILL)
+
+
+def allow_programs() -> bool:
+    """Let this process start programs and use devices, but send nothing to other processes.
+
+    Calls that change a file's mode, owner, times or attributes do nothing.
+    """
+    anything = lacks(0)
+    conditions = {
+        "mmap": (2, anything),
+        "mprotect": (2, anything),
+        "tgkill": (0, anything),  # the processes that it may signal are Landlock's matter
+        "rt_sigaction": (0, anything),
+        "clone": (0, lacks(_NAMESPACES)),
+        "socketpair": (1, lacks(_DATAGRAM)),
+        "prlimit64": (0, equals(0)),  # of this process
+        "prctl": (0, anything),
+    }
+    code = _with_conditions(conditions)
+    code += _answer(system_calls.IGNORED, _FAIL)
+    for table in (system_calls.COMPUTING, system_calls.LOADING, system_calls.PROGRAMS):
+        code += _answer(table, _ALLOW)
+    return _install(code, _FAIL | errno.ENOSYS)
+
+
+def _install(rules: list[_Instruction], otherwise: int) -> bool:
+    """Install a filter in all threads of this process."""
+    machine = platform.machine()
+    if machine not in _AUDIT:
         return False
-    column, arch, seccomp = _MACHINE
-    code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
-    executable, to_this, of_interrupt = (
-        (_ANY_BIT, 0, 1, _PROT_EXEC),
-        (_EQUAL, 1, 0, os.getpid()),
-        (_EQUAL, 1, 0, signal.SIGINT),
-    )
-    for numbers, at, test in (
-        (_MMAP, 32, executable),
-        (_MPROTECT, 32, executable),
-        (_TGKILL, 16, to_this),
-        (_SIGACTION, 16, of_interrupt),
-    ):
-        code += [
-            (_EQUAL, 0, 4, numbers[column]),
-            (_LOAD, 0, 0, at),
-            test,
-            (_RETURN, 0, 0, _KILL),
-            (_RETURN, 0, 0, _ALLOW),
-        ]
-    for numbers in _NEEDED.values():
-        code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ALLOW)]
-    code.append((_RETURN, 0, 0, _KILL))
-    program = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *each) for each in code))
-    header = ctypes.create_string_buffer(struct.pack("<H6xQ", len(code), ctypes.addressof(program)))
-    libc = ctypes.CDLL(None)
-    return not (
-        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        or libc.syscall(seccomp, _SECCOMP_SET_MODE_FILTER, _FLAG_TSYNC, header)
-    )
 
+    code = [
+        (_LOAD, 0, 0, 4),
+        (_IF_EQUAL, 1, 0, _AUDIT[machine]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),
+        *rules,
+        (_RETURN, 0, 0, otherwise),
+    ]
+    packed = b"".join(struct.pack("<HBBI", *each) for each in code)
+    program = ctypes.create_string_buffer(packed)
+    header = struct.pack("<H6xQ", len(code), ctypes.addressof(program))
 
-def no_writing(writable: Sequence[str] = ()) -> bool:
-    """Have this process change no file but below some folders, open no connection, and neither trace nor signal a process outside."""
     libc = ctypes.CDLL(None)
-    abi = libc.syscall(_LANDLOCK[0], None, 0, 1)
-    if abi < 1:
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return False
-    known = (1 << (13 if abi < 2 else 14 if abi < 3 else 15)) - 1
-    attributes = struct.pack(
-        "<QQQ", _WRITES & known, 0b11 if abi >= 4 else 0, 0b11 if abi >= 6 else 0
-    )
-    size = 8 if abi < 4 else 16 if abi < 6 else 24
-    ruleset = libc.syscall(_LANDLOCK[0], attributes, size, 0)
+    number = _SECCOMP[machine]
+    return bool(libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _ALL_THREADS, header) == 0)
+
+
+def restrict_files(readable: Iterable[str], writable: Iterable[str] = ()) -> bool:
+    """Let this process read and write files only in some folders, and on devices that are known.
+
+    It can also open no TCP connection, and neither trace nor signal a process outside.
+    """
+    libc = ctypes.CDLL(None)
+    version = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+    if version < 1:
+        return False
+
+    number_of_rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
+    known = (1 << number_of_rights) - 1
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    handled = struct.pack("<QQQ", (_CHANGES | _READ_FILE) & known, _TCP, _SCOPES)[:size]
+    ruleset = libc.syscall(_LANDLOCK_CREATE, handled, size, 0)
     if ruleset < 0:
         return False
+
+    rights = dict.fromkeys(readable, _READ_FILE)
+    for path in writable:
+        rights[path] = _READ_FILE | _CHANGES & ~_SPECIAL_FILES
+    for pattern in _DEVICES:
+        for path in glob(pattern):
+            rights[path] = _READ_FILE | _WRITE_FILE | _IOCTL_DEVICE
+
     try:
-        for path, allowed in (*((each, _WRITES) for each in writable), ("/dev", 1 << 1)):
-            with suppress(OSError):
-                folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-                libc.syscall(
-                    _LANDLOCK[1], ruleset, 1, struct.pack("<Qi", allowed & known, folder), 0
-                )
-                os.close(folder)
-        return not (
-            libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(_LANDLOCK[2], ruleset, 0)
-        )
+        for path, allowed in rights.items():
+            _allow_path(libc, ruleset, path, allowed & known)
+        if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+            return False
+        return bool(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0) == 0)
     finally:
         os.close(ruleset)
 
 
+def _allow_path(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
+    with suppress(OSError):  # it does not exist
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("<Qi", rights, descriptor)
+        libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0)
+        os.close(descriptor)
+
+
+def all_but_devices() -> list[str]:
+    """Return the folders of the root, without /dev: devices can be opened by name only."""
+    return [str(path) for path in Path("/").iterdir() if path.name != "dev"]
+
+
 def can_have_own_processes(device: str) -> bool:
     """Try `own_processes` in a child. CUDA reads /proc, which has to show the namespace."""
-    if (tried := os.fork()) == 0:
-        held = own_processes()
-        if held and (first := os.fork()) == 0:
+    tried = os.fork()
+    if tried == 0:
+        if not own_processes():
+            os._exit(1)
+        first = os.fork()
+        if first == 0:
             os._exit(not own_proc() and device != "cpu")
-        os._exit(not held or os.waitpid(first, 0)[1])
+        os._exit(os.waitpid(first, 0)[1])
     return os.waitpid(tried, 0)[1] == 0
 
 
 def own_processes() -> bool:
-    """Give the children that this process forks from now on a namespace of process ids: when the first one dies, all die."""
-    new_user, new_ids, new_mounts = 0x10000000, 0x20000000, 0x20000
-    libc, user, group = ctypes.CDLL(None), os.geteuid(), os.getegid()
-    if libc.unshare(new_ids | new_mounts) == 0:
+    """Put the future children of this process into a namespace: when the first dies, all die."""
+    new_user = 0x10000000
+    new_processes = 0x20000000
+    new_mounts = 0x20000
+    user = os.geteuid()
+    group = os.getegid()
+
+    libc = ctypes.CDLL(None)
+    if libc.unshare(new_processes | new_mounts) == 0:
         return True
-    if libc.unshare(new_user | new_ids | new_mounts) != 0:
+    if libc.unshare(new_user | new_processes | new_mounts) != 0:
         return False
+    maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
     with suppress(OSError):
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
+        for name, text in maps.items():
+            Path("/proc/self", name).write_text(text, "ascii")
     return True
 
 
 def own_proc() -> bool:
-    """In the first process of a namespace: have /proc show its processes, to all of them. Not every container lets it."""
-    private, unsafe = (
-        ctypes.c_ulong(0x44000),
-        ctypes.c_ulong(0xE),
-    )  # recursive, and neither programs nor devices
+    """In the first process of a namespace, make /proc show the namespace's processes.
+
+    Some containers do not allow it.
+    """
+    private = ctypes.c_ulong(0x44000)  # recursive
+    safe = ctypes.c_ulong(0xE)  # without programs and devices
     libc = ctypes.CDLL(None)
-    return not (
-        libc.mount(None, b"/", None, private, None)
-        or libc.mount(b"proc", b"/proc", b"proc", unsafe, None)
-    )
+    if libc.mount(None, b"/", None, private, None) != 0:
+        return False
+    return bool(libc.mount(b"proc", b"/proc", b"proc", safe, None) == 0)
 
 
-def few_processes(group: Path, most: int) -> None:
-    """Have the system refuse this process more than so many processes and threads: by a control group for root, else by a limit."""
-    with suppress(OSError, ValueError):
-        resource.setrlimit(
-            resource.RLIMIT_NPROC, (most, most)
-        )  # counts those of the namespace's user
+def few_processes(group: Path, limit: int) -> None:
+    """Limit the processes and threads that this process starts, by a control group if possible."""
+    _limit(resource.RLIMIT_NPROC, limit)  # counts the processes of the namespace's user
     with suppress(OSError):
         group.mkdir()
-        (group / "pids.max").write_text(str(most), "ascii")
+        (group / "pids.max").write_text(str(limit), "ascii")
         (group / "cgroup.procs").write_text("0", "ascii")
 
 
 def limit(memory: int) -> None:
-    """Limit this process's own memory, its files and its dumps, and have the system end it first where memory is short."""
-    for what, most in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 1 << 30),
-        (resource.RLIMIT_DATA, memory),
-    ):
-        with suppress(OSError, ValueError):
-            resource.setrlimit(what, (most, most))
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+    """Limit this process's memory and files; when memory is short, the system kills it first."""
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, memory)
+    limit_files(1 << 30)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
+
+
+def limit_files(size: int) -> None:
+    """Limit the bytes of each file that this process writes, also of files in memory."""
+    _limit(resource.RLIMIT_FSIZE, size)
+
+
+def _limit(kind: int, value: int) -> None:
+    with suppress(OSError, ValueError):
+        resource.setrlimit(kind, (value, value))

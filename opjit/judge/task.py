@@ -1,4 +1,4 @@
-"""What candidates are judged by: an op's folder or a KernelBench file, its calls with hidden values, and the reference's results."""
+"""Tasks: an op's folder or a KernelBench file, its calls with hidden values, and the reference's results."""
 
 import math
 import random
@@ -12,18 +12,18 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from opjit import testing
+from opjit import files, testing
 from opjit.declare import arguments
 from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError
+from opjit.judge.operators import Recorder, largest
 from opjit.measure.timing import wait
 from opjit.testing.compare import Tolerance, as_list, tolerance
 from opjit.testing.samples import SMALL, moved, replica, resized
 
-ROUNDS = 9  # bursts of a candidate at most, the one to warm up included
+BURSTS = 9  # of a candidate at most, with the first, which warms up
 _MOST_SAMPLES = 24
 _LARGEST_SAMPLE = 4 << 20  # elements
 _TIMED = (
@@ -33,56 +33,8 @@ _POOL = 192 << 20  # bytes of all timed calls
 _BURST = 0.01  # seconds
 _MOST_CALLS = 128  # of a burst
 _ALIGNMENT = 512  # bytes, as torch's allocator gives
+_CALLS_OF_MODEL = 5
 _SIZES = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100)
-
-# Operators that make, move or view tensors, and compute nothing.
-_FREE = frozenset(
-    [
-        "empty",
-        "empty_strided",
-        "empty_like",
-        "new_empty",
-        "zeros",
-        "ones",
-        "full",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "clone",
-        "copy",
-        "copy_",
-        "_to_copy",
-        "to",
-        "set_",
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "expand",
-        "permute",
-        "transpose",
-        "t",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "detach",
-        "alias",
-        "as_strided",
-        "unbind",
-        "split",
-        "cat",
-        "stack",
-        "contiguous",
-        "item",
-        "_local_scalar_dense",
-        "resize_",
-        "fill_",
-        "zero_",
-        "arange",
-        "scalar_tensor",
-        "lift_fresh",
-    ]
-)
 
 
 class Expected(NamedTuple):
@@ -95,25 +47,16 @@ class Expected(NamedTuple):
     @classmethod
     def of(cls, sample: Sample, results: list[Any]) -> "Expected":
         """Keep results on the CPU."""
-        return cls(sample, [on(each, "cpu") for each in results], tolerances(sample, results))
-
-
-class Recorder(TorchDispatchMode):
-    """Notes the names of torch's operators that compute in its block: a candidate that calls those of the reference has no own kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        namespace, _, name = func._schema.name.partition("::")
-        if namespace == "aten" and name not in _FREE:
-            self.names.add(name)
-        return func(*args, **(kwargs or {}))
+        return cls(
+            sample, [to_device(each, "cpu") for each in results], tolerances(sample, results)
+        )
 
 
 class TimedSample(NamedTuple):
-    """The call that is timed, the fewest bytes and operations that it takes (0 if nobody says), and how many calls a burst has."""
+    """The call that is timed.
+
+    `bytes` and `flops` are the fewest that it needs, or 0 if they are unknown; `calls` is the length of a burst.
+    """
 
     sample: Sample
     bytes: int
@@ -122,19 +65,30 @@ class TimedSample(NamedTuple):
 
 
 class Task:
-    """What candidates are judged by: an op's folder or name, or a KernelBench file; the seed decides the hidden values.
-    Raises DeclarationError or UnknownOp without op, reference or sample, and BadSetting where `op` does not name one of several."""
+    """An op or a KernelBench file, its calls with hidden values, and the reference's results.
+
+    Args:
+        where: an op's folder or name, or the path of a KernelBench file.
+        device: ``"cpu"`` or ``"cuda"``.
+        seed: decides the hidden values.
+        op: which op of a folder that declares several.
+
+    Raises:
+        DeclarationError: there is no reference or sample, or another user can change the files.
+        UnknownOp: there is no such op.
+        BadSetting: `op` does not name one of several.
+    """
 
     def __init__(self, where: str, device: str, seed: int, op: str | None = None) -> None:
-        self.device, self.seed = device, seed
+        self.device = device
+        self.seed = seed
         self.op: Op | None = None
         self.init: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         if where.endswith(".py") and Path(where).name != "op.py":
             self._read_kernelbench(Path(where))
         else:
-            self.op = testing.refuse_unknown_waivers(
-                _chosen(where.removesuffix("op.py") or ".", op)
-            )
+            chosen = _choose_op(where.removesuffix("op.py") or ".", op)
+            self.op = testing.refuse_unknown_waivers(chosen)
             self.name = self.op.qualified
             self.reference: Callable[..., Any] = self.op.reference_function
         self.mutates = self.op is not None and self.op.schema.mutates
@@ -142,20 +96,23 @@ class Task:
             raise DeclarationError(f"{self.name} has no sample on {device}; add some to its op.py")
 
     def _read_kernelbench(self, path: Path) -> None:
+        problem = files.swappable(path.absolute())
+        if problem is not None:
+            raise DeclarationError(f"refusing to run {path}: {problem}")
         module = run_file(path)
-        missing = [
-            name for name in ("Model", "get_inputs", "get_init_inputs") if not hasattr(module, name)
-        ]
+        needed = ("Model", "get_inputs", "get_init_inputs")
+        missing = [name for name in needed if not hasattr(module, name)]
         if missing:
             raise DeclarationError(
-                f"{path} defines no {', '.join(missing)}; a task is an op's folder, or a file with Model, "
+                f"{path} does not define {', '.join(missing)}; expected an op's folder, or a file with Model, "
                 "get_inputs and get_init_inputs"
             )
         self.name = path.stem
         given = module.get_init_inputs()
         self.init = ((), given) if isinstance(given, dict) else (tuple(given), {})
         torch.manual_seed(self.seed)
-        self.reference = module.Model(*self.init[0], **self.init[1]).to(self.device).eval()
+        args, kwargs = self.init
+        self.reference = module.Model(*args, **kwargs).to(self.device).eval()
         self._inputs = module.get_inputs
 
     @cached_property
@@ -164,15 +121,16 @@ class Task:
         return sorted(self._expected(), key=lambda call: -call.sample.numel)
 
     @cached_property
-    def operators(self) -> list[str]:
-        """The names of torch's own operators that the reference calls."""
-        own = self.samples[0].sample.map(replica)
-        with torch.no_grad(), Recorder() as recorder:
-            self.reference(*own.args, **own.kwargs)
-        return sorted(recorder.names)
+    def operators(self) -> set[str]:
+        """The families of torch's operators that the reference calls with large tensors."""
+        first = self.samples[0].sample.map(replica)
+        recorder = Recorder(largest(first.values) // 4)
+        with torch.no_grad(), recorder:
+            self.reference(*first.args, **first.kwargs)
+        return recorder.families
 
     def _expected(self) -> Iterator[Expected]:
-        """Yield hidden calls with the reference's results, but those of sizes that it refuses, or that the op's declaration does."""
+        """Yield hidden calls with the reference's results, without sizes that it or the op's declaration refuses."""
         for sample in self.hidden(self.seed):
             with suppress(Exception):
                 results = self.results(sample)
@@ -180,7 +138,7 @@ class Task:
                     yield Expected.of(sample, results)
 
     def _declares(self, sample: Sample, results: list[Any]) -> bool:
-        """Return whether results have the shapes that the op declares: a reference may broadcast sizes that no kernel takes."""
+        """Return whether results have the shapes that the op declares: a reference may broadcast other sizes."""
         if self.op is None:
             return True
         meta = sample.map(lambda t: t.to("meta"))
@@ -188,80 +146,86 @@ class Task:
             declared = tensors_of(as_list(self.op.fake(*meta.args, **meta.kwargs)))
         except (RuntimeError, NotImplementedError):  # a shape depends on elements
             return True
-        return all(
-            one.shape == other.shape
-            for one, other in zip(declared, tensors_of(results), strict=False)
-        )
+        pairs = zip(declared, tensors_of(results), strict=False)
+        return all(one.shape == other.shape for one, other in pairs)
 
     def results(self, sample: Sample) -> list[Any]:
-        """What the reference returns, and the arguments that it writes."""
-        own = sample.map(replica)
+        """Return the reference's results, and the arguments that it writes."""
+        copied = sample.map(replica)
         with torch.inference_mode():
-            return [
-                *as_list(self.reference(*own.args, **own.kwargs)),
-                *(own.tensors() if self.mutates else []),
-            ]
+            results = as_list(self.reference(*copied.args, **copied.kwargs))
+        written = copied.tensors() if self.mutates else []
+        return [*results, *written]
 
     def hidden(self, seed: int) -> Iterator[Sample]:
         """Yield the task's calls: as declared, with other values, and with other sizes. A seed draws the same ones again."""
         torch.manual_seed(seed)
-        draw, generator = random.Random(seed), torch.Generator(self.device).manual_seed(seed)
+        draw = random.Random(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         if self.op is None:
-            for _ in range(5):
-                yield from _varied(
-                    Sample(tuple(on(each, self.device) for each in self._inputs())), generator
-                )
+            for _ in range(_CALLS_OF_MODEL):
+                inputs = [to_device(each, self.device) for each in self._inputs()]
+                yield from _perturbed(Sample(tuple(inputs)), generator)
             return
+
         declared = [
             each for each in self.op.samples_on(self.device) if each.numel <= _LARGEST_SAMPLE
         ]
-        kinds = {each.kind: number for number, each in enumerate(declared)}
-        order = sorted(range(len(declared)), key=lambda number: number not in kinds.values())[
-            :_MOST_SAMPLES
-        ]
-        yield from (declared[number] for number in sorted(order))
-        small = [declared[number] for number in order if declared[number].numel <= SMALL]
+        chosen = _one_of_each_kind_first(declared)[:_MOST_SAMPLES]
+        yield from (declared[number] for number in sorted(chosen))
+
+        small = [declared[number] for number in chosen if declared[number].numel <= SMALL]
         for sample in draw.sample(small, min(8, len(small))):
-            yield from _varied(sample, generator)
+            yield from _perturbed(sample, generator)
             other = resized(sample, draw.sample(_SIZES, 4))
             if other is not None and "shapes" not in self.op.declaration.waived:
-                yield from _varied(other, generator)
+                yield from _perturbed(other, generator)
 
-    def burst(self, seed: int, most: int = _MOST_CALLS) -> list[Sample]:
-        """Calls to time, each with values of its own."""
-        return _varied(
-            self.timed.sample,
-            torch.Generator(self.device).manual_seed(seed),
-            min(most, self.timed.calls),
-        )
+    def burst(self, seed: int, limit: int = _MOST_CALLS) -> list[Sample]:
+        """Return calls to time, with different values in each."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return _perturbed(self.timed.sample, generator, min(limit, self.timed.calls))
 
     @cached_property
     def timed(self) -> TimedSample:
-        sample, moved, flops = self._chosen_workload()
-        each = _size(sample) + sum(t.nbytes for t in tensors_of(self.results(sample)))
+        sample, moved, flops = self._choose_workload()
+        results = tensors_of(self.results(sample))
+        size = _size(sample) + sum(each.nbytes for each in results)
         wait(self.device)
         seconds = math.inf
-        for _ in range(3):  # the quickest: a busy machine holds up any one of them
+        for _ in range(3):  # the quickest, because a busy machine delays some
             started = time.perf_counter()
             self.results(sample)
             wait(self.device)
             seconds = min(seconds, time.perf_counter() - started)
-        calls = min(_MOST_CALLS, int(_BURST / max(seconds, 1e-7)), _POOL // (ROUNDS * max(1, each)))
-        return TimedSample(sample, moved, flops, max(2, calls))
+        by_time = int(_BURST / max(seconds, 1e-7))
+        by_memory = _POOL // (BURSTS * max(1, size))
+        return TimedSample(sample, moved, flops, max(2, min(_MOST_CALLS, by_time, by_memory)))
 
-    def _chosen_workload(self) -> tuple[Sample, int, int]:
-        if self.op is not None and self.op.declaration.workloads is not None:
-            found, most = [], _TIMED << 6 * (self.device != "cpu")
-            for each in self.op.workloads_on(self.device):
-                found.append((Sample(each.args, each.kwargs), each.bytes, each.flops))
-                if _size(found[-1][0]) > most:
-                    break  # the next may fill the memory
-            return found[-2] if len(found) > 1 and _size(found[-1][0]) > most else found[-1]
-        return max(self.hidden(self.seed), key=_size), 0, 0
+    def _choose_workload(self) -> tuple[Sample, int, int]:
+        """Return the largest workload below the limit, or the largest call, with its bytes and operations."""
+        if self.op is None or self.op.declaration.workloads is None:
+            return max(self.hidden(self.seed), key=_size), 0, 0
+
+        limit = _TIMED if self.device == "cpu" else 64 * _TIMED
+        chosen: tuple[Sample, int, int] | None = None
+        for each in self.op.workloads_on(self.device):
+            sample = Sample(each.args, each.kwargs)
+            if chosen is not None and _size(sample) > limit:
+                break  # the next may fill the memory
+            chosen = sample, each.bytes, each.flops
+        assert chosen is not None
+        return chosen
+
+
+def _one_of_each_kind_first(samples: Sequence[Sample]) -> list[int]:
+    """Return the numbers of samples, the last of each kind before all others."""
+    last_of_kind = {each.kind: number for number, each in enumerate(samples)}
+    return sorted(range(len(samples)), key=lambda number: number not in last_of_kind.values())
 
 
 def run_file(path: Path) -> Any:
-    """Run a file of Python as a module of its own."""
+    """Run a Python file as a module."""
     module = sys.modules["opjit_judged"] = ModuleType("opjit_judged")
     module.__file__ = str(path)
     exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))
@@ -269,62 +233,63 @@ def run_file(path: Path) -> Any:
 
 
 def tolerances(sample: Sample, results: Sequence[Any]) -> list[Tolerance]:
-    """The largest difference of each result that counts as rounding."""
+    """Return the largest difference of each result that counts as rounding."""
     return [
         tolerance(each, sample) if isinstance(each, torch.Tensor) else Tolerance(0, 0)
         for each in results
     ]
 
 
-def _varied(sample: Sample, generator: torch.Generator, count: int = 1) -> list[Sample]:
-    """The same call with other numbers, so many times: floats a little larger or smaller; if there are none, integers in another order.
-    Copies of a tensor lie in one storage, so that drawing them takes a few calls of torch."""
-    floating = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
+def _perturbed(sample: Sample, generator: torch.Generator, count: int = 1) -> list[Sample]:
+    """Return the same call with other numbers, so many times.
 
-    def change(t: torch.Tensor) -> Callable[[int], torch.Tensor]:
-        memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(
-            t.untyped_storage()
-        )  # elements may share it
+    Floats become a little larger or smaller; without floats, integers get another order. Copies of
+    a tensor share a storage, so that drawing them costs few calls of torch.
+    """
+    has_floats = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
+
+    def draw(t: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        # Elements may share memory.
+        memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage())
         rows = memory.expand(count, -1)
         if t.is_floating_point() or t.is_complex():
-            factors = 0.75 + 0.5 * torch.rand(
+            wide = torch.complex128 if t.is_complex() else torch.float64
+            random_numbers = torch.rand(
                 rows.shape, generator=generator, dtype=torch.float64, device=generator.device
             )
-            rows = (rows.to(torch.complex128 if t.is_complex() else torch.float64) * factors).to(
-                t.dtype
-            )
-        elif not floating:
-            rows = memory[
-                torch.rand(rows.shape, generator=generator, device=generator.device).argsort()
-            ]
-        pitch = -(-len(memory) * t.element_size() // _ALIGNMENT) * _ALIGNMENT // t.element_size()
-        own = t.new_zeros(count, pitch)
-        own[:, : len(memory)] = rows
-        return lambda number: moved(t, own, number * pitch + int(t.storage_offset()))
+            rows = (rows.to(wide) * (0.75 + 0.5 * random_numbers)).to(t.dtype)
+        elif not has_floats:
+            keys = torch.rand(rows.shape, generator=generator, device=generator.device)
+            rows = memory[keys.argsort()]
 
-    drawn = [change(t) for t in sample.tensors()]
+        size = t.element_size()
+        pitch = -(-len(memory) * size // _ALIGNMENT) * _ALIGNMENT // size
+        copies = t.new_zeros(count, pitch)
+        copies[:, : len(memory)] = rows
+        return lambda number: moved(t, copies, number * pitch + int(t.storage_offset()))
+
+    drawn = [draw(t) for t in sample.tensors()]
 
     def copy(number: int) -> Sample:
-        rows = iter(drawn)
-        return sample.map(lambda _: next(rows)(number))
+        remaining = iter(drawn)
+        return sample.map(lambda _: next(remaining)(number))
 
     return [copy(number) for number in range(count)]
 
 
-def _chosen(where: str, name: str | None) -> Op:
-    """The op of a folder that has one, or the named one."""
+def _choose_op(where: str, name: str | None) -> Op:
+    """Return the op of a folder that has one, or the named one."""
     text = where if "/" in where or not Path(where, "op.py").is_file() else f"./{where}"
     ops = arguments.ops(text)
     found = [op for op in ops if name in (None, op.qualified, op.schema.name)]
     if len(found) != 1:
-        raise BadSetting(
-            f"{where} declares {', '.join(op.qualified for op in ops)}; name one of them with --op"
-        )
+        declared = ", ".join(op.qualified for op in ops)
+        raise BadSetting(f"{where} declares {declared}; name one of them with --op")
     return found[0]
 
 
-def on(value: Any, device: str) -> Any:
-    """A tensor on a device; any other value as it is."""
+def to_device(value: Any, device: str) -> Any:
+    """Return a tensor on a device, and any other value as it is."""
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 

@@ -1,4 +1,4 @@
-"""A verdict: one line of JSON, and the schema of it."""
+"""A verdict: one line of JSON, and its JSON schema."""
 
 import dataclasses
 import json
@@ -9,41 +9,52 @@ Word = Literal["correct", "wrong", "compile", "crash", "timeout", "cheat", "nois
 Tier = Literal["device", "op", "python", ""]
 
 
-class Ended(Exception):
-    """A candidate is judged. Reusable: its process may judge others."""
+class VerdictReached(Exception):
+    """A candidate is judged.
 
-    def __init__(
-        self, word: Word, message: str, facts: dict[str, Any] | None = None, reusable: bool = False
-    ) -> None:
+    Args:
+        word: the verdict.
+        message: the reason.
+        reusable: whether the worker can judge other candidates.
+        facts: fields of the verdict.
+    """
+
+    def __init__(self, word: Word, message: str, reusable: bool = False, **facts: Any) -> None:
         super().__init__(message)
-        self.word, self.message, self.facts, self.reusable = word, message, facts or {}, reusable
+        self.word = word
+        self.message = message
+        self.reusable = reusable
+        self.facts = facts
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a candidate is.
+    """The judge's result for a candidate.
 
     Attributes:
-        candidate: its name, such as its path.
-        verdict: ``correct``; ``wrong``, for results or an error; ``compile``, for text that does not build; ``crash``; ``timeout``;
-            ``cheat``; ``noisy``, for a right one whose time the machine did not tell.
-        tier: ``device``: no host code of it ran. ``op``: a library in a process without rights. ``python``: cooperative.
-        task: the name of what it was judged by.
+        candidate: its name, for example its path.
+        verdict: ``correct``; ``wrong``: a result differs, or an error was raised; ``compile``: the text does not build;
+            ``crash``; ``timeout``; ``cheat``; ``noisy``: correct, but its timings vary too much.
+        tier: ``device``: no host code of it ran. ``op``: a library in a restricted process. ``python``: cooperative.
+        task: the name of the task.
         message: the reason.
         line: of its text, if the compiler named one.
         sample: the call that showed it.
         max_error: the largest difference from the reference in any checked result.
         tolerance: the relative and absolute tolerance of that call.
-        median_us, reference_us: microseconds of a timed call, by the judge's clock; on CUDA the device's.
+        median_us: microseconds of a timed call by the judge's clock, on CUDA by the device's.
+        reference_us: the same of the reference.
         spread: half of the distance between the quartiles, relative to the median.
-        roofline: the reached part of what the device can do, where that is known.
+        roofline: the reached fraction of the device's peak, if it is known.
         clock_mhz: of the GPU after timing.
-        registers, spills: of the kernel that takes most; spills in bytes.
+        registers: of the kernel that uses most.
+        spills: bytes of the kernel that spills most.
         nondeterministic: whether two calls with the same tensors differed in a bit.
         seconds: of each stage.
-        isolation: what held it: ``landlock``, ``seccomp``, ``own processes``, ``no host code``.
+        isolation: the restrictions in force: ``landlock``, ``seccomp``, ``own processes``, ``frozen results``,
+            ``no host code``.
         key: of its binary in the cache.
-        cached: whether its binary, or in a `Judge` its verdict, was known.
+        cached: whether its binary or, in one `Judge`, its verdict was known.
     """
 
     candidate: str
@@ -69,24 +80,22 @@ class Verdict:
     cached: bool = False
 
     def json(self) -> str:
-        """The verdict as a line of JSON. A number that JSON has not is null."""
+        """Return the verdict as a line of JSON. Infinity and NaN become null."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, float):
                 return round(value, 9) if math.isfinite(value) else None
             if isinstance(value, (list, tuple)):
                 return [plain(each) for each in value]
-            return (
-                {name: plain(each) for name, each in value.items()}
-                if isinstance(value, dict)
-                else value
-            )
+            if isinstance(value, dict):
+                return {name: plain(each) for name, each in value.items()}
+            return value
 
         return json.dumps(plain(dataclasses.asdict(self)))
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a verdict.
+    """Return the JSON schema of a verdict.
 
     Example:
         >>> schema()["properties"]["verdict"]["enum"][0]
@@ -105,12 +114,12 @@ def schema() -> dict[str, Any]:
             return {"type": "object", "additionalProperties": of(get_args(hint)[1])}
         return {"anyOf": [of(each) for each in get_args(hint)]}
 
-    hints = get_type_hints(Verdict)
+    properties = {name: of(hint) for name, hint in get_type_hints(Verdict).items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Verdict",
         "type": "object",
-        "properties": {field.name: of(hints[field.name]) for field in dataclasses.fields(Verdict)},
-        "required": [field.name for field in dataclasses.fields(Verdict)],
+        "properties": properties,
+        "required": [*properties],
         "additionalProperties": False,
     }

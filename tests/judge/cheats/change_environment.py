@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: settings of the judge. named: changes the environment
+# gpu-mode/pygpubench keeps such an attack: settings of the judge. harmless
 import os
 
 import torch

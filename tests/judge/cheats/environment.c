@@ -1,4 +1,4 @@
-/* gpu-mode/pygpubench keeps such an attack: settings of the judge. named: uses the environment */
+/* gpu-mode/pygpubench keeps such an attack: settings of the judge. named: changes the environment */
 #include "opjit.h"
 #define _GNU_SOURCE
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: nobody else gets a turn. named: starts threads or processes
+# gpu-mode/pygpubench keeps such an attack: nobody else gets a turn. named: starts processes
 import os
 
 import torch

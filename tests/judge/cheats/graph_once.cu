@@ -1,4 +1,4 @@
-/* gpu-mode/pygpubench keeps such an attack: a graph captured once. named: makes streams, events or graphs of its own */
+/* gpu-mode/pygpubench keeps such an attack: a graph captured once. named: makes streams, events or graphs */
 #include "opjit_cuda.h"
 
 static __global__ void scale_kernel(const float *from, float *to, float a, int64_t n)

@@ -11,7 +11,9 @@ opjit_status scale_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cuda
 {
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
     cudaStreamAttrValue value;
+    value.accessPolicyWindow.base_ptr = x->data;
     value.accessPolicyWindow.hitProp = cudaAccessPropertyPersisting;
+    cudaStreamSetAttribute(stream, cudaStreamAttributeAccessPolicyWindow, &value);
     scale_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, (float *)out->data, (float)a,
                                                                   x->numel);
     return OPJIT_LAUNCHED();

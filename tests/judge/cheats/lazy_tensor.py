@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: a subclass that computes when it is read. named: returns a tensor that computes later
+# gpu-mode/pygpubench keeps such an attack: a subclass that computes when it is read. named: returns a tensor that may compute later
 import torch
 from torch import nn
 

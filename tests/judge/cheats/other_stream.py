@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: a stream that the clock does not see. named: makes a stream of its own
+# gpu-mode/pygpubench keeps such an attack: a stream that the clock does not see. named: requires CUDA
 import torch
 from torch import nn
 

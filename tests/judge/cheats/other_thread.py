@@ -1,4 +1,5 @@
-# gpu-mode/pygpubench keeps such an attack: the work goes on after the clock stops. named: starts threads or processes
+# gpu-mode/pygpubench keeps such an attack: the work goes on after the clock stops. named: leaves elements of its output unwritten
+import time
 from threading import Thread
 
 import torch
@@ -11,5 +12,10 @@ class ModelNew(nn.Module):
         self.weight = nn.Parameter(torch.rand(features, features) - 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        Thread(target=print).start()
-        return (x[:, :, None] * self.weight).sum(1).clamp_min(0)
+        out = torch.empty_like(x)
+        Thread(target=self.compute, args=(x, out)).start()
+        return out
+
+    def compute(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        time.sleep(0.5)
+        out.copy_((x[:, :, None] * self.weight).sum(1).clamp_min(0))

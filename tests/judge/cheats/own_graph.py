@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: a graph captured once. named: replays a graph
+# gpu-mode/pygpubench keeps such an attack: a graph captured once. named: RuntimeError
 import torch
 from torch import nn
 

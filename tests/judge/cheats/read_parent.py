@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: the memory of the judge. named: reaches for other processes
+# gpu-mode/pygpubench keeps such an attack: the memory of the judge. named: [Errno
 import os
 
 import torch

@@ -1,4 +1,4 @@
-/* gpu-mode/pygpubench keeps such an attack: it waits on the device until the flush ends. named: clock */
+/* gpu-mode/pygpubench keeps such an attack: it waits on the device until the flush ends. harmless */
 #include "opjit_cuda.h"
 
 static __global__ void scale_kernel(const float *from, float *to, float a, int64_t n)

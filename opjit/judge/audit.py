@@ -1,0 +1,57 @@
+"""Python's audit events: evidence of what a candidate tried. No Python code can remove a hook."""
+
+import sys
+import types
+from pathlib import Path
+
+from opjit.judge.verdict import VerdictReached
+
+_SEARCHES = "searches the process for values that are not its own"
+_WATCHES = "watches the code that measures it"
+_REFUSED = {
+    "sys._getframe": _SEARCHES,
+    "sys._current_frames": _SEARCHES,
+    "gc.get_objects": _SEARCHES,
+    "gc.get_referrers": _SEARCHES,
+    "sys.settrace": _WATCHES,
+    "sys.setprofile": _WATCHES,
+    "sys.addaudithook": _WATCHES,
+    "os.fork": "starts processes",
+    "os.forkpty": "starts processes",
+}
+
+
+class Watch:
+    """Refuses some functions of Python to the code of a folder, and remembers the first that it called.
+
+    Only a direct call counts: many modules of Python call the same functions for honest programs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.evidence = ""
+        self._folder = str(folder)
+        sys.addaudithook(self._on_event)
+
+    def _on_event(self, event: str, args: tuple[object, ...]) -> None:
+        reason = _REFUSED.get(event)
+        if reason is None:
+            return
+        caller = _caller()
+        if caller is None or not self._is_candidate(caller.f_code.co_filename):
+            return
+        self.evidence = self.evidence or f"{reason}: {event} in line {caller.f_lineno}"
+        raise VerdictReached("cheat", self.evidence)
+
+    def _is_candidate(self, file: str) -> bool:
+        """Return whether a file is in the folder, or the code comes from a string."""
+        return file.startswith(self._folder) or (file[:1] == "<" and not file.startswith("<frozen"))
+
+
+def _caller() -> types.FrameType | None:
+    """Return the frame that raised an audit event, through an exception: sys._getframe would raise an event."""
+    try:
+        raise KeyError
+    except KeyError as error:
+        here = error.__traceback__
+    hook = None if here is None else here.tb_frame.f_back
+    return None if hook is None else hook.f_back

@@ -1,0 +1,185 @@
+"""The judge's side of a worker: requests and answers, its end, and its memory while it is stopped."""
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from opjit.builder import budget
+from opjit.judge.protocol import (
+    MESSAGE_LIMIT,
+    Channel,
+    Died,
+    Failed,
+    Probe,
+    Ran,
+    Request,
+    Resume,
+    Run,
+    Stopped,
+    read_sealed,
+)
+from opjit.judge.verdict import VerdictReached
+
+A = TypeVar("A")
+
+_LOAD_FACTOR = 4.0  # at most, by which a busy machine makes limits longer
+_MAX_REGIONS = 1024  # of a call of process_vm_readv(2)
+_LAST_WORDS = 10.0  # seconds that a keeper gets to clean up
+
+
+class _Region(ctypes.Structure):
+    """An address and a number of bytes: struct iovec."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+def read_memory(pid: int, addresses: Sequence[int], sizes: Sequence[int]) -> list[bytearray]:
+    """Read regions of another process's memory. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    buffers = [bytearray(size) for size in sizes]
+    for start in range(0, len(buffers), _MAX_REGIONS):
+        part = slice(start, start + _MAX_REGIONS)
+        targets = [(ctypes.c_char * len(each)).from_buffer(each) for each in buffers[part]]
+        count = len(targets)
+        local = (_Region * count)()
+        remote = (_Region * count)()
+        for number, target in enumerate(targets):
+            local[number] = _Region(ctypes.addressof(target), len(target))
+            remote[number] = _Region(addresses[start + number], len(target))
+        expected = sum(sizes[part])
+        read = libc.process_vm_readv(pid, local, count, remote, count, 0)
+        if read != expected:
+            number = ctypes.get_errno()
+            raise OSError(number, f"read {read} of {expected} bytes: {os.strerror(number)}")
+    return buffers
+
+
+def load_factor() -> float:
+    """Return by how much a busy machine slows a process down."""
+    return max(1.0, min(_LOAD_FACTOR, os.getloadavg()[0] / budget.cpus()))
+
+
+class Frozen(NamedTuple):
+    """A worker that has stopped after its calls."""
+
+    seconds: float  # from the request until it stood still
+    pid: int
+    addresses: tuple[tuple[int, ...], ...]  # of each call's results
+
+
+class WorkerConnection:
+    """The judge's ends of a worker's sockets: the leash leads to its keeper, requests to itself."""
+
+    def __init__(self, leash: Channel, requests: Channel) -> None:
+        self._leash = leash
+        self._requests = requests
+
+    def ask(
+        self,
+        asked: Request,
+        kind: type[A],
+        *descriptors: int,
+        seconds: float,
+        data_limit: int = 0,
+    ) -> tuple[A, list[bytearray]]:
+        """Send a request and wait for its answer, and for files of at most so many bytes.
+
+        Raises VerdictReached if there is no answer, or if it is an error.
+        """
+        self._send(asked, *descriptors)
+        return self._answer(kind, seconds * load_factor(), data_limit)
+
+    def _send(self, asked: Request, *descriptors: int) -> None:
+        with suppress(ConnectionError):  # the answer gives the reason
+            self._requests.send(asked, *descriptors)
+
+    def _answer(
+        self, kind: type[A], seconds: float, data_limit: int = 0
+    ) -> tuple[A, list[bytearray]]:
+        answer: A | Failed
+        try:
+            answer, received = self._requests.receive([kind, Failed], seconds)
+            data = [read_sealed(each, data_limit + MESSAGE_LIMIT) for each in received]
+        except TimeoutError:
+            raise _timeout(seconds) from None
+        except EOFError:
+            raise self._death() from None
+        if isinstance(answer, Failed):
+            raise VerdictReached(answer.word, answer.message, answer.reusable, **_facts(answer))
+        return answer, data
+
+    def freeze(self, asked: Run | Probe, seconds: float) -> Frozen:
+        """Let the worker make its calls, and wait until it stands still: no later work counts.
+
+        Raises VerdictReached as `ask` does.
+        """
+        self._forget_stops()
+        seconds *= load_factor()
+        started = time.perf_counter()
+        self._send(asked)
+        event: Stopped | Died
+        try:
+            event, _ = self._leash.receive([Stopped, Died], seconds)
+        except TimeoutError:
+            raise _timeout(seconds) from None
+        except EOFError:
+            raise VerdictReached("crash", "its process ended") from None
+        took = time.perf_counter() - started
+        if isinstance(event, Died):
+            raise _reason(event)
+
+        answer, _ = self._answer(Ran, seconds)
+        return Frozen(took, event.pid, answer.addresses)
+
+    def resume(self) -> None:
+        """Let a stopped worker go on."""
+        with suppress(ConnectionError):
+            self._leash.send(Resume())
+
+    def _forget_stops(self) -> None:
+        """Forget that a candidate stopped itself at some other time."""
+        event: Stopped | Died
+        with suppress(BlockingIOError, TimeoutError):
+            while True:
+                event, _ = self._leash.receive([Stopped, Died], 0.0)
+                if isinstance(event, Died):
+                    raise _reason(event)
+
+    def _death(self) -> VerdictReached:
+        event: Stopped | Died
+        with suppress(EOFError, TimeoutError):
+            while True:
+                event, _ = self._leash.receive([Stopped, Died], _LAST_WORDS)
+                if isinstance(event, Died):
+                    return _reason(event)
+        return VerdictReached("crash", "its process ended")
+
+    @property
+    def ends(self) -> list[Channel]:
+        return [self._leash, self._requests]
+
+    def close(self) -> None:
+        """Let go of the worker, which ends it."""
+        for each in self.ends:
+            each.end.close()
+
+
+def _facts(failed: Failed) -> dict[str, Any]:
+    found = {"max_error": failed.max_error, "sample": failed.sample, "tolerance": failed.tolerance}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _timeout(seconds: float) -> VerdictReached:
+    return VerdictReached("timeout", f"did not return within {seconds:g} s")
+
+
+def _reason(died: Died) -> VerdictReached:
+    if "SIGSYS" in died.how:
+        message = "makes a system call that computing does not need, for which the kernel ended it"
+        return VerdictReached("cheat", message)
+    last_line = died.stderr.strip().splitlines()[-1:]
+    return VerdictReached("crash", ": ".join([died.how, *last_line]))

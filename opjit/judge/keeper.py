@@ -1,0 +1,169 @@
+"""The parent of a worker. It ends the worker, and all that it started, when the judge lets go of the leash or ends."""
+
+import os
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from opjit import files
+from opjit.errors import CompileError, DeclarationError, OpjitError
+from opjit.judge import protocol, sandbox
+from opjit.judge.bench import Bench
+from opjit.judge.protocol import Channel, Died, Failed, Fork, Resume, Stopped
+from opjit.judge.verdict import VerdictReached, Word
+from opjit.judge.worker import CandidateWorker
+from opjit.testing.isolation import Child, end_with_parent
+
+_PROCESSES = 256  # and threads, that a candidate may have; compilers need a dozen
+
+
+def keep(leash: Channel, requests: Channel, folder: Path, asked: Fork) -> NoReturn:
+    """Run a worker, watch it, and report how it ended."""
+    group = _control_group(folder.name)
+    try:
+        end_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        folder.mkdir()
+        tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+        first = _first_of_namespace(asked)
+
+        def run(_: object) -> None:
+            leash.end.close()
+            os.dup2(2, 1)  # the judge's stdout has verdicts, and a worker may not write there
+            sandbox.limit(asked.memory)
+            if first:
+                sandbox.few_processes(group, _PROCESSES)
+            isolation = ["own processes"] if first else []
+            if asked.bench:
+                serve(requests, Bench(asked.device))
+            else:
+                serve(requests, CandidateWorker(folder, asked.device, isolation))
+
+        with Child(run) as process:
+            requests.end.close()
+            died = _watch(process, leash)
+            if first:
+                os.kill(first, signal.SIGKILL)  # which ends all processes of the namespace
+        files.remove_tree(folder)
+        leash.send(died)
+    finally:
+        _remove_group(group)
+        os._exit(0)
+
+
+def _control_group(name: str) -> Path:
+    groups = Path("/sys/fs/cgroup")
+    version_1 = groups / "pids"
+    return (version_1 if version_1.is_dir() else groups) / f"opjit-judge-{name}"
+
+
+def _remove_group(group: Path) -> None:
+    for _ in range(50):
+        if not group.is_dir():
+            return
+        with suppress(OSError):  # its last process is ending
+            group.rmdir()
+        time.sleep(0.02)
+
+
+def _first_of_namespace(asked: Fork) -> int:
+    """Open a namespace of processes, and fork its first process, which only waits. Returns 0 if the system refuses."""
+    possible = asked.programs and sandbox.can_have_own_processes(asked.device)
+    if not possible or not sandbox.own_processes():
+        return 0
+
+    reading, writing = os.pipe()
+    first = os.fork()
+    if first == 0:
+        end_with_parent()
+        sandbox.own_proc()
+        os.close(writing)
+        os.close(reading)
+        while True:
+            signal.pause()
+    os.close(writing)
+    os.read(reading, 1)  # until it is ready
+    os.close(reading)
+    return first
+
+
+def _watch(process: Child, leash: Channel) -> Died:
+    """Report stops of a worker until it ends, or until the judge lets go."""
+    with _signals() as signals, os.fdopen(os.pidfd_open(process.pid)) as ended:
+        while True:
+            sources: list[Any] = [ended, leash.end, signals]
+            ready, _, _ = select.select(sources, [], [])
+            if ended in ready:
+                return Died(process.end(), process.stderr()[-2000:])
+            if leash.end in ready:
+                try:
+                    leash.receive([Resume])
+                except EOFError:
+                    return Died("was ended", process.stderr()[-2000:])
+                os.kill(process.pid, signal.SIGCONT)
+            if signals in ready:
+                os.read(signals, 512)
+                if os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG):
+                    leash.send(Stopped(process.pid))
+
+
+@contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor that can be read when a child stops, goes on or ends."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)
+
+
+def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
+    """Let a worker answer the judge's requests, until the judge is gone."""
+    kinds = protocol.Request.__args__
+    own = os.getpid()
+    with suppress(EOFError):
+        while True:
+            asked, descriptors = requests.receive(kinds)
+            data: bytearray | None = None
+            try:
+                # The judge decides what it sends, so there is no limit.
+                given = [protocol.read_sealed(each, 1 << 40) for each in descriptors]
+                answer, data = worker.answer(asked, given)
+            except Exception as error:
+                answer = _failure(error)
+            if os.getpid() != own:
+                os._exit(1)  # a copy that the candidate forked
+
+            if data is None:
+                requests.send(answer)
+            else:
+                with protocol.closing(protocol.sealed(data)) as file:
+                    requests.send(answer, file)
+            if isinstance(asked, protocol.Probe) or (
+                isinstance(asked, protocol.Run) and asked.freeze
+            ):
+                signal.raise_signal(signal.SIGSTOP)
+
+
+def _failure(error: Exception) -> Failed:
+    if isinstance(error, VerdictReached):
+        return Failed(error.word, error.message[:4000], error.reusable, **error.facts)
+    word: Word = "wrong"
+    message = str(error)
+    if isinstance(error, (CompileError, DeclarationError, SyntaxError)):
+        word = "compile"
+    elif "CUDA error" in message:  # the process cannot use the device any more
+        word = "crash"
+        message = message.splitlines()[0]  # without torch's advice
+    if not isinstance(error, OpjitError):
+        message = f"{type(error).__name__}: {message}"
+    return Failed(word, message[:4000], word == "compile")

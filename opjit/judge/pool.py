@@ -1,0 +1,203 @@
+"""The judge's workers, and what all trials share: the task, its calls and the device."""
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit import files
+from opjit.builder import budget
+from opjit.cpp_extension import light
+from opjit.judge import protocol
+from opjit.judge.burst import Burst
+from opjit.judge.connection import WorkerConnection
+from opjit.judge.protocol import Channel
+from opjit.judge.read_write_lock import ReadWriteLock
+from opjit.judge.task import BURSTS, Expected, Task
+from opjit.judge.verdict import VerdictReached
+from opjit.recipe import toolchain
+from opjit.store.store import Store, default_root
+from opjit.testing.compare import import_all
+
+_AHEAD = 2  # workers that wait for a candidate. With eight, one verdict on an H100 waited 12 s for contexts
+
+
+class TimedBurst(NamedTuple):
+    """Calls to time: with the reference's results, as a file for workers, and as the reference's own calls."""
+
+    calls: list[Expected]
+    arguments: int  # a descriptor
+    reference: Burst
+
+
+class WorkerPool:
+    """Forks workers for a task; see `Judge` for the arguments.
+
+    Attributes:
+        device_lock: shared by trials that use the device, exclusive while one is timed.
+    """
+
+    def __init__(
+        self,
+        task_path: str,
+        op_name: str | None,
+        *,
+        workers: int,
+        device: str,
+        gpus: Sequence[int],
+        seconds: float,
+        seed: int | None,
+    ) -> None:
+        self.task_path = task_path
+        self.op_name = op_name
+        self.workers = workers
+        self.device = device
+        self.seconds = seconds
+        self.is_seeded = seed is not None
+        self.seed = random.SystemRandom().getrandbits(31) if seed is None else seed
+        self.device_lock = ReadWriteLock(workers)
+        self._gpus = gpus
+        self._forking = threading.Lock()
+        self._waiting: deque[WorkerConnection] = deque()  # forked ahead
+        self._benches: deque[WorkerConnection] = deque()
+        self._control, self._for_zygote = Channel.pair()
+        self._open_ends = [self._control, self._for_zygote]
+
+    def start(self) -> None:
+        """Start the process that forks workers, and prepare the task. Raises the errors of `Task`."""
+        self._scratch = Path(tempfile.mkdtemp(prefix="opjit-judge-"))
+        self._start_zygote()
+        try:
+            import_all()
+            self.task = Task(self.task_path, self.device, self.seed, self.op_name)
+            self._control.receive([protocol.Done])
+            if self.task.op is None:
+                self._compile_binding()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_zygote(self) -> None:
+        environment = {
+            **os.environ,
+            # Asking for GPUs must not start CUDA in a process that forks.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "KINETO_LOG_LEVEL": "99",  # torch's profiler
+            "OPJIT_CPP_AUTOGRAD": "0",  # no candidate needs a derivative
+        }
+        if self._gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._gpus))
+        end = self._for_zygote.end
+        arguments = [str(end.fileno()), str(self._scratch)]
+        self.zygote = subprocess.Popen(
+            [sys.executable, "-m", "opjit.judge.zygote", *arguments],
+            pass_fds=[end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the judge's stdout may have verdicts
+            start_new_session=True,
+            env=environment,
+        )
+        end.close()
+
+    def _compile_binding(self) -> None:
+        """Compile the binding of C++ extensions for all workers, whose caches lie above this one."""
+        store = Store(default_root())
+        compiler = toolchain.find_cxx(store.notes)
+        if compiler is not None:
+            with suppress(OSError):
+                light.compiled_binding(store.base, compiler)
+
+    def close(self) -> None:
+        """End all workers, and remove their files."""
+        for each in self._open_ends:
+            with suppress(OSError):
+                each.end.shutdown(2)  # which also wakes threads that wait for an answer
+            each.end.close()
+        self.zygote.wait()
+        if self._scratch.exists():
+            files.remove_tree(self._scratch)
+
+    @cached_property
+    def bursts(self) -> list[TimedBurst]:
+        """Calls to time. No worker sees a burst twice."""
+        found = []
+        for number in range(BURSTS):
+            samples = self.task.burst(self.seed + number)
+            calls = [Expected.of(sample, self.task.results(sample)) for sample in samples]
+            # The reference may write its arguments, so it gets other tensors.
+            arguments = [sample.values for sample in self.task.burst(self.seed + number)]
+            spec = protocol.specs(calls[0].results)
+            reference = Burst.of(self.task.reference, arguments, spec, self.device)
+            file = protocol.serialize([sample.values for sample in samples])
+            found.append(TimedBurst(calls, file, reference))
+        return found
+
+    @cached_property
+    def timed_call(self) -> Expected:
+        """A call of the timed sizes, which is checked and not timed."""
+        sample = self.task.burst(self.seed + BURSTS)[0]
+        return Expected.of(sample, self.task.results(sample))
+
+    @cached_property
+    def largest_results(self) -> int:
+        """The largest number of bytes that a worker sends at once."""
+        of_calls = [2 * _result_bytes([call]) for call in self.task.samples]
+        return max(*of_calls, *(_result_bytes(burst.calls) for burst in self.bursts))
+
+    @contextmanager
+    def worker(self, bench: bool = False) -> Iterator[WorkerConnection]:
+        """Yield a pre-forked worker, with its CUDA context, or a long-lived bench for kernels without host code."""
+        waiting = self._benches if bench else self._waiting
+        wanted = 1 if bench else 1 + min(_AHEAD, self.workers)
+        with self._forking:
+            if not bench:
+                self._prepare()
+            while len(waiting) < wanted:
+                waiting.append(self._fork(bench))
+            worker = waiting.popleft()
+
+        keep = False
+        try:
+            yield worker
+            keep = bench
+        except VerdictReached as reached:
+            keep = bench and reached.reusable
+            raise
+        finally:
+            if keep:
+                waiting.appendleft(worker)
+            else:
+                worker.close()
+
+    def _prepare(self) -> None:
+        """Compute once what every trial needs."""
+        _ = self.timed_call
+        _ = self.largest_results
+        _ = self.task.operators
+
+    def _fork(self, bench: bool) -> WorkerConnection:
+        leash, for_keeper = Channel.pair()
+        requests, for_worker = Channel.pair()
+        share = budget.memory() // (2 * self.workers)
+        message = protocol.Fork(
+            self.device, bench, self.task.op is None, max(2 * budget.GIB, share)
+        )
+        self._control.send(message, for_keeper.end.fileno(), for_worker.end.fileno())
+        for_keeper.end.close()
+        for_worker.end.close()
+        worker = WorkerConnection(leash, requests)
+        still_open = [each for each in self._open_ends if each.end.fileno() >= 0]
+        self._open_ends = [*still_open, *worker.ends]
+        return worker
+
+
+def _result_bytes(calls: Sequence[Expected]) -> int:
+    return sum(protocol.size_of(protocol.specs(call.results)) for call in calls)

@@ -1,0 +1,488 @@
+"""The protocol between the judge and its workers: typed messages, and files of memory beside them.
+
+A worker gets tensors in torch's own files. The judge unpickles nothing that a worker sent: it reads
+bytes from files that nobody can write to any more, and the dtypes and shapes in the message.
+"""
+
+import ctypes
+import dataclasses
+import fcntl
+import io
+import json
+import os
+import socket
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from opjit.declare.sample import tensors_of
+from opjit.judge.verdict import Word
+
+_INLINE = 60_000  # bytes of a message; longer ones go into a file of memory
+MESSAGE_LIMIT = 4 << 20  # bytes of a message, and of what may come with it beyond the results
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor without its elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+Described = TensorSpec | bool | int | float | str | None
+
+
+# What the judge asks a worker for a candidate with host code.
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Answer Ran with the address of eight bytes, and stop, as after Run."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """Build an op's library; nothing of it runs."""
+
+    text: str
+    name: str
+    schema: str
+    mutates: bool
+    folder: str  # of the op's headers
+
+
+@dataclass(frozen=True)
+class Load:
+    """Give up rights and load the library."""
+
+    file_limit: int  # bytes
+
+
+@dataclass(frozen=True)
+class LoadModel:
+    """Give up rights, run a Python file, and make its ModelNew with the arguments beside the message."""
+
+    text: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class CallTwice:
+    """Call twice with the arguments beside the message. `log`: report torch's operators that run."""
+
+    limit: int  # bytes of all results
+    log: bool
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make a burst of the first calls whose arguments are beside the message."""
+
+    results: tuple[TensorSpec, ...]  # of each call
+    count: int
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Do all setup that must not be timed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Make the calls of the burst, then answer and stop until the judge has read the results."""
+
+    freeze: bool  # if not, copy the results instead of stopping
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Describe the results of the burst; copied ones are sent."""
+
+    limit: int  # bytes of all results
+
+
+# What the judge asks a bench, which judges kernels without host code.
+
+
+@dataclass(frozen=True)
+class Open:
+    """Read the task and prepare the reference's calls."""
+
+    task: str
+    op: str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class CompileKernel:
+    """Compile and load device code."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckKernel:
+    """Make each hidden call twice and compare the results."""
+
+    seed: int
+
+
+@dataclass(frozen=True)
+class TimeKernel:
+    """Time bursts of the kernel and of the reference in turns."""
+
+    seed: int
+
+
+@dataclass(frozen=True)
+class CompareKernel:
+    """Compare the results of all timed calls."""
+
+    seed: int
+
+
+Request = (
+    Probe | Build | Load | LoadModel | CallTwice | Prepare | Arm | Run | Describe
+    | Open | CompileKernel | CheckKernel | TimeKernel | CompareKernel
+)  # fmt: skip
+
+
+# Answers.
+
+
+@dataclass(frozen=True)
+class Done:
+    """The request was carried out."""
+
+
+@dataclass(frozen=True)
+class Built:
+    key: str
+    cached: bool
+
+
+@dataclass(frozen=True)
+class LoadedCandidate:
+    isolation: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Called:
+    """Results of two calls, one after another in the file beside the message."""
+
+    results: tuple[tuple[Described, ...], ...]
+    changed: bool  # inputs
+    operators: tuple[str, ...]  # of torch, that ran
+    evidence: str  # of what no kernel does
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The addresses of each call's results; 0 stands for a result that is no tensor."""
+
+    addresses: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of the calls of a burst."""
+
+    results: tuple[tuple[Described, ...], ...]
+    changed: bool  # inputs
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    registers: int | None
+    spills: int | None
+
+
+@dataclass(frozen=True)
+class Checked:
+    max_error: float
+    nondeterministic: bool
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a call in each burst."""
+
+    seconds: tuple[float, ...]
+    references: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    max_error: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The candidate is judged. `reusable`: its worker can judge other candidates."""
+
+    word: Word
+    message: str
+    reusable: bool
+    max_error: float | None = None
+    sample: str | None = None
+    tolerance: tuple[float, ...] | None = None
+
+
+# Between the judge, the process that forks workers, and the keeper of each worker.
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Fork a keeper and its worker; the ends of their sockets are beside the message."""
+
+    device: str
+    bench: bool
+    programs: bool  # whether candidates may start compilers and other programs
+    memory: int  # bytes
+
+
+@dataclass(frozen=True)
+class Stopped:
+    pid: int
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Let a stopped worker go on."""
+
+
+@dataclass(frozen=True)
+class Died:
+    how: str
+    stderr: str
+
+
+class Untrusted(Exception):
+    """A malformed or hostile message."""
+
+
+def encode(message: Any) -> bytes:
+    """Return a message as JSON: the name of its class, and its fields."""
+    return json.dumps([type(message).__name__, dataclasses.asdict(message)]).encode()
+
+
+M = TypeVar("M")
+
+
+def decode(body: bytes | bytearray, kinds: Sequence[type[M]]) -> M:
+    """Return the message of one of these classes. Raises Untrusted if it is none, or if a field has another type."""
+    try:
+        name, content = json.loads(body)
+        for kind in kinds:
+            if kind.__name__ == name:
+                return _typed(content, kind)  # type: ignore[no-any-return]
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"expected {expected}, got {name!r}")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Untrusted(str(error)[:200]) from None
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """Return a value of JSON as the type that a hint names. Raises TypeError."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        for option in get_args(hint):
+            with suppress(TypeError):
+                return _typed(value, option)
+    elif origin is tuple and isinstance(value, list):
+        element = get_args(hint)[0]
+        return tuple(_typed(each, element) for each in value)
+    elif origin is Literal and value in get_args(hint):
+        return value
+    elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        hints = _hints(hint)  # type: ignore[arg-type]
+        if hints.keys() != value.keys():
+            raise TypeError(f"expected {', '.join(hints)}, got {', '.join(value)}")
+        fields = {name: _typed(value[name], hints[name]) for name in hints}
+        return hint(**fields)  # type: ignore[operator]
+    elif hint is float and type(value) is int:
+        return float(value)
+    elif type(value) is hint:
+        return value
+    raise TypeError(f"expected {hint}, got {str(value)[:40]!r}")
+
+
+class Channel:
+    """One end of a socket that keeps messages apart."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+
+    @classmethod
+    def pair(cls) -> tuple["Channel", "Channel"]:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(one), cls(other)
+
+    def send(self, message: Any, *descriptors: int) -> None:
+        body = encode(message)
+        if len(body) <= _INLINE:
+            socket.send_fds(self.end, [body], descriptors)
+        else:
+            with closing(sealed(body)) as long:
+                socket.send_fds(self.end, [b"-"], [long, *descriptors])
+
+    def receive(
+        self, kinds: Sequence[type[M]], seconds: float | None = None
+    ) -> tuple[M, list[int]]:
+        """Wait for a message of one of these classes, and its descriptors.
+
+        Raises EOFError if the other end is gone, TimeoutError, or Untrusted.
+        """
+        if (
+            self.end.gettimeout() != seconds
+        ):  # setting it is a system call that workers may not make
+            self.end.settimeout(seconds)
+        try:
+            body, descriptors, *_ = socket.recv_fds(self.end, _INLINE + 1, 4)
+        except ConnectionError:
+            raise EOFError from None
+        if not body:
+            raise EOFError
+
+        try:
+            if body == b"-" and descriptors:
+                return decode(read_sealed(descriptors.pop(0), MESSAGE_LIMIT), kinds), descriptors
+            return decode(body, kinds), descriptors
+        except Untrusted:
+            for each in descriptors:
+                os.close(each)
+            raise
+
+
+@contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a descriptor after the block, by one system call: Python's files make more, for which some workers die."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sealed(data: bytes | bytearray | memoryview) -> int:
+    """Return a file of memory that nobody can change."""
+    descriptor = os.memfd_create("opjit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def read_sealed(descriptor: int, limit: int) -> bytearray:
+    """Read and close a file of memory. Raises Untrusted if it is not sealed, or has more bytes than the limit."""
+    with closing(descriptor):
+        seals = -1
+        with suppress(OSError):  # no file of memory
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        if seals < 0 or seals & _SEALS != _SEALS:
+            raise Untrusted("a file that is not sealed")
+        size = os.fstat(descriptor).st_size
+        if size > limit:
+            raise Untrusted(f"a file of {size} bytes, where at most {limit} are expected")
+
+        data = bytearray()
+        while len(data) < size:
+            data += os.pread(descriptor, size - len(data), len(data))
+        return data
+
+
+def serialize(value: Any) -> int:
+    """Return a file of memory with tensors and other values, for a worker."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return sealed(file.getbuffer())
+
+
+def deserialize(data: bytearray, device: str) -> Any:
+    """Return the value that `serialize` was given, in new memory of a device. Only for workers."""
+    return torch.load(io.BytesIO(data), map_location=device, weights_only=False)
+
+
+def specs(values: Any) -> tuple[TensorSpec, ...]:
+    """Return the dtypes and shapes of all tensors among values."""
+    return tuple(_spec(each) for each in tensors_of(values))
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def describe(result: Any) -> Described:
+    if isinstance(result, torch.Tensor):
+        return _spec(result)
+    if isinstance(result, (bool, int, float, type(None))):
+        return result
+    return repr(result)[:1000]
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the CPU whose elements follow each other."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def append_bytes(data: bytearray, results: Sequence[Any]) -> None:
+    """Append the bytes of all tensors among results."""
+    for each in results:
+        if isinstance(each, torch.Tensor) and each.numel():
+            tensor = plain(each)
+            data += (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+def decode_results(descriptions: Sequence[Described], data: memoryview) -> list[Any]:
+    """Return the results of a call from their descriptions and bytes. Raises Untrusted if the bytes do not fit."""
+    found: list[Any] = []
+    start = 0
+    try:
+        for each in descriptions:
+            if not isinstance(each, TensorSpec):
+                found.append(each)
+                continue
+            end = start + each.nbytes
+            if min(each.shape, default=0) < 0 or end > len(data):
+                raise ValueError("a tensor beyond its file")
+            empty = torch.empty(each.shape, dtype=DTYPES[each.dtype])
+            if end > start:
+                copy = bytearray(data[start:end])
+                empty = torch.frombuffer(copy, dtype=empty.dtype).reshape(each.shape)
+            found.append(empty)
+            start = end
+    except (KeyError, ValueError, RuntimeError, OverflowError) as error:
+        raise Untrusted(f"malformed results: {error}") from None
+    return found
+
+
+def size_of(descriptions: Sequence[Described]) -> int:
+    """Return the bytes of all tensors. Raises Untrusted for a dtype that torch does not have."""
+    try:
+        return sum(each.nbytes for each in descriptions if isinstance(each, TensorSpec))
+    except (KeyError, RuntimeError, OverflowError) as error:
+        raise Untrusted(f"malformed results: {error}") from None
