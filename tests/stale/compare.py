@@ -34,7 +34,8 @@ class Compared:
     hit: bool = False
 
 
-def _verdict(warm: Outcome, clean: Outcome) -> str:
+def verdict(warm: Outcome, clean: Outcome) -> str:
+    """What it means that a cache gives the first answer and an empty cache the second."""
     if not (warm.ours and clean.ours):
         return "crash"
     if clean.error and warm.error:
@@ -77,14 +78,15 @@ def compare(case: Case, folder: Path) -> Compared:
     hit = first.value is not None and again.place == first.place
     if first.error and clean.error and first.ours and clean.ours:
         wrong = [each for each in later if not each.error]
-        verdict = "served" if wrong else "no build"
-        return Compared(case, verdict, first, wrong[0] if wrong else later[0], clean)
+        if wrong:
+            return Compared(case, "served", first, wrong[0], clean)
+        return Compared(case, "no build", first, later[0], clean)
     pairs: Sequence[tuple[str, Outcome, Outcome]] = [
         ("again", again, first),
         *zip(("edited", "undone", "redone"), later, (clean, first, clean), strict=True),
     ]
     for at, warm, expected in pairs:
-        verdict = _verdict(warm, expected)
-        if verdict != "same":
-            return Compared(case, verdict, first, warm, expected, at, hit)
+        found = verdict(warm, expected)
+        if found != "same":
+            return Compared(case, found, first, warm, expected, at, hit)
     return Compared(case, "same", first, later[0], clean, hit=hit)

@@ -143,11 +143,11 @@ def exports(draft: Draft) -> None:
     draft.files |= {
         "m.map": maps[0],
         "m.list": "--version-script={here}/m.map\n",
-        "m.ld": f"VERSION {maps[0]}",
+        "m.ld": f"VERSION {{ {maps[0]} }}",
     }
     name = "m.ld" if flag.endswith("m.ld") else "m.map"
     draft.writes(
-        "a version script changes", name, f"VERSION {maps[1]}" if name == "m.ld" else maps[1]
+        "a version script changes", name, f"VERSION {{ {maps[1]} }}" if name == "m.ld" else maps[1]
     )
 
 

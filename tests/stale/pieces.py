@@ -141,7 +141,6 @@ def shell(draft: Draft) -> None:
             "-DX=${MYX}",
             "-DX=$$MYX",
             "-DX=$$((MYX))",
-            '-DX="$$MYX"',
         ]
     )
     draft.cflags.append(flag)

@@ -23,7 +23,7 @@ class Tool:
     ways: tuple[str, ...]
 
 
-FOUND = ("PATH", "COMPILER_PATH", "-B", "--prefix", "GCC_EXEC_PREFIX")
+FOUND = ("PATH", "COMPILER_PATH", "-B", "--prefix")
 BYTE = (
     '__asm__(".section .rodata\\n.globl tooled\\ntooled:\\n.ifdef TOOL\\n.byte TOOL\\n.else\\n.byte 0\\n.endif\\n.text");',
     f"extern const unsigned char tooled[] {HIDDEN};",
