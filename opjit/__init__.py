@@ -64,9 +64,9 @@ _LATER = {
     "explain": "api",
     "get": "api",
     "register_backend": "backends",
-    "add_path": "declare.registry",
-    "op": "declare.registry",
-    "Op": "declare.op",
+    "add_path": "catalog.registry",
+    "op": "catalog.registry",
+    "Op": "operators.op",
     "Workload": "declare.sample",
     "Sample": "declare.sample",
     "cache": "cache",
@@ -87,7 +87,7 @@ _LATER = {
     "reload": "live.reload",
     "watch": "live.watch",
     "load_ipython_extension": "author.notebook",
-    "registry": "declare.registry",
+    "registry": "catalog.registry",
 }  # not public
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ if TYPE_CHECKING:
     from opjit.ahead.precompile import check_precompiled, precompile
     from opjit.api import explain, get
     from opjit.backends import register_backend
+    from opjit.catalog.registry import add_path, op
     from opjit.cpp_extension import load, load_inline
-    from opjit.declare.op import Op
-    from opjit.declare.registry import add_path, op
     from opjit.declare.sample import Sample, Workload
     from opjit.library import aoti_compile_and_package, build_library, load_library
     from opjit.live.inline import inline
     from opjit.live.reload import reload
     from opjit.live.watch import watch
+    from opjit.operators.op import Op
     from opjit.resources import include_path
     from opjit.shared_library import build
 else:

@@ -12,10 +12,10 @@ from opjit import backends, request
 from opjit.backends import Backend, targets
 from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
 from opjit.declare.op_state import OpState
 from opjit.errors import OpjitError
+from opjit.operators.op import Op
 from opjit.store import layers
 from opjit.store.store import Store, default_root
 from opjit.wanted import describe, target_of

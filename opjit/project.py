@@ -22,8 +22,8 @@ from hatchling.plugin import hookimpl
 
 from opjit.author import wheel
 from opjit.author.wheel import WheelError
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
+from opjit.operators.op import Op
 
 _TABLE = "[tool.hatch.build.targets.wheel.hooks.opjit]"
 

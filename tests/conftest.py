@@ -21,7 +21,7 @@ from opjit import files
 from opjit.backends import Flags
 from opjit.backends.cuda import Cuda
 from opjit.builder import runtime_objects
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.recipe import toolchain
 from opjit.recipe.toolchain import Compiler
 from opjit.store.entry import Entry

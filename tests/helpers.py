@@ -31,9 +31,10 @@ from opjit.backends import Backend, targets
 from opjit.backends.cpu import machine_of
 from opjit.backends.targets import Target
 from opjit.builder import build
+from opjit.catalog import registry
 from opjit.cli import main
 from opjit.cpp_extension import autograd_part
-from opjit.declare import cpp_autograd, registry
+from opjit.declare import cpp_autograd
 from opjit.errors import CacheWarning
 from opjit.recipe import schema, toolchain
 from opjit.recipe.document import document_key
@@ -494,7 +495,7 @@ def date(folder: Path, used: float, written: float | None = None) -> None:
 def declare(folder: Path) -> str:
     """The first lines of a fresh process's code: imports, and the op of a folder."""
     return (
-        "import warnings\nimport torch\nimport opjit\nfrom opjit.declare import registry\nfrom pathlib import Path\n"
+        "import warnings\nimport torch\nimport opjit\nfrom opjit.catalog import registry\nfrom pathlib import Path\n"
         f"registry.declare_folder(Path({str(folder)!r}))\n"
     )
 

@@ -16,8 +16,8 @@ import pytest
 from opjit import request
 from opjit.backends import targets
 from opjit.cache import transfer
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
+from opjit.operators.op import Op
 from opjit.recipe.recipe import Recipe
 from opjit.share import remote, trust
 from opjit.store.bundle import Bundle, parse

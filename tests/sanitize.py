@@ -10,7 +10,7 @@ from time import monotonic
 
 import torch
 
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.testing import sanitize
 from tests import helpers
 

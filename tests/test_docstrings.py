@@ -57,7 +57,7 @@ BEFORE = {  # what an example takes for granted
     "watch": "train = lambda: None",
     "explain": f'{SCALE}\nopjit.precompile(["mylib::scale"])\nwith open("my_ops/scale/scale.c", "a") as file: print("//\\n//", file=file)',
     "check_precompiled": (
-        "from opjit.backends import for_device, targets\nfrom opjit.declare import oplist, registry\n"
+        "from opjit.backends import for_device, targets\nfrom opjit.catalog import registry\nfrom opjit.declare import oplist\n"
         'recorded = oplist._recorded(registry.find("allreduce"), targets.here(for_device("cpu")))\n'
         'with open("ops.json", "w") as file: file.write(oplist.dump_list([recorded]))'
     ),

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import opjit
 from opjit import backends
 from opjit.backends.cpu import Cpu
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import NoKernel
 from tests import helpers
 from tests.helpers import ROOT, example

@@ -46,7 +46,7 @@ def test_what_needs_no_torch_imports_nothing_that_does() -> None:
     "first",
     [
         "import opjit; assert 'torch' not in sys.modules; opjit.get",
-        "from opjit.declare.op import Op",
+        "from opjit.operators.op import Op",
         "from opjit.api import get",
         "import importlib.util as u, opjit; u.find_spec('torch')",
         "import opjit.request; assert 'torch' not in sys.modules",

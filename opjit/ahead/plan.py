@@ -11,12 +11,13 @@ from typing import NamedTuple
 import opjit.cpp_extension.binary as extension_binary  # not "from": that asks the package, which asks torch
 from opjit import backends, batch, files, resources
 from opjit.backends.targets import Target
-from opjit.declare import arguments, oplist, registry
+from opjit.catalog import arguments, registry
+from opjit.declare import oplist
 from opjit.declare.declaration import Declaration
-from opjit.declare.op import Op
 from opjit.declare.op_state import OpState
 from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
+from opjit.operators.op import Op
 from opjit.recipe import toolchain
 from opjit.recipe.flags import check
 from opjit.recipe.headers import Scan

@@ -14,14 +14,14 @@ from rich.console import Console
 from torch.utils._pytree import tree_map
 
 from opjit import api, processes
-from opjit.declare import arguments
-from opjit.declare.op import Op
+from opjit.catalog import arguments
 from opjit.declare.sample import Sample, Workload, tensors_of
 from opjit.errors import BadSetting, ToolMissing
 from opjit.measure import machine
 from opjit.measure.plan import Inputs, Measurement, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_rate, format_time
+from opjit.operators.op import Op
 from opjit.testing.samples import effects
 
 _NOISY = 0.1  # a spread above which a ratio is not to be trusted

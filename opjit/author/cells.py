@@ -13,13 +13,13 @@ import torch
 from rich.box import SIMPLE
 from rich.table import Table
 
-from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, ToolMissing
 from opjit.live import reload
 from opjit.measure.plan import Inputs, Measurement
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_time
+from opjit.operators.op import Op
 
 Sides = Mapping[
     str, Callable[..., Any]

@@ -127,7 +127,7 @@ def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
     """Get the op for each device, and call it; each time has that of the imports."""
     from opjit import api, backends, request, wanted
     from opjit.backends import targets
-    from opjit.declare import registry
+    from opjit.catalog import registry
     from opjit.errors import ToolMissing
     from opjit.store.store import Store
 

@@ -22,10 +22,10 @@ from IPython.display import display
 from opjit import backends, progress, request
 from opjit.author import cells
 from opjit.backends import Backend
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
 from opjit.errors import OpjitError
 from opjit.live import inline, reload
+from opjit.operators.op import Op
 from opjit.wanted import target_of
 
 _SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)

@@ -23,10 +23,10 @@ import opjit
 from opjit import batch, request, resources
 from opjit.author.new import package_name
 from opjit.backends.targets import Target
-from opjit.declare import arguments
-from opjit.declare.op import Op
+from opjit.catalog import arguments
 from opjit.errors import BuildError, NoKernel, OpjitError
 from opjit.library.build import LEFT_OUT, put_binary
+from opjit.operators.op import Op
 from opjit.store import elf, layers
 from opjit.store import manifest as manifests
 from opjit.store.store import Store, default_root

@@ -46,7 +46,7 @@ class _Commands(helps.Group):
 
 def _op_py_error(error: Exception) -> str | None:
     """Return the text of an error that an op.py raised, with the traceback from that file on; None for any other error."""
-    from opjit.declare import registry
+    from opjit.catalog import registry
 
     folder = next(
         (
@@ -157,7 +157,7 @@ def demo() -> None:
 @json_option
 def list_ops(print_json: PrintJson) -> None:
     """List the declared ops with their backends and schemas."""
-    from opjit.declare import registry
+    from opjit.catalog import registry
 
     registry.search()
     ops = registry.all_ops()
@@ -242,8 +242,8 @@ def get(
     A debug build (-g -Og, -G for kernels) has a key of its own, and is in no wheel and no remote.
     """
     from opjit import files, request
+    from opjit.catalog import arguments
     from opjit.cli import diagnostics
-    from opjit.declare import arguments
     from opjit.library import build_library
     from opjit.wanted import target_of
 
@@ -303,8 +303,8 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
     has that name, too, by cpp_extension.NAME.
     """
     from opjit.api import explain
+    from opjit.catalog import arguments
     from opjit.cpp_extension.entries import entries, failed_build
-    from opjit.declare import arguments
     from opjit.store.store import Store, default_root
 
     explicit = op.startswith("cpp_extension.")
@@ -729,7 +729,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
     """
     from opjit import backends
     from opjit import tune as tuning
-    from opjit.declare import arguments
+    from opjit.catalog import arguments
     from opjit.measure.units import format_time
 
     for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):

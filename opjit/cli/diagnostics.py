@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from opjit import batch, request
 from opjit.backends.targets import Target
-from opjit.declare.op import Op
 from opjit.errors import CompileWarning, OpjitError
+from opjit.operators.op import Op
 from opjit.store.store import Store, default_root
 from opjit.wanted import describe, target_of
 

@@ -76,7 +76,7 @@ def ops(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list
     if "/" in incomplete or incomplete.startswith("."):
         return [CompletionItem(incomplete, type="dir")]
     from opjit import api
-    from opjit.declare import registry
+    from opjit.catalog import registry
 
     api.declare_all()
     registry.search()

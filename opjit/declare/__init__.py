@@ -1,1 +1,1 @@
-"""Ops before any binary exists: their declarations, their names, and what torch knows of them."""
+"""An op as its author declares it, and its state in a process."""

@@ -15,12 +15,12 @@ import torch
 
 from opjit import backends, batch, cpp_extension, progress, request
 from opjit.backends import targets
+from opjit.catalog import registry
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import (
     of_call,
 )  # a module of the package would ask the package, which asks torch
 from opjit.cpp_extension.identity import Unsupported
-from opjit.declare import registry
 from opjit.distributed import ranks
 from opjit.distributed.job import Job, RankTask
 from opjit.distributed.peer_groups import Peers, check, gathered, peers

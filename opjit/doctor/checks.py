@@ -18,7 +18,7 @@ import torch
 
 import opjit
 from opjit import backends, files, processes, request
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.environment import SWITCHES, VARIABLES
 from opjit.errors import OpjitError, ToolMissing
 from opjit.recipe import toolchain

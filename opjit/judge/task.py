@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import files, testing
-from opjit.declare import arguments
-from opjit.declare.op import Op
+from opjit.catalog import arguments
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError
 from opjit.judge.operators import Recorder, largest
 from opjit.measure.timing import wait
+from opjit.operators.op import Op
 from opjit.testing.compare import Tolerance, as_list, tolerance
 from opjit.testing.samples import SMALL, moved, replica, resized
 

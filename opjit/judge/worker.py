@@ -16,7 +16,6 @@ import torch
 
 from opjit import api, backends, cpp_extension, request
 from opjit.builder import build
-from opjit.declare.op import Op
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.judge import operators, protocol, sandbox, screen
@@ -27,6 +26,7 @@ from opjit.judge.task import run_file
 from opjit.judge.verdict import VerdictReached
 from opjit.live import inline, reload
 from opjit.measure.timing import wait
+from opjit.operators.op import Op
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.testing.compare import as_list

@@ -11,10 +11,10 @@ from string import Template
 
 from opjit import files, request, resources
 from opjit.backends.targets import Target
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
 from opjit.declare.op_state import OpState
 from opjit.errors import BuildError, DeclarationError, EntryError, NoKernel
+from opjit.operators.op import Op
 from opjit.store import layers
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry

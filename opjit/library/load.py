@@ -7,9 +7,9 @@ from typing import Any
 
 from opjit import backends, files, processes
 from opjit.backends.targets import Target
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
 from opjit.errors import DeclarationError, DeviceUnavailable, EntryError, LoadError, OpjitError
+from opjit.operators.op import Op
 from opjit.recipe.schema import Schema, parse
 from opjit.store import elf, layers
 from opjit.store import manifest as manifests

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from opjit import request, resources
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
+from opjit.operators.op import Op
 from opjit.recipe.schema import Schema
 from opjit.wanted import target_of
 

@@ -12,9 +12,9 @@ from opjit import backends
 from opjit.builder import glue
 from opjit.declare.declaration import Declaration, Function
 from opjit.declare.inline_code import Code
-from opjit.declare.op import Op
 from opjit.errors import DeclarationError, OpjitError
 from opjit.live import reload
+from opjit.operators.op import Op
 from opjit.recipe import flags
 from opjit.recipe.schema import Schema, parse
 

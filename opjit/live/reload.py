@@ -9,10 +9,11 @@ import torch
 
 from opjit import backends, loader, processes, request
 from opjit.backends import Backend, targets
-from opjit.declare import oplist, registry
-from opjit.declare.op import Op
-from opjit.declare.registration import redeclare, refuse_second
+from opjit.catalog import registry
+from opjit.declare import oplist
 from opjit.errors import DeclarationError, NoKernel, OpjitError
+from opjit.operators.op import Op
+from opjit.operators.registration import redeclare, refuse_second
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.wanted import describe

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 
 from opjit import backends, files, resources
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
 from opjit.errors import NoKernel, OpjitError
 from opjit.live import reload
+from opjit.operators.op import Op
 from opjit.recipe import headers
 
 INTERVAL = 0.2  # seconds between two checks

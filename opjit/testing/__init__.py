@@ -22,9 +22,9 @@ from collections.abc import Iterable
 from functools import partial
 
 from opjit import backends, request
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
 from opjit.errors import DeclarationError
+from opjit.operators.op import Op
 from opjit.testing import gradients, integration, memory, numerics
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.numerics import DTYPES

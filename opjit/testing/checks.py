@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
-from opjit.declare.op import Op
+from opjit.operators.op import Op
 from opjit.testing.samples import Skipped, watch
 
 _LONGEST = 400  # characters of a failure's text

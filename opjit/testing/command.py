@@ -16,9 +16,9 @@ from typing import NamedTuple
 import click
 
 from opjit import backends, request, testing, wanted
-from opjit.declare import arguments
-from opjit.declare.op import Op
+from opjit.catalog import arguments
 from opjit.errors import BadSetting, CompileError, OpjitError
+from opjit.operators.op import Op
 from opjit.testing import compare, integration, report, sanitize, sanitized
 from opjit.testing.checks import Check, Line, outcome_of, tally
 from opjit.testing.isolation import Death, supervise

@@ -7,8 +7,8 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
+from opjit.operators.op import Op
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import Tolerance, assert_same
 from opjit.testing.samples import Skipped, distinct_samples, effects, floating, replica, trials

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
+from opjit.operators.op import Op
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.gradients import assert_same_gradients, with_gradients

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.declare.op import Op
 from opjit.errors import OpjitError
+from opjit.operators.op import Op
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.samples import CallWatch, watch
 

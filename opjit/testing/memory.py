@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import torch
 
-from opjit.declare.op import Op
 from opjit.declare.sample import Sample, tensors_of
+from opjit.operators.op import Op
 from opjit.testing.checks import Check, add
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.samples import (

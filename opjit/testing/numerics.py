@@ -13,8 +13,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit import backends
-from opjit.declare.op import Op
 from opjit.declare.sample import Sample
+from opjit.operators.op import Op
 from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import Tolerance, as_list, assert_same
 from opjit.testing.samples import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from opjit.declare.op import Op
 from opjit.declare.sample import Sample
+from opjit.operators.op import Op
 from opjit.testing.compare import as_list
 
 LAYOUTS = ("transposed", "gaps", "offset", "expanded")

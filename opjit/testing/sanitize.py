@@ -15,9 +15,9 @@ from opjit import backends, request, resources
 from opjit.backends import targets
 from opjit.builder import glue
 from opjit.builder.compile_step import CompilerFailed, run_tool
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
 from opjit.errors import BadSetting
+from opjit.operators.op import Op
 from opjit.recipe import toolchain
 from opjit.recipe.libraries import arguments
 from opjit.recipe.recipe import RUNTIME

@@ -19,8 +19,8 @@ from time import monotonic, sleep
 
 import torch
 
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
+from opjit.operators.op import Op
 from opjit.recipe import toolchain
 from opjit.testing import compare, numerics, sanitize
 from opjit.testing.checks import Check, Line, outcome_of, tally

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import opjit
 from opjit import cli, why
 from opjit.backends import cpu, targets
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import BadSetting, PrecompileError, UnknownArch
 from opjit.recipe import toolchain
 from opjit.store import elf

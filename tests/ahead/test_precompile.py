@@ -20,7 +20,7 @@ from opjit.ahead import precompile
 from opjit.ahead.plan import plan_ops
 from opjit.ahead.precompile import Report
 from opjit.batch import pairs, requests, targets_of
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError
 from opjit.store import prune, store
 from opjit.store.prune import MARKER

@@ -15,7 +15,7 @@ import torch
 from common import HERE
 
 import opjit
-from opjit.declare import registry
+from opjit.catalog import registry
 
 ROUNDS, CALLS = 15, 4
 BAR = 1.03

@@ -66,7 +66,7 @@ def cuda_environment() -> dict[str, str]:
 
 def bare_gcc() -> float:
     """Seconds of gcc for allreduce.c."""
-    from opjit.declare import registry
+    from opjit.catalog import registry
 
     source = registry.find("allreduce").folder / "allreduce.c"
     with tempfile.TemporaryDirectory() as folder:

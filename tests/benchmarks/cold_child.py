@@ -37,7 +37,7 @@ def opjit_side(scratch: Path, device: str) -> tuple[dict[str, float], list[Sum]]
     ops = [opjit.get("allreduce", device)]
     times = {"first": perf_counter() - start}
     if device == "cpu":
-        from opjit.declare import registry
+        from opjit.catalog import registry
 
         for name in ("allreduce.c", "allreduce.h", "lanes.h"):
             shutil.copy(registry.find("allreduce").folder / name, scratch)
@@ -113,7 +113,7 @@ def build_only(arch: str) -> dict[str, float]:
     """opjit's side on a machine without a GPU: as `opjit get allreduce --arch` does."""
     start = perf_counter()
     from opjit import request
-    from opjit.declare import registry
+    from opjit.catalog import registry
 
     request.entry(registry.find("allreduce"), target_of(None, arch))
     return {"first": perf_counter() - start}

@@ -37,7 +37,7 @@ def build(name: str, device: str) -> float:
     else:
         from opjit import backends, request
         from opjit.backends import targets
-        from opjit.declare import registry
+        from opjit.catalog import registry
         from opjit.recipe import toolchain
 
         target = targets.named(
@@ -48,7 +48,7 @@ def build(name: str, device: str) -> float:
 
 
 def measure(names: list[str], rounds: int) -> list[Row]:
-    from opjit.declare import registry
+    from opjit.catalog import registry
     from opjit.recipe import toolchain
 
     rows = []

@@ -18,7 +18,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 import opjit
-from opjit.declare import registry
+from opjit.catalog import registry
 
 OPS = ("add_custom", "round_ste", "tensor_negate")
 ROUNDS = 15

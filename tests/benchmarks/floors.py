@@ -30,7 +30,7 @@ from elementwise import arguments
 from lltm import Call, calls, duel
 
 import opjit
-from opjit.declare import registry
+from opjit.catalog import registry
 
 sys.path.insert(0, str(HERE.parents[1] / "examples" / "05_lltm"))
 from cells import LLTM, State, make

@@ -29,7 +29,7 @@ from torch._functorch import config as functorch
 from torch.utils.benchmark import Timer
 
 import opjit
-from opjit.declare import registry
+from opjit.catalog import registry
 
 sys.path.insert(0, str(HERE.parents[1] / "examples" / "05_lltm"))
 from cells import make

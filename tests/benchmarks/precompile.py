@@ -89,7 +89,7 @@ def run_once(names: list[str], archs: list[str], listed: str | None = None) -> d
 
     import opjit
     from opjit.builder import budget
-    from opjit.declare import arguments
+    from opjit.catalog import arguments
 
     start = time.perf_counter()
     ops = [op.qualified for name in names for op in arguments.ops(name)]

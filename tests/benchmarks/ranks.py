@@ -28,7 +28,7 @@ import torch.distributed as dist
 import opjit
 import opjit.distributed
 from opjit import request
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.store import inventory
 from opjit.store.store import Store
 

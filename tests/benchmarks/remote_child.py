@@ -12,7 +12,7 @@ import torch  # noqa: F401
 
 from opjit import request
 from opjit.backends import for_device, targets
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import CacheWarning
 from opjit.share import remote
 from opjit.store.store import Store, default_root

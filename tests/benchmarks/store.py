@@ -25,7 +25,7 @@ from common import Row, alone, ratio, show
 from opjit import cache, request
 from opjit.backends import for_device
 from opjit.backends.targets import here
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.recipe.document import document_key
 from opjit.recipe.recipe import Recipe
 from opjit.store import manifest

@@ -386,7 +386,7 @@ def fat_of(content: bytes) -> dict[str, bytes]:
 
 @pytest.mark.nvcc
 @needs_nvrtc
-@pytest.mark.parametrize("op", opjit.declare.registry.all_ops(), ids=lambda op: op.schema.name)
+@pytest.mark.parametrize("op", opjit.catalog.registry.all_ops(), ids=lambda op: op.schema.name)
 def test_a_bundled_op_s_machine_code_is_that_of_nvcc(tmp_path: Path, op: opjit.Op) -> None:
     target = Target(backends.for_device("cuda"), "sm_90", "cuda13")
     recipe = op.declaration.recipe(target, toolchain.identities_of(target, None))
@@ -529,7 +529,7 @@ MAKE_KERNEL(float);
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("op", opjit.declare.registry.all_ops(), ids=lambda op: op.schema.name)
+@pytest.mark.parametrize("op", opjit.catalog.registry.all_ops(), ids=lambda op: op.schema.name)
 def test_every_bundled_op_builds_without_the_toolkit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: opjit.Op
 ) -> None:

@@ -1,6 +1,6 @@
 """Autograd's kernel in C++: a call that needs no derivative runs no Python, and nothing else is different.
 
-All tests of ops run with it, too: OPJIT_TEST_CPP_AUTOGRAD=1 python -m pytest tests/declare tests/testing tests/kernels_c
+All tests of ops run with it, too: OPJIT_TEST_CPP_AUTOGRAD=1 python -m pytest tests/operators tests/testing tests/kernels_c
 """
 
 import sys
@@ -22,8 +22,8 @@ from opjit.declare import cpp_autograd
 from opjit.recipe import toolchain
 from opjit.store.store import Store
 from tests import helpers
-from tests.declare.test_autograd import differentiable, without_backward
 from tests.helpers import MakeOp
+from tests.operators.test_autograd import differentiable, without_backward
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]  # a compiler takes 4 s for torch's headers
 

@@ -18,7 +18,7 @@ import opjit
 import opjit.distributed
 from opjit import errors, request
 from opjit.backends import targets
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.distributed import job, ranks, rendezvous
 from opjit.distributed.ranks import Rank
 from opjit.errors import CacheWarning, CompileError, OpjitError
@@ -45,7 +45,7 @@ import torch.distributed as dist
 from pathlib import Path
 from opjit.ahead import precompile
 from opjit.distributed import job, rendezvous
-from opjit.declare import registry
+from opjit.catalog import registry
 from torch.utils import cpp_extension  # before the fork, to stay light
 torch.set_num_threads(1)
 def rank(started, before, after):

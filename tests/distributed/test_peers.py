@@ -17,7 +17,7 @@ import ctypes, os, signal, sys, time, traceback
 import torch
 import torch.distributed as dist
 import opjit, opjit.distributed
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.distributed import peer_groups
 from opjit.errors import OpjitError, PeerLost
 torch.set_num_threads(1)

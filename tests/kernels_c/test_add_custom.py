@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opjit.declare import registry
+from opjit.catalog import registry
 from tests.tensors import COMPILES, COMPLEX, DEVICES, FLOATING, REAL, WIDE_UNSIGNED, Seen
 
 ADD = registry.find("add_custom")

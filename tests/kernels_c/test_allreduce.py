@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from opjit.declare import registry
+from opjit.catalog import registry
 from tests.tensors import DEVICES, FLOATING, REAL, SMALL, WIDE_UNSIGNED
 
 ALLREDUCE = registry.find("allreduce")

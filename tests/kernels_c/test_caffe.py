@@ -7,7 +7,7 @@ import torch
 
 import opjit
 from opjit.builder import diagnosis
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import CompileError
 from tests.helpers import ROOT
 

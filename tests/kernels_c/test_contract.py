@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from opjit import Op, backends, resources
 from opjit.builder import glue
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.recipe import toolchain
 from opjit.testing import sanitize
 from opjit.testing.samples import Skipped

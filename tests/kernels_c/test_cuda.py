@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.testing import sanitize
 from tests.helpers import BUNDLED, op_py
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from opjit.declare import registry
+from opjit.catalog import registry
 from tests.tensors import COMPLEX, DEVICES, FLOATING, SMALL, WIDE_UNSIGNED, Seen
 
 REFERENCES: dict[str, Callable[..., torch.Tensor]] = {

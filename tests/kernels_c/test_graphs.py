@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import opjit
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.testing import integration
 from opjit.testing.compare import Tolerance, assert_same
 from opjit.testing.samples import effects, effects_in_place

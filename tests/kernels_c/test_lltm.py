@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from opjit import Op, backends
 from opjit.backends import targets
-from opjit.declare import registry
+from opjit.catalog import registry
 from tests import helpers
 from tests.helpers import example
 from tests.tensors import COMPILES, DEVICES
@@ -351,7 +351,7 @@ def test_every_level_of_the_cpu_is_right(tmp_path: Path, arch: str) -> None:
     helpers.fresh(
         """
         import torch
-        from opjit.declare import registry
+        from opjit.catalog import registry
         torch.set_num_threads(1)
         for name in ("lltm_forward", "lltm_backward"):
             op = registry.find(name)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opjit import testing
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.testing import integration
 from tests.helpers import BUNDLED
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import opjit
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import BuildError, DeclarationError
 from tests import helpers
 from tests.helpers import command, elsewhere, fresh

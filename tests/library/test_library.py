@@ -16,7 +16,7 @@ import opjit
 from opjit import backends
 from opjit.backends import cpu, cuda, targets
 from opjit.backends.cpu import machine_of
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import (
     BuildError,
     DeclarationError,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import opjit
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
 from tests.helpers import elementwise, ended, fresh
 

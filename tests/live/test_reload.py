@@ -15,7 +15,7 @@ import torch
 
 import opjit
 from opjit import backends, request
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError, UnknownOp
 from opjit.live import reload
 from opjit.store.entry import Entry

@@ -17,7 +17,7 @@ from opjit import request, wanted
 from opjit.backends import targets
 from opjit.backends.targets import Target
 from opjit.builder import build, torch_builder
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import BuildError, CompileError, DeclarationError
 from opjit.recipe import toolchain
 from opjit.recipe.flags import check, join

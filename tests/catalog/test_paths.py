@@ -13,8 +13,9 @@ import torch
 
 import opjit
 from opjit import processes
-from opjit.declare import arguments, autograd, registry
+from opjit.catalog import arguments, registry
 from opjit.errors import DeclarationError, UnknownOp
+from opjit.operators import autograd
 from tests.helpers import PLUS, fresh, install_package, op_py, until, write_op
 
 
@@ -154,7 +155,7 @@ def test_an_interrupted_declaration_leaves_nothing_and_can_be_made_again(
 def test_an_op_py_finds_its_own_ops_and_those_of_the_op_py_that_added_it(tmp_path: Path) -> None:
     inner = write(tmp_path / "inner", "pathtest::inner")
     outer = write(tmp_path / "outer", "pathtest::outer")
-    look = "\n\nfrom opjit.declare import registry\n\nassert [registry.find(name) for name in {!r}] == [{}]\n"
+    look = "\n\nfrom opjit.catalog import registry\n\nassert [registry.find(name) for name in {!r}] == [{}]\n"
     with (inner / "op.py").open("a") as file:
         file.write(
             look.format(
@@ -421,7 +422,7 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     code = """
         import sys, warnings
         import torch, opjit
-        from opjit.declare import registry
+        from opjit.catalog import registry
         warnings.simplefilter("error")
         opjit.get("allreduce", "cpu")
         assert not {"alpha_ops", "beta_ops", "gamma_ops"} & set(sys.modules)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from opjit.declare import autograd, sharding, transforms, variants
 from opjit.declare.op_state import OpState
+from opjit.operators import autograd, sharding, transforms, variants
 
 
 def bind_autograd(op: OpState) -> None:

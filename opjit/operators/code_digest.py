@@ -175,7 +175,7 @@ class _Reader:
             self.words.append(str(value))
             return
         module = type(value).__module__
-        if module == "opjit.declare.op":  # the tag has the declaration of each op
+        if module == "opjit.operators.op":  # the tag has the declaration of each op
             self.words.append(value.qualified)
             return
         try:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from opjit import backends
-from opjit.declare import graph_cache, rules, transforms, variants
 from opjit.declare.declaration import Declaration, Function
 from opjit.declare.op_state import OpState
 from opjit.declare.sample import Sample, Workload
 from opjit.errors import DeclarationError, OpjitError
+from opjit.operators import graph_cache, rules, transforms, variants
 
 
 class Op(OpState):

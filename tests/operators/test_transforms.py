@@ -11,7 +11,7 @@ from torch.func import grad, jacrev, vmap
 
 import opjit
 from opjit import Op
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.errors import DeclarationError
 from tests import helpers
 from tests.helpers import MakeOp

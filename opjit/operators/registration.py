@@ -10,11 +10,11 @@ import torch
 
 from opjit import backends, processes, resources
 from opjit.backends import Backend
-from opjit.declare import graph_cache, rules
 from opjit.declare.declaration import Declaration
-from opjit.declare.op import Op
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
+from opjit.operators import graph_cache, rules
+from opjit.operators.op import Op
 from opjit.recipe.schema import Schema
 
 half_declared: dict[

@@ -7,9 +7,9 @@ import torch
 from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import forward_ad
 
-from opjit.declare import transforms
 from opjit.declare.op_state import OpState
 from opjit.declare.sample import tensors_of
+from opjit.operators import transforms
 
 
 def bind(op: OpState) -> bool:

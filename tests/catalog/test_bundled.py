@@ -66,7 +66,7 @@ def test_a_child_that_is_forked_while_an_op_is_declared_has_it_too(here: Path) -
     fresh("""
 import os, threading, time
 import torch, opjit
-from opjit.declare import registration
+from opjit.operators import registration
 register, half = registration._register, threading.Event()
 def slowly(library, declared):
     register(library, declared)

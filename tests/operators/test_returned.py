@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from opjit import Op
-from opjit.declare import registry
+from opjit.catalog import registry
 from tests.helpers import Growth, MakeOp
 from tests.tensors import COMPILES
 

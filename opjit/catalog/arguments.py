@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from opjit.declare import registry
-from opjit.declare.op import Op
+from opjit.catalog import registry
 from opjit.errors import UnknownOp
+from opjit.operators.op import Op
 
 
 def ops(text: str) -> list[Op]:

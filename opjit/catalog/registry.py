@@ -23,10 +23,10 @@ import torch
 
 from opjit import files, processes, resources
 from opjit.backends import Backend
-from opjit.declare import registration, variants
 from opjit.declare.declaration import Declaration, Function, cpp_advice, stamp_of
-from opjit.declare.op import Op
 from opjit.errors import DeclarationError, OpjitError, UnknownOp
+from opjit.operators import registration, variants
+from opjit.operators.op import Op
 from opjit.recipe import schema
 
 GROUP = "opjit.ops"

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from opjit import processes, progress
-from opjit.declare.code_digest import digest
 from opjit.declare.declaration import Declaration
+from opjit.operators.code_digest import digest
 
 _MARK = " opjit:"
 _lock = processes.Lock()
