@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from opjit import backends, request
-from opjit.backends import Backend, targets
+from opjit.backends import targets
 from opjit.backends.cpu import Cpu
 from opjit.backends.cuda import Cuda
 from opjit.catalog import registry
-from opjit.declare.op_state import OpState
 from opjit.errors import OpjitError
 from opjit.operators.op import Op
 from opjit.store import layers
@@ -34,16 +33,8 @@ def declare_all() -> None:
     """Register opjit's own backends, declare the bundled ops to torch, and let torch.ops find the others; once in a process."""
     backends.register_backend(Cpu())
     backends.register_backend(Cuda())
-    registry.declare_bundled(request.ready_for_call, _choose)
+    registry.declare_bundled()
     torch._ops._OpNamespace.__getattr__ = registry.get_or_search  # type: ignore[method-assign]
-
-
-def _choose(
-    op: OpState, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> int:
-    from opjit import tune
-
-    return tune.kernel(op, backend, number, args, kwargs)
 
 
 def get(name: str, device: object = None) -> torch._ops.OpOverload:

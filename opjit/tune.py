@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     seconds: float
 
 
-def kernel(
+def kernel_for_call(
     op: OpState, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> int:
     """Return the kernel of the variant of a number, or of the one for a call's tensors, which later calls of such sizes run, too."""

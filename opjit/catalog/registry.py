@@ -22,10 +22,9 @@ from typing import Any
 import torch
 
 from opjit import files, processes, resources
-from opjit.backends import Backend
 from opjit.declare.declaration import Declaration, Function, cpp_advice, stamp_of
 from opjit.errors import DeclarationError, OpjitError, UnknownOp
-from opjit.operators import registration, variants
+from opjit.operators import registration
 from opjit.operators.op import Op
 from opjit.recipe import schema
 
@@ -220,10 +219,8 @@ def _search_packages(namespace: str | None) -> None:
             )
 
 
-def declare_bundled(ready: Callable[[Op, Backend], object], choose: variants.Choose) -> None:
-    """Declare the ops of kernels_c, unless an earlier import of opjit did. `ready` gives an op its C kernel, at the first call, and
-    `choose` says which of its variants runs."""
-    registration.ready, variants.choose = ready, choose
+def declare_bundled() -> None:
+    """Declare the ops of kernels_c, unless an earlier import of opjit did."""
     if not _ops:
         for folder in op_folders(resources.folder("kernels_c")):
             declare_folder(folder, "opjit_bundled")

@@ -1,15 +1,14 @@
 """Makes an op known to torch: its schema, its fake kernel, its backward and a first-call kernel, which the first call on a device reaches.
 It readies the device's C kernel and calls the op again; from then on torch calls the C kernel."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
-from opjit import backends, processes, resources
-from opjit.backends import Backend
+from opjit import backends, processes, request, resources
 from opjit.declare.declaration import Declaration
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
@@ -24,15 +23,6 @@ _look_up = torch._ops._OpNamespace.__getattr__
 _placeholders: dict[
     str, torch.library.Library
 ] = {}  # keeps torch's entry for an op that was taken back; see `forget`
-
-
-def _not_ready(op: Op, backend: Backend) -> None:
-    raise NoKernel(f"{op.qualified} cannot run on {backend.name} before `import opjit` has ended")
-
-
-ready: Callable[[Op, Backend], object] = (
-    _not_ready  # gives an op its C kernel for a backend; see registry.declare_bundled
-)
 
 
 def define(op: Op, earlier: Op | None) -> None:
@@ -136,7 +126,7 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
     library.define(f"{name}({arguments} -> ()", tags=_tags(schema))
     library.impl(
         name,
-        lambda *args, **kwargs: [op.overload(*args, **kwargs), None][1],
+        partial(_call_without_results, op),
         "CompositeExplicitAutograd",
     )
     torch.library.register_fake(
@@ -150,6 +140,10 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
         return _returned(schema, args, kwargs)
 
     op.overload.py_functionalize_impl(functionalized)
+
+
+def _call_without_results(op: Op, *args: Any, **kwargs: Any) -> None:
+    op.overload(*args, **kwargs)
 
 
 def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -228,7 +222,8 @@ def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 def _first_call(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
     """The kernel that torch calls until a C kernel is registered."""
-    qualified, key = op.qualified, torch._C._dispatch_key_name(keys.highestPriorityTypeId())
+    qualified = op.qualified
+    key = torch._C._dispatch_key_name(keys.highestPriorityTypeId())
     backend = backends.for_dispatch_key(key)
     if backend is None:
         raise NoKernel(
@@ -236,7 +231,7 @@ def _first_call(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
             f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them"
         )
     try:
-        ready(op, backend)
+        request.ready_for_call(op, backend)
     except OpjitError as error:
         raise error.with_traceback(
             None

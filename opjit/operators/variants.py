@@ -11,16 +11,10 @@ from typing import Any
 import torch
 
 from opjit import backends
-from opjit.backends import Backend
 from opjit.declare.op_state import OpState
 from opjit.environment import is_on
 from opjit.errors import DeclarationError, NoKernel
 from opjit.recipe.schema import Result
-
-Choose = Callable[[OpState, Backend, "int | None", tuple[Any, ...], dict[str, Any]], int]
-choose: Choose | None = (
-    None  # the kernel of the variant of a number, or that for the tensors of a call; see registry.declare_bundled
-)
 
 
 def combinations(
@@ -128,8 +122,9 @@ def _run(
         raise NoKernel(
             f"{op.qualified} has no variant {number} for {backend.name if backend else keys}"
         )
-    assert choose is not None  # once `import opjit` has ended
-    kernel = choose(op, backend, number, args, kwargs)
+    from opjit import tune  # late: only an op with variants needs it
+
+    kernel = tune.kernel_for_call(op, backend, number, args, kwargs)
     force = op.loaded[backend.name].registered.opjit_force
     force(kernel)
     try:
