@@ -2,27 +2,27 @@
 
 import os
 
-# Every OPJIT_* variable and its meaning, as the page of variables prints it; a test compares this with the code. `opjit doctor` reports
-# unknown ones.
+# Every OPJIT_* variable and its meaning, for the page of variables. A test compares this table with the code. `opjit doctor` reports
+# unknown variables.
 VARIABLES = {
-    "OPJIT_ARCH": "build for this arch instead of the machine's own: `x86-64-v3`, `neoverse-v2`, `sm_90`, `sm_80+sm_90`",
-    "OPJIT_CACHE": "folder of the cache; default `$XDG_CACHE_HOME/opjit`, else `~/.cache/opjit`",
-    "OPJIT_CACHE_SIZE": "size limit, such as `5GiB`; default `10GiB`, `0` for none",
-    "OPJIT_CPP_AUTOGRAD": "`0`: calls that need no gradient go through Python, too; nothing is compiled in C++ for them",
-    "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, as `opjit get --debug` does",
-    "OPJIT_FAST": "`0`: compile C++ extensions with torch's own headers only",
-    "OPJIT_JOBS": "compilers at once, in all your processes; default: `MAX_JOBS`, else as CPUs, free memory and control groups allow",
+    "OPJIT_ARCH": "build for this architecture instead of the machine's, for example `x86-64-v3`, `neoverse-v2`, `sm_90` or `sm_80+sm_90`",
+    "OPJIT_CACHE": "directory of the cache. Default: `$XDG_CACHE_HOME/opjit`, or `~/.cache/opjit`",
+    "OPJIT_CACHE_SIZE": "size limit of the cache, for example `5GiB`. Default: `10GiB`. `0` means no limit",
+    "OPJIT_CPP_AUTOGRAD": "`0`: don't compile the C++ autograd kernel, so that calls without a gradient go through Python",
+    "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, like `opjit get --debug`",
+    "OPJIT_FAST": "`0`: compile C++ extensions with torch's full headers and nvcc",
+    "OPJIT_JOBS": "largest number of compilers in all your processes. Default: `MAX_JOBS`, or a number that fits the CPUs, the free memory and the cgroup",
     "OPJIT_LAYERS": "read-only caches that opjit searches first, separated by `:`",
-    "OPJIT_OFFLINE": "`1`: never build or ask a remote; an op that is in no cache raises an error",
-    "OPJIT_PATH": "absolute paths of folders with your own ops, separated by `:`; opjit runs their `op.py`",
-    "OPJIT_PEER_TIMEOUT": "seconds that a kernel across ranks waits for a rank, instead of the `timeout` of `opjit.distributed.peers`",
-    "OPJIT_RECORD": "file in which processes record their ops; `opjit record` sets it",
-    "OPJIT_REMOTE": "URL of a remote that opjit asks before it builds an op: `https://`, `s3://`, `gs://`, `file://`",
-    "OPJIT_TIMEOUT": "seconds after which the tools of a build are ended; default `3600`, `0` for no limit",
-    "OPJIT_TRUST": "trusted signers: files with public keys, or `ed25519:` and the key, separated by `:`; `unsigned` trusts everybody",
-    "OPJIT_TUNE": "`0`: of an op with variants, run the first, and measure nothing",
-    "OPJIT_VERBOSE": "`1`: report on stderr what opjit finds, builds and waits for",
-    "OPJIT_WHEEL_ARCHS": "archs of a project's wheel, instead of those in its pyproject.toml: `x86-64-v3,sm_90`",
+    "OPJIT_OFFLINE": "`1`: never build and never query a remote cache. If an op is not cached, it raises an error",
+    "OPJIT_PATH": "absolute paths of directories with your ops, separated by `:`. opjit runs their `op.py`",
+    "OPJIT_PEER_TIMEOUT": "seconds that a kernel across ranks waits for a rank. It replaces the `timeout` of `opjit.distributed.peers`",
+    "OPJIT_RECORD": "file in which processes record their ops. `opjit record` sets it",
+    "OPJIT_REMOTE": "URL of a remote cache that opjit queries before it builds: `https://`, `s3://`, `gs://` or `file://`",
+    "OPJIT_TIMEOUT": "seconds after which opjit ends the tools of a build. Default: `3600`. `0` means no limit",
+    "OPJIT_TRUST": "trusted signers, separated by `:`. Each is a file with a public key, or `ed25519:` and the key. `unsigned` trusts everybody",
+    "OPJIT_TUNE": "`0`: run the first variant of each op, and measure nothing",
+    "OPJIT_VERBOSE": "`1`: report hits, builds and waits on stderr",
+    "OPJIT_WHEEL_ARCHS": "architectures of a project's wheel, for example `x86-64-v3,sm_90`. They replace the list in `pyproject.toml`",
 }
 SWITCHES = frozenset(
     {
@@ -37,5 +37,5 @@ SWITCHES = frozenset(
 
 
 def is_on(switch: str, unset: bool = False) -> bool:
-    """Return whether a switch is set to anything but 0 or the empty string. `unset` is the answer for one that is not set."""
+    """Return whether a switch is set to anything except 0 or the empty string. If it is not set, return `unset`."""
     return os.environ.get(switch, str(int(unset))) not in ("", "0")

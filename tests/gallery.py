@@ -18,13 +18,18 @@ from tests.helpers import ROOT, ended
 
 PAGE = ROOT / "opjit/ERRORS.md"
 HEAD = """\
-# Errors and ways out
+# Errors
 
 <!-- Written by `python -m tests.gallery`, which provokes each error. -->
 
-Each error of opjit is a class of `opjit.errors` and a `RuntimeError`. Its message says what happened, where, why, and what to do now. The
-command `opjit` prints the message alone. `…` stands for a folder of the example. `BuildError` is the class of failures of tools and disks.
-A request never raises `EntryError` and `UntrustedFolder`: it treats such an entry as a miss, with one warning, a `CacheWarning`.
+Look up an error by the first words of its message or by its class. Each section has a program that provokes the error, its cause and its fix.
+When a build fails without an obvious reason, run `opjit doctor`.
+
+Each error is a class of `opjit.errors` and a `RuntimeError`. The command `opjit` prints only the message. If you catch errors, catch
+`opjit.errors.OpjitError` for all of them, or `BuildError` for failures of compilers and disks. `EntryError` and `UntrustedFolder` never reach
+your program: opjit treats such an entry as a miss and prints one `CacheWarning`. In the messages below, `…` replaces a directory of the
+example.
+
 """
 CLIP_PY = """\
 import torch
@@ -53,8 +58,8 @@ CALL = 'opjit.add_path("clip")\ntorch.ops.demo.clip(torch.ones(3), 0.5)'
 class Case(NamedTuple):
     """A mistake, and the program that makes it, which has imported `torch`, `opjit` and `os`.
 
-    `where` and `now` are words of the message: the place of the mistake, and what to do or what would be right.
-    The page shows the text of the file `shown`, and a remark of its own."""
+    `where` and `now` are words of the message: the position of the mistake, and the remedy. The page shows the text of the file `shown`,
+    the cause and the fix."""
 
     title: str
     code: str
@@ -62,11 +67,12 @@ class Case(NamedTuple):
     now: str
     files: dict[str, str] | None = None
     shown: str = ""
-    remark: str = ""
+    cause: str = ""
+    fix: str = ""
 
 
 class Error(NamedTuple):
-    """What a mistake gives: the message without the folders of this run, and all of opjit's errors that were made on the way."""
+    """An error: its class, its message without the directories of this run, and the names of all errors that were created on the way."""
 
     name: str
     message: str
@@ -79,49 +85,62 @@ def clip(c: str = GOOD_C) -> dict[str, str]:
 
 CASES = [
     Case(
-        "An op that does not exist",
+        "Unknown op",
         'opjit.get("alreduce")',
         "'opjit::alreduce'",
         "did you mean allreduce",
+        cause="No op of this name is declared. Usually the name is misspelled, or the op's directory is not in `OPJIT_PATH`.",
+        fix="Use the suggested name, or declare the op with `opjit.add_path`. `opjit list` shows all declared ops.",
     ),
     Case(
-        "A device that torch does not know",
+        "Unknown device",
         'opjit.get("allreduce", "cudda")',
         "'cudda'",
         "expected a device such as 'cpu' or 'cuda'",
+        cause="torch doesn't have a device type of this name.",
+        fix="Use `cpu`, `cuda` or the name of a registered backend.",
     ),
     Case(
-        "An arch that no backend builds for",
+        "Unknown architecture",
         'opjit.build_library("allreduce", "build", arch="sm90")',
         "'sm90'",
         "known: ",
+        cause="No backend builds for this architecture.",
+        fix="Use one of the names in the message. Architectures of NVIDIA GPUs have an underscore, for example `sm_90`.",
     ),
     Case(
-        "A type that has no form in C",
+        "Unsupported type in a schema",
         'opjit.inline("f(Tensor x, Device d) -> Tensor", c="")',
         "argument `d`",
         "take the device from a Tensor argument",
+        cause="torch's stable C interface cannot pass this type to a kernel.",
+        fix="Use a supported type, see [map the schema to C](../examples/01_first_op/README.md#map-the-schema-to-c).",
     ),
     Case(
-        "An op that takes no tensor",
+        "Op without a tensor argument",
         'opjit.inline("f(int n) -> Tensor", c="")',
         "'inline::f(int n) -> Tensor'",
         "add one, such as",
+        cause="torch chooses the kernel by the device of the tensor arguments.",
+        fix="Add a tensor argument, for example a tensor on the device of the result.",
     ),
     Case(
-        "A name that is taken",
+        "Duplicate op name",
         'opjit.add_path("clip")\nopjit.add_path("other")',
         "…/clip, the other in …/other",
         "rename one",
         {**clip(), "other/op.py": CLIP_PY, "other/clip.c": GOOD_C},
+        cause="Two op folders declare the same name.",
+        fix="Rename one of the ops, or choose a different namespace.",
     ),
     Case(
-        "A mistake in op.py",
+        "Error in op.py",
         'opjit.add_path("clip")',
         "",
         "",
         {"clip/op.py": CLIP_PY + "clip.reference(torch.clmp)\n"},
-        remark="Python's own error. The command adds the file and the line, without opjit's part of the traceback.",
+        cause="Python raised this error in your `op.py`.",
+        fix="Fix the line that the traceback shows. The command adds the file and the line, without opjit's part of the traceback.",
     ),
     Case(
         "No kernel for the device",
@@ -129,133 +148,169 @@ CASES = [
         "demo::clip has no kernel for cpu",
         "expected clip.c in …/clip",
         {"clip/op.py": CLIP_PY},
+        cause="The op folder lacks a source file for this device, or the file has another name.",
+        fix="Add the file that the message names.",
     ),
     Case(
-        "A mistake in C",
+        "Compile error",
         CALL,
         "…/clip/clip.c:9:77",
         "did you mean 'limit'?",
         clip(GOOD_C.replace("limit);", "limt);")),
         "clip/clip.c",
+        cause="The C compiler rejected your source. The message starts with its first error.",
+        fix="Fix the line that the message shows.",
     ),
     Case(
-        "A header that is not included",
+        "Missing include",
         CALL,
         "…/clip/clip.c:8:35",
         "include '<math.h>'",
         clip(CLIP_C),
         "clip/clip.c",
+        cause="The source uses a function without its header.",
+        fix="Include the header that the compiler suggests.",
     ),
     Case(
-        "A prototype that is not the schema's",
+        "Wrong prototype",
         CALL,
         "…/clip/clip.c:4:14",
         "expected opjit_status clip_cpu(const opjit_tensor *x, double",
         clip(GOOD_C.replace("double limit", "float limit")),
         "clip/clip.c",
+        cause="The C function doesn't have the prototype that follows from the schema.",
+        fix="Copy the expected prototype from the message, or change the schema.",
     ),
     Case(
-        "A kernel that refuses its argument",
+        "Kernel rejects its argument",
         CALL.replace("torch.ones(3)", "torch.ones(3).double()"),
         "[clip.c:6]",
         "takes float32",
         clip(),
+        cause="An `OPJIT_CHECK` in the kernel failed. The message ends with its file and line.",
+        fix="Pass a supported argument, or support more dtypes with `OPJIT_DISPATCH_FLOATING`.",
     ),
     Case(
-        "A gradient through an op without a backward",
+        "Op without a backward",
         CALL.replace("torch.ones(3)", "torch.ones(3, requires_grad=True)") + ".sum().backward()",
         "demo::clip",
         "",
         clip(),
-        remark="Declare a backward: [gradients](../examples/03_gradients/README.md).",
+        cause="The program differentiates through an op that declares no backward.",
+        fix="Declare a backward, see [gradients](../examples/03_gradients/README.md). If the op needs no gradient, declare it with `differentiable=False`.",
     ),
     Case(
-        "No compiler",
+        "Compiler not found",
         'os.environ["CC"] = "/nowhere/gcc"\nopjit.get("round_ste", "cpu")',
         "CC is '/nowhere/gcc'",
         "set it to the path of gcc",
+        cause="`CC` or `CXX` doesn't name an executable file.",
+        fix="Set the variable to the path of gcc or clang, or unset it.",
     ),
     Case(
-        "Nothing may be built",
+        "Not cached",
         'os.environ["OPJIT_OFFLINE"] = "1"\nopjit.get("round_ste", "cpu")',
         "opjit::round_ste for cpu",
         "build it ahead with `opjit precompile`, or unset OPJIT_OFFLINE",
+        cause="`OPJIT_OFFLINE=1` forbids building and downloading, and no cache has the op.",
+        fix="Build the op in advance with `opjit precompile`, or unset `OPJIT_OFFLINE`.",
     ),
     Case(
-        "A folder that cannot be written",
+        "Directory not writable",
         'opjit.build_library("round_ste", "/proc/build", "cpu")',
         "'/proc/build'",
         "choose a folder that you can write",
+        cause="opjit cannot create files in the build directory.",
+        fix="Choose a directory that you can write.",
     ),
     Case(
-        "A library without the rest of its folder",
+        "Incomplete op package",
         'opjit.load_library("clip.so")',
         "…/clip.so",
         "copy the folder from opjit.build_library as a whole",
         {"clip.so": "not a library"},
+        cause="The library was copied without the rest of its op package.",
+        fix="Copy the directory from `opjit.build_library` as a whole, with its links.",
     ),
     Case(
-        "A library that was damaged",
+        "Damaged op package",
         'library = opjit.build_library("round_ste", "build", "cpu")\nos.chmod(library, 0o600)\n'
         "os.truncate(library, 100)\nopjit.load_library(library)",
         "opjit.round_ste.so",
         "build it again with opjit.build_library",
+        cause="The library doesn't match its manifest.",
+        fix="Build the op package again.",
     ),
     Case(
-        "A folder of ops that others can write",
+        "Op directory is writable by other users",
         'os.chmod("clip", 0o777)\nos.environ["OPJIT_PATH"] = os.path.abspath("clip")\n'
         'opjit.get("demo::clip")',
         "…/clip can be written by others",
         "chmod go-w …/clip",
         clip(),
+        cause="opjit refuses to run an `op.py` that other users could replace.",
+        fix="Run the `chmod` command in the message.",
     ),
     Case(
-        "A cache that others can write",
+        "Cache is writable by other users",
         'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
         'opjit.get("round_ste", "cpu")',
         "…/shared can be written by others",
         "chmod go-w …/shared",
+        cause="opjit ignores a cache in which other users could replace binaries. The op still works, but is built in each process.",
+        fix="Run the `chmod` command in the message, or set `OPJIT_CACHE` to another directory.",
     ),
     Case(
-        "A build that no cache can keep",
+        "Built but not cached",
         'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
         'opjit.cli.main(["get", "round_ste", "--device", "cpu"], standalone_mode=False)',
         "opjit::round_ste for cpu",
-        "set OPJIT_CACHE to a folder of your own",
+        "set OPJIT_CACHE to a directory",
+        cause="The build succeeded, but the cache is not usable.",
+        fix="Set `OPJIT_CACHE` to a directory that only you can write, or pass `--build-directory`.",
     ),
     Case(
-        "A compiler's warning",
+        "Compiler warning",
         CALL,
         "…/clip/clip.c:7",
         "",
         clip(GOOD_C.replace("    OPJIT_TRY", "    const int8_t most = 300;\n    OPJIT_TRY")),
         "clip/clip.c",
-        "A `CompileWarning` is the compiler's own text at the line of the author's file; the op works.",
+        cause="The compiler warned about your source. The op works.",
+        fix="Fix the line that the warning shows.",
     ),
     Case(
-        "A size that is none",
+        "Invalid cache size",
         'opjit.cache.prune(size="big")',
         "'big'",
         "expected a size such as 5GiB",
+        cause="The size of the cache lacks a number, or its unit is unknown.",
+        fix="Use a size such as `5GiB`, or `0` for no limit.",
     ),
     Case(
-        "A remote that is not trusted",
+        "Untrusted remote cache",
         'opjit.cli.main(["cache", "pull", "file:///srv/opjit"], standalone_mode=False)',
         "file:///srv/opjit",
         "set OPJIT_TRUST",
+        cause="opjit fetches nothing from a remote cache before you name its signer.",
+        fix="Set `OPJIT_TRUST` to the public key of the publisher, see [remote caches](cache/README.md#remote-caches).",
     ),
     Case(
-        "An op that fails in precompile",
+        "Failed precompile",
         'opjit.add_path("clip")\nopjit.precompile(["demo::clip"])',
         "…/clip/clip.c:8:35",
         "include '<math.h>'",
         clip(CLIP_C),
+        cause="At least one build failed. The other builds are finished.",
+        fix="Fix the error that the message shows, and run the command again.",
     ),
     Case(
-        "A program that cannot be recorded",
+        "Program cannot be recorded",
         'opjit.cli.main(["record", "--", "no-such-program"], standalone_mode=False)',
         "'no-such-program'",
         "what follows -- is a program with its arguments",
+        cause="The program after `--` doesn't exist or isn't executable.",
+        fix="Put the program and its arguments after `--`.",
     ),
 ]
 _RUN = """
@@ -320,9 +375,19 @@ def plain(message: str, folder: Path) -> str:
 
 def page() -> str:
     """The page's text."""
-    return "\n".join(
-        [HEAD, *(section(case, error) for case, error in zip(CASES, all_provoked(), strict=True))]
-    )
+    found = list(zip(CASES, all_provoked(), strict=True))
+    return HEAD + index(found) + "".join(section(case, error) for case, error in found)
+
+
+def index(found: list[tuple[Case, Error]]) -> str:
+    """The table of messages, in the order of their classes."""
+    rows = ["| class | message | section |\n|---|---|---|\n"]
+    for case, error in sorted(found, key=lambda each: each[1].name):
+        first = error.message.splitlines()[0].replace("|", "\\|").replace("`", "'")
+        start = first if len(first) <= 70 else f"{first[:70].rpartition(' ')[0]} ..."
+        anchor = re.sub(r"[^\w\- ]", "", case.title.lower()).replace(" ", "-")
+        rows.append(f"| {error.name} | `{start}` | [{case.title}](#{anchor}) |\n")
+    return "".join(rows)
 
 
 def all_provoked() -> list[Error]:
@@ -332,13 +397,13 @@ def all_provoked() -> list[Error]:
 
 
 def section(case: Case, error: Error) -> str:
-    source = (
-        f"`{case.shown}`:\n\n```c\n{(case.files or {})[case.shown]}```\n\n" if case.shown else ""
-    )
-    remark = f"\n{case.remark}\n" if case.remark else ""
+    source = ""
+    if case.shown:
+        source = f"`{case.shown}`:\n\n```c\n{(case.files or {})[case.shown]}```\n\n"
     return (
-        f"## {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
-        f"```text\n{error.name}: {error.message.rstrip()}\n```\n{remark}"
+        f"\n## {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
+        f"```text\n{error.name}: {error.message.rstrip()}\n```\n\n"
+        f"**Cause.** {case.cause}\n\n**Fix.** {case.fix}\n"
     )
 
 

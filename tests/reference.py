@@ -1,4 +1,4 @@
-"""Writes opjit/cli/README.md, the page of all commands and variables, from what the code says of them.
+"""Writes opjit/cli/README.md, the page of all commands and variables, from the help texts in the code.
 
     python -m tests.reference
 
@@ -21,14 +21,45 @@ HEAD = """\
 
 <!-- Written by `python -m tests.reference` from the code; edit there. -->
 
-`list`, `why`, `doctor`, `cache ls` and `cache stats` take `--json` and then print one document to stdout, with the same exit code. Sizes
-are in bytes, times in seconds since 1970. Field names are stable: those of `opjit.explain()`, `opjit.cache.entries()` and
-`opjit.cache.stats()`. `why` reports an op's `"state"`, `"hit"` or `"miss"`; `doctor` reports `"ok"`, `"note"`, `"warning"` or `"problem"`.
-`opjit bench --json FILE` writes its measurements.
+Find your task in the table, or run `opjit --help`. `opjit COMMAND --help` prints the same text as this page. OP is the name of an op, or the
+path of its directory.
+
+| I want to ... | command |
+|---|---|
+| see an op built and timed | `opjit demo` |
+| start a new op, project or backend | `opjit new mylib::scale --cuda`, `opjit new --project mylib`, `opjit new --backend toy` |
+| build an op now | `opjit get ./scale` |
+| build for a GPU that is not here | `opjit get ./scale --arch sm_90` |
+| check an op | `opjit test ./scale` |
+| repeat one failed call | `opjit test ./scale --only strides --sample 4` |
+| find leaks and data races | `opjit test ./scale --sanitize leak`, `opjit test ./scale --sanitize thread` |
+| compare an op with torch | `opjit bench ./scale` |
+| see warnings, registers and spills | `opjit get -W ./scale`, `opjit get -v ./scale --arch sm_90` |
+| debug an op in gdb | `opjit get --debug ./scale`, then `OPJIT_DEBUG=1 gdb --args python program.py` |
+| know the reason for a rebuild | `opjit why ./scale` |
+| know the reason for a failed build | `opjit doctor` |
+| list ops | `opjit list` |
+| list, check or clear the cache | `opjit cache ls`, `opjit cache verify`, `opjit cache clear` |
+| share the cache | `opjit cache push s3://bucket/opjit --sign keys/ci.key`, `opjit cache pack ops.tar` |
+| sign entries | `opjit keygen ci keys` |
+| build before a job starts | `opjit record -- python train.py`, `opjit precompile --from ops.json` |
+| verify that a job will build nothing | `opjit precompile --check ops.json` |
+| autotune variants in advance | `opjit tune ./scale` |
+| run a program with cached extensions | `opjit run program.py` |
+| ship ops to users without a compiler | `opjit wheel ./scale --arch x86-64-v3,sm_90` |
+| judge generated kernels | `opjit judge ./scale a.c b.c --json -` |
+
+## JSON output
+
+With `--json`, the commands `list`, `why`, `doctor`, `cache ls` and `cache stats` print one JSON document to stdout, and exit with the same
+code. For example, `opjit why OP --json` has `"state": "hit"` or `"miss"`, and each check of `opjit doctor --json` is `"ok"`, `"note"`,
+`"warning"` or `"problem"`. The names of the fields are stable. They are also the fields of `opjit.explain()`, `opjit.cache.entries()` and
+`opjit.cache.stats()`. Sizes are in bytes, and times in seconds since 1970. `opjit bench --json FILE` writes its measurements to a file.
 """
 LOG = """
-`OPJIT_VERBOSE=1`, or Python's logger `opjit` at INFO, reports where opjit found each op, why it missed the cache, and how long the build
-took. DEBUG adds the compilers' commands. A process that waits for another's build reports its process, start and step.
+With `OPJIT_VERBOSE=1`, or if you set Python's logger `opjit` to INFO, opjit reports where it found each op, why it missed the cache, and how
+long the build was. The level DEBUG adds the commands of the compilers. When a process waits for a build of another process, it reports that
+process, its start and its current step.
 """
 
 
@@ -37,11 +68,13 @@ def page() -> str:
     table = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in sorted(VARIABLES.items()))
     variables = (
         f"## Variables\n\n| variable | meaning |\n|---|---|\n{table}\n"
-        "| `CC`, `CXX`, `CUDA_HOME` | the compilers, also behind a launcher (`ccache gcc`), and the CUDA Toolkit |\n"
+        "| `CC`, `CXX` | the compilers. You can put a launcher first, for example `ccache gcc` |\n"
+        "| `CUDA_HOME` | the CUDA Toolkit |\n"
     )
     return "\n".join([HEAD, *commands(main, "opjit"), variables]) + LOG
 
 
+# The order of the first sections. The other commands follow in the order of the code.
 _FIRST = (
     "new",
     "test",
@@ -50,11 +83,11 @@ _FIRST = (
     "demo",
     "list",
     "why",
-)  # then the others, in the order of the code
+)
 
 
 def commands(group: click.Group, path: str) -> Iterator[str]:
-    """The sections of a group's commands."""
+    """Yield the section of each command of a group."""
     for name, command in sorted(
         group.commands.items(),
         key=lambda each: _FIRST.index(each[0]) if each[0] in _FIRST else len(_FIRST),
@@ -66,7 +99,7 @@ def commands(group: click.Group, path: str) -> Iterator[str]:
 
 
 def section(command: click.Command, path: str) -> str:
-    """A command's heading, text, options and examples."""
+    """Return a command's heading, text, options and examples."""
     context = click.Context(command, info_name=path)
     usage = " ".join(command.collect_usage_pieces(context))
     text = re.sub(

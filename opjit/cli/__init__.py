@@ -1,4 +1,4 @@
-"""The command ``opjit``. Each of its commands is a few lines over the library."""
+"""The command ``opjit``. Each subcommand is a few lines that call the library."""
 
 import linecache
 import os
@@ -24,11 +24,11 @@ from opjit.cli.cache import cache
 from opjit.cli.help import PrintJson, json_option
 from opjit.errors import CacheWarning, CompileWarning, OpjitError, UnknownOp
 
-_default_format = warnings.formatwarning  # Python's, or the embedding program's
+_default_format = warnings.formatwarning  # of Python, or of the program that embeds it
 
 
 class _Commands(helps.Group):
-    """Shows opjit's errors as their message alone, and an op.py's errors without opjit's part of the traceback."""
+    """Print only the message of an opjit error, and only the op.py part of another error's traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -45,7 +45,7 @@ class _Commands(helps.Group):
 
 
 def _op_py_error(error: Exception) -> str | None:
-    """Return the text of an error that an op.py raised, with the traceback from that file on; None for any other error."""
+    """Return the text of an error that an op.py raised, with the traceback from that file on. Return None for any other error."""
     from opjit.catalog import registry
 
     folder = next(
@@ -71,23 +71,21 @@ def _op_py_error(error: Exception) -> str | None:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(
-    __version__, message="opjit %(version)s", help="Print the version; opjit doctor says more."
-)
+@click.version_option(__version__, message="opjit %(version)s", help="Print the version.")
 @click.option(
     "--include",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=helps.print_include,
-    help="Print the folder of opjit.h, for editors and for builds of your own.",
+    help="Print the directory of opjit.h, for editors and other builds.",
 )
 @click.pass_context
 def main(context: click.Context) -> None:
     """Write torch operators in plain C or CUDA C: built on first use, cached, verified and shared.
 
     \b
-    Completion of commands, ops and archs in bash (zsh, fish likewise):
+    To complete commands, ops and architectures in bash (or zsh, fish), run:
       eval "$(_OPJIT_COMPLETE=bash_source opjit)"
     """
     if context.invoked_subcommand is None:
@@ -102,7 +100,7 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Format opjit's warnings as their message alone, a compiler's as compilers do, and other warnings as usual."""
+    """Format opjit's warnings as their message, compiler warnings in the style of compilers, and other warnings as usual."""
     if issubclass(category, CompileWarning):
         excerpt = linecache.getline(filename, lineno).strip()
         return f"{filename}:{lineno}: warning: {message}\n" + f"  {excerpt}\n" * bool(excerpt)
@@ -115,8 +113,10 @@ def _format_warning(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Treat SIGTERM, which job schedulers send, and SIGHUP like Ctrl-C: end the compilers too, and leave no partial results.
-    This is for commands that build. Commands that run kernels keep the default, because Python cannot interrupt an endless loop in C."""
+    """Treat SIGHUP and SIGTERM, which job schedulers send, like Ctrl-C: end the compilers, and leave no partial results.
+
+    This is for commands that build. Commands that run kernels keep the default, because Python cannot interrupt an endless loop in C.
+    """
     received = signal.SIGINT
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -145,7 +145,7 @@ main.add_command(cache)
 
 @main.command(cls=click.Command, epilog=helps.examples("opjit demo"))
 def demo() -> None:
-    """Build an op, load it, and compare it with torch, on every device."""
+    """Build, load, check and time an op on every device."""
     from rich.console import Console
 
     from opjit.author.demo import show
@@ -192,33 +192,33 @@ def list_ops(print_json: PrintJson) -> None:
 @click.option(
     "--arch",
     shell_complete=helps.archs,
-    help="Build for these archs, separated by commas (sm_90,x86-64-v3), instead of this machine's; nothing is loaded.",
+    help="Build for these architectures, separated by commas (sm_90,x86-64-v3). Nothing is loaded.",
 )
 @click.option(
     "--build-directory",
     type=helps.FOLDER,
-    help="Put the binaries and their op.py files into one library in this folder, for opjit.load_library; nothing is loaded.",
+    help="Write an op package for opjit.load_library into this directory. Nothing is loaded.",
 )
 @click.option(
     "--name",
-    help="Name of the library in the build directory; default: from the first op, the arch and the content.",
+    help="Name of the op package. Default: derived from the first op, the architecture and the content.",
 )
 @click.option(
     "--debug",
     is_flag=True,
-    help="Build it for gdb, cuda-gdb and profilers; programs with OPJIT_DEBUG=1 load this binary.",
+    help="Build for gdb, cuda-gdb and profilers. Programs with OPJIT_DEBUG=1 load this binary.",
 )
 @click.option(
     "-W",
     "all_warnings",
     is_flag=True,
-    help="Also compile with -Wall -Wextra, and print the warnings.",
+    help="Print the warnings of -Wall -Wextra.",
 )
 @click.option(
     "-v",
     "--verbose",
     is_flag=True,
-    help="For CUDA, show each kernel's registers, shared memory, stack and spills; the file is compiled once more.",
+    help="Print registers, shared memory, stack and spills of each CUDA kernel.",
 )
 @_interruptible()
 def get(
@@ -231,15 +231,12 @@ def get(
     all_warnings: bool,
     verbose: bool,
 ) -> None:
-    """Build ops unless a cache has them, and print the paths. An OP is an op's name or folder. With --build-directory, the path is the
-    library's.
+    """Build ops, and print the paths of their binaries.
 
-    \b
-    In a debugger:
-        OPJIT_DEBUG=1 gdb --args python program.py
-        (gdb) break scale.c:12
+    OP is the name or the directory of an op. Ops that are cached are not built again. With --build-directory, the command prints the path of the op package.
 
-    A debug build (-g -Og, -G for kernels) has a key of its own, and is in no wheel and no remote.
+    Debug builds are cached separately, and are never added to a wheel or a remote cache. To use one, run
+    OPJIT_DEBUG=1 gdb --args python program.py.
     """
     from opjit import files, request
     from opjit.catalog import arguments
@@ -251,12 +248,12 @@ def get(
         os.environ["OPJIT_DEBUG"] = "1"
     if name is not None and build_directory is None:
         raise click.UsageError(
-            "--name names a library in a build directory; give --build-directory, too"
+            "--name needs --build-directory DIR, because it names the op package in that directory"
         )
     archs: list[str | None] = [each.strip() for each in arch.split(",")] if arch else [None]
     if name is not None and archs[1:]:
         raise click.UsageError(
-            "--name names one library, and each arch has its own; leave it out, or name one arch"
+            "--name needs exactly one --arch, because each architecture has a separate op package; leave out --name, or name one architecture"
         )
     targets, ops = (
         [target_of(device, each) for each in archs],
@@ -280,8 +277,8 @@ def get(
         entry = request.entry(found, target)
         if files.is_own(entry.folder):
             raise OpjitError(
-                f"{found.qualified} for {target} was built, but no cache can keep it after this command; set OPJIT_CACHE to a "
-                "folder of your own, or give --build-directory"
+                f"{found.qualified} for {target} was built, but cannot be cached; set OPJIT_CACHE to a directory that only you "
+                "can write, or pass --build-directory"
             )
         if arch is None:
             request.ready(found, target.backend, entry)
@@ -294,13 +291,15 @@ def get(
 @click.option(
     "--arch",
     shell_complete=helps.archs,
-    help="Arch to ask for (sm_90, x86-64-v3, …); default: this machine's.",
+    help="Architecture of the request, for example sm_90 or x86-64-v3. Default: this machine's.",
 )
 @json_option
 def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) -> None:
-    """Say why a request hits or misses, and which input changed. OP is an op's name or folder. For a C++ extension (opjit.load), list its
-    entries, what each was made from, what changed between them, and the log of a last build that failed. It goes by its NAME or, if an op
-    has that name, too, by cpp_extension.NAME.
+    """Explain why a request hits or misses the cache.
+
+    The command names the input that changed. OP is the name or the directory of an op, or the name of a C++ extension. If an op and an extension have the same name, use
+    cpp_extension.NAME for the extension. For an extension, the command lists its entries, their inputs, the changes between them, and the
+    log of a failed build.
     """
     from opjit.api import explain
     from opjit.catalog import arguments
@@ -317,12 +316,12 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
         found = []
     if not found and (device or arch):
         raise click.UsageError(
-            f"--device and --arch are for ops, and {name} is a C++ extension; leave them out"
+            f"--device and --arch need an op, but {name} is a C++ extension; leave them out"
         )
     extensions, log = ([], None) if found else (entries(name, root), failed_build(name, root))
     if explicit and not extensions and log is None:
         raise OpjitError(
-            f"the cache {root.root} has no entry of a C++ extension {name!r}; `opjit cache ls` lists the entries"
+            f"no entry of a C++ extension {name!r} in the cache {root.root}; run `opjit cache ls` to list the entries"
         )
     explanations = [explain(each, device, arch) for each in found]
     if print_json is not None:
@@ -350,7 +349,10 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
 @main.command(epilog=helps.examples("opjit doctor"))
 @json_option
 def doctor(print_json: PrintJson) -> None:
-    """Find out why a machine cannot build, cache or load ops. The exit code is 1 if anything prevents that."""
+    """Find out why this machine cannot build, cache or load ops.
+
+    The exit code is 1 if it cannot.
+    """
     from opjit import doctor as checks
 
     sys.exit(checks.show(print_json))
@@ -369,22 +371,27 @@ def doctor(print_json: PrintJson) -> None:
 @click.option(
     "--project",
     is_flag=True,
-    help="NAME is a project: a package with an op, whose wheel contains binaries.",
+    help="Write a project: a package with an op, and a build hook that puts binaries into its wheel.",
 )
 @click.option(
     "--backend",
     is_flag=True,
-    help="NAME is a device: a backend for it, with a kernel for one of opjit's ops.",
+    help="Write a backend for a device, with a kernel for a bundled op.",
 )
 def new(
     name: str, directory: Path, backward: bool, cuda: bool, project: bool, backend: bool
 ) -> None:
-    """Write the folder of a new op, a project or a backend. DIRECTORY gets op.py, kernels and a test, which build and pass as they are."""
+    """Write a new op, project or backend, to start from.
+
+    The command creates a directory with op.py, kernels and a test in DIRECTORY. They build and pass without an edit.
+    """
     from opjit.author.new import new_backend, new_op, new_project
 
     if backend:
         if backward or cuda or project:
-            raise click.UsageError("--backend goes with none of --backward, --cuda and --project")
+            raise click.UsageError(
+                "--backend cannot be combined with --backward, --cuda or --project"
+            )
         folder = new_backend(name, directory)
         click.echo(
             f"wrote {folder}: import {name}.backend together with the package that adds the device to torch"
@@ -413,13 +420,13 @@ def new(
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
 @helps.devices_option
 @click.option(
-    "--only", multiple=True, metavar="CHECK", help="Run this check only; may be given again."
+    "--only", multiple=True, metavar="CHECK", help="Run only this check. Can be repeated."
 )
 @click.option(
     "--sample",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Make only call N of the check that --only names, counted from 0.",
+    help="Make only call N of the check in --only, counted from 0.",
 )
 @click.option(
     "--time-limit",
@@ -427,14 +434,14 @@ def new(
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Fail a check when one call of the kernel takes longer.",
+    help="Fail a check if one call of the kernel needs more time.",
 )
 @click.option(
     "--sanitize",
     default="address,undefined",
     show_default=True,
-    help="Also make the calls under sanitizers: address,undefined,leak,thread for C, "
-    "memcheck,racecheck,initcheck,synccheck for CUDA; or none.",
+    help="Also run under these sanitizers: address,undefined,leak,thread for C, "
+    "memcheck,racecheck,initcheck,synccheck for CUDA. Use none for no sanitizer.",
 )
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option(
@@ -459,10 +466,8 @@ def test(
 ) -> None:
     """Run every check of an op.
 
-    OP is an op's name or folder. The exit code is 1 if a check fails. The command first
-    prints the compilers' warnings with -Wall and -Wextra. The checks run in a child
-    process: a kernel that crashes, exits or never returns fails its check, and the
-    other checks go on.
+    OP is the name or the directory of an op. The exit code is 1 if a check fails. The command first prints the warnings of -Wall -Wextra.
+    The checks run in a child process, so if a kernel crashes, exits or never returns, only its check fails.
     """
     from opjit.cli import diagnostics
     from opjit.testing import isolation, report
@@ -496,12 +501,12 @@ def test(
     "--arch",
     shell_complete=helps.archs,
     required=True,
-    help="Archs to build for, separated by commas: x86-64-v3,x86-64-v4,sm_80,sm_90. No GPU is needed.",
+    help="Architectures to build for, separated by commas. You don't need a GPU.",
 )
 @helps.host_option
-@click.option("--name", help="The wheel's name; default: the ops' namespace with -ops.")
-@click.option("--version", default="0.1.0", show_default=True, help="The wheel's version.")
-@click.option("-o", "--output", type=helps.FOLDER, default=".", help="Folder for the wheel.")
+@click.option("--name", help="Name of the wheel. Default: the namespace of the ops with -ops.")
+@click.option("--version", default="0.1.0", show_default=True, help="Version of the wheel.")
+@click.option("-o", "--output", type=helps.FOLDER, default=".", help="Directory for the wheel.")
 @_interruptible()
 def wheel(
     folders: tuple[Path, ...],
@@ -511,8 +516,9 @@ def wheel(
     version: str,
     output: Path,
 ) -> None:
-    """Pack ops into a wheel, with their binaries. It has the sources of the op FOLDERs, and binaries for the archs, which need no compiler
-    after installation.
+    """Build a wheel with ops and their binaries.
+
+    The wheel contains the sources of the op directories, and binaries for the architectures. Users of these architectures need no compiler.
     """
     from opjit.author.wheel import make
 
@@ -533,43 +539,43 @@ def wheel(
     "--all",
     "everything",
     is_flag=True,
-    help="All ops that are bundled, in OPJIT_PATH, or in installed packages.",
+    help="Build all ops: bundled, in OPJIT_PATH and in installed packages.",
 )
 @click.option(
     "--from",
     "recorded",
     metavar="FILE",
     type=helps.FILE,
-    help="The ops of a list from `opjit record`, for its archs.",
+    help="Build the op list that `opjit record` wrote.",
 )
 @click.option(
     "--check",
     metavar="FILE",
     type=helps.FILE,
-    help="Build nothing; say whether all that --from FILE would build, with the same options, is there, and what is missing.",
+    help="Build nothing. Check that every entry of the op list is cached, and list the missing entries.",
 )
 @click.option(
     "--arch",
     shell_complete=helps.archs,
     default="",
-    help="Archs to build for, separated by commas: x86-64-v3,sm_80,sm_90. No GPU is needed. Default: this machine's.",
+    help="Architectures to build for, separated by commas. You don't need a GPU. Default: this machine's.",
 )
 @helps.host_option
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Builds at once, at most; default: $OPJIT_JOBS, else what CPUs and memory allow.",
+    help="Largest number of parallel builds. Default: $OPJIT_JOBS, or a number that fits CPUs and memory.",
 )
 @click.option(
     "--extensions",
     is_flag=True,
-    help="Also build the list's C++ extensions; only from a list that you trust, as their flags can run any code.",
+    help="Also build the C++ extensions of the list. Use it only if you trust the list, because its flags can run any code.",
 )
 @click.option(
     "--store",
     metavar="DIR",
     type=helps.FOLDER,
-    help="Fill this store instead of the cache, for an image or for OPJIT_LAYERS; everyone may read it.",
+    help="Fill this directory instead of the cache, for an image or for OPJIT_LAYERS. All users can read it.",
 )
 @_interruptible()
 def precompile(
@@ -583,14 +589,17 @@ def precompile(
     extensions: bool,
     store: Path | None,
 ) -> None:
-    """Build ops ahead of requests, for any arch. OP is an op's name or folder; the exit code is 1 if a build fails."""
+    """Build ops in advance, for any architecture.
+
+    OP is the name or the directory of an op. The exit code is 1 if a build fails. If the command is interrupted, run it again to continue.
+    """
     from opjit.ahead.plan import plan_ops, plan_recorded
     from opjit.ahead.precompile import build_plan, check_precompiled, error_texts
 
     if bool(ops) + everything + (recorded is not None) + (check is not None) != 1:
-        raise click.UsageError("name OPs, or give --all, or --from FILE, or --check FILE")
+        raise click.UsageError("expected OPs, --all, --from FILE or --check FILE")
     if extensions and recorded is None and check is None:
-        raise click.UsageError("--extensions goes with --from FILE, a list from `opjit record`")
+        raise click.UsageError("--extensions needs --from FILE, an op list from `opjit record`")
     archs = [each.strip() for each in arch.split(",")] if arch else []
     if check is not None:
         count = check_precompiled(check, archs, store=store, extensions=extensions, hosts=hosts)
@@ -614,11 +623,14 @@ def precompile(
     type=helps.FILE,
     default="ops.json",
     show_default=True,
-    help="The list, for `opjit precompile --from`.",
+    help="Op list for `opjit precompile --from`.",
 )
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, command: tuple[str, ...]) -> None:
-    """List the ops and C++ extensions that a program uses. Runs COMMAND, whose processes all count; the exit code is the command's."""
+    """Record the ops and C++ extensions that a program uses.
+
+    The command runs COMMAND and writes an op list. Child processes are included. The command exits with the code of COMMAND.
+    """
     from opjit.ahead.record import record as record_ops
 
     sys.exit(record_ops(command, output))
@@ -642,9 +654,10 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     type=click.UNPROCESSED,
 )
 def run(program: tuple[str, ...]) -> None:
-    """Run a program with its C++ extensions from the cache. Runs a Python PROGRAM as `python` does; what it and its children load, or
-    build by a setup.py, through torch comes from opjit's cache. A child that ignores PYTHONPATH, as after `python -I`, keeps torch's
-    functions.
+    """Run a program with its C++ extensions from the cache.
+
+    The command runs PROGRAM like python. If the program or its child processes load an extension through torch, or build one with a
+    setup.py, it comes from the cache. A child that ignores PYTHONPATH, for example after python -I, keeps torch's functions.
     """
     from opjit import cpp_extension
 
@@ -655,13 +668,16 @@ def run(program: tuple[str, ...]) -> None:
 @click.argument("name")
 @click.argument("directory", type=helps.FOLDER, default=".")
 def keygen(name: str, directory: Path) -> None:
-    """Make a key pair that signs entries. In DIRECTORY, NAME.key signs entries, and NAME.pub is for everyone who trusts them."""
+    """Make a key pair that signs entries.
+
+    The command writes NAME.key and NAME.pub into DIRECTORY. Keep NAME.key secret, and give NAME.pub to everyone who should trust your entries.
+    """
     from opjit.share import trust
 
     private, public = trust.keygen(name, directory)
-    click.echo(f"{private} signs entries: opjit cache push --sign {private}; keep it secret")
+    click.echo(f"{private} signs entries: opjit cache push --sign {private}. Keep it secret.")
     click.echo(
-        f"{directory / name}.pub is for everyone who trusts them; set OPJIT_TRUST to its path, or to the key itself:"
+        f"To trust these entries, set OPJIT_TRUST to {directory / name}.pub, or to the key itself:"
     )
     click.echo(f"export OPJIT_TRUST={public}")
 
@@ -674,28 +690,28 @@ def keygen(name: str, directory: Path) -> None:
 )
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
 @helps.devices_option
-@click.option("--only", help="Measure only the workloads whose label contains this text.")
+@click.option("--only", help="Measure only the benchmark cases with this text in their label.")
 @click.option(
     "--json",
     "json_file",
     type=click.File("w", lazy=False),
-    help="Also write the measurements to this file.",
+    help="Write the measurements to this file.",
 )
 @click.option(
     "--plot",
     "plot_file",
     type=click.File("wb", lazy=False),
-    help="Also plot the ratios into this PNG file (needs matplotlib).",
+    help="Plot the ratios into this PNG file (needs matplotlib).",
 )
 @click.option(
     "--against",
     metavar="SIDE",
-    help="Measure against torch.compile of the reference, another op (aten::neg) or a function (module:name) instead.",
+    help="Baseline instead of the reference: torch.compile, an op (aten::neg) or a function (module:name).",
 )
 @click.option(
     "--cold/--hot",
     default=None,
-    help="Whether caches hold none of a call's inputs, or those of the call before; default: cold on CUDA, hot on the CPU.",
+    help="Measure with cold or warm hardware caches. Default: cold on CUDA, hot on the CPU.",
 )
 def bench(
     ops: tuple[str, ...],
@@ -706,9 +722,11 @@ def bench(
     against: str | None,
     cold: bool | None,
 ) -> None:
-    """Measure an op against its reference in plain torch. OP is an op's name or folder. Results are checked first. +- is the spread of the
-    ratio over the rounds; the rate is in B/s, or in FLOP/s where the workload declares its operations. On CUDA the time is the device's,
-    host us the host's to issue a call, and roof the part of the roofline that is reached.
+    """Measure an op against its reference in plain torch.
+
+    OP is the name or the directory of an op. Results are checked first. In the table, +- is the spread of the ratio over the rounds. The
+    rate is in B/s, or in FLOP/s if the benchmark case declares its operations. On CUDA, the time is device time, "host us" is the CPU time
+    to issue a call, and "roof" is the reached part of the roofline.
     """
     from opjit.author.bench import benchmark
 
@@ -722,10 +740,14 @@ def bench(
 )
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
 @helps.devices_option
-@click.option("--only", default="", help="Only the workloads whose label contains this text.")
+@click.option(
+    "--only", default="", help="Tune only for the benchmark cases with this text in their label."
+)
 def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
-    """Choose among an op's variants, ahead of calls. OP is an op's name or folder. For the sizes of each workload that the op declares, the
-    variants are built, measured, and the fastest recorded in the cache; a call with such sizes then measures nothing.
+    """Autotune the variants of an op in advance.
+
+    OP is the name or the directory of an op. For each benchmark case, the command builds and measures all variants, and records the fastest
+    one in the cache. Calls with these sizes then measure nothing.
     """
     from opjit import backends
     from opjit import tune as tuning
@@ -760,20 +782,20 @@ def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
     nargs=-1,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option("--op", metavar="NAME", help="Which op of a TASK that declares several.")
+@click.option("--op", metavar="NAME", help="Op to judge, if TASK declares several.")
 @click.option(
     "--lint",
     is_flag=True,
-    help="Judge the task instead: what would pass though it computes nothing.",
+    help="Check the task instead: report trivial outputs that would pass.",
 )
 @helps.device_option
 @click.option(
-    "--gpus", default="", help="Numbers of the GPUs to use, separated by commas; default: all."
+    "--gpus", default="", help="Numbers of the GPUs to use, separated by commas. Default: all."
 )
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Candidates at once; default: as CPUs and memory allow.",
+    help="Number of parallel candidates. Default: a number that fits CPUs and memory.",
 )
 @click.option(
     "--time-limit",
@@ -781,19 +803,19 @@ def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Longest time of a call.",
+    help="Time limit of a call.",
 )
 @click.option(
     "--json",
     "json_file",
     type=click.File("w"),
-    help="Write verdicts to this file as lines of JSON; - is stdout.",
+    help="Write verdicts to this file as lines of JSON. - is stdout.",
 )
 @click.option(
     "--serve",
     "socket",
     type=click.Path(path_type=Path),
-    help="Take candidates from a socket, as lines of JSON.",
+    help="Read candidates from a socket, one line of JSON each.",
 )
 def judge(
     task: str,
@@ -807,18 +829,20 @@ def judge(
     json_file: Any,
     socket: Path | None,
 ) -> None:
-    """Compile, check and time kernels of strangers. TASK is an op's name or folder, or a KernelBench file; a CANDIDATE is C or CUDA text of
-    the op, or Python with a ModelNew. The exit code is 0 if every candidate got a verdict.
+    """Compile, check and time untrusted kernels.
+
+    TASK is the name or the directory of an op, or a KernelBench file. A CANDIDATE is C or CUDA code of the op, or Python code with a
+    ModelNew. The exit code is 0 if every candidate got a verdict.
     """
     from opjit.judge import command
     from opjit.judge.scheduler import Judge
     from opjit.judge.task import Task
 
     if bool(candidates) + lint + (socket is not None) != 1:
-        raise click.UsageError("name CANDIDATEs, or give --serve SOCKET, or --lint")
+        raise click.UsageError("expected CANDIDATEs, --serve SOCKET or --lint")
     if lint:
         found = command.lint(Task(task, device or "cpu", 0, op))
-        click.echo("\n".join(found) or "nothing that computes nothing would pass")
+        click.echo("\n".join(found) or "no trivial output would pass")
         sys.exit(bool(found))
     numbers = [int(each) for each in gpus.split(",") if each.strip().isdecimal()]
     command.run(

@@ -1,4 +1,4 @@
-"""The commands ``opjit cache …``. Each is a few lines over opjit.cache."""
+"""The commands ``opjit cache …``. Each is a few lines that call opjit.cache."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ def cache() -> None:
 
 @cache.command(cls=click.Command, epilog=helps.examples("opjit cache path"))
 def path() -> None:
-    """Print the cache's folder."""
+    """Print the directory of the cache."""
     from opjit.store.store import default_root
 
     click.echo(default_root())
@@ -52,7 +52,10 @@ def ls(print_json: helps.PrintJson) -> None:
 @cache.command(epilog=helps.examples("opjit cache stats"))
 @helps.json_option
 def stats(print_json: helps.PrintJson) -> None:
-    """Show how many requests found a binary, fetched one or built one. A process is counted when it ends."""
+    """Count hits, fetches and builds.
+
+    A process adds its counts when it ends.
+    """
     from opjit import cache
 
     found = cache.stats()
@@ -69,7 +72,10 @@ def stats(print_json: helps.PrintJson) -> None:
 
 @cache.command(epilog=helps.examples("opjit cache verify"))
 def verify() -> None:
-    """Compare every entry with its manifest. The exit code is 1 if one is bad. The next request for a bad entry replaces it."""
+    """Compare every entry with its manifest.
+
+    The exit code is 1 if an entry is bad. The next request replaces a bad entry.
+    """
     from opjit import cache
     from opjit.cache.verification import BAD, GOOD
 
@@ -88,13 +94,17 @@ def verify() -> None:
 @cache.command(epilog=helps.examples("opjit cache prune --size 5GiB --age 30d"))
 @click.option(
     "--size",
-    help="Remove the least recently used entries beyond this size; default: OPJIT_CACHE_SIZE, else 10GiB.",
+    help="Remove the least recently used entries beyond this size. Default: OPJIT_CACHE_SIZE, or 10GiB.",
 )
 @click.option(
-    "--age", help="Remove entries unused for this long (30d, 12h, 2w; 0: no limit); default: 90d."
+    "--age",
+    help="Remove entries that were unused for this time (30d, 12h, 2w; 0 for no limit). Default: 90d.",
 )
 def prune(size: str | None, age: str | None) -> None:
-    """Remove entries that were not used for long. Builds also do so, once a day. Loaded binaries keep working."""
+    """Remove entries that were unused for a long time.
+
+    Builds do this once a day. Loaded binaries keep working.
+    """
     from opjit import cache
 
     done = cache.prune(size, age)
@@ -112,7 +122,10 @@ def prune(size: str | None, age: str | None) -> None:
 @cache.command(epilog=helps.examples("opjit cache clear allreduce"))
 @click.argument("ops", metavar="[OP...]", nargs=-1, shell_complete=helps.ops)
 def clear(ops: tuple[str, ...]) -> None:
-    """Remove the entries of each OP (default: all). Loaded binaries keep working."""
+    """Remove all entries, or the entries of each OP.
+
+    Loaded binaries keep working.
+    """
     from opjit import cache
 
     done = cache.clear(*ops)
@@ -127,19 +140,19 @@ def clear(ops: tuple[str, ...]) -> None:
 @click.option(
     "--unsigned",
     is_flag=True,
-    help="Upload without signatures; only OPJIT_TRUST=unsigned accepts that.",
+    help="Upload without signatures. Only OPJIT_TRUST=unsigned accepts these entries.",
 )
 def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
-    """Upload entries to a remote. Uploads the cache's entries of OPs (default: all) to URL (default: OPJIT_REMOTE), unless they are already
-    there.
+    """Upload entries to a remote cache.
 
-    A C++ extension is the OP cpp_extension::NAME, as in `opjit cache ls`. The same goes for pull and pack.
+    The command uploads all entries, or the entries of each OP, to URL (default: OPJIT_REMOTE). It skips entries that the remote cache has.
+    For a C++ extension, use cpp_extension::NAME as in `opjit cache ls`.
     """
     from opjit.cache import transfer
 
     if (sign is None) != unsigned:
         raise click.UsageError(
-            "expected --sign KEY (opjit keygen makes one), or --unsigned to upload without a signature"
+            "expected --sign KEY (run `opjit keygen` to make one), or --unsigned"
         )
     url, names = _url(ops)
     _print_report("uploaded", *transfer.push(url, sign=sign, ops=names, say=click.echo))
@@ -148,10 +161,10 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
 @cache.command(epilog=helps.examples("opjit cache pull s3://bucket/opjit allreduce"))
 @click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 def pull(ops: tuple[str, ...]) -> None:
-    """Fetch entries from a remote. Fetches the entries of OPs (default: all) that URL (default: OPJIT_REMOTE) has and the cache does not,
-    for every arch.
+    """Download entries from a remote cache.
 
-    Not from a web server, which cannot list its entries: requests and precompile fetch from there what they need.
+    The command downloads all entries, or the entries of each OP, from URL (default: OPJIT_REMOTE), for every architecture. It skips entries
+    that the cache has. It doesn't work with a web server, which cannot list its entries. Requests and `opjit precompile` download from one.
     """
     from opjit.cache import transfer
 
@@ -165,10 +178,13 @@ def pull(ops: tuple[str, ...]) -> None:
 @click.option(
     "--sign",
     type=helps.FILE,
-    help="Sign with the private key in this file; only OPJIT_TRUST=unsigned accepts unsigned entries.",
+    help="Sign with the private key in this file. Only OPJIT_TRUST=unsigned accepts unsigned entries.",
 )
 def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
-    """Write entries into one file. FILE becomes a tar with the cache's entries of OPs (default: all), of all hosts and archs."""
+    """Write entries into one archive.
+
+    FILE is a tar file with all entries, or the entries of each OP, for every host CPU and architecture.
+    """
     from opjit.cache import transfer
 
     _print_report("packed", *transfer.pack(file, sign=sign, ops=ops))
@@ -177,7 +193,10 @@ def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
 @cache.command(epilog=helps.examples("opjit cache unpack ops.tar"))
 @click.argument("file", type=helps.FILE)
 def unpack(file: Path) -> None:
-    """Take the entries out of a pack. The cache gets those of FILE, which `opjit cache pack` wrote, if OPJIT_TRUST names their key."""
+    """Add the entries of an archive to the cache.
+
+    `opjit cache pack` writes archives. OPJIT_TRUST must contain the public key of their signer.
+    """
     from opjit.cache import transfer
 
     _print_report("unpacked", *transfer.unpack(file, say=click.echo))

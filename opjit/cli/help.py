@@ -1,4 +1,4 @@
-"""What the command line says of itself: first steps, groups of commands, examples, and completion in a shell; and its common options."""
+"""Help of the command line: first steps, groups of commands, examples, shell completion, and options that several commands share."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-# The commands under each heading; what they do is the first sentence of their docstrings.
+# The commands under each heading. Their summaries are the first sentences of their docstrings.
 SECTIONS = {
     "Start": ["demo", "list", "get", "doctor"],
     "Write an op": ["new", "test", "bench", "tune", "judge", "wheel"],
@@ -23,14 +23,16 @@ SECTIONS = {
 FIRST_STEPS = """\
 opjit: torch operators in plain C or CUDA C, built on first use.
 
-  opjit demo                     see one built, loaded, compared and timed
-  opjit new mylib::scale_add     write an op of your own, to start from
-  opjit test ./scale_add         build it, and hold it against its reference
-  opjit doctor                   find out why a machine cannot build
+  opjit demo                     build, load, check and time an op
+  opjit new mylib::scale_add     write a new op, to start from
+  opjit test ./scale_add         build it, and check it against its reference
+  opjit doctor                   find out why this machine cannot build
 
-opjit --help lists every command, and opjit COMMAND --help has an example of each.
+Use opjit --help for all commands, and opjit COMMAND --help for examples.
 """
-PrintJson = Callable[[object], None] | None  # prints the document; None without --json
+PrintJson = (
+    Callable[[object], None] | None
+)  # None without --json, otherwise a function that prints a document
 FILE, FOLDER = (
     click.Path(dir_okay=False, path_type=Path),
     click.Path(file_okay=False, path_type=Path),
@@ -42,7 +44,7 @@ def examples(*lines: str) -> str:
 
 
 class OpCommand(click.Command):
-    """A command for which all ops are declared when it runs. Its help and completion do without, and so without torch."""
+    """A command that declares all ops when it runs. Help and completion don't, so they don't import torch."""
 
     def invoke(self, ctx: click.Context) -> Any:
         from opjit import api
@@ -72,7 +74,7 @@ def print_include(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 
 def ops(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete names of ops, or folders once a word holds a slash."""
+    """Complete the names of ops, or directories if the word contains a slash."""
     if "/" in incomplete or incomplete.startswith("."):
         return [CompletionItem(incomplete, type="dir")]
     from opjit import api
@@ -85,7 +87,7 @@ def ops(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list
 
 
 def archs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete archs of all devices; after a comma, the next one."""
+    """Complete the architectures of all devices, one or several."""
     from opjit import api, backends
 
     api.declare_all()
@@ -108,7 +110,7 @@ def devices(
 
 
 def _json_printer(ctx: click.Context, _: click.Parameter, asked: bool) -> PrintJson:
-    """Send all else that Python prints, for example in an op.py, to stderr."""
+    """Redirect all other output of Python, for example of an op.py, to stderr."""
     if not asked:
         return None
     stdout = sys.stdout
@@ -121,12 +123,12 @@ json_option = click.option(
     "print_json",
     is_flag=True,
     callback=_json_printer,
-    help="Print one JSON document, for scripts.",
+    help="Print one JSON document to stdout.",
 )
 device_option = click.option(
     "--device",
     shell_complete=devices,
-    help="Device to use; default: the current accelerator, else the CPU.",
+    help="Device to use. Default: the current accelerator, or the CPU.",
 )
 host_option = click.option(
     "--host",
@@ -134,10 +136,10 @@ host_option = click.option(
     metavar="CPUS",
     default="",
     callback=lambda _, __, text: text.replace(" ", "").split(",") if text else [],
-    help="Processors that run what is built for GPUs: x86_64,aarch64. Default: this machine's.",
+    help="Host CPUs of the machines with the GPUs, for example x86_64,aarch64. Default: this machine's.",
 )
 devices_option = click.option(
     "--device",
     shell_complete=devices,
-    help="Device to use; default: each here that an op has a kernel for.",
+    help="Device to use. Default: every available device that the op supports.",
 )

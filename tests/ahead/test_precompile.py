@@ -105,8 +105,8 @@ def test_cuda_ops_are_built_for_several_archs_without_a_gpu(here: Path) -> None:
         (["allreduce", "--arch", "sm_9"], "unknown arch 'sm_9'"),
         (["nonsense"], "no op named 'opjit::nonsense' is declared"),
         (["/no/such/folder"], "there is no folder /no/such/folder"),
-        ([], "name OPs, or give --all, or --from FILE"),
-        (["allreduce", "--all"], "name OPs, or give --all, or --from FILE"),
+        ([], "expected OPs, --all, --from FILE"),
+        (["allreduce", "--all"], "expected OPs, --all, --from FILE"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_built(

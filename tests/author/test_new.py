@@ -83,7 +83,7 @@ def test_its_own_test_passes_without_a_backward(tmp_path: Path) -> None:
         (("aten::add",), "'aten' is taken, by torch or by the files"),
         (("cpu", "--backend"), "'cpu' is taken, by torch"),
         (("my-npu", "--backend"), "use letters, digits and _"),
-        (("npu", "--backend", "--cuda"), "--backend goes with none of"),
+        (("npu", "--backend", "--cuda"), "--backend cannot be combined with"),
     ],
 )
 def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(

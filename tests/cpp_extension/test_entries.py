@@ -54,12 +54,12 @@ def test_each_entry_says_what_it_was_made_from_and_what_changed(here: Path, tmp_
     assert why("cpp_extension.extension_why").output == text
     found = json.loads(why("extension_why", "--json").output)
     assert [each["folder"] for each in found] == [str(newest.folder), str(oldest.folder)]
-    assert "--device and --arch are for ops" in why("extension_why", "--device", "cpu").output
+    assert "--device and --arch need an op" in why("extension_why", "--device", "cpu").output
 
 
 def test_an_extension_that_is_not_in_the_cache_is_named(here: Path) -> None:
     assert (
-        f"the cache {here} has no entry of a C++ extension 'absent'"
+        f"no entry of a C++ extension 'absent' in the cache {here}"
         in why("cpp_extension.absent").output
     )
     assert "no op named 'opjit::absent' is declared" in why("absent").output
