@@ -11,7 +11,10 @@ VARIABLES = {
     "OPJIT_CPP_AUTOGRAD": "`0`: don't compile the C++ autograd kernel, so that calls without a gradient go through Python",
     "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, like `opjit get --debug`",
     "OPJIT_FAST": "`0`: compile C++ extensions with torch's full headers and nvcc",
-    "OPJIT_JOBS": "largest number of compilers in all your processes. Default: `MAX_JOBS`, or a number that fits the CPUs, the free memory and the cgroup",
+    "OPJIT_JOBS": (
+        "largest number of compilers in all your processes. Default: `MAX_JOBS`, or a number that "
+        "fits the CPUs, the free memory and the cgroup"
+    ),
     "OPJIT_LAYERS": "read-only caches that opjit searches first, separated by `:`",
     "OPJIT_OFFLINE": "`1`: never build and never query a remote cache. If an op is not cached, it raises an error",
     "OPJIT_PATH": "absolute paths of directories with your ops, separated by `:`. opjit runs their `op.py`",
@@ -19,7 +22,10 @@ VARIABLES = {
     "OPJIT_RECORD": "file in which processes record their ops. `opjit record` sets it",
     "OPJIT_REMOTE": "URL of a remote cache that opjit queries before it builds: `https://`, `s3://`, `gs://` or `file://`",
     "OPJIT_TIMEOUT": "seconds after which opjit ends the tools of a build. Default: `3600`. `0` means no limit",
-    "OPJIT_TRUST": "trusted signers, separated by `:`. Each is a file with a public key, or `ed25519:` and the key. `unsigned` trusts everybody",
+    "OPJIT_TRUST": (
+        "trusted signers, separated by `:`. Each is a file with a public key, or `ed25519:` and the"
+        " key. `unsigned` trusts everybody"
+    ),
     "OPJIT_TUNE": "`0`: run the first variant of each op, and measure nothing",
     "OPJIT_VERBOSE": "`1`: report hits, builds and waits on stderr",
     "OPJIT_WHEEL_ARCHS": "architectures of a project's wheel, for example `x86-64-v3,sm_90`. They replace the list in `pyproject.toml`",

@@ -22,13 +22,14 @@ HEAD = """\
 
 <!-- Written by `python -m tests.gallery`, which provokes each error. -->
 
-Look up an error by the first words of its message or by its class. Each section has a program that provokes the error, its cause and its fix.
-When a build fails without an obvious reason, run `opjit doctor`.
+Look up an error by the first words of its message or by its class. Each section has a program that
+provokes the error, its cause and its fix. When a build fails without an obvious reason, run `opjit
+doctor`.
 
 Each error is a class of `opjit.errors` and a `RuntimeError`. The command `opjit` prints only the message. If you catch errors, catch
-`opjit.errors.OpjitError` for all of them, or `BuildError` for failures of compilers and disks. `EntryError` and `UntrustedFolder` never reach
-your program: opjit treats such an entry as a miss and prints one `CacheWarning`. In the messages below, `…` replaces a directory of the
-example.
+`opjit.errors.OpjitError` for all of them, or `BuildError` for failures of compilers and disks.
+`EntryError` and `UntrustedFolder` never reach your program: opjit treats such an entry as a miss
+and prints one `CacheWarning`. In the messages below, `…` replaces a directory of the example.
 
 """
 CLIP_PY = """\
@@ -197,7 +198,10 @@ CASES = [
         "",
         clip(),
         cause="The program differentiates through an op that declares no backward.",
-        fix="Declare a backward, see [gradients](../examples/03_gradients/README.md). If the op needs no gradient, declare it with `differentiable=False`.",
+        fix=(
+            "Declare a backward, see [gradients](../examples/03_gradients/README.md). If the op needs "
+            "no gradient, declare it with `differentiable=False`."
+        ),
     ),
     Case(
         "Compiler not found",

@@ -21,8 +21,8 @@ HEAD = """\
 
 <!-- Written by `python -m tests.reference` from the code; edit there. -->
 
-Find your task in the table, or run `opjit --help`. `opjit COMMAND --help` prints the same text as this page. OP is the name of an op, or the
-path of its directory.
+Find your task in the table, or run `opjit --help`. `opjit COMMAND --help` prints the same text as this page. OP is the name of an op, or
+the path of its directory.
 
 | I want to ... | command |
 |---|---|
@@ -57,9 +57,9 @@ code. For example, `opjit why OP --json` has `"state": "hit"` or `"miss"`, and e
 `opjit.cache.stats()`. Sizes are in bytes, and times in seconds since 1970. `opjit bench --json FILE` writes its measurements to a file.
 """
 LOG = """
-With `OPJIT_VERBOSE=1`, or if you set Python's logger `opjit` to INFO, opjit reports where it found each op, why it missed the cache, and how
-long the build was. The level DEBUG adds the commands of the compilers. When a process waits for a build of another process, it reports that
-process, its start and its current step.
+With `OPJIT_VERBOSE=1`, or if you set Python's logger `opjit` to INFO, opjit reports where it found each op, why it missed the cache,
+and how long the build was. The level DEBUG adds the commands of the compilers. When a process waits for a build of another process,
+it reports that process, its start and its current step.
 """
 
 

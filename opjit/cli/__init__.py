@@ -233,7 +233,8 @@ def get(
 ) -> None:
     """Build ops, and print the paths of their binaries.
 
-    OP is the name or the directory of an op. Ops that are cached are not built again. With --build-directory, the command prints the path of the op package.
+    OP is the name or the directory of an op. Ops that are cached are not built again. With
+    --build-directory, the command prints the path of the op package.
 
     Debug builds are cached separately, and are never added to a wheel or a remote cache. To use one, run
     OPJIT_DEBUG=1 gdb --args python program.py.
@@ -252,8 +253,8 @@ def get(
         )
     archs: list[str | None] = [each.strip() for each in arch.split(",")] if arch else [None]
     if name is not None and archs[1:]:
-        raise click.UsageError(
-            "--name needs exactly one --arch, because each architecture has a separate op package; leave out --name, or name one architecture"
+            "--name needs exactly one --arch, because each architecture has a separate op package; "
+            "leave out --name, or name one architecture"
         )
     targets, ops = (
         [target_of(device, each) for each in archs],
@@ -297,9 +298,10 @@ def get(
 def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) -> None:
     """Explain why a request hits or misses the cache.
 
-    The command names the input that changed. OP is the name or the directory of an op, or the name of a C++ extension. If an op and an extension have the same name, use
-    cpp_extension.NAME for the extension. For an extension, the command lists its entries, their inputs, the changes between them, and the
-    log of a failed build.
+    The command names the input that changed. OP is the name or the directory of an op, or the name
+    of a C++ extension. If an op and an extension have the same name, use cpp_extension.NAME for the
+    extension. For an extension, the command lists its entries, their inputs, the changes between
+    them, and the log of a failed build.
     """
     from opjit.api import explain
     from opjit.catalog import arguments
@@ -670,7 +672,8 @@ def run(program: tuple[str, ...]) -> None:
 def keygen(name: str, directory: Path) -> None:
     """Make a key pair that signs entries.
 
-    The command writes NAME.key and NAME.pub into DIRECTORY. Keep NAME.key secret, and give NAME.pub to everyone who should trust your entries.
+    The command writes NAME.key and NAME.pub into DIRECTORY. Keep NAME.key secret, and give NAME.pub
+    to everyone who should trust your entries.
     """
     from opjit.share import trust
 
