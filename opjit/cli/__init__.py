@@ -253,6 +253,7 @@ def get(
         )
     archs: list[str | None] = [each.strip() for each in arch.split(",")] if arch else [None]
     if name is not None and archs[1:]:
+        raise click.UsageError(
             "--name needs exactly one --arch, because each architecture has a separate op package; "
             "leave out --name, or name one architecture"
         )
