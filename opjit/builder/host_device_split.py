@@ -177,7 +177,7 @@ class _Splitter:
             end = launch_end(tokens, closing, index)
             if end + 3 >= len(tokens) or tokens[end + 3].text != "(":
                 raise NvccOnly("it has a launch without arguments in parentheses")
-            first, last = tokens[_callee(tokens, index, closing)], tokens[closing[end + 3]]
+            first, last = tokens[callee_start(tokens, index, closing)], tokens[closing[end + 3]]
             configuration = self.text[token.end : tokens[end].start]
             self.host += [
                 (
@@ -328,10 +328,10 @@ class _Splitter:
         arguments = (
             ""
             if not declared or at != parameters - 1
-            else _template_arguments(self.tokens[begin : begin + declared])
+            else template_arguments(self.tokens[begin : begin + declared])
         )
         groups = self._groups(parameters)
-        named = [_parameter(group) for group in groups]
+        named = [named_parameter(group) for group in groups]
         types = ", ".join(
             self.text[group[0].start : end] for group, (_, end) in zip(groups, named, strict=True)
         )
@@ -410,7 +410,7 @@ class _Splitter:
         self.variables.append(Variable("::".join((*names, words[end - 1])), constant))
 
 
-def _callee(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
+def callee_start(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
     """Return the index at which the kernel's name before ``<<<`` begins."""
     at = index - 1
     if tokens[at].text == ")":
@@ -443,7 +443,7 @@ def _after_template(head: list[Token]) -> int:
     return at
 
 
-def _template_arguments(head: list[Token]) -> str:
+def template_arguments(head: list[Token]) -> str:
     """Return ``<T, n>`` for ``template <typename T, int n>``."""
     if sum(token.text == "template" for token in head) > 1 or len(head) <= 3:
         return ""
@@ -466,7 +466,7 @@ def _template_arguments(head: list[Token]) -> str:
     return f"<{', '.join(names)}>"
 
 
-def _parameter(group: list[Token]) -> tuple[str, int]:
+def named_parameter(group: list[Token]) -> tuple[str, int]:
     """Return a parameter's name, with ``...`` for a pack, and where its declaration ends, before a default argument."""
     end = next((index for index, token in enumerate(group) if token.text == "="), len(group))
     named = next((index for index, token in enumerate(group) if token.text == "["), end)

@@ -453,6 +453,11 @@ def new(
     help="Run only the checks that failed in the last run, or all of them if none did.",
 )
 @click.option("--junit", type=helps.FILE, metavar="FILE", help="Write the results as JUnit's XML.")
+@click.option(
+    "--emulate",
+    is_flag=True,
+    help="Run CUDA kernels on the CPU, with checks for races and bounds, as `--device cuda` does without a GPU.",
+)
 @json_option
 @_interruptible()
 def test(
@@ -465,6 +470,7 @@ def test(
     fail_fast: bool,
     last_failed: bool,
     junit: Path | None,
+    emulate: bool,
     print_json: PrintJson,
 ) -> None:
     """Run every check of an op.
@@ -484,8 +490,13 @@ def test(
         device, parse(sanitize), only, sample, time_limit, demanded, fail_fast, last_failed
     )
 
+    if emulate or _lacks_gpu(device):
+        from opjit.emulate.checks import EMULATOR
+
+        options = options._replace(device="cuda", emulator=EMULATOR)
+
     def warn(found: list[Any]) -> None:
-        if not only:
+        if not only and options.emulator is None:
             isolation.apart(partial(diagnostics.show_all_warnings, found, device))
 
     results = run(ops, options, warn)
@@ -494,6 +505,13 @@ def test(
     if print_json is not None:
         print_json([result.fields() for result in results])
     sys.exit(exit_code(results))
+
+
+def _lacks_gpu(device: str | None) -> bool:
+    """Return whether a command names CUDA on a machine that cannot run it."""
+    from opjit import backends
+
+    return device == "cuda" and backends.for_device(device).available() is not None
 
 
 @main.command(epilog=helps.examples("opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90"))

@@ -31,7 +31,22 @@ _COLORS = {"failed": "red", "ok": "green", "skipped": "cyan"}  # in the verdict'
 _CLEAR = "\r\x1b[K"  # removes the terminal's last line
 _TIMED = 0.1  # seconds from which a check's time is shown
 _SHOWN = 2  # failures of one cause
+_EMULATED = "emulated on the CPU: results, races and bounds; no timing"
 _SAMPLE = re.compile(r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?")
+
+
+class Emulator(NamedTuple):
+    """CUDA kernels on the CPU; see `opjit.emulate`.
+
+    Attributes:
+        checks: the checks that need a kernel with checks of its accesses.
+        build: compiles an op's kernel; raises Skipped for a feature that is not emulated.
+        prepare: makes torch call an op's kernel for CPU tensors, with or without such checks.
+    """
+
+    checks: Sequence[Check]
+    build: Callable[[Op], str]
+    prepare: Callable[[Op, bool], None]
 
 
 class Options(NamedTuple):
@@ -46,6 +61,7 @@ class Options(NamedTuple):
         demanded: whether a sanitizer that does not run is a failure.
         fail_fast: whether the first failure ends the run.
         last_failed: whether only the checks that failed in the last run are run.
+        emulator: runs CUDA kernels in the place of a GPU.
     """
 
     device: str | None = None
@@ -56,20 +72,22 @@ class Options(NamedTuple):
     demanded: bool = False
     fail_fast: bool = False
     last_failed: bool = False
+    emulator: Emulator | None = None
 
     def checks(self, device: str) -> list[Check]:
         """Return the chosen checks that apply to a device.
 
         Raises BadSetting if a name is unknown.
         """
-        names = [check.name for check in testing.CHECKS]
+        own = self.emulator.checks if self.emulator else ()
+        names = [check.name for check in [*own, *testing.CHECKS]]
         for name in self.only:
             if name not in names:
                 raise BadSetting(f"there is no check {name!r}; use {', '.join(names)}")
         if self.sample is not None and len(self.only) != 1:
             raise BadSetting("--sample counts the calls of one check; name it with --only")
 
-        applicable = [check for check in testing.CHECKS if check.device in (None, device)]
+        applicable = [check for check in [*own, *testing.CHECKS] if check.device in (None, device)]
         if not self.only:
             return applicable
         return [check for check in applicable if check.name in self.only]
@@ -117,6 +135,10 @@ def _test_on_devices(table: _Table, op: Op, name: str) -> None:
     inner = os.path.join(name, op.folder.name)
     if os.path.isdir(inner):
         name = inner
+    emulator = table.options.emulator
+    if emulator is not None:
+        table.emulate(op, name, emulator)
+        return
     chosen = table.options.device
     devices = op.devices() if chosen is None else [chosen]
     for device in devices:
@@ -191,6 +213,7 @@ class _Table:
         self._subject = ""
         self._ran: set[str] = set()  # sanitizers
         self._compiled = False
+        self._emulated = False
         self._causes: dict[str, list[str]] = {}  # the checks that failed, by the cause
         self._last_failed = report.last_failed() if options.last_failed else {}
         if options.last_failed and not self._last_failed:
@@ -279,6 +302,32 @@ class _Table:
                 note = f"the same in {tally(len(more), 'other check')} as in {names[0]}"
                 self._print("failed", f"{len(more)} more", note, ", ".join(more))
 
+    def emulate(self, op: Op, name: str, emulator: Emulator) -> None:
+        """Run the checks of an op's CUDA kernel on the CPU. Each line reports that, because no line is a run on a GPU."""
+        title = f"{op.qualified} on cuda, {_EMULATED}"
+        checks = self._chosen(title, "cpu")
+        if self.stopped or not checks:
+            return
+        self.begin(title)
+        built = outcome_of("build", partial(emulator.build, op))
+        if built.status != "ok":
+            self.add(built)
+            return
+        self._emulated = True
+        for checked in (True, False):
+            part = [check for check in checks if (check in emulator.checks) is checked]
+            prepare = partial(emulator.prepare, op, checked)
+            for event in supervise(
+                op, "cpu", part, self.options.seconds, prepare, self.options.sample
+            ):
+                line = event.line() if isinstance(event, Death) else event
+                command = _repeating(name, line, "cuda")
+                shown = line._replace(note=f"emulated: {line.note}")
+                self.add(shown, command=f"{command} --emulate" if command else "")
+                if self.stopped:
+                    return
+        self._summarize_causes()
+
     def compile(self, op: Op) -> None:
         """Compile an op's CUDA kernel for OPJIT_ARCH, or for sm_90 without it, because this machine has no GPU."""
         if self.stopped:
@@ -293,7 +342,7 @@ class _Table:
             status = "failed" if isinstance(error, CompileError) else "skipped"
             self.add(Line("build", status, str(error)))
         else:
-            note = f"compiled for {target.arch} and not run, as no GPU is here"
+            note = f"compiled for {target.arch} and not run, as no GPU is here; --emulate runs it on the CPU"
             self.add(Line("build", "ok", note))
             self._compiled = True
 
@@ -331,6 +380,8 @@ class _Table:
             verdict = ["nothing was checked"]
         if self._compiled:
             verdict.append("CUDA compiled and not run")
+        if self._emulated:
+            verdict.append("CUDA emulated and not run on a GPU")
         if self.stopped:
             verdict.append("stopped at the first failure")
         click.echo(", ".join(verdict))

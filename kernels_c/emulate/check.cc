@@ -1,0 +1,755 @@
+/*
+ * check.cc - every access of a checked kernel: whether it is in bounds, whether someone wrote what it reads, and whether it
+ * races with another one. g++ -fsanitize=thread inserts the calls; this file answers them, in place of libtsan.
+ *
+ * Races are found by happens-before, as in FastTrack (Flanagan and Freund, PLDI 2009): an access keeps an epoch, a thread
+ * and its time, in place of a vector of clocks. Grids make most clocks cheap: what came before a block's barrier is known
+ * to the whole block, so that one number for each block, its barriers, orders most accesses. Lanes of a warp have a vector
+ * of 32 clocks, for __syncwarp. Only fences and atomics need maps, which a fence fills with what its thread knows.
+ */
+#include "runtime.h"
+
+#include <algorithm>
+#include <link.h>
+#include <map>
+#include <mutex>
+#include <pthread.h>
+#include <unordered_map>
+
+enum { THREADS = EMU_THREADS_OF_BLOCK, RECORDS = 4, PAGE = 4096, WORD = 4 };
+
+/* ---------------------------------------------------------------------------------------------- */
+/* What a thread knows of others                                                                  */
+
+/* Accesses that are ordered before: of blocks, all in earlier epochs; of threads, all up to a time. */
+struct knowledge {
+    std::map<uint32_t, uint32_t> blocks, threads;
+};
+
+struct clocks {
+    uint32_t id; /* the block's number and the thread's */
+    uint32_t time;
+    uint32_t lanes[LANES]; /* the time up to which each lane of its warp is ordered before it */
+    knowledge *known;      /* by acquired fences */
+    knowledge *fenced;     /* what its last fence made ready to hand over */
+    knowledge *seen;       /* what it has read of others since its last fence */
+};
+
+static std::unordered_map<uintptr_t, knowledge> released; /* with the values of atomics and flags */
+static std::vector<knowledge *> grid_knowledge;           /* all that was made, freed after the grid */
+
+static void raise_to(std::map<uint32_t, uint32_t> &times, uint32_t who, uint32_t time)
+{
+    uint32_t &known = times[who];
+    known = std::max(known, time);
+}
+
+static void learn(knowledge *to, const knowledge *from)
+{
+    for (const auto &[who, time] : from->blocks)
+        raise_to(to->blocks, who, time);
+    for (const auto &[who, time] : from->threads)
+        raise_to(to->threads, who, time);
+}
+
+/* Knowledge is shared between threads, so that it never changes: a thread that learns gets a new one. */
+static knowledge *joined(const knowledge *one, const knowledge *other)
+{
+    knowledge *both = new knowledge();
+    if (one)
+        learn(both, one);
+    if (other)
+        learn(both, other);
+    grid_knowledge.push_back(both);
+    return both;
+}
+
+/* All that the running thread has done, and knows. */
+static knowledge *snapshot(void)
+{
+    const clocks *own = self->order;
+    knowledge *all = joined(own->known, nullptr);
+    raise_to(all->blocks, self->in->number, self->in->epoch);
+    raise_to(all->threads, own->id, own->time);
+    for (int lane = 0; lane < LANES; lane++)
+        if (own->lanes[lane])
+            raise_to(all->threads, own->id / LANES * LANES + (uint32_t)lane, own->lanes[lane]);
+    return all;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Records of accesses                                                                            */
+
+enum { IS_WRITE = 1, IS_ATOMIC = 2 };
+
+struct access {
+    uint32_t id, time, epoch, era;
+    const void *code;
+    uint8_t bytes; /* a mask of the word's four */
+    uint8_t flags;
+};
+
+struct cell {
+    access records[RECORDS];
+};
+
+static std::unordered_map<uintptr_t, cell *> pages;
+static uintptr_t last_page = 1;
+static cell *last_cells;
+
+static cell *cell_of(uintptr_t address)
+{
+    if (address / PAGE != last_page) {
+        last_page = address / PAGE;
+        cell *&cells = pages[last_page];
+        if (!cells)
+            cells = (cell *)calloc(PAGE / WORD, sizeof *cells);
+        last_cells = cells;
+    }
+    return last_cells + address % PAGE / WORD;
+}
+
+static void forget_records(const char *from, size_t bytes)
+{
+    for (uintptr_t page = (uintptr_t)from / PAGE; page <= ((uintptr_t)from + bytes) / PAGE; page++) {
+        const auto found = pages.find(page);
+        if (found != pages.end())
+            memset((void *)found->second, 0, PAGE / WORD * sizeof(cell));
+    }
+}
+
+/* Whether an access came before all that the running thread does now. */
+static bool is_before(const access &earlier)
+{
+    const clocks *own = self->order;
+    if (earlier.id == own->id)
+        return true;
+    const uint32_t number = earlier.id / THREADS;
+    if (number == self->in->number) {
+        if (earlier.epoch < self->in->epoch)
+            return true;
+        const bool same_warp = earlier.id / LANES == own->id / LANES;
+        if (same_warp && own->lanes[earlier.id % LANES] >= earlier.time)
+            return true;
+    }
+    if (!own->known)
+        return false;
+    const auto whole = own->known->blocks.find(number);
+    if (whole != own->known->blocks.end() && whole->second > earlier.epoch)
+        return true;
+    const auto one = own->known->threads.find(earlier.id);
+    return one != own->known->threads.end() && one->second >= earlier.time;
+}
+
+static const char *verb_of(int flags)
+{
+    if (flags & IS_ATOMIC)
+        return flags & IS_WRITE ? "updates" : "reads by an atomic";
+    return flags & IS_WRITE ? "writes" : "reads";
+}
+
+/* What would order two accesses. */
+static const char *remedy_for(const access &earlier, int flags)
+{
+    if ((earlier.flags | flags) & IS_ATOMIC && earlier.id / THREADS == self->in->number)
+        return "one of them is no atomic, and no barrier is between them";
+    if (earlier.id / THREADS != self->in->number)
+        return (earlier.flags | flags) & IS_ATOMIC ? "one of them is no atomic, and no fence orders them"
+                                                   : "nothing orders the two blocks: an atomic or a fence with a flag would";
+    if (earlier.id / LANES == self->order->id / LANES)
+        return "a __syncwarp() or __syncthreads() is missing between them";
+    return "a __syncthreads() is missing between them";
+}
+
+struct region {
+    uintptr_t end;
+    std::string name;
+    std::vector<char> written; /* by byte; empty for memory that is known to be written */
+};
+
+static std::string name_memory(uintptr_t address, long *offset);
+
+static void report_race(const access &earlier, int flags, const void *code, uintptr_t address)
+{
+    const std::string before = finding_place(earlier.code), now = finding_place(code);
+    const std::string key = "race" + std::min(before, now) + std::max(before, now);
+    if (finding_is_known(key))
+        return;
+    long offset = 0;
+    const std::string name = name_memory(address, &offset);
+    finding_add(key, before, "race on %s, byte %ld: %s %s, %s %s in %s; %s", name.c_str(), offset,
+                finding_thread(earlier.id / THREADS, (int)(earlier.id % THREADS)).c_str(), verb_of(earlier.flags),
+                finding_thread(self).c_str(), verb_of(flags), finding_line(now, before).c_str(),
+                remedy_for(earlier, flags));
+}
+
+/* Look for races with the records of a word, and leave one in the place of a record that says less, or of any. */
+static void record(uintptr_t word, uint8_t bytes, int flags, const void *code)
+{
+    const clocks *own = self->order;
+    access *place = nullptr;
+    bool replaces = false;
+    for (access &each : cell_of(word)->records) {
+        if (each.era != era) {
+            place = place ? place : &each;
+            continue;
+        }
+        if (!(each.bytes & bytes))
+            continue;
+        const bool before = is_before(each), both_atomic = each.flags & flags & IS_ATOMIC;
+        if (!before && (each.flags | flags) & IS_WRITE && !both_atomic)
+            report_race(each, flags, code, word);
+        const bool own_and_less = each.id == own->id && (each.flags & ~flags) == 0;
+        const bool overwritten = before && flags & IS_WRITE && (bytes & each.bytes) == each.bytes;
+        if (!replaces && (own_and_less || overwritten)) {
+            place = &each;
+            replaces = true;
+        }
+    }
+    if (!place)
+        for (access &each : cell_of(word)->records)
+            if (!place || (!(each.flags & IS_WRITE) && launch_random(2)))
+                place = &each; /* a read, if there is one */
+    *place = {own->id, own->time, self->in->epoch, era, code, bytes, (uint8_t)flags};
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Memory that kernels may touch                                                                  */
+
+/* Tensors may overlap, as views of one memory do, or be equal: each has its entry, by its first address. */
+static std::multimap<uintptr_t, region> regions;
+static std::recursive_mutex registering;
+
+typedef std::multimap<uintptr_t, region>::iterator region_place;
+
+/* The memory that has an address and, if there is one, also the bytes after it. */
+static region_place region_of(uintptr_t address, size_t size)
+{
+    region_place found = regions.end();
+    for (region_place at = regions.upper_bound(address); at != regions.begin();) {
+        --at;
+        if (address + size <= at->second.end)
+            return at;
+        if (address < at->second.end)
+            found = at;
+    }
+    return found;
+}
+
+extern "C" void emu_see(const void *memory, size_t bytes, const char *name, bool fresh)
+{
+    if (!checking || !memory || !bytes)
+        return;
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    region seen = {(uintptr_t)memory + bytes, name, {}};
+    seen.written.assign(fresh ? bytes : 0, 0);
+    if (fresh)
+        memset((void *)memory, 0xff, bytes);
+    regions.insert({(uintptr_t)memory, seen});
+}
+
+extern "C" void emu_forget(const void *memory)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    regions.erase((uintptr_t)memory);
+}
+
+extern "C" void emu_wrote(const void *memory, size_t bytes)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    const uintptr_t address = (uintptr_t)memory;
+    const region_place seen = region_of(address, bytes);
+    if (seen != regions.end() && !seen->second.written.empty())
+        memset(&seen->second.written[address - seen->first], 1, std::min<size_t>(bytes, seen->second.end - address));
+}
+
+/* Report elements of an output that no thread has written. */
+extern "C" void emu_check_written(const void *memory, size_t element, const char *name)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    const auto found = regions.find((uintptr_t)memory);
+    if (found == regions.end() || element == 0)
+        return;
+    const std::vector<char> &written = found->second.written;
+    size_t missing = 0, first = 0;
+    for (size_t at = 0; at < written.size(); at += element)
+        if (!written[at] && missing++ == 0)
+            first = at / element;
+    if (missing)
+        finding_add(std::string("unwritten") + name, name, "%zu of %zu elements were never written; the first is %zu", missing,
+                    written.size() / element, first);
+}
+
+static std::map<void *, size_t> allocated; /* by cudaMalloc */
+
+void *emu_allocate(size_t bytes)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    void *memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    if (!memory)
+        return nullptr;
+    allocated[memory] = bytes;
+    emu_see(memory, bytes, "memory of cudaMalloc", true);
+    return memory;
+}
+
+bool emu_free(void *memory)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    if (!memory)
+        return true;
+    if (!allocated.erase(memory))
+        return false;
+    emu_forget(memory);
+    free(memory);
+    return true;
+}
+
+/* Whether an address is in a library's own data: a __device__ or __constant__ variable. */
+static bool is_static(uintptr_t address)
+{
+    struct search {
+        uintptr_t address;
+        bool found;
+    } wanted = {address, false};
+    dl_iterate_phdr(
+        [](dl_phdr_info *library, size_t, void *data) {
+            search *wanted = (search *)data;
+            for (int i = 0; i < library->dlpi_phnum; i++) {
+                const auto &part = library->dlpi_phdr[i];
+                const uintptr_t first = library->dlpi_addr + part.p_vaddr;
+                wanted->found |= part.p_type == PT_LOAD && wanted->address - first < part.p_memsz;
+            }
+            return (int)wanted->found;
+        },
+        &wanted);
+    return wanted.found;
+}
+
+/* The variable in shared memory that has an offset, or the last before it. */
+static const placed *variable_before(size_t offset)
+{
+    const placed *found = nullptr;
+    for (const placed &each : self->in->variables)
+        if (each.offset <= offset && (!found || each.offset > found->offset))
+            found = &each;
+    return found;
+}
+
+/* The name of memory in a report, and an address's offset in it. */
+static std::string name_memory(uintptr_t address, long *offset)
+{
+    if (shared_owns(address)) {
+        const size_t at = address - (uintptr_t)self->in->shared;
+        const placed *variable = variable_before(at);
+        if (at - SHARED_FIRST < self->in->of->how.shared || !variable) {
+            *offset = (long)(at - SHARED_FIRST);
+            return "dynamic shared memory";
+        }
+        *offset = (long)(at - variable->offset);
+        return std::string("shared memory `") + variable->variable->name + "`";
+    }
+    const region_place known = region_of(address, 1);
+    *offset = known == regions.end() ? 0 : (long)(address - known->first);
+    return known == regions.end() ? "global memory" : "`" + known->second.name + "`";
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Bounds, and what nobody wrote                                                                  */
+
+static const char *verb(int flags)
+{
+    return flags & IS_WRITE ? "writes" : "reads";
+}
+
+[[noreturn]] static void report_bounds(const std::string &place, const std::string &text)
+{
+    finding_add("bounds" + place, place, "%s", text.c_str());
+    launch_stop(cudaErrorIllegalAddress);
+}
+
+static std::string says(const char *verb, size_t size)
+{
+    return finding_thread(self) + " " + verb + " " + std::to_string(size) + " bytes ";
+}
+
+static bool is_written(const char *from, size_t size)
+{
+    return std::all_of(from, from + size, [](char byte) { return byte != 0; });
+}
+
+static void check_shared(uintptr_t address, size_t size, int flags, const void *code)
+{
+    block *in = self->in;
+    const size_t at = address - (uintptr_t)in->shared, dynamic = in->of->how.shared;
+    const placed *variable = variable_before(at);
+    const bool in_dynamic = at - SHARED_FIRST < dynamic && at + size <= SHARED_FIRST + dynamic;
+    if (!in_dynamic && (!variable || at + size > variable->offset + variable->variable->size)) {
+        const std::string place = finding_place(code), what = says(verb(flags), size);
+        if (!variable || at < SHARED_FIRST + dynamic)
+            report_bounds(place, what + "out of bounds: byte " + std::to_string((long)at - SHARED_FIRST) + " of " +
+                                     std::to_string(dynamic) + " bytes of dynamic shared memory");
+        const emu_variable *near = variable->variable;
+        report_bounds(place, what + "out of bounds: byte " + std::to_string(at - variable->offset) + " of shared memory `" +
+                                 near->name + "`, which has " + std::to_string(near->size) + " bytes");
+    }
+    if (flags & IS_WRITE)
+        memset(&in->written[at], 1, size);
+    if (flags == IS_WRITE || is_written(&in->written[at], size))
+        return;
+    long offset = 0;
+    const std::string place = finding_place(code), name = name_memory(address, &offset);
+    finding_add("unset" + place, place, "%s reads %s at byte %ld, which no thread has written",
+                finding_thread(self).c_str(), name.c_str(), offset);
+}
+
+static std::string near_regions(uintptr_t address)
+{
+    enum { NEAR = 1 << 20 };
+    const auto after = regions.upper_bound(address);
+    if (after != regions.begin()) {
+        const auto &before = *std::prev(after);
+        if (address - before.second.end < NEAR)
+            return std::to_string(address - before.second.end) + " bytes past the end of `" + before.second.name + "`";
+    }
+    if (after != regions.end() && after->first - address < NEAR)
+        return std::to_string(after->first - address) + " bytes before `" + after->second.name + "`";
+    return "no tensor of the call is near";
+}
+
+static void check_global(uintptr_t address, size_t size, int flags, const void *code)
+{
+    const region_place found = region_of(address, size);
+    if (found == regions.end()) {
+        if (!regions.empty() && !is_static(address))
+            report_bounds(finding_place(code),
+                          says(verb(flags), size) + "out of bounds: " + near_regions(address));
+        return;
+    }
+    region *known = &found->second;
+    const size_t offset = address - found->first;
+    if (address + size > known->end)
+        report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: the last " +
+                                               std::to_string(known->end - address) + " of them are in `" + known->name +
+                                               "`");
+    if (known->written.empty())
+        return;
+    char *written = &known->written[offset];
+    if (flags != IS_WRITE && !is_written(written, size)) {
+        const std::string place = finding_place(code);
+        finding_add("unset" + place, place, "%s reads `%s` at byte %zu, which nothing has written",
+                    finding_thread(self).c_str(), known->name.c_str(), offset);
+    }
+    if (flags & IS_WRITE)
+        memset(written, 1, size);
+}
+
+static void see_access(uintptr_t address, size_t size, int flags, const void *code)
+{
+    if (!self || !checking)
+        return;
+    self->caller = code;
+    if (fiber_owns(address))
+        return; /* the thread's own variables */
+    if (shared_owns(address))
+        check_shared(address, size, flags, code);
+    else
+        check_global(address, size, flags, code);
+    if (size > 1 && size <= 16 && (size & (size - 1)) == 0 && address % size) {
+        const std::string place = finding_place(code);
+        finding_add("aligned" + place, place, "misaligned: %s %s %zu bytes at an address that is no multiple of %zu",
+                    finding_thread(self).c_str(), verb(flags), size, size);
+    }
+    for (uintptr_t word = address & ~(uintptr_t)(WORD - 1); word < address + size; word += WORD) {
+        unsigned bytes = 15;
+        if (word < address)
+            bytes &= 15u << (address - word);
+        if (word + WORD > address + size)
+            bytes &= 15u >> (word + WORD - address - size);
+        record(word, (uint8_t)bytes, flags, code);
+    }
+    if (flags & IS_WRITE)
+        launch_progress();
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* What orders accesses                                                                           */
+
+void check_begin_grid(void)
+{
+    era++;
+    released.clear();
+    for (knowledge *each : grid_knowledge)
+        delete each;
+    grid_knowledge.clear();
+}
+
+void check_begin_block(block *fresh)
+{
+    const size_t count = fresh->threads.size();
+    clocks *orders = (clocks *)calloc(count, sizeof *orders);
+    for (size_t i = 0; i < count; i++) {
+        orders[i].id = fresh->number * THREADS + (uint32_t)i;
+        orders[i].time = 1;
+        fresh->threads[i].order = &orders[i];
+    }
+    fresh->written.assign(SHARED_SLOT, 0);
+    memset(fresh->shared, 0xff, SHARED_SLOT);
+    fresh->order.resize(count);
+    for (size_t i = 0; i < count; i++)
+        fresh->order[i] = (int)i;
+    for (size_t i = count; i > 1; i--)
+        std::swap(fresh->order[i - 1], fresh->order[launch_random((unsigned)i)]);
+}
+
+void check_end_block(block *done)
+{
+    if (done->threads.empty() || !done->threads[0].order)
+        return;
+    forget_records(done->shared, done->used);
+    free(done->threads[0].order);
+    for (thread &each : done->threads)
+        each.order = nullptr;
+}
+
+/* A barrier orders the block's accesses by its epoch; what a thread has learned or fenced, all of them have. */
+void check_block_barrier(block *at)
+{
+    knowledge *known = nullptr, *fenced = nullptr;
+    for (const thread &each : at->threads) {
+        if (each.order->known && each.order->known != known)
+            known = joined(known, each.order->known);
+        if (each.order->fenced && each.order->fenced != fenced)
+            fenced = joined(fenced, each.order->fenced);
+    }
+    for (thread &each : at->threads) {
+        each.order->known = known;
+        each.order->fenced = fenced;
+    }
+}
+
+void check_warp_barrier(meeting *of)
+{
+    uint32_t all[LANES] = {0};
+    for (int lane = 0; lane < LANES; lane++) {
+        if (!(of->came >> lane & 1))
+            continue;
+        const clocks *own = of->lanes[lane]->order;
+        for (int other = 0; other < LANES; other++)
+            all[other] = std::max(all[other], own->lanes[other]);
+        all[lane] = std::max(all[lane], own->time);
+    }
+    for (int lane = 0; lane < LANES; lane++)
+        if (of->came >> lane & 1) {
+            memcpy(of->lanes[lane]->order->lanes, all, sizeof all);
+            of->lanes[lane]->order->time++;
+        }
+}
+
+void check_grid_barrier(const std::vector<block *> &blocks)
+{
+    era++;
+    for (block *each : blocks)
+        each->epoch++;
+}
+
+/* A fence makes all before it ready for the next store of a flag, and what loads of flags have read known. */
+void emu_fence(emu_scope scope)
+{
+    if (!self || !checking || scope == EMU_BLOCK)
+        return;
+    clocks *own = self->order;
+    if (own->seen)
+        own->known = joined(own->known, own->seen);
+    own->fenced = snapshot();
+    own->time++;
+}
+
+/* A load of a flag: what its writer had fenced is known at once with an acquire, or with the next fence. */
+static void learn_from(uintptr_t address, bool at_once)
+{
+    const auto found = released.find(address);
+    if (found == released.end())
+        return;
+    knowledge *&to = at_once ? self->order->known : self->order->seen;
+    to = joined(to, &found->second);
+}
+
+/* A store of a flag hands over what its thread had fenced. An update keeps what others had handed over there. */
+static void hand_over(uintptr_t address, bool update)
+{
+    const knowledge *fenced = self->order->fenced;
+    if (!update)
+        released.erase(address);
+    if (fenced)
+        learn(&released[address], fenced);
+    launch_progress();
+}
+
+void emu_atomic(const void *place, int size, emu_access access, const void *caller)
+{
+    if (!self)
+        return;
+    self->budget -= 50;
+    if (self->budget < 0) {
+        self->caller = caller;
+        emu_pause(); /* before the access: what it sees is what the checks know */
+    }
+    if (!checking) {
+        if (access != EMU_LOADS)
+            launch_progress();
+        return;
+    }
+    const uintptr_t address = (uintptr_t)place;
+    see_access(address, (size_t)size, IS_ATOMIC | (access == EMU_LOADS ? 0 : IS_WRITE), caller);
+    if (access & EMU_LOADS)
+        learn_from(address, self->order->fenced != nullptr);
+    if (access & EMU_STORES)
+        hand_over(address, access == EMU_UPDATES);
+}
+
+void emu_acquire(const void *place, int size, const void *caller)
+{
+    if (!self)
+        return;
+    self->caller = caller;
+    emu_pause();
+    if (!checking)
+        return;
+    see_access((uintptr_t)place, (size_t)size, IS_ATOMIC, caller);
+    learn_from((uintptr_t)place, true);
+}
+
+void emu_release(const void *place, int size, const void *caller)
+{
+    if (!self || !checking)
+        return;
+    see_access((uintptr_t)place, (size_t)size, IS_ATOMIC | IS_WRITE, caller);
+    released[(uintptr_t)place] = *snapshot();
+    self->order->time++;
+}
+
+/* A volatile access of global memory is a flag's; in shared memory it orders nothing, and only binds the compiler. */
+static void see_volatile(uintptr_t address, size_t size, bool write, const void *code)
+{
+    if (!self)
+        return;
+    if (!checking || shared_owns(address) || fiber_owns(address)) {
+        see_access(address, size, write ? IS_WRITE : 0, code);
+        return;
+    }
+    self->budget -= write ? 0 : 200;
+    if (self->budget < 0) {
+        self->caller = code;
+        emu_pause();
+    }
+    see_access(address, size, IS_ATOMIC | (write ? IS_WRITE : 0), code);
+    if (write)
+        hand_over(address, false);
+    else
+        learn_from(address, self->order->fenced != nullptr);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* What g++ calls                                                                                 */
+
+#define CODE __builtin_return_address(0)
+#define ACCESSES(size_) \
+    void __tsan_read##size_(void *place) { see_access((uintptr_t)place, size_, 0, CODE); } \
+    void __tsan_write##size_(void *place) { see_access((uintptr_t)place, size_, IS_WRITE, CODE); } \
+    void __tsan_unaligned_read##size_(void *place) { see_access((uintptr_t)place, size_, 0, CODE); } \
+    void __tsan_unaligned_write##size_(void *place) { see_access((uintptr_t)place, size_, IS_WRITE, CODE); } \
+    void __tsan_volatile_read##size_(void *place) { see_volatile((uintptr_t)place, size_, false, CODE); } \
+    void __tsan_volatile_write##size_(void *place) { see_volatile((uintptr_t)place, size_, true, CODE); } \
+    void __tsan_unaligned_volatile_read##size_(void *place) { see_volatile((uintptr_t)place, size_, false, CODE); } \
+    void __tsan_unaligned_volatile_write##size_(void *place) { see_volatile((uintptr_t)place, size_, true, CODE); }
+
+/* The compiler's own atomics: the host's, in code that is compiled with checks. */
+#define HOST_ATOMICS(bits_, type_) \
+    type_ __tsan_atomic##bits_##_load(const volatile type_ *p, int) { return __atomic_load_n(p, 5); } \
+    void __tsan_atomic##bits_##_store(volatile type_ *p, type_ v, int) { __atomic_store_n(p, v, 5); } \
+    type_ __tsan_atomic##bits_##_exchange(volatile type_ *p, type_ v, int) { return __atomic_exchange_n(p, v, 5); } \
+    type_ __tsan_atomic##bits_##_fetch_add(volatile type_ *p, type_ v, int) { return __atomic_fetch_add(p, v, 5); } \
+    type_ __tsan_atomic##bits_##_fetch_sub(volatile type_ *p, type_ v, int) { return __atomic_fetch_sub(p, v, 5); } \
+    type_ __tsan_atomic##bits_##_fetch_and(volatile type_ *p, type_ v, int) { return __atomic_fetch_and(p, v, 5); } \
+    type_ __tsan_atomic##bits_##_fetch_or(volatile type_ *p, type_ v, int) { return __atomic_fetch_or(p, v, 5); } \
+    type_ __tsan_atomic##bits_##_fetch_xor(volatile type_ *p, type_ v, int) { return __atomic_fetch_xor(p, v, 5); } \
+    int __tsan_atomic##bits_##_compare_exchange_strong(volatile type_ *p, type_ *c, type_ v, int, int) \
+    { \
+        return __atomic_compare_exchange_n(p, c, v, false, 5, 5); \
+    } \
+    int __tsan_atomic##bits_##_compare_exchange_weak(volatile type_ *p, type_ *c, type_ v, int, int) \
+    { \
+        return __atomic_compare_exchange_n(p, c, v, false, 5, 5); \
+    }
+
+/* The beginning of the descriptions that UndefinedBehaviorSanitizer's calls get. */
+struct source_location {
+    const char *file;
+    uint32_t line, column;
+};
+
+struct type_mismatch {
+    source_location at;
+    const void *type;
+    unsigned char log_alignment;
+};
+
+extern "C" {
+ACCESSES(1)
+ACCESSES(2)
+ACCESSES(4)
+ACCESSES(8)
+ACCESSES(16)
+
+void __tsan_read_range(void *place, unsigned long size)
+{
+    if (size)
+        see_access((uintptr_t)place, size, 0, CODE);
+}
+
+void __tsan_write_range(void *place, unsigned long size)
+{
+    if (size)
+        see_access((uintptr_t)place, size, IS_WRITE, CODE);
+}
+
+HOST_ATOMICS(8, unsigned char)
+HOST_ATOMICS(16, unsigned short)
+HOST_ATOMICS(32, unsigned)
+HOST_ATOMICS(64, unsigned long)
+
+void __tsan_atomic_thread_fence(int)
+{
+    __atomic_thread_fence(5);
+}
+
+void __tsan_atomic_signal_fence(int) {}
+void __tsan_init(void) {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit(void) {}
+void __tsan_vptr_update(void **, void *) {}
+void __tsan_vptr_read(void **) {}
+
+void __ubsan_handle_type_mismatch_v1(void *data, uintptr_t address)
+{
+    const type_mismatch *mismatch = (const type_mismatch *)data;
+    const uintptr_t alignment = (uintptr_t)1 << mismatch->log_alignment;
+    if (!self || address % alignment == 0)
+        return;
+    const std::string place = finding_place(emu_place{mismatch->at.file, (int)mismatch->at.line});
+    finding_add("aligned" + place, place, "misaligned: %s uses an address that is no multiple of %zu as one of a type that is",
+                finding_thread(self).c_str(), (size_t)alignment);
+    launch_stop(cudaErrorMisalignedAddress);
+}
+
+void __ubsan_handle_out_of_bounds(void *data, uintptr_t index)
+{
+    const source_location *at = (const source_location *)data;
+    if (!self)
+        return;
+    const std::string place = finding_place(emu_place{at->file, (int)at->line});
+    finding_add("index" + place, place, "%s uses index %ld, which is outside of the array", finding_thread(self).c_str(),
+                (long)index);
+}
+}

@@ -1,0 +1,854 @@
+/*
+ * launch.cc - a grid: which of its threads runs next, where they wait for each other, and when they cannot go on.
+ *
+ * Without checks the threads of a block run in order, one block after the other. With checks blocks run side by side, and
+ * a seeded generator decides who is next, so that a schedule can be repeated.
+ */
+#include "runtime.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <sys/mman.h>
+#include <unordered_map>
+
+#define EMU_TLS __thread __attribute__((tls_model("initial-exec")))
+EMU_TLS uint3 threadIdx, blockIdx, blockDim, gridDim;
+EMU_TLS int emu_lane;
+EMU_TLS thread *self;
+
+enum {
+    BUDGET = 256,         /* branches of a thread before others may go on, without checks */
+    CHECKED_BUDGET = 2000,
+    SIDE_BY_SIDE = 2048,  /* threads of checked blocks that run at once */
+    SPINS = 1000,         /* pauses without progress before more blocks begin */
+    ROOM = EMU_MULTIPROCESSORS * EMU_THREADS_OF_MULTIPROCESSOR /* threads that a GPU like ours has at once */
+};
+
+bool checking;
+bool in_call;
+uint32_t era = 1;
+std::vector<launch *> running;
+
+static std::recursive_mutex launching;
+static unsigned seed = 1;
+static double patience = 5; /* CPU seconds */
+
+/* The grids that run: the scheduler's state, for the length of a launch. */
+static struct {
+    std::vector<block *> resident, unused;
+    std::deque<thread *> ready;
+    void *top; /* of the scheduler's own stack */
+    fiber *ended;
+    unsigned random;
+    bool stopped;
+    cudaError_t error;
+    std::vector<thread *> at_grid_barrier;
+    long pauses;     /* since the last progress */
+    double standing; /* CPU time at which threads began to make no progress; 0 while they do */
+} grid;
+
+static double cpu_seconds(void)
+{
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+unsigned launch_random(unsigned below)
+{
+    grid.random = grid.random * 1664525u + 1013904223u; /* Numerical Recipes' generator */
+    return (grid.random >> 8) % below;
+}
+
+void launch_progress(void)
+{
+    grid.pauses = 0;
+    grid.standing = 0;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Threads                                                                                        */
+
+static void become(thread *next)
+{
+    const block *in = next->in;
+    next->state = RUNNING;
+    self = next;
+    threadIdx = next->index;
+    blockIdx = in->index;
+    blockDim = in->of->how.block;
+    gridDim = in->of->how.grid;
+    emu_lane = next->lane;
+}
+
+/* Let the scheduler run others, until someone wakes this thread. */
+static void suspend(void)
+{
+    fiber *own = self->on;
+    emu_switch(&own->top, grid.top);
+}
+
+static void wake(thread *sleeper)
+{
+    sleeper->state = READY;
+    grid.ready.push_back(sleeper);
+}
+
+static void wait_at(const char *what, emu_place at)
+{
+    self->doing = what;
+    self->at = at;
+}
+
+/* End all threads of the launch. */
+void launch_stop(cudaError_t error)
+{
+    grid.error = error;
+    grid.stopped = true;
+    for (;;)
+        suspend();
+}
+
+bool emu_is_thread(void)
+{
+    return self != nullptr;
+}
+
+void emu_pause(void)
+{
+    if (!self)
+        return;
+    self->doing = nullptr;
+    self->budget = checking ? CHECKED_BUDGET : BUDGET;
+    grid.pauses++;
+    wake(self);
+    suspend();
+}
+
+extern "C" void __sanitizer_cov_trace_pc(void)
+{
+    thread *own = self;
+    if (!own || --own->budget > 0)
+        return;
+    own->caller = __builtin_return_address(0);
+    emu_pause();
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Barriers                                                                                       */
+
+static void report_left(block *of)
+{
+    const std::string place = finding_place(of->barrier);
+    const int gone = (int)of->threads.size() - of->alive;
+    finding_add("left" + place, place,
+                "divergent barrier: %d of %zu threads of block %u do not come to this __syncthreads(): they have returned "
+                "after %u barriers",
+                gone, of->threads.size(), of->index.x, of->left_after);
+}
+
+static void release_barrier(block *of)
+{
+    if (checking)
+        check_block_barrier(of);
+    const uint32_t passed = of->epoch++;
+    if (of->left_after && passed > of->left_after)
+        report_left(of);
+    of->result = of->votes;
+    of->arrived = 0;
+    for (thread *each : of->waiting)
+        wake(each);
+    of->waiting.clear();
+    launch_progress();
+}
+
+static bool is_same(emu_place a, emu_place b)
+{
+    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
+}
+
+static void report_divergence(const block *of, emu_place at)
+{
+    const std::string place = finding_place(at), first = finding_place(of->barrier);
+    finding_add("divergent" + std::min(place, first) + std::max(place, first), first,
+                "divergent barrier: %s waits at this __syncthreads(), %s at that of %s",
+                finding_thread(of->first_at_barrier).c_str(), finding_thread(self).c_str(),
+                finding_line(place, first).c_str());
+}
+
+int emu_block_barrier(emu_vote vote, int value, emu_place at)
+{
+    block *of = self->in;
+    wait_at("__syncthreads()", at);
+    if (of->arrived == 0) {
+        of->vote = vote;
+        of->votes = vote == EMU_AND;
+        of->barrier = at;
+        of->first_at_barrier = self;
+    } else if (!is_same(of->barrier, at)) {
+        report_divergence(of, at);
+    }
+    if (vote == EMU_COUNT)
+        of->votes += value;
+    else if (vote == EMU_AND)
+        of->votes &= value;
+    else
+        of->votes |= value;
+    of->arrived++;
+    if (of->arrived == of->alive) {
+        release_barrier(of);
+    } else {
+        self->state = WAITING;
+        of->waiting.push_back(self);
+        suspend();
+    }
+    return of->result;
+}
+
+void emu_grid_barrier(emu_place at)
+{
+    wait_at("grid.sync()", at);
+    if (!self->in->of->how.cooperative) {
+        const std::string place = finding_place(at);
+        finding_add("cooperative" + place, place,
+                    "grid.sync() in a launch that is not cooperative: launch the kernel with cudaLaunchCooperativeKernel");
+        launch_stop(cudaErrorLaunchFailure);
+    }
+    size_t alive = 0;
+    for (const block *each : grid.resident)
+        alive += (size_t)each->alive;
+    if (grid.at_grid_barrier.size() + 1 < alive) {
+        self->state = WAITING;
+        grid.at_grid_barrier.push_back(self);
+        suspend();
+        return;
+    }
+    if (checking)
+        check_grid_barrier(grid.resident);
+    for (thread *each : grid.at_grid_barrier)
+        wake(each);
+    grid.at_grid_barrier.clear();
+    launch_progress();
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Warps                                                                                          */
+
+static warp *warp_of(const thread *of)
+{
+    return &of->in->warps[(size_t)of->number / LANES];
+}
+
+/* Let the lanes of a meeting go on if all have come that are alive. */
+static bool complete(warp *of, meeting *at)
+{
+    if (at->mask & of->alive & ~at->came)
+        return false;
+    at->left = __builtin_popcount(at->came);
+    at->hands.came = at->came;
+    of->open.erase(std::find(of->open.begin(), of->open.end(), at));
+    for (int lane = 0; lane < LANES; lane++)
+        if (at->came >> lane & 1 && at->lanes[lane]->state == WAITING)
+            wake(at->lanes[lane]);
+    launch_progress();
+    return true;
+}
+
+/* The open meeting that a lane joins, or a new one. */
+static meeting *meeting_for(warp *of, const char *what, unsigned mask, emu_place at)
+{
+    for (meeting *open : of->open)
+        if (open->mask == mask && !(open->came >> self->lane & 1)) {
+            const std::string place = finding_place(at);
+            if (strcmp(open->what, what) != 0)
+                finding_add("mixed" + place, place, "%s calls %s while other lanes of its warp call %s",
+                            finding_thread(self).c_str(), what, open->what);
+            return open;
+        }
+    meeting *fresh = new meeting();
+    fresh->mask = mask;
+    fresh->what = what;
+    of->open.push_back(fresh);
+    return fresh;
+}
+
+static void meet(const char *what, unsigned mask, const void *value, size_t size, emu_hands *hands, emu_place at)
+{
+    wait_at(what, at);
+    if (!(mask >> self->lane & 1)) {
+        const std::string place = finding_place(at);
+        finding_add("mask" + place, place, "%s calls %s with mask 0x%08x, which leaves out lane %d, its own",
+                    finding_thread(self).c_str(), what, mask, self->lane);
+        mask |= 1u << self->lane;
+    }
+    warp *of = warp_of(self);
+    meeting *at_it = meeting_for(of, what, mask, at);
+    if (size)
+        memcpy(at_it->hands.value[self->lane], value, size);
+    at_it->lanes[self->lane] = self;
+    at_it->came |= 1u << self->lane;
+    if (!complete(of, at_it)) {
+        self->state = WAITING;
+        suspend();
+    }
+    if (hands)
+        *hands = at_it->hands;
+    else if (checking && at_it->left == __builtin_popcount(at_it->came))
+        check_warp_barrier(at_it); /* the first to go on, for all: __syncwarp orders memory */
+    if (--at_it->left == 0)
+        delete at_it;
+}
+
+void emu_exchange(const char *what, unsigned mask, const void *value, size_t size, emu_hands *hands, emu_place at)
+{
+    meet(what, mask, value, size, hands, at);
+}
+
+void emu_warp_barrier(unsigned mask, emu_place at)
+{
+    meet("__syncwarp", mask, nullptr, 0, nullptr, at);
+}
+
+void emu_bad_lane(const char *what, int lane, emu_place at)
+{
+    const std::string place = finding_place(at);
+    finding_add("lane" + place, place, "%s of %s reads lane %d, which does not take part", what,
+                finding_thread(self).c_str(), lane);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Shared memory                                                                                  */
+
+enum { SLOTS = 4096 };
+static char *slots;
+static int slots_made;
+static std::vector<char *> unused_slots;
+static size_t shared_limit = EMU_SHARED;
+
+bool shared_owns(uintptr_t address)
+{
+    return address - (uintptr_t)slots < (uintptr_t)SHARED_SLOT * SLOTS;
+}
+
+static char *take_slot(void)
+{
+    if (!slots) {
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        slots = (char *)mmap(nullptr, (size_t)SHARED_SLOT * SLOTS, PROT_READ | PROT_WRITE, flags, -1, 0);
+    }
+    if (unused_slots.empty() && (slots == MAP_FAILED || slots_made == SLOTS)) {
+        fprintf(stderr, "CUDA, emulated: no memory for more than %d blocks at once\n", slots_made);
+        abort();
+    }
+    if (unused_slots.empty())
+        return slots + (size_t)slots_made++ * SHARED_SLOT;
+    char *slot = unused_slots.back();
+    unused_slots.pop_back();
+    return slot;
+}
+
+/* With checks, variables are apart from each other, and no more aligned than their types ask. */
+static size_t offset_for(const block *of, const emu_variable *variable)
+{
+    const size_t align = std::max<size_t>(variable->align, 1), gap = checking ? LANES : 0;
+    size_t offset = (of->used + 15) / 16 * 16 + gap;
+    offset = (offset + align - 1) / align * align;
+    return checking && align < 16 ? offset + align : offset;
+}
+
+void *emu_shared(const emu_variable *variable)
+{
+    block *in = self->in;
+    for (const placed &known : in->variables)
+        if (known.variable == variable)
+            return in->shared + known.offset;
+    const size_t offset = offset_for(in, variable), dynamic = in->of->how.shared;
+    size_t all = variable->size + dynamic;
+    for (const placed &known : in->variables)
+        all += known.variable->size;
+    if (all > std::max<size_t>(shared_limit, EMU_SHARED) || offset + variable->size > SHARED_SLOT) {
+        finding_add(std::string("size") + variable->name, finding_place(variable->at),
+                    "a block needs %zu bytes of shared memory with `%s`; it has %zu", all, variable->name, shared_limit);
+        launch_stop(cudaErrorInvalidValue);
+    }
+    in->used = offset + variable->size;
+    in->variables.push_back({variable, offset});
+    return in->shared + offset;
+}
+
+void *emu_dynamic_shared(const char *, size_t)
+{
+    return self->in->shared + SHARED_FIRST;
+}
+
+bool emu_is_shared(const void *place)
+{
+    return shared_owns((uintptr_t)place);
+}
+
+cudaError_t emu_allow_shared(size_t bytes)
+{
+    if (bytes > EMU_SHARED_OPTIN)
+        return emu_fail(cudaErrorInvalidValue);
+    shared_limit = std::max<size_t>(bytes, EMU_SHARED);
+    return cudaSuccess;
+}
+
+int emu_resident_blocks(int threads, size_t shared)
+{
+    const size_t by_memory = shared ? EMU_SHARED_OPTIN / shared : EMU_THREADS_OF_MULTIPROCESSOR;
+    return (int)std::min<size_t>(by_memory, (size_t)(EMU_THREADS_OF_MULTIPROCESSOR / std::max(threads, 1)));
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Blocks                                                                                         */
+
+static void number_threads(block *fresh)
+{
+    const dim3 size = fresh->of->how.block;
+    int number = 0;
+    for (unsigned z = 0; z < size.z; z++)
+        for (unsigned y = 0; y < size.y; y++)
+            for (unsigned x = 0; x < size.x; x++) {
+                thread *each = &fresh->threads[(size_t)number];
+                each->index = {x, y, z};
+                each->number = number;
+                each->lane = number++ % LANES;
+                each->in = fresh;
+            }
+}
+
+static block *make_block(launch *of)
+{
+    block *fresh = new block();
+    fresh->of = of;
+    fresh->threads.resize((size_t)of->threads);
+    fresh->warps.resize((size_t)(of->threads + LANES - 1) / LANES);
+    fresh->shared = take_slot();
+    number_threads(fresh);
+    return fresh;
+}
+
+/* Begin the next block of a launch, in the place of one that has ended if there is one. */
+static void begin_block(launch *of)
+{
+    block *fresh;
+    if (grid.unused.empty()) {
+        fresh = make_block(of);
+    } else {
+        fresh = grid.unused.back();
+        grid.unused.pop_back();
+    }
+    const long number = of->next++;
+    const dim3 size = of->how.grid;
+    fresh->index = {(unsigned)(number % size.x), (unsigned)(number / size.x % size.y),
+                    (unsigned)(number / size.x / size.y)};
+    fresh->number = of->first + (uint32_t)number;
+    fresh->epoch = 1;
+    fresh->alive = of->threads;
+    fresh->begun = fresh->arrived = 0;
+    fresh->left_after = 0;
+    fresh->used = SHARED_FIRST + of->how.shared;
+    fresh->variables.clear();
+    for (size_t i = 0; i < fresh->warps.size(); i++) {
+        const size_t left = fresh->threads.size() - i * LANES;
+        fresh->warps[i].alive = left >= LANES ? ~0u : (1u << left) - 1;
+    }
+    for (thread &each : fresh->threads) {
+        each.state = FRESH;
+        each.on = nullptr;
+        each.doing = nullptr;
+        each.budget = checking ? CHECKED_BUDGET : BUDGET;
+    }
+    if (checking)
+        check_begin_block(fresh);
+    grid.resident.push_back(fresh);
+}
+
+static void end_block(size_t place)
+{
+    block *done = grid.resident[place];
+    grid.resident.erase(grid.resident.begin() + (long)place);
+    if (checking)
+        check_end_block(done);
+    if (running.size() == 1) {
+        grid.unused.push_back(done);
+        return;
+    }
+    unused_slots.push_back(done->shared);
+    delete done;
+}
+
+static void free_blocks(std::vector<block *> &blocks)
+{
+    for (block *each : blocks) {
+        for (thread &of : each->threads)
+            if (of.on && of.state != ENDED)
+                fiber_free(of.on);
+        if (checking)
+            check_end_block(each);
+        unused_slots.push_back(each->shared);
+        delete each;
+    }
+    blocks.clear();
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Who runs next                                                                                  */
+
+static void end_thread(thread *done)
+{
+    block *of = done->in;
+    warp *lanes = warp_of(done);
+    done->state = ENDED;
+    of->alive--;
+    if (of->epoch > 1)
+        of->left_after = of->epoch - 1;
+    lanes->alive &= ~(1u << done->lane);
+    launch_progress();
+    for (size_t i = 0; i < lanes->open.size();)
+        if (!complete(lanes, lanes->open[i]))
+            i++;
+    if (of->arrived && of->arrived == of->alive)
+        release_barrier(of);
+}
+
+static thread *fresh_thread(block *of)
+{
+    const int next = of->begun++;
+    return &of->threads[(size_t)(of->order.empty() ? next : of->order[(size_t)next])];
+}
+
+/* A fiber: one thread, then others of its block that have not begun, as long as none waits that could go on. */
+static void run_threads(void)
+{
+    for (;;) {
+        thread *own = self;
+        block *of = own->in;
+        of->of->kernel.call(of->of->arguments);
+        end_thread(own);
+        if (of->begun == (int)of->threads.size() || grid.stopped || !grid.ready.empty()) {
+            grid.ended = own->on;
+            emu_switch(&own->on->top, grid.top);
+        }
+        thread *next = fresh_thread(of);
+        next->on = own->on;
+        become(next);
+    }
+}
+
+/* A block with threads that have not begun: with checks any, else the first. */
+static block *block_to_begin(void)
+{
+    block *found = nullptr;
+    unsigned seen = 0;
+    for (block *each : grid.resident) {
+        if (each->begun == (int)each->threads.size())
+            continue;
+        if (!checking)
+            return each;
+        if (launch_random(++seen) == 0)
+            found = each;
+    }
+    return found;
+}
+
+static thread *next_thread(void)
+{
+    block *fresh = block_to_begin();
+    const bool resumes = !fresh || (checking ? launch_random(4) == 0 : grid.pauses > 0);
+    if (!grid.ready.empty() && resumes) {
+        if (checking)
+            std::swap(grid.ready[0], grid.ready[launch_random((unsigned)grid.ready.size())]);
+        thread *next = grid.ready.front();
+        grid.ready.pop_front();
+        return next;
+    }
+    if (!fresh)
+        return nullptr;
+    thread *next = fresh_thread(fresh);
+    next->on = fiber_new(run_threads);
+    return next;
+}
+
+static long resident_threads(void)
+{
+    long all = 0;
+    for (const block *each : grid.resident)
+        all += (long)each->threads.size();
+    return all;
+}
+
+/* Begin blocks: all of cooperative launches and of ranks; else as many as run at once, and more where those only wait. */
+static void admit_blocks(void)
+{
+    for (launch *of : running) {
+        const bool together = of->how.cooperative || running.size() > 1;
+        while (of->next < of->blocks) {
+            long room = checking ? SIDE_BY_SIDE : 1;
+            if (grid.pauses > SPINS)
+                room = ROOM;
+            if (!together && !grid.resident.empty() && resident_threads() + of->threads > room)
+                break;
+            begin_block(of);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Deadlocks                                                                                      */
+
+static std::string whereabouts(const thread *of)
+{
+    if (of->doing)
+        return std::string(of->doing) + " in " + finding_place(of->at);
+    return of->caller ? "the loop in " + finding_place(of->caller) : "a loop";
+}
+
+static void report_deadlock(const char *title)
+{
+    std::map<std::string, std::pair<int, const thread *>> places;
+    for (const block *each : grid.resident)
+        for (const thread &of : each->threads)
+            if (of.state == WAITING || of.state == READY) {
+                auto &place = places[whereabouts(&of)];
+                place.first++;
+                place.second = place.second ? place.second : &of;
+            }
+    std::string text;
+    const thread *first = nullptr;
+    for (const auto &[place, who] : places) {
+        text += (text.empty() ? "" : ", ") + std::to_string(who.first) + " at " + place + " (" +
+                finding_thread(who.second) + ")";
+        if (!first || who.second->state == READY)
+            first = who.second;
+    }
+    const std::string place = !first || first->doing || !first->caller ? finding_place(first ? first->at : emu_place{})
+                                                                       : finding_place(first->caller);
+    finding_add("deadlock" + text, place, "%s; threads that wait: %s", title, text.c_str());
+    grid.error = cudaErrorLaunchFailure;
+    grid.stopped = true;
+}
+
+static bool is_anyone_waiting(void)
+{
+    for (const block *each : grid.resident)
+        if (each->alive > 0)
+            return true;
+    return false;
+}
+
+/* Whether threads have only waited in loops for a while. */
+static void look_for_standstill(void)
+{
+    if (grid.pauses <= SPINS || grid.pauses % 64)
+        return;
+    const double now = cpu_seconds();
+    if (grid.standing == 0)
+        grid.standing = now;
+    else if (now - grid.standing > patience)
+        report_deadlock("deadlock: threads wait in a loop, and none gets on");
+}
+
+static void run_grids(void)
+{
+    thread *const host = self;
+    while (!grid.stopped) {
+        admit_blocks();
+        thread *next = next_thread();
+        if (!next) {
+            if (is_anyone_waiting())
+                report_deadlock("deadlock");
+            break;
+        }
+        become(next);
+        grid.ended = nullptr;
+        emu_switch(&grid.top, next->on->top);
+        if (grid.ended)
+            fiber_free(grid.ended);
+        for (size_t i = grid.resident.size(); i-- > 0;)
+            if (grid.resident[i]->alive == 0)
+                end_block(i);
+        look_for_standstill();
+    }
+    self = host;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Launches                                                                                       */
+
+static thread_local emu_configuration configured;
+static thread_local bool is_configured;
+
+void emu_configure(const emu_configuration &configuration)
+{
+    configured = configuration;
+    is_configured = true;
+}
+
+static std::unordered_map<const void *, void (*)(void **)> &kernels(void)
+{
+    static std::unordered_map<const void *, void (*)(void **)> known;
+    return known;
+}
+
+void emu_know_kernel(const void *function, void (*call)(void **arguments))
+{
+    const std::lock_guard<std::recursive_mutex> alone(launching);
+    kernels()[function] = call;
+}
+
+void (*emu_call_of(const void *function))(void **arguments)
+{
+    const std::lock_guard<std::recursive_mutex> alone(launching);
+    const auto found = kernels().find(function);
+    return found == kernels().end() ? nullptr : found->second;
+}
+
+/* The rules of a launch's configuration. Returns an error's code. */
+static cudaError_t refuse_configuration(const emu_kernel &kernel, const emu_configuration &how, unsigned long long threads)
+{
+    const std::string place = finding_place(how.at);
+    const dim3 grid_size = how.grid, size = how.block;
+    if (!grid_size.x || !grid_size.y || !grid_size.z || !threads || threads > EMU_THREADS_OF_BLOCK || size.z > 64 ||
+        grid_size.x > INT_MAX || grid_size.y > 65535 || grid_size.z > 65535) {
+        finding_add("configuration" + place, place,
+                    "invalid configuration of %s: %u x %u x %u blocks of %u x %u x %u threads; a block has 1 to 1024 "
+                    "threads, a grid 1 to 2147483647 x 65535 x 65535 blocks",
+                    kernel.name, grid_size.x, grid_size.y, grid_size.z, size.x, size.y, size.z);
+        return cudaErrorInvalidConfiguration;
+    }
+    if (kernel.max_threads && threads > (unsigned)kernel.max_threads) {
+        finding_add("bounds" + place, place, "%s is launched with %llu threads in a block, more than its __launch_bounds__(%d)",
+                    kernel.name, threads, kernel.max_threads);
+        return cudaErrorLaunchOutOfResources;
+    }
+    if (how.shared > shared_limit) {
+        finding_add("dynamic" + place, place,
+                    "%s gets %zu bytes of dynamic shared memory, more than %zu; allow it more with cudaFuncSetAttribute",
+                    kernel.name, how.shared, shared_limit);
+        return cudaErrorInvalidValue;
+    }
+    if (how.cooperative && (unsigned long long)grid_size.x * grid_size.y * grid_size.z * threads > ROOM) {
+        finding_add("together" + place, place, "a cooperative launch of %s has more than %d threads, which is the room here",
+                    kernel.name, (int)ROOM);
+        return cudaErrorCooperativeLaunchTooLarge;
+    }
+    return cudaSuccess;
+}
+
+/* Run launches side by side. */
+static cudaError_t run(const std::vector<launch *> &all)
+{
+    running = all;
+    uint32_t first = 0;
+    for (launch *each : all) {
+        each->first = first;
+        first += (uint32_t)each->blocks;
+    }
+    grid.random = seed * 7919;
+    grid.stopped = false;
+    grid.error = cudaSuccess;
+    launch_progress();
+    if (checking)
+        check_begin_grid();
+    run_grids();
+    grid.ready.clear();
+    grid.at_grid_barrier.clear();
+    free_blocks(grid.resident);
+    free_blocks(grid.unused);
+    running.clear();
+    return grid.error;
+}
+
+void emu_launch(const emu_kernel &kernel, void **arguments)
+{
+    const std::lock_guard<std::recursive_mutex> alone(launching);
+    if (!is_configured) {
+        fprintf(stderr, "CUDA, emulated: the host calls the kernel %s without <<<...>>>\n", kernel.name);
+        abort();
+    }
+    is_configured = false;
+    const emu_configuration how = configured;
+    const unsigned long long threads = 1ull * how.block.x * how.block.y * how.block.z;
+    const cudaError_t refused = refuse_configuration(kernel, how, threads);
+    if (refused) {
+        emu_fail(refused);
+        return;
+    }
+    launch only = {kernel, how, arguments, (long)how.grid.x * how.grid.y * how.grid.z, 0, (int)threads, -1, 0};
+    const cudaError_t error = run({&only});
+    if (error)
+        emu_fail(error);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* For opjit                                                                                      */
+
+extern "C" {
+void emu_begin_call(void)
+{
+    launching.lock();
+    in_call = true;
+    emu_forget_findings();
+}
+
+void emu_end_call(void)
+{
+    in_call = false;
+    launching.unlock();
+}
+
+void emu_set_checking(int on)
+{
+    const std::lock_guard<std::recursive_mutex> alone(launching);
+    checking = on != 0;
+}
+
+void emu_set_seed(unsigned number)
+{
+    seed = number;
+}
+
+void emu_set_patience(double seconds)
+{
+    patience = seconds;
+}
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* The end of a kernel, and its clocks                                                            */
+
+void emu_assertion(const char *text, emu_place at)
+{
+    const std::string place = finding_place(at);
+    if (!self) {
+        fprintf(stderr, "%s: assertion `%s` failed\n", place.c_str(), text);
+        abort();
+    }
+    finding_add("assert" + place, place, "assertion `%s` failed in %s", text, finding_thread(self).c_str());
+    launch_stop(cudaErrorAssert);
+}
+
+void emu_trap(emu_place at)
+{
+    const std::string place = finding_place(at);
+    finding_add("trap" + place, place, "__trap() in %s", finding_thread(self).c_str());
+    launch_stop(cudaErrorLaunchFailure);
+}
+
+long long emu_ticks(void)
+{
+    static long long ticks;
+    return ticks += 100;
+}
+
+unsigned long long emu_nanoseconds(void)
+{
+    emu_pause();
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec;
+}

@@ -1,0 +1,145 @@
+/*
+ * runtime.h - declarations that the parts of the runtime library share.
+ *
+ *     fiber.cc      stacks and the switch between them
+ *     launch.cc     a grid: its blocks, barriers and warps, and the order in which threads run
+ *     check.cc      memory: races, bounds, reads of unwritten memory
+ *     finding.cc    findings as text with lines of the author's source
+ *
+ * One thread of the machine runs one grid at a time, under `launching`. Each launch has ended when it returns.
+ */
+#ifndef OPJIT_EMULATE_RUNTIME_H
+#define OPJIT_EMULATE_RUNTIME_H
+
+#define EMU_CONST
+#include "runtime_api.h"
+
+#include <string>
+#include <vector>
+
+enum { LANES = 32 };
+
+/* ---------------------------------------------------------------------------------------------- */
+/* fiber.cc                                                                                       */
+
+struct fiber {
+    char *stack; /* the lowest byte */
+    void *top;   /* the stack pointer while it does not run */
+};
+
+fiber *fiber_new(void (*entry)(void));
+void fiber_free(fiber *unused);
+extern "C" void emu_switch(void **save, void *load);
+bool fiber_owns(uintptr_t address); /* whether it is on some fiber's stack */
+
+/* ---------------------------------------------------------------------------------------------- */
+/* launch.cc                                                                                      */
+
+struct block;
+struct clocks;
+
+enum thread_state { FRESH, RUNNING, WAITING, READY, ENDED };
+
+struct thread {
+    uint3 index;
+    int number, lane; /* in the block, in the warp */
+    block *in;
+    fiber *on;
+    thread_state state;
+    const char *doing; /* the function in which it waits, such as "__syncthreads()" */
+    emu_place at;
+    const void *caller; /* the code of its last access or branch */
+    int budget;         /* branches until other threads may run */
+    clocks *order;      /* for the checks */
+};
+
+/* Lanes that meet at a shuffle, a vote or __syncwarp. */
+struct meeting {
+    unsigned mask, came;
+    int left; /* lanes that have not yet read the values */
+    const char *what;
+    thread *lanes[LANES];
+    emu_hands hands;
+};
+
+struct warp {
+    unsigned alive;
+    std::vector<meeting *> open;
+};
+
+/* A running launch. Ranks launch together, so several may run at once. */
+struct launch {
+    emu_kernel kernel;
+    emu_configuration how;
+    void **arguments;
+    long blocks, next; /* the number of blocks, and of blocks that have begun */
+    int threads;       /* of a block */
+    int rank;          /* -1 without ranks */
+    uint32_t first;    /* the number of its first block among all launches that run */
+};
+
+struct placed {
+    const emu_variable *variable;
+    size_t offset;
+};
+
+struct block {
+    launch *of;
+    uint3 index;
+    uint32_t number; /* among all launches that run */
+    uint32_t epoch;  /* barriers that it has passed, and 1 */
+    int alive, begun;
+    int arrived, votes, result; /* at the barrier */
+    emu_vote vote;
+    emu_place barrier;
+    thread *first_at_barrier;
+    uint32_t left_after; /* the barriers that a thread had passed that has returned since */
+    std::vector<thread> threads;
+    std::vector<warp> warps;
+    std::vector<thread *> waiting;
+    std::vector<int> order; /* in which its threads begin */
+    char *shared;           /* its slot */
+    size_t used;            /* bytes of it */
+    std::vector<placed> variables;
+    std::vector<char> written; /* for the checks: bytes of shared memory */
+};
+
+enum { SHARED_SLOT = 256 << 10, SHARED_FIRST = 64 }; /* in bytes. Dynamic shared memory begins at SHARED_FIRST */
+
+extern __thread thread *self __attribute__((tls_model("initial-exec")));
+extern bool checking;     /* the grid that runs is compiled with checks */
+extern bool in_call;      /* an op is called: findings become its error, and launches succeed */
+extern uint32_t era;      /* grows where all that came before is ordered */
+extern std::vector<launch *> running;
+
+unsigned launch_random(unsigned below);
+void launch_progress(void);
+[[noreturn]] void launch_stop(cudaError_t error);
+bool shared_owns(uintptr_t address);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* check.cc                                                                                       */
+
+void check_begin_grid(void);
+void check_begin_block(block *fresh);
+void check_end_block(block *done);
+void check_block_barrier(block *at);
+void check_warp_barrier(meeting *of);
+void check_grid_barrier(const std::vector<block *> &blocks);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* finding.cc                                                                                     */
+
+/* Keep a finding at a place, once for each key. The place and the text make one line. */
+void finding_add(const std::string &key, const std::string &place, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+bool finding_is_known(const std::string &key);
+std::string finding_place(emu_place at);
+std::string finding_place(const void *code); /* of an address that a call returns to */
+std::string finding_line(const std::string &place, const std::string &from); /* "line 16", or "other.h:16" */
+extern "C" const char *emu_first_finding(void); /* NULL without one */
+extern "C" void emu_forget_findings(void);
+std::string finding_thread(const thread *who);
+std::string finding_thread(uint32_t block, int thread);
+
+#endif

@@ -1,0 +1,294 @@
+"""Build emulated binaries of ops: the CUDA kernel as C++, in a folder of parts.
+
+It is never an entry of the store, so that no cache, remote or wheel offers it as a CUDA binary. Its debug information has paths of this
+machine."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit import backends, resources
+from opjit.backends.targets import Target, here
+from opjit.builder import glue, runtime_objects
+from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
+from opjit.builder.diagnosis import diagnose
+from opjit.emulate.translate import translate
+from opjit.errors import NoKernel, OpjitError
+from opjit.loader import Loaded
+from opjit.operators.op import Op
+from opjit.recipe import headers, nvcc_flags, toolchain
+from opjit.recipe.recipe import GLUE_GENERATOR
+from opjit.store.store import Store, default_root
+
+_RUNTIME = "libopjit_emulate.so"
+_BINARY = "emulated.so"
+_SOURCES = ("fiber.cc", "launch.cc", "check.cc", "finding.cc")
+# CUDA's headers by the emulation's, which has their content.
+_HEADERS = {
+    "runtime_api.h": (
+        "cuda.h cuda_runtime.h cuda_runtime_api.h device_launch_parameters.h device_functions.h "
+        "math_constants.h vector_types.h vector_functions.h sm_30_intrinsics.h driver_types.h"
+    ),
+    "half.h": "cuda_fp16.h cuda_bf16.h cuda_fp8.h",
+    "cooperative_groups.h": "cooperative_groups.h cooperative_groups/reduce.h",
+}
+_COMMON = ("-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions", "-fvisibility=hidden")
+_FAST = ("-O2", "-fsanitize-coverage=trace-pc", "-ffp-contract=fast")
+_CHECKED = (
+    *(
+        "-O1",
+        "-fsanitize-coverage=trace-pc",
+        "-ffp-contract=fast",
+        "-DOPJIT_EMULATE_CHECKED",
+        "-fsanitize=thread,alignment,bounds",
+    ),
+    *("--param", "tsan-distinguish-volatile=1"),
+)
+# Features that are not emulated, by the words of g++'s first error.
+_NOT_EMULATED = [
+    (re.compile(pattern), f"{what} are not emulated")
+    for pattern, what in [
+        (r"mma\.h|wmma|nvcuda|mma_sync", "tensor cores"),
+        (r"pipeline|memcpy_async|barrier\.h|cuda/", "asynchronous copies and libcu++"),
+        (r"cub/|cub::|thrust", "CUB and Thrust"),
+        (r"tex[123]D|cudaTexture|cudaSurface|surf[123]D", "textures"),
+        (r"cudaGraph|cudaStreamBeginCapture", "CUDA graphs"),
+        (r"cublas|cudnn|cufft|curand|cusparse|cusolver|nccl", "NVIDIA's libraries"),
+        (r"inline PTX", "its instructions"),
+    ]
+]
+_WRAPPED = ("empty_strided", "empty_like", "empty_broadcast", "contiguous", "scratch")
+_OF_CPU = (
+    "mm_out",
+    "addmm_out",
+)  # torch's functions for CUDA tensors that have a twin for the CPU's
+
+
+class _Emulated(NamedTuple):
+    """The emulated device for the glue: kernels are CUDA's, and tensors the CPU's."""
+
+    name: str = "cuda"
+    dispatch_key: str = "CPU"
+    suffix: str = ".cu"
+    stream: None = None
+    compiler: bool = True  # the kernel is a separate file
+    uses_nvcc: bool = False
+
+
+def load(op: Op, checked: bool) -> Loaded:
+    """Build an op's CUDA kernel for the emulation and open it; torch does not call it yet.
+
+    Raises:
+        NoKernel: the op lacks a CUDA kernel, or the kernel uses a feature that is not emulated.
+        CompileError: g++ does not compile it.
+    """
+    runtime()
+    library = ctypes.CDLL(str(binary(op, checked)))
+    library.opjit_redirect.argtypes = (ctypes.c_void_p,)
+    return Loaded("emulated", library)
+
+
+@cache
+def runtime() -> ctypes.CDLL:
+    """Open the runtime library of the emulation, for the whole process, and build it first if no cache has it."""
+    library = ctypes.CDLL(str(_runtime_folder() / _RUNTIME))
+    library.emu_set_patience.argtypes = (ctypes.c_double,)
+    library.emu_finding.restype = ctypes.c_char_p
+    return library
+
+
+def _runtime_folder() -> Path:
+    compiler = toolchain.require_compiler(_base())
+    flags = [
+        *_COMMON[:-1],
+        "-O2",
+        "-shared",
+        *_SOURCES,
+        "-lstdc++",
+        "-ldl",
+        f"-Wl,-soname,{_RUNTIME}",
+    ]
+
+    def make(staged: Path) -> None:
+        run_tool([compiler.path, *flags, "-o", str(staged / _RUNTIME)], _folder())
+
+    content = [_own_text(), compiler.version, compiler.machine, flags]
+    return runtime_objects.kept(_base(), content, (_RUNTIME,), make)
+
+
+def _base() -> Path:
+    return Store(default_root()).base
+
+
+def _folder() -> Path:
+    return resources.folder("kernels_c") / "emulate"
+
+
+@cache
+def _own_text() -> str:
+    """A digest of the emulation itself: its C++, and the Python that translates."""
+    paths = [*sorted(_folder().iterdir()), *sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
+
+
+def binary(op: Op, checked: bool) -> Path:
+    """Return the path of an op's emulated library, and build it unless a cache has it. Raises as `load` does."""
+    op.write_code()
+    source = op.declaration.source(backends.for_device("cuda"))
+    include = [str(source.parent), str(resources.folder("kernels_c"))]
+    sources = [source]
+    author: list[str] = []
+    extra = op.declaration.flags_of_author
+    if extra is not None:
+        include += extra.include
+        sources += [Path(path) for path in extra.sources if path.endswith(".cu")]
+        author = nvcc_flags.translated(extra.cuda)[1]
+    read = headers.closure([*map(str, sources), f"{include[1]}/opjit_cuda.h"], tuple(include))
+    compiler = toolchain.require_compiler(_base())
+    target = here(backends.for_device("cpu"))
+    flags = [*compiler_flags(checked, target), *author]
+    content = [
+        _own_text(),
+        op.schema.text,
+        GLUE_GENERATOR,
+        compiler.version,
+        flags,
+        sorted(read.items()),
+    ]
+
+    def make(staged: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
+            work = Path(folder)
+            try:
+                write_translated(read, work)
+                _write_wrappers(op, sources, work)
+                every = includes(work, include)
+                for unit in sources:
+                    run_tool(
+                        [compiler.path, *flags, *every, "-c", f"{unit.stem}.emulated.cc"], work
+                    )
+                parts = runtime_objects.folder(
+                    _base(), compiler, target.backend.flags(target.arch, "")
+                )
+                run_tool([compiler.path, *_link(sources, parts, include[1], checked, staged)], work)
+            except NvccOnly as reason:
+                text = f"{op.qualified} is not emulated: {source.name}: {reason}"
+                raise NoKernel(text) from None
+            except CompilerFailed as failed:
+                raise _explained(op, str(failed)) from None
+
+    return runtime_objects.kept(_base(), content, (_BINARY,), make) / _BINARY
+
+
+def compiler_flags(checked: bool, target: Target) -> list[str]:
+    """The flags of g++. With a level of the processor that has -mfma, products and sums are fused as nvcc fuses them."""
+    of_cpu = target.backend.flags(target.arch, "").c
+    march = [flag for flag in of_cpu if flag.startswith("-march=")]
+    return [*_COMMON, *(_CHECKED if checked else _FAST), *march]
+
+
+def write_translated(read: Iterable[str], work: Path) -> None:
+    """Write the author's files and opjit's, translated, below the folder ``files``."""
+    for path in read:
+        place = work / f"files{path}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        text = Path(path).read_text("utf-8", "surrogateescape")
+        place.write_text(translate(text, path), "utf-8", "surrogateescape")
+
+
+def write_headers(work: Path) -> None:
+    """Write CUDA's headers, which include the emulation's, into the folder ``headers``."""
+    for name, aliases in _HEADERS.items():
+        for alias in aliases.split():
+            place = work / "headers" / alias
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(f'#include "{_folder() / name}"\n', "utf-8")
+
+
+def _write_wrappers(op: Op, sources: Sequence[Path], work: Path) -> None:
+    """Write the glue, CUDA's headers, and a C++ file for each source, which includes it."""
+    rendered = glue.render(op.schema, _Emulated(), sources[0].name)  # type: ignore[arg-type]
+    (work / "opjit_glue.c").write_text(rendered["opjit_glue.c"], "utf-8")
+    write_headers(work)
+    for number, source in enumerate(sources):
+        text = f'#include "cuda_runtime.h"\n#include "files{source}"\n'
+        if number == 0:
+            text = _entry(op, text)
+        (work / f"{source.stem}.emulated.cc").write_text(text, "utf-8")
+
+
+def _entry(op: Op, source: str) -> str:
+    """Return the C++ file of an op: its source, and the function that the glue calls around the author's."""
+    schema = op.schema
+    parameters = glue.parameters(schema)
+    names = glue.c_names(schema)
+    inputs = len(schema.arguments)
+    types = [text.removesuffix(name) for text, name in zip(parameters, names, strict=True)]
+    numbered = [f"opjit_{number}" for number in range(len(names))]
+    declared = [f"{type_}{number}" for type_, number in zip(types, numbered, strict=True)]
+    seen = []
+    for index, (type_, number, name) in enumerate(zip(types, numbered, names, strict=True)):
+        if "opjit_tensor" in type_ or "uint64_t" in type_:
+            function = "emu_take" if index < inputs else "emu_expect"
+            seen.append(f'    {function}({number}, "{name}");')
+    function = glue.function_name(schema, "cuda")
+    lines = [
+        '#include "opjit_calls.h"',
+        f"#define OPJIT_OP_{schema.name} 1",
+        source,
+        f'extern "C" opjit_status opjit_{function}({", ".join(declared)})',
+        "{",
+        f"    static opjit_status (*const called)({', '.join([*types, 'cudaStream_t'])}) = {function};",
+        "    emu_begin();",
+        *seen,
+        f"    return emu_end(called({', '.join([*numbered, 'nullptr'])}));",
+        "}\n",
+    ]
+    return "\n".join(lines)
+
+
+def includes(work: Path, include: Sequence[str]) -> list[str]:
+    """The folders of headers: the author's and opjit's, translated, then the emulation's."""
+    twins = [f"-Daoti_torch_cuda_{name}=aoti_torch_cpu_{name}" for name in _OF_CPU]
+    translated = [f"-I{work}/files{folder}" for folder in include]
+    return [*twins, f"-I{work}", f"-I{work}/headers", *translated, f"-I{_folder()}"]
+
+
+def _link(
+    sources: Sequence[Path], parts: Path, include: str, checked: bool, staged: Path
+) -> list[str]:
+    """The words after the compiler's name that link an op's library."""
+    wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED] if checked else []
+    return [
+        *("-shared", "-std=gnu11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=hidden"),
+        *(f"-I{include}", "opjit_glue.c"),
+        *(f"{source.stem}.emulated.o" for source in sources),
+        *(str(parts / part) for part in runtime_objects.OBJECTS),
+        *wrapped,
+        *(
+            f"-L{parts}",
+            "-ltorch_cpu",
+            f"-L{_runtime_folder()}",
+            f"-l:{_RUNTIME}",
+            "-lstdc++",
+            "-lm",
+        ),
+        *("-Wl,-z,defs", "-o", str(staged / _BINARY)),
+    ]
+
+
+def _explained(op: Op, output: str) -> OpjitError:
+    """Make the error of a file that g++ refuses: a table names the missing feature, or the compiler's message is the reason."""
+    error = diagnose(output, op.qualified, "cuda, emulated", _base() / "logs")
+    first = str(error).partition("\n")[0]
+    for pattern, what in _NOT_EMULATED:
+        if pattern.search(first):
+            return NoKernel(f"{op.qualified} is not emulated: {first}: {what}")
+    return error

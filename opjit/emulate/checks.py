@@ -1,0 +1,75 @@
+"""The checks of an emulated CUDA kernel: the checks of `opjit test`, and another for races, bounds and barriers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from opjit.declare.sample import Sample
+from opjit.emulate import build
+from opjit.errors import NoKernel
+from opjit.operators.op import Op
+from opjit.testing import refuse_unknown_waivers
+from opjit.testing.checks import Check, add
+from opjit.testing.command import Emulator
+from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, trials
+
+_LARGEST = 100_000  # elements of a sample; a thread takes 20 ns or, with a barrier, 80
+_CALLS = 32  # with checks: samples of different kinds first, then of other sizes
+_SCHEDULES = 3  # of each
+_LONG = 2.0  # seconds after which the next sample is tried
+CHECKS: list[Check] = []
+
+
+@add(CHECKS, "races", timeout_factor=12)
+def _races(op: Op, device: str) -> str:
+    """No race, no address out of bounds, no read of what nobody wrote and no barrier that threads miss, in each schedule that was tried."""
+    runtime = build.runtime()
+    schedules = 0
+    for sample in trials(_calls(op, device)):
+        start = time.monotonic()
+        for seed in range(_SCHEDULES):
+            runtime.emu_set_seed(seed + 1)
+            effects(op.overload, op, sample)
+            schedules += 1
+            if time.monotonic() - start > _LONG:
+                break
+    return f"{schedules} schedules"
+
+
+def _calls(op: Op, device: str) -> list[Sample]:
+    """Choose small samples: first of different kinds, then of other sizes, because sizes also decide which accesses race."""
+    distinct = distinct_samples(op, device, _CALLS)
+    shown = {str(sample) for sample in distinct}
+    others = [sample for sample in op.samples_on(device) if 0 < sample.numel <= SMALL]
+    return [*distinct, *(each for each in others if str(each) not in shown)][:_CALLS]
+
+
+def compile_both(op: Op) -> str:
+    """Build an op's kernel with and without checks. Raises Skipped for a feature that is not emulated, or the errors of `build.load`."""
+    try:
+        for checked in (True, False):
+            build.binary(op, checked)
+    except NoKernel as reason:
+        raise Skipped(str(reason)) from None
+    return "emulated: compiled"
+
+
+def prepare(op: Op, checked: bool) -> None:
+    """Make torch call an op's emulated kernel for CPU tensors, in a child process of `opjit test`."""
+    loaded = build.load(refuse_unknown_waivers(op), checked)
+    build.runtime().emu_set_checking(int(checked))
+    if loaded.registered.opjit_register() != 0:
+        raise AssertionError("torch did not accept the emulated kernel")
+    _ = op.reference_function
+    declared = op.samples_on
+
+    def small(device: str) -> Iterator[Any]:
+        return (sample for sample in declared(device) if sample.numel <= _LARGEST)
+
+    samples = list(small("cpu"))
+    op.samples(lambda device: iter(samples))
+
+
+EMULATOR = Emulator(CHECKS, compile_both, prepare)

@@ -1,0 +1,3 @@
+"""Modules whose tests are not in the file of their name, and where these are:
+build checks: emulate/test_command.py
+"""

@@ -1,0 +1,78 @@
+"""Translation of CUDA C: what becomes of a text, and that each line stays where it is."""
+
+import re
+
+import pytest
+
+from opjit.builder.compile_step import NvccOnly
+from opjit.emulate.translate import translate
+
+CODE = """\
+extern __shared__ float dynamic[];
+template <typename T, int N>
+__global__ void __launch_bounds__(N * 2) twice(const T *x,
+                                               T *y, int n = 3)
+{
+    __shared__ T tile[N][N +
+                      1], last;
+    alignas(16) __shared__ float wide[4];
+    tile[0][threadIdx.x] = x[n];
+}
+#define LAUNCH(k) k<float, 8><<<grid, 32>>>(x, \\
+                                            y)
+void host(float *x, float *y) { ns::twice<float, 8><<<dim3(1), 32, sizeof(float) * (2 >> 1)>>>(x, y); }
+"""
+
+
+def test_every_line_keeps_its_number() -> None:
+    translated = translate(CODE, "code.cu")
+    assert translated.startswith('#line 1 "code.cu"\n')
+    lines = translated.splitlines()[1:]
+    assert len(lines) == len(CODE.splitlines())
+    for number, text in ((1, "dynamic"), (3, "twice"), (8, "wide"), (9, "tile[0]"), (13, "host")):
+        assert text in lines[number - 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(emu_configured(EMU_HERE, dim3(1), 32, sizeof(float) * (2 >> 1)), ns::twice<float, 8>(x, y));",
+        "(emu_configured(EMU_HERE, grid, 32), k<float, 8>(x, ",
+        'static_cast<void (*)(const T *x, T *y, int n)>(&twice<T, N>)>("twice", N * 2, emu_arguments)',
+        "typedef T last_emu_t; static const emu_variable last_emu_v",
+        "sizeof(wide_emu_t), 16}",
+    ],
+)
+def test_a_form_becomes_cpp(text: str) -> None:
+    assert text in " ".join(translate(CODE, "code.cu").split())
+
+
+@pytest.mark.parametrize(
+    ("ptx", "code"),
+    [
+        (
+            'asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");',
+            "(v) = emu_load_acquire((const std::remove_reference_t<decltype((v))> *)((p)));",
+        ),
+        ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "emu_fence(EMU_SYSTEM);"),
+        ('asm("mov.u64 %0, %%globaltimer;" : "=l"(t));', "(t) = emu_nanoseconds();"),
+        (
+            'asm("dp2a.lo.u32.u32 %0, %1;" : "=r"(v) : "r"(x));',
+            "inline PTX is not emulated: dp2a.lo.u32.u32 %0, %1",
+        ),
+    ],
+)
+def test_ptx_is_a_function_or_an_error(ptx: str, code: str) -> None:
+    assert code in translate(f"__device__ void f() {{ {ptx} }}", "f.cu")
+
+
+def test_a_text_that_is_not_understood_is_refused() -> None:
+    with pytest.raises(NvccOnly, match="braces do not match"):
+        translate("__global__ void f() {", "f.cu")
+    assert re.search("unnamed parameter", str(_refusal("__global__ void f(int) {}")))
+
+
+def _refusal(text: str) -> NvccOnly:
+    with pytest.raises(NvccOnly) as refused:
+        translate(text, "f.cu")
+    return refused.value
