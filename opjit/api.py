@@ -90,7 +90,7 @@ def explain(op: str | Op, device: object = None, arch: str | None = None) -> Exp
     Example:
         >>> print(opjit.explain("mylib::scale", "cpu"))
         mylib::scale for cpu x86-64-v…: a miss; a request would build it
-          compared with the entry built …: …/opjit/v1/mylib.scale/x86-64-v…/…
+          compared with the entry built …: …/opjit/v2/mylib.scale/x86-64-v…/…
             source: scale.c changed
     """
     from opjit import why

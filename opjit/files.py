@@ -3,10 +3,12 @@
 import atexit
 import errno
 import hashlib
+import json
 import os
 import shutil
 import stat
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +18,8 @@ from typing import BinaryIO
 
 from opjit.errors import CacheWarning, EntryError
 
+_NOTE_BYTES = 16 << 20  # the largest note
+_TICK = 0.02  # seconds that a file system's clock may stand
 _LINKS = 40  # symbolic links that Linux follows in one path
 _own: list[tuple[Path, int]] = []  # temporary folders, and the ids of the processes that made them
 
@@ -311,6 +315,36 @@ def write_note(path: Path, text: str) -> None:
     with suppress(OSError):
         make_private(path.parent)
         write_whole(path, text.encode("utf-8", "backslashreplace"), synced=False)
+
+
+def write_checked(path: Path, value: object) -> None:
+    """Write a note in JSON with a digest, so that `read_checked` believes no damaged one."""
+    text = json.dumps(value)
+    write_note(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+
+
+def read_checked(path: Path) -> object:
+    """Return the value in a note; None if there is none, if it is damaged, or if another user can have written it."""
+    try:
+        digest, _, text = read(path, _NOTE_BYTES).partition(b"\n")
+        whole = hashlib.sha256(text).hexdigest().encode() == digest
+        value: object = json.loads(text) if whole else None
+    except (OSError, EntryError, ValueError, RecursionError):
+        return None
+    return value
+
+
+def tick(folder: Path) -> int:
+    """Return a time of the file system's clock, in nanoseconds, that later changes of files have, and no earlier one."""
+    probe = folder / unique()
+    probe.touch()
+    first = now = probe.stat().st_ctime_ns
+    until = time.monotonic() + _TICK
+    while now == first and time.monotonic() < until:
+        probe.touch()
+        now = probe.stat().st_ctime_ns
+    probe.unlink()
+    return now
 
 
 def remove_tree(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Which of an op's variants runs: measured once for a device and for tensors of about a size, and kept in the store.
 
-    <root>/v1/tuned/<SHA-256>   JSON: the chosen variant, and its seconds. The name is the SHA-256 of the key of the first variant's binary,
+    <root>/v2/tuned/<SHA-256>   JSON: the chosen variant, and its seconds. The name is the SHA-256 of the key of the first variant's binary,
                                 the names of all variants, the device's model, and the bucket of sizes
 
 A record is read as any file of a cache, from the layers first; one that names no variant of the op is none. While a CUDA graph is captured

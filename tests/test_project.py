@@ -226,7 +226,7 @@ def test_the_environment_replaces_the_archs_and_the_wheel_has_neither_stale_bina
 ) -> None:
     root = new_project("Some.Kernels", tmp_path)
     op, arch = root / "src" / "Some_Kernels" / "scale_add", Cpu().host_arch()
-    for left_out in ("test_scale_add.py", "prebuilt/v1/old.so"):
+    for left_out in ("test_scale_add.py", "prebuilt/v2/old.so"):
         (op / left_out).parent.mkdir(parents=True, exist_ok=True)
         (op / left_out).touch()
     monkeypatch.chdir(root)

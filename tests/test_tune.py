@@ -195,7 +195,7 @@ def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothin
         in done.stdout
     ), done.stderr
     assert len(log.read_text().split()) == 5
-    [record] = (here / "v1" / "tuned").iterdir()
+    [record] = (here / "v2" / "tuned").iterdir()
     assert json.loads(record.read_text())["variant"] == "LOOPS=0 NUMBER=2"
     before = record.stat().st_mtime_ns
     assert fresh(call, {"OPJIT_OFFLINE": "1"}).stdout == "2.0\n"

@@ -166,7 +166,7 @@ def test_another_template_of_the_glue_and_another_format_are_named(
     monkeypatch.setattr(recipe, "glue_digest", lambda: "f" * 64)
     assert explained(describe(op), built_once) == [("opjit", "the glue's template changed")]
     monkeypatch.setattr(recipe, "FORMAT", 7)
-    assert explained(describe(op), built_once)[1:] == [("format", "7, 2 before")]
+    assert explained(describe(op), built_once)[1:] == [("format", "7, 3 before")]
 
 
 def test_no_part_of_a_key_can_change_without_being_named(built_once: tuple[Path, Entry]) -> None:
@@ -198,6 +198,7 @@ def test_several_differences_come_in_the_order_of_their_likelihood(
         "schema",
         "flag",
         "compiler",
+        "assembler and linker",
     ]
 
 

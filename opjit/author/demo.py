@@ -73,7 +73,7 @@ def show(console: Console, errors: Console) -> None:
         console.print(f"No GPU is here: the CUDA op was built for {_WITHOUT_GPU}, and did not run.")
     opjit = "opjit" if shutil.which("opjit") else f"{shlex.quote(sys.executable)} -m opjit"
     console.print(
-        f"\nThe binaries, with all that they were made from, lie in\n  {default_root()}/v1/opjit.allreduce\n"
+        f"\nThe binaries, with all that they were made from, lie in\n  {default_root()}/v2/opjit.allreduce\n"
         "\nTry next: an op of your own, its checks, its speed\n"
         f"  [bold]{opjit} new mylib::scale_add[/]\n  [bold]{opjit} test ./scale_add[/]\n  [bold]{opjit} bench ./scale_add[/]",
         soft_wrap=True,

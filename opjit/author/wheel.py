@@ -2,7 +2,7 @@
 
     <package>/__init__.py             declares the ops; the entry point `opjit.ops` leads opjit to it
     <package>/<op>/op.py, .c, .cu     the sources: for any other arch the op is built from them
-    <package>/<op>/prebuilt/v1/…      a read-only store: a library and its manifest for each op and arch
+    <package>/<op>/prebuilt/v2/…      a read-only store: a library and its manifest for each op and arch
 
 A library calls only torch's stable C interface, so one wheel serves every Python and every torch from 2.10 on. Its tag names the
 oldest glibc that the libraries run on (PEP 600); torch brings everything else. hatchling writes the wheel."""

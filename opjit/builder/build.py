@@ -39,7 +39,7 @@ from opjit.builder.compile_step import (
 )
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
-from opjit.builder.publish import Subject, publish, write_entry
+from opjit.builder.publish import Made, Subject, publish, write_entry
 from opjit.errors import BuildError, EntryError, ToolMissing
 from opjit.recipe import headers, libraries, nvcc_flags, toolchain
 from opjit.recipe.flags import for_debugger
@@ -74,7 +74,6 @@ def build(
         str(target),
         target,
         lambda store, _: store.folder(name, target),
-        headers.unreadable(recipe.inputs),
         must_store,
     )
     if _UNNAMEABLE.search(str(recipe.folder)):
@@ -84,7 +83,9 @@ def build(
         )
     output = ""
 
-    def make(staged: Path, base: Path) -> Manifest:
+    unread = headers.unreadable(recipe.inputs)
+
+    def make(staged: Path, base: Path) -> Made:
         nonlocal output
         with workspace(staged) as work:
             try:
@@ -92,9 +93,9 @@ def build(
             finally:
                 if inspect is not None:
                     inspect(work)
-        if not subject.unread and recipe.inputs_now() != recipe.inputs:
+        if not unread and recipe.inputs_now() != recipe.inputs:
             raise subject.fault("sources changed during compilation; ask for it again")
-        return manifest
+        return Made(manifest, unread or "", recipe.base)
 
     entry = publish(subject, store, make)
     _warn(recipe, output)

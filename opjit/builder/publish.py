@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +19,18 @@ from opjit.recipe.document import document_key
 from opjit.store import prune, usage
 from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest
-from opjit.store.store import Store, default_root
+from opjit.store.store import UNCACHED, Store, default_root
 
-MakeEntry = Callable[[Path, Path], Manifest]
+
+class Made(NamedTuple):
+    """An entry in a staging folder."""
+
+    manifest: Manifest
+    doubt: str = ""  # why it must not be cached
+    request: str = ""  # the key of the request, under which `why` finds the doubt
+
+
+MakeEntry = Callable[[Path, Path], Made]
 
 
 class Subject(NamedTuple):
@@ -30,7 +40,6 @@ class Subject(NamedTuple):
     purpose: str  # the target, or the versions of torch and Python
     target: Target | None  # the op's
     folder: Callable[[Store, Manifest], Path]  # a store's folder of its entries
-    unread: str | None = None  # names the inputs that cannot be read, so that the binary has no key
     must_store: bool = False  # do not fall back to a folder of this process
 
     def __str__(self) -> str:
@@ -48,8 +57,6 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     written, or the binary must be in the store. `make` makes the folder ``entry`` in a folder, with another for parts and logs."""
     started = time.perf_counter()
     try:
-        if subject.unread:
-            raise EntryError(f"{subject.unread}, so the binary has no key")
         entry = _publish_in(store, subject, make)
     except (OSError, EntryError) as reason:
         _refuse_or_warn(subject, store, reason)
@@ -69,14 +76,17 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
     """Move the entry to its place. If another process published it first, take that entry."""
     staged = store.stage()
     try:
-        manifest = make(staged, store.base)
+        made = make(staged, store.base)
+        manifest = made.manifest
         progress.step("publishing")
-        entry = store.put(
-            staged / "entry",
-            subject.folder(store, manifest) / manifest.key,
-            manifest,
-            subject.target,
-        )
+        entry_of = staged / "entry"
+        at = store
+        if made.doubt:
+            at = _private(subject, store, made)
+            entry_of = at.stage() / "entry"
+            shutil.copytree(staged / "entry", entry_of)
+        place = subject.folder(at, manifest) / manifest.key
+        entry = at.put(entry_of, place, manifest, subject.target)
     except CompileError as error:
         if os.path.isdir(staged):
             raise
@@ -90,9 +100,20 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
     return entry
 
 
+def _private(subject: Subject, store: Store, made: Made) -> Store:
+    """Return a store of this process for an entry that must not be cached, and note the reason."""
+    if subject.must_store:
+        raise subject.fault(f"it cannot be kept in a store, as {made.doubt}")
+    if store.notes is not None:
+        files.write_checked(store.notes / f"{UNCACHED}{made.request}", made.doubt)
+    warnings.warn(
+        CacheWarning(f"{subject.name} is built for this process only, as {made.doubt}"),
+        stacklevel=4,
+    )
+    return Store(files.until_exit())
+
+
 def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
-    if subject.must_store and subject.unread:
-        raise subject.fault(f"{reason}; make it readable") from reason
     if subject.must_store:
         advice = (
             "or name another store"
@@ -105,10 +126,10 @@ def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
     if isinstance(reason, UntrustedFolder):
         store.warn_unused(str(reason))
         return
-    advice = "make it readable" if subject.unread else "set OPJIT_CACHE to a folder of your own"
     warnings.warn(
         CacheWarning(
-            f"the cache cannot be used, so {subject.name} is built for this process only: {reason}; {advice}"
+            f"the cache cannot be used, so {subject.name} is built for this process only: {reason}; set OPJIT_CACHE to "
+            "a folder of your own"
         ),
         stacklevel=3,
     )

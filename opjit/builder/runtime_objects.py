@@ -1,6 +1,6 @@
 """The parts that every op is linked with: opjit's compiled runtime and stubs of torch's libraries, made once per compiler and flags.
 
-    <root>/v1/parts/<key>/    opjit_runtime.o, opjit_convert.o, opjit_elementwise.o, libtorch_cpu.so, …, parts.json with their SHA-256
+    <root>/v2/parts/<key>/    opjit_runtime.o, opjit_convert.o, opjit_elementwise.o, libtorch_cpu.so, …, parts.json with their SHA-256
 
 A stub is a shared library with the soname of one of torch's and empty versions of the functions in opjit_shim.h. So the linker reports
 misspelled and unsupported functions, and a build does not depend on the installed torch. (Linking against torch takes 0.2 s longer.)"""
@@ -30,7 +30,7 @@ from opjit.store.store import Store
 
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
 PARTS = "parts"  # the folder of parts in a store
-_LIST = "parts.json"
+LIST = "parts.json"
 _MAX_BYTES = 1 << 28  # of a part
 _OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
 _UNUSED = (
@@ -95,7 +95,7 @@ def put(
             path.chmod(0o644)
             files.sync(path)
         files.write_synced(
-            staged / _LIST,
+            staged / LIST,
             json.dumps({path.name: files.digest(str(path)) for path in parts}).encode(),
         )
         files.put_in_place(staged, place, aside, is_good)
@@ -112,7 +112,7 @@ def _key(content: object) -> str:
 def is_whole(place: Path, needed: Collection[str]) -> bool:
     """Return whether the parts are complete and unchanged, and no other user can have written them."""
     try:
-        digests = dict(json.loads(files.read(place / _LIST, _MAX_BYTES)))
+        digests = dict(json.loads(files.read(place / LIST, _MAX_BYTES)))
         return (
             digests.keys() >= set(needed)
             and files.distrusted(place) is None

@@ -31,10 +31,12 @@ from opjit.builder import budget
 from opjit.builder.compile_step import CompilerFailed
 from opjit.errors import OpjitError
 from opjit.recipe import toolchain
+from opjit.recipe.reports import without_attempts
 
 UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
 _NAME = "torch.utils.cpp_extension"
 _COMPILES = re.compile(r"^build (\S+): (compile|cuda_compile) ", re.MULTILINE)
+_OUTPUT = "ninja.output"
 _SHARED = "shared.ninja"  # build.ninja, whose compilers wait for their shares of the machine
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _lock = processes.Lock()  # held while torch's code runs as a module
@@ -281,6 +283,9 @@ def run_ninja(
             limit=toolchain.time_limit(),
         )
     output = str(done.stdout, errors="replace")
+    with open(work / _OUTPUT, "a", encoding="utf-8", errors="replace") as log:
+        log.write(output)
+    output = without_attempts(output)
     for words in launchers if waits else ():
         output = output.replace(f"{words} ", "")
     if verbose:
@@ -291,6 +296,12 @@ def run_ninja(
         toolchain.refuse_full_disk(output, work)
         raise NinjaFailed(output)
     return output
+
+
+def output_of(work: Path) -> str:
+    """Return what ninja has printed so far in the folder of a build."""
+    place = work / _OUTPUT
+    return place.read_text("utf-8", "surrogateescape") if place.is_file() else ""
 
 
 def quote(flag: str) -> str:

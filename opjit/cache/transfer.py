@@ -20,10 +20,10 @@ from opjit.share.trust import Trust, signer
 from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
-from opjit.store.store import Store, default_root
+from opjit.store.store import VERSION, Store, default_root
 
 _Result = TypeVar("_Result")
-_OBJECT = re.compile(r"v1/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{64})\.(opjit|key)", re.ASCII)
+_OBJECT = re.compile(rf"{VERSION}/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{{64}})\.(opjit|key)", re.ASCII)
 _PACK_END = bytes(2 * tarfile.BLOCKSIZE)
 _SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the command
 
@@ -74,7 +74,7 @@ class _Remote:
     def names(self) -> list[str]:
         return [
             name
-            for name in self._in_time(lambda: self.objects.names("v1"))
+            for name in self._in_time(lambda: self.objects.names(VERSION))
             if _OBJECT.fullmatch(name) and name.endswith(".opjit")
         ]
 
@@ -131,7 +131,7 @@ def _outgoing(
 ) -> Iterator[tuple[Origin, bytes]]:
     """Yield the cache's entries of ops, verified and sorted by name, with their objects' bytes. Each that fails is in `problems`."""
     folders = {
-        "/".join(("v1", *item.folder.parts[-3:])) + ".opjit": item.folder
+        "/".join((VERSION, *item.folder.parts[-3:])) + ".opjit": item.folder
         for item in inventory.scan(root)
     }
     for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):

@@ -9,14 +9,14 @@ from opjit import backends, files
 from opjit.backends.targets import Target
 from opjit.errors import EntryError, OpjitError
 from opjit.library import origin as op_of
-from opjit.recipe.document import base_key, document_key
+from opjit.recipe.build_inputs import LIBRARY, entries_folder
+from opjit.recipe.document import base_key, request_key
 from opjit.share import remote
-from opjit.shared_library.content import LIBRARY, entries_folder
 from opjit.store import entry, inventory
 from opjit.store import manifest as manifests
 from opjit.store.inventory import Item
 from opjit.store.manifest import Manifest
-from opjit.store.store import Store
+from opjit.store.store import VERSION, Store
 
 GOOD, BAD = "good", "bad"
 
@@ -49,10 +49,10 @@ def origin(manifest: Manifest) -> Origin:
             1,
         )
     kind = "library" if document["made_by"] == LIBRARY else "extension"
-    folder, known = f"v1/{entries_folder(document)}", {**document, "found": {}}  # see remote.py
+    folder = f"{VERSION}/{entries_folder(document)}"
     pointers = dict.fromkeys(
-        f"{folder}/{key}.key" for key in (base_key(known), document_key(known))
-    )
+        f"{folder}/{key}.key" for key in (base_key(document), request_key(document))
+    )  # see remote.py
     return Origin(
         f"the {kind} {document['name']}",
         folder,

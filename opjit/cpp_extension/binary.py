@@ -30,6 +30,7 @@ def of_call(
     call: LoadCall | InlineCall, notes: Path | None, archs: str | None = None
 ) -> ExtensionBinary:
     """Return the request that a call of load or load_inline makes; see `identity.describe`."""
+    call = identity.expanded(call)
     return ExtensionBinary(
         identity.describe(call, notes, archs),
         call=call,

@@ -3,12 +3,12 @@ commands, but it builds in a private folder and loads nothing."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shlex
 import subprocess
-import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,7 +27,9 @@ from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
 from opjit.errors import BuildError, CompileWarning, LoadError
-from opjit.recipe import nvcc_flags, toolchain
+from opjit.recipe import nvcc_flags, reads, toolchain, unreported
+from opjit.recipe.reads import Moment, Reads
+from opjit.recipe.reports import ASSEMBLED, LINKED, ReportReader, Search
 from opjit.recipe.toolchain import Nvrtc
 from opjit.shared_library.objects import KeptObjects
 from opjit.shared_library.publication import Compiled, build_and_publish
@@ -36,7 +38,7 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store
 
 _EDGE = re.compile(r"^build (\S+): (?:cuda_)?compile .+\n", re.MULTILINE)
-_DEPS = re.compile(r"^(.+): #deps .*\(VALID\)\n((?:    .+\n)*)", re.MULTILINE)
+LISTED = stable.LISTING
 _RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
 
 
@@ -50,17 +52,15 @@ def build(
         extension, toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc)
     )
 
-    def compile_in(work: Path, base: Path) -> Compiled:
+    def compile_in(work: Path, base: Path, started: int) -> Compiled:
+        moment = Moment(extension.texts)
         prepared = (
             light.prepare(extension, call.implicit, work, base, tools.compiler)
             if extension.light
             else None
         )
-        trusted = identity.trusted_prefixes(
+        trusted = identity.trusted_folders(
             [tools.compiler, tools.nvcc, tools.nvrtc],
-            sysconfig.get_path("include"),
-            sysconfig.get_path("platinclude"),
-            str(work),
             *([str(light.headers.OWN)] if prepared else []),
         )
         more = [
@@ -68,6 +68,8 @@ def build(
             tools.nvrtc and tools.nvrtc.version,
             prepared and prepared.contents(),
         ]
+        search = identity.searched(call, tools.compiler, store.notes)
+        system = extension.places.system
         return _ExtensionBuild(
             extension,
             call,
@@ -75,7 +77,9 @@ def build(
             work,
             base,
             prepared,
-            KeptObjects(extension, base, work, more, trusted),
+            KeptObjects(extension, base, work, more, moment),
+            ReportReader(str(work), str(work), moment, system, trusted, started),
+            search,
         ).compiled()
 
     return build_and_publish(extension, store, must_store, compile_in)
@@ -92,6 +96,18 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
     )
 
 
+def _reporting(text: str) -> str:
+    """Return torch's build file with compilers that list all that they read, and assemblers, in files of their own."""
+    text = text.replace(
+        " -MMD -MF $out.d ", f" -MD -MF $out{LISTED} -Xassembler --MD -Xassembler $out{ASSEMBLED} "
+    )
+    of_host = f"-Xcompiler '-Wa\\,--MD\\,$out{ASSEMBLED}'"
+    text = text.replace(
+        " --dependency-output $out.d ", f" --dependency-output $out{LISTED} {of_host} "
+    )
+    return re.sub(r"^  (?:depfile|deps) = .*\n", "", text, flags=re.MULTILINE)
+
+
 class _ExtensionBuild(NamedTuple):
     """A build in the private folder `work`; `base` is the store's, and `prepared` is None for torch/extension.h."""
 
@@ -102,6 +118,8 @@ class _ExtensionBuild(NamedTuple):
     base: Path
     prepared: light.Prepared | None
     objects: KeptObjects
+    recorder: ReportReader
+    search: Search | None
 
     def compiled(self) -> Compiled:
         """Compile and link."""
@@ -111,13 +129,16 @@ class _ExtensionBuild(NamedTuple):
         )
         progress.log(f"{extension.name} is built with {with_headers}")
         by_nvrtc, remark = self.compile_all()
-        library, read, cxx = work / f"{extension.name}.so", self.headers_read(), self.tools.compiler
-        trusted = self.objects.trusted
-        if extension.stable and (
-            refusal := stable.refusal(extension, self.call.implicit, library, cxx, read, trusted)
-        ):
-            extension = replace(extension, stable="")
-            with_headers += f"; only this torch and Python take it, as {refusal}"
+        library = work / f"{extension.name}.so"
+        read = self.linked()
+        if extension.stable:
+            listed = list(work.glob(f"*{LISTED}"))
+            why_not = stable.refusal(
+                extension, self.call.implicit, library, self.tools.compiler, listed
+            )
+            if why_not:
+                extension = replace(extension, stable="")
+                with_headers += f"; only this torch and Python take it, as {why_not}"
         others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
         remarks = {
             "torch": torch.__version__,
@@ -126,9 +147,8 @@ class _ExtensionBuild(NamedTuple):
         return Compiled(
             replace(extension, toolchain=by_nvrtc or extension.toolchain),
             library,
-            cxx.path,
-            read.union(*stable.listings(work)),
-            trusted,
+            self.tools.compiler.path,
+            read,
             others,
             remarks,
             self.check,
@@ -242,39 +262,54 @@ class _ExtensionBuild(NamedTuple):
         place = self.work / "build.ninja"
         written = place.read_text("utf-8", "surrogateescape")
         listed = json.loads(self.ninja("compdb", "compile", "cuda_compile") or "[]")
-        instead = {
-            edge["output"]: "NVRTC "
-            for edge in listed
-            if by_nvrtc and edge["file"].endswith(identity.CUDA)
-        }
-        edges = {
-            (out := edge["output"]): (
-                os.path.join(self.work, edge["file"]),
-                instead.get(out, "") + edge["command"],
-                self.work / out,
-            )
-            for edge in listed
-            if len(listed) > 1 and not self.extension.stable
-        }  # whose key has no torch, and whose proof needs all that was read
-        known = {out for out, edge in edges.items() if self.objects.take(*edge)}
+        edges = {edge["output"]: self._edge(edge, by_nvrtc) for edge in listed}
+        several = len(listed) > 1 and not self.extension.stable
+        known = {out for out, edge in edges.items() if several and self.objects.take(*edge)}
         progress.log(f"{len(known)} of {len(listed)} object files are in the cache")
         if self.prepared:
             self.check_text(edge for edge in listed if edge["output"] not in known)
-        place.write_text(
-            _EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written),
-            "utf-8",
-            "surrogateescape",
-        )
-        made = dict[str, set[str]]()
+        others = _EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written)
+        place.write_text(_reporting(others), "utf-8", "surrogateescape")
         try:
             with around:
-                made = self.read_for_nvrtc() if by_nvrtc else {}
                 yield
         finally:
             place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
-            for out, read in (made | self.deps()).items():
-                if out in edges.keys() - known:
-                    self.objects.keep(*edges[out], read)
+            by_cuda = self.read_for_nvrtc() if by_nvrtc else {}
+            for out in edges.keys() - known:
+                self._record(out, edges[out], by_cuda.get(out))
+
+    def _edge(self, edge: dict[str, str], by_nvrtc: bool) -> tuple[str, str, Path]:
+        """Return the source, the command and the object file of a compilation in torch's build file."""
+        instead = "NVRTC " if by_nvrtc and edge["file"].endswith(identity.CUDA) else ""
+        source = os.path.join(self.work, edge["file"])
+        return source, instead + edge["command"], self.work / edge["output"]
+
+    def _record(self, out: str, edge: tuple[str, str, Path], by_cuda: set[str] | None) -> None:
+        """Record what made an object file, if it was made, and keep it."""
+        listing = self.work / f"{out}{LISTED}"
+        if by_cuda is None and not listing.is_file():
+            return
+        read = reads.listed([listing]) if by_cuda is None else sorted(by_cuda)
+        assembled = self.work / f"{out}{ASSEMBLED}"
+        if by_cuda is not None:
+            assembled = self.work / "cuda" / out / f"opjit_host{ASSEMBLED}"
+        words = [*(self.call.extra_cflags or ()), *(self.call.extra_cuda_cflags or ())]
+        output = torch_builder.output_of(self.work)
+        recorded = self.recorder.compiled(
+            read,
+            reads.listed([assembled] if assembled.is_file() else []),
+            self.search,
+            output,
+            words,
+        )
+        self.objects.keep(*edge, recorded)
+
+    def linked(self) -> Reads:
+        """Return what all tools read: for each object, and for the link."""
+        output = torch_builder.output_of(self.work)
+        linked = self.recorder.linked(self.work / LINKED, output)
+        return functools.reduce(Reads.joined, self.objects.read.values(), linked)
 
     def check_text(self, edges: Iterable[Mapping[str, str]]) -> None:
         """Raise light.MayLack if a source that is compiled with light headers is another text with torch/extension.h."""
@@ -309,14 +344,11 @@ class _ExtensionBuild(NamedTuple):
             self.extension.stable
         ):  # torch's libraries export what they use of the C++ library, and would come first
             link = ["-Wl,--as-needed,-lstdc++,--no-as-needed", *link]
-            listing = torch_builder.quote(
-                f"-Wp,-MD,{torch_builder.UNIQUE}{stable.LISTING}"
-            )  # torch's own has none of its headers
-            passed["extra_cflags"] = [*(passed["extra_cflags"] or ()), listing]
         if self.tools.nvcc is not None:
             include = [*include, toolchain.lacking(self.tools.nvcc, self.work / "lacking")]
         # Messages, __FILE__ and debug information shall name no temporary folder: the last map that fits counts.
         names = [f"-ffile-prefix-map={self.work}=.", f"-ffile-prefix-map={self.work}/="]
+        names += [unreported.DATE_WARNING, "-Wno-error=date-time"]
         passed["extra_cflags"] = [*map(torch_builder.quote, names), *(passed["extra_cflags"] or ())]
         passed["extra_cuda_cflags"] = [
             *map(torch_builder.quote, nvcc_flags.for_nvcc(names, [])),
@@ -328,7 +360,7 @@ class _ExtensionBuild(NamedTuple):
             )  # in the key's order, which decides that of static initialisers
         else:
             passed["use_pch"] = False
-            include = [*include, *identity.header_folder(self.call, self.extension.texts.values())]
+            include = [*include, *identity.quoted_folder(self.call)]
         if (
             self.call.build_directory
         ):  # torch links there, so that is what relative folders of libraries mean
@@ -339,7 +371,7 @@ class _ExtensionBuild(NamedTuple):
             "name": self.extension.name,
             "build_directory": str(self.work),
             "extra_include_paths": include,
-            "extra_ldflags": link,
+            "extra_ldflags": [*link, f"-Wl,--dependency-file={LINKED},--verbose"],
         }
 
     def is_final(self, output: str, cuda: tuple[str, ...] = ()) -> bool:
@@ -368,14 +400,6 @@ class _ExtensionBuild(NamedTuple):
             )
         return error
 
-    def headers_read(self) -> set[str]:
-        """Return the paths of the files that the compilers read."""
-        read = self.objects.read.union(*self.read_for_nvrtc().values(), *self.deps().values())
-        return {
-            os.path.realpath(path) if path.startswith(f"{self.work}{os.sep}") else path
-            for path in read
-        }  # of what a toolkit lacks
-
     def read_for_nvrtc(self) -> dict[str, set[str]]:
         """Return the paths of the files that the host's compiler read for CUDA files that NVRTC takes, by object file."""
         if self.tools.nvrtc is None:
@@ -383,14 +407,6 @@ class _ExtensionBuild(NamedTuple):
         from opjit.cpp_extension import cuda
 
         return cuda.headers_read(self.work)
-
-    def deps(self) -> dict[str, set[str]]:
-        """Return the paths of the files that compilers of ninja's read, by the object files that they made."""
-        found = _DEPS.findall(self.ninja("deps"))
-        return {
-            out: {os.path.join(self.work, line.strip()) for line in lines.splitlines()}
-            for out, lines in found
-        }
 
     def ninja(self, *words: str) -> str:
         """Return what a tool of ninja's says of the build."""

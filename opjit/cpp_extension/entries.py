@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from opjit import progress, why
 from opjit.errors import EntryError
+from opjit.recipe.build_inputs import EXTENSION, LIBRARY, folder_name
 from opjit.recipe.document import document_key
-from opjit.shared_library.content import EXTENSION, LIBRARY, folder_name
 from opjit.store.entry import verify
 from opjit.store.store import Store
 from opjit.why import Difference
@@ -127,8 +127,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Dif
         inline = {name: document_key({name: value}) for name, value in document["inline"].items()}
         return {
             **document,
-            "inputs": {**document["inputs"], **document["found"], **inline},
-            "found": {},
+            "inputs": {**document["known"], **document["inputs"], **inline},
+            "known": {},
             "inline": {},
         }
 

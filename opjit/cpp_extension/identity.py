@@ -9,27 +9,31 @@ import json
 import os
 import platform
 import re
+import shlex
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from opjit.backends import cpu
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
-from opjit.recipe import headers, toolchain
-from opjit.recipe.command_line import CommandLine
+from opjit.recipe import reports, toolchain, unreported
+from opjit.recipe.build_inputs import EXTENSION, BuildInputs
+from opjit.recipe.command_line import folders, here, portable, split
+from opjit.recipe.reads import INLINE, Places, Reads
+from opjit.recipe.reports import Search
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
-from opjit.shared_library import content
-from opjit.shared_library.content import EXTENSION, INLINE, Content
 
 CUDA = (".cu", ".cuh")
-# Environment variables that add folders and flags to the compilers' command lines.
-_INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
-_FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+_WORDS = {"c": "extra_cflags", "link": "extra_ldflags", "cuda": "extra_cuda_cflags"}
+_FLAGS = (*_WORDS.values(), "extra_sycl_cflags")
+_EXPANDED = re.compile(r"[`$*?~\[]")  # by the shell
+_Call = TypeVar("_Call", bound=LoaderCall)
 
 
 class Unsupported(Exception):
@@ -37,10 +41,11 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class Extension(Content):
+class Extension(BuildInputs):
     """What decides an extension's bytes; its name is TORCH_EXTENSION_NAME, its sources are sorted."""
 
     made_by = EXTENSION
+    include: tuple[str, ...]  # the folders of headers that are not the compilers'
     inline: Mapping[
         str, Any
     ]  # the SHA-256 of inline sources, and arguments that only torch interprets
@@ -62,8 +67,8 @@ class Extension(Content):
             f", CUDA archs {self.archs}" if self.archs else ""
         )
 
-    def document(self) -> dict[str, Any]:
-        document = {**super().document(), "inline": dict(self.inline), "archs": self.archs}
+    def document(self, read: Reads | None = None) -> dict[str, Any]:
+        document = {**super().document(read), "inline": dict(self.inline), "archs": self.archs}
         if self.stable:  # see stable.py
             return {
                 **document,
@@ -84,6 +89,25 @@ class Extension(Content):
             ],
             "python": [importlib.machinery.EXTENSION_SUFFIXES[0], platform.python_version()],
         }
+
+
+def expanded(call: _Call) -> _Call:
+    """Return a call whose flags have what the shell would make of them: torch's builder passes flags through ninja and a shell."""
+    changed = dict[str, Any]()
+    for parameter in _FLAGS:
+        flags = _strings(parameter, call)
+        text = re.sub(r"\$([$ :])", r"\1", " ".join(flags))
+        if _EXPANDED.search(text):
+            done = toolchain.run(["/bin/sh", "-c", f'exec 2>/dev/null; printf "%s\\0" {text}'])
+            if done.returncode:
+                raise BuildError(
+                    f"the shell cannot expand {parameter} of {call.name!r}: {text}",
+                    op=call.name,
+                    target="torch's extension builder",
+                )
+            words = done.stdout.split("\0")[:-1]
+            changed[parameter] = [shlex.quote(word).replace("$", "$$") for word in words]
+    return replace(call, **changed)
 
 
 def describe(
@@ -116,68 +140,84 @@ def describe(
     if call.with_sycl or call.extra_sycl_cflags or ".sycl" in languages:
         raise Unsupported
     cuda = not languages.isdisjoint(CUDA) if call.with_cuda is None else bool(call.with_cuda)
-    compilers, light, trusted = _find_compilers(memory, cuda)
-    flags, command_line = _flags(call, cuda)
+    found = _find_compilers(memory, cuda)
+    words = {kind: split(_strings(parameter, call)) for kind, parameter in _WORDS.items()}
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
-    inherited = [
-        folder
-        for variable in _INCLUDE_VARIABLES
-        for folder in os.environ.get(variable, "").split(os.pathsep)
-        if folder
-    ]
-    folders = (
-        *header_folder(call, texts.values()),
-        *extra,
-        *command_line.include,
-        *inherited,
-        *map(os.path.dirname, command_line.forced),
-        content.USERS_FOLDER,
-    )
-    include = tuple(
-        dict.fromkeys(
-            folder
-            for folder in folders
-            if not (os.path.realpath(folder) + os.sep).startswith(trusted)
-        )
-    )
-    archives = tuple(
-        path for path in command_line.archives() if not os.path.realpath(path).startswith(trusted)
-    )
+    extra += quoted_folder(call)
+    places, search = _searched(call, sources, extra, words, found.cxx, memory)
     if cuda and archs is None:
         archs = _cuda_archs(name, _strings("extra_cuda_cflags", call))
     return Extension(
         name,
         sources,
-        tuple(command_line.forced),
         texts,
-        flags,
-        archives,
-        include,
+        _flags(words, extra, places, cuda, call.build_directory or ""),
+        places,
         {},
-        compilers,
+        found.full,
+        search,
+        unreported.refused_flag([word for each in words.values() for word in each]) or "",
+        places.include,
         inline,
         archs if cuda else None,
-        light,
-    ).scanned()
+        found.light,
+    ).now()
 
 
-def _flags(call: LoaderCall, cuda: bool) -> tuple[dict[str, list[str]], CommandLine]:
-    command_line = CommandLine(call.build_directory or "")
-    flags = {
-        "c": command_line.add(_strings("extra_cflags", call)),
-        "link": command_line.add(_strings("extra_ldflags", call)),
-    }
+def _searched(
+    call: LoaderCall,
+    sources: tuple[str, ...],
+    extra: list[str],
+    words: Mapping[str, list[str]],
+    cxx: Compiler | None,
+    memory: Path | None,
+) -> tuple[Places, dict[str, Any] | None]:
+    """Return the folders that give files portable names, and those that the compiler searches, for the key."""
+    every = [word for each in words.values() for word in each]
+    folder = (
+        os.path.dirname(sources[0]) if sources else os.path.abspath(call.build_directory or os.sep)
+    )
+    system = reports.system_folders([cxx] if cxx else [])
+    found = searched(call, cxx, memory) if cxx else None
+    include = [*extra, *folders(every), *reports.others([found], system)]
+    own = trusted_folders()
+    include = [each for each in include if not (os.path.realpath(each) + os.sep).startswith(own)]
+    library = folders(words["link"], "L", call.build_directory or "")
+    places = Places(folder, tuple(dict.fromkeys(include)), tuple(dict.fromkeys(library)), system)
+    return places, reports.named_search({"c++": found} if found else {}, places)
+
+
+def searched(call: LoaderCall, cxx: Compiler, memory: Path | None) -> Search | None:
+    """Return the folders that the C++ compiler searches for an extension's headers: the user's, torch's and Python's."""
+    torchs = os.path.join(os.path.dirname(torch.__file__), "include")
+    own = (torchs, f"{torchs}/torch/csrc/api/include", sysconfig.get_path("include"))
+    command = [
+        cxx.path,
+        *(f"-I{os.path.abspath(folder)}" for folder in _strings("extra_include_paths", call)),
+        *(word for folder in own for word in ("-isystem", folder)),
+        *split(_strings("extra_cflags", call)),
+    ]
+    return reports.search(command, "c++", memory, honours=True)
+
+
+def _flags(
+    words: Mapping[str, list[str]], extra: list[str], places: Places, cuda: bool, directory: str
+) -> dict[str, list[str]]:
+    kinds = ("c", "cuda") if cuda else ("c",)
+    flags = {kind: portable(words[kind], places) for kind in kinds}
+    flags["link"] = portable(words["link"], places, directory)
+    flags["include"] = [places.name(folder) for folder in extra]
+    every = [word for kind in flags for word in words.get(kind, ())]
+    if here(every, places):
+        flags["folder"] = here(every, places)
+    variables = [f"{name}={value}" for name, value in toolchain.honoured().items()]
+    if variables:
+        flags["environment"] = variables
     if cuda:
-        flags["cuda"] = command_line.add(_strings("extra_cuda_cflags", call))
-        flags["environment"] = [
-            f"{variable}={os.environ.get(variable, '')}" for variable in _FLAG_VARIABLES
-        ]
         flags["torch"] = _changed_by_user()
-    if any(
-        "native" in word for language in flags.values() for word in language
-    ):  # its meaning differs between machines
+    if any("native" in word for word in every):  # its meaning differs between machines
         flags["native"] = [cpu.identity(), *(map(str, _capabilities()) if cuda else ())]
-    return flags, command_line
+    return flags
 
 
 def _changed_by_user() -> list[str]:
@@ -248,21 +288,10 @@ def _strings(parameter: str, call: LoaderCall) -> list[str]:
     return [item.strip() for item in value or ()]
 
 
-def header_folder(call: LoaderCall, texts: Iterable[bytes]) -> list[str]:
-    """The build directory, if inline sources include a header from there: torch compiles them in that folder."""
-    if not call.build_directory:
-        return []
-    folder = os.path.abspath(call.build_directory)
-    scan = headers.Scan()
-    return (
-        [folder]
-        if any(
-            scan.find(kind, name, folder, ())
-            for text in texts
-            for kind, name in headers.parsed(text)[1]
-        )
-        else []
-    )
+def quoted_folder(call: LoaderCall) -> list[str]:
+    """The build directory, where torch compiles inline sources, so that they find headers there."""
+    inline = isinstance(call, InlineCall) and call.build_directory
+    return [os.path.abspath(call.build_directory)] if inline and call.build_directory else []
 
 
 def _sources(given: object) -> tuple[str, ...]:
@@ -311,15 +340,15 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise Unsupported from None
 
 
-def _find_compilers(
-    memory: Path | None, cuda: bool
-) -> tuple[dict[str, str] | None, tuple[dict[str, str] | None, ...], tuple[str, ...]]:
-    """The compilers' identity for the key, None if one is missing; those with light headers; and the trusted prefixes."""
-    python = os.path.join(
-        sys.base_prefix,
-        "include",
-        f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}",
-    )
+class _Compilers(NamedTuple):
+    """The compilers here, and what a key has of them: with torch/extension.h, None if one is missing, and with light headers."""
+
+    cxx: Compiler | None
+    full: Mapping[str, str] | None
+    light: tuple[Mapping[str, str] | None, ...]
+
+
+def _find_compilers(memory: Path | None, cuda: bool) -> _Compilers:
     try:
         cxx = toolchain.find_cxx(memory)
         compiler = toolchain.find_compiler(memory) if cuda else None
@@ -328,14 +357,10 @@ def _find_compilers(
     except ToolMissing:
         cxx = None
     if cxx is None:
-        return None, (None,), trusted_prefixes([], python)
+        return _Compilers(None, None, (None,))
     full = compiler_identity(cxx, compiler, nvcc) if nvcc or not cuda else None
     light = [compiler_identity(cxx, None, nvrtc)] if nvrtc else []
-    return (
-        full,
-        (*light, full) if full or not light else (*light,),
-        trusted_prefixes([cxx, nvcc, nvrtc], python),
-    )
+    return _Compilers(cxx, full, (*light, full) if full or not light else (*light,))
 
 
 def find_nvrtc(memory: Path | None) -> Nvrtc | None:
@@ -358,16 +383,27 @@ def compiler_identity(
         if isinstance(cuda, Nvrtc)
         else {"nvcc.build": cuda.build}
     )
-    return {
-        "cxx.version": cxx.version,
-        "cxx.machine": cxx.machine,
-        **of_cuda,
-        **({"cc.version": compiler.version} if compiler else {}),
-    }
+    of_host = toolchain.versions_of(compiler, "cc") if compiler else {}
+    return {**toolchain.versions_of(cxx, "cxx"), **of_cuda, **of_host}
 
 
-def trusted_prefixes(
-    tools: Iterable[Compiler | Nvcc | Nvrtc | None], *more: str
+def trusted_folders(
+    tools: Iterable[Compiler | Nvcc | Nvrtc | None] = (), *more: str
 ) -> tuple[str, ...]:
-    """The prefixes of real paths that a version in the key covers: of torch and the compilers, and more folders."""
-    return content.trusted_prefixes(tools, [os.path.dirname(torch.__file__), *more])
+    """The prefixes of real paths that a version in the key covers: of torch, Python, CUDA, and more folders."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
+    found = [
+        os.path.dirname(torch.__file__),
+        os.path.join(sys.base_prefix, "include", version),
+        *(sysconfig.get_path(name) for name in ("include", "platinclude")),
+        *more,
+    ]
+    system = list[str]()
+    for tool in tools:
+        if isinstance(tool, Nvcc):
+            found.append(tool.root)
+        elif isinstance(tool, Nvrtc):
+            found += [*tool.headers.split(":"), tool.runtime]
+        elif tool is not None:
+            system += tool.includes.split(":")
+    return reports.trusted_prefixes(found, system)

@@ -5,11 +5,11 @@ Py_LIMITED_API the same holds of Python, its headers and its functions."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,8 +17,7 @@ import torch
 from opjit.builder.compile_step import run_tool
 from opjit.cpp_extension.identity import CUDA, Extension
 from opjit.cpp_extension.light import headers, policy
-from opjit.recipe import toolchain
-from opjit.recipe.headers import read_dependencies
+from opjit.recipe import reads, toolchain
 from opjit.recipe.toolchain import Compiler
 
 _MACRO, _PYTHON = "TORCH_TARGET_VERSION", "Py_LIMITED_API"
@@ -98,36 +97,18 @@ def _limits(extension: Extension) -> dict[str, int]:
     return {language: int(value[1], 0) if value else 0 for language, value in found}
 
 
-def listings(work: Path) -> list[list[str]]:
-    """Return the files that the C++ compiler read for each source; build.py has it write these lists."""
-    return [
-        [
-            os.path.realpath(path)
-            for path in read_dependencies(each.read_text("utf-8", "surrogateescape"))
-        ]
-        for each in work.glob(f"*{LISTING}")
-    ]
-
-
 def refusal(
-    extension: Extension,
-    implicit: bool,
-    library: Path,
-    cxx: Compiler,
-    by_nvcc: set[str],
-    trusted: tuple[str, ...],
+    extension: Extension, implicit: bool, library: Path, cxx: Compiler, listings: Sequence[Path]
 ) -> str | None:
     """Return why a binary, in the folder of its build, is for this torch and Python alone. None: it serves every torch from then on.
-    `by_nvcc` are the files that nvcc read, and `trusted` the prefixes of those whose text need not be known."""
+    `listings` are the compilers' lists of what they read, one for each object."""
     words = [word for each in extension.flags.values() for word in each]
     asked = _DIFFERS.search("\n".join([policy.program_of(extension, implicit).code, *words]))
     if asked:
         return f"it has {asked[0]}"
-    work, by_cxx = library.parent, listings(library.parent)
+    work = library.parent
     commands = (work / "build.ninja").read_text("utf-8", "surrogateescape")
-    if len(by_cxx) != commands.count(": compile ") or (
-        ": cuda_compile " in commands and not by_nvcc
-    ):
+    if len(listings) != commands.count("compile "):
         return "a compiler does not list what it reads"
     limits, (major, minor) = _limits(extension), map(int, extension.stable.split("."))
     include, python = (
@@ -144,21 +125,14 @@ def refusal(
         work,
     )
     limited = {*map(os.path.realpath, re.findall(r'^# \d+ "(.+)"', text, re.MULTILINE))}
-    scanned = {os.path.realpath(extension.place(name)) for name in extension.inputs}
-    for language, read in (
-        ("c", itertools.chain(*by_cxx)),
-        ("cuda", map(os.path.realpath, sorted(by_nvcc))),
-    ):
-        for path in read:
-            ours = (
-                _HEADERS.match(path[len(include) :])
-                if path.startswith(include)
-                else (
-                    language in limits and path in limited
-                    if path.startswith(python)
-                    else path in scanned or path.startswith(trusted)
-                )
-            )
+    for listing in listings:
+        language = "cuda" if f"build {listing.stem}: cuda_compile " in commands else "c"
+        for path in map(os.path.realpath, reads.listed([listing])):
+            ours = True
+            if path.startswith(include):
+                ours = _HEADERS.match(path[len(include) :]) is not None
+            elif path.startswith(python):
+                ours = language in limits and path in limited
             if not ours:
                 return f"it includes {path.removeprefix(python).removeprefix(include)}"
     declared = {*re.findall(r"\b(?:(?:aoti_)?torch_\w+(?=\()|_?Py\w+(?=[(;]))", text)}

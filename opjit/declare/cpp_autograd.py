@@ -57,7 +57,7 @@ def find() -> Entry | None:
 
     def fits(document: Mapping[str, Any]) -> bool:
         return [
-            document.get("inputs"),
+            document.get("known"),
             document.get("python", [""])[0],
             document.get("torch"),
         ] == _wanted()

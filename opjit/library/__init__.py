@@ -2,7 +2,7 @@
 
     DIR/<namespace>.<op>.<arch>.<start of its digest>/    or DIR/<name>/, as its builder chooses
         <folder>/op.py, .c, .cu          a copy of each op's folder
-        <folder>/prebuilt/v1/…           its binaries, as in a wheel: a read-only store
+        <folder>/prebuilt/v2/…           its binaries, as in a wheel: a read-only store
         <namespace>.<op>.so              a link to the binary of each op
 
 The folder appears complete by one rename, and opjit never changes it. It may be moved, and other users may read it. `opjit.add_path` and

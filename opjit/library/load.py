@@ -15,6 +15,7 @@ from opjit.store import elf, layers
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, check_library, read
 from opjit.store.manifest import Manifest
+from opjit.store.store import VERSION
 
 
 def load_library(path: str | os.PathLike[str]) -> Any:
@@ -51,7 +52,9 @@ def load_library(path: str | os.PathLike[str]) -> Any:
         found = {
             folder: [
                 _verified(shown, each.parent)
-                for each in sorted((folder / layers.FOLDER).glob(f"v1/*/*/*/{manifests.NAME}"))
+                for each in sorted(
+                    (folder / layers.FOLDER).glob(f"{VERSION}/*/*/*/{manifests.NAME}")
+                )
             ]
             for folder in _folders(place, shown, path)
         }

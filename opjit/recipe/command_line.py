@@ -1,72 +1,86 @@
-"""The flags of compilers and linkers as a key has them, with contents in place of paths."""
+"""The flags of compilers and linkers as a key has them: in order, with portable names in place of folders."""
 
 import os
 import re
 import shlex
+from collections.abc import Iterable, Sequence
 
-from opjit import files
+from opjit.recipe.reads import Places
 
 _FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
+# Words whose meaning is the same in any working folder. One that is not here, as a key sees it, may name a file from there.
+_OF_LINKER = (
+    r"-z|defs|now|relro|-s|-O\d|-l[\w.+-]+|-soname|-Bsymbolic(-functions)?|-B(static|dynamic)|"
+    r"-?-(no-)?(as-needed|undefined|whole-archive|gc-sections)|-?-(hash-style|build-id)(=\w+)?"
+)
+_PLAIN = re.compile(
+    r"-[DU][A-Za-z_]\w*(\([\w, ]*\))?(=.*)?|-[OWgm][\w=.+-]*|-w|-f[\w-]+(=[\w-]+)?|-std=[\w+]+|-pthread|-pipe|-s|-shared|"
+    rf"-rdynamic|-l[\w.+-]+|-Wl(,({_OF_LINKER}))+|-Xcompiler|-Xptxas|--use_fast_math|-lineinfo|-rdc=\w+|"
+    r"-gencode=[\w=,]+|-arch=\w+|--expt-[\w-]+",
+    re.DOTALL,
+)
 
 
-class CommandLine:
-    """Collects folders of headers, in order, and files forced in, as flags name them. Folders of libraries start from `work`."""
+def split(flags: Sequence[str]) -> list[str]:
+    """Return the words of flags, as the shell splits them."""
+    try:
+        return shlex.split(" ".join(flags))
+    except ValueError:  # a quote is not closed, which the shell will report
+        return list(flags)
 
-    def __init__(self, work: str) -> None:
-        self._work = work
-        self.include: list[str] = []
-        self.forced: list[str] = []
-        self._libraries: list[str] = []
-        self._searched: list[str] = []
 
-    def add(self, flags: list[str]) -> list[str]:
-        """Add a list of flags. Returns their words, as the shell splits them, without paths."""
-        try:
-            words = shlex.split(" ".join(flags))
-        except ValueError:  # a quote is not closed, which the shell will report
-            return flags
-        return [self._word(before, word) for before, word in zip(["", *words], words, strict=False)]
+def folders(
+    words: Iterable[str], kinds: str = "I isystem iquote idirafter", start: str = ""
+) -> list[str]:
+    """Return the absolute paths of the folders of some kinds that flags name, in order; relative ones begin in the folder `start`."""
+    found = list[str]()
+    option = ""
+    for word in words:
+        named = _FOLDER.fullmatch(word)
+        if option:
+            found.append(os.path.abspath(os.path.join(start, word)))
+            option = ""
+        elif named and named[1] in kinds.split():
+            option = "" if named[2] else named[1]
+            found += [os.path.abspath(os.path.join(start, named[2]))] if named[2] else []
+    return found
 
-    def _word(self, before: str, word: str) -> str:
-        option, folder = _FOLDER.fullmatch(before), _FOLDER.fullmatch(word)
-        if before in ("-include", "-imacros"):
-            self.forced.append(os.path.abspath(word))
-        elif option and not option[2]:
-            self._folder(option[1], word)
-        elif folder and folder[2]:
-            self._folder(folder[1], folder[2])
-            return f"-{folder[1]}<folder>"
-        elif word.startswith("-l"):
-            self._libraries.append(word[2:])
-            return word
-        elif word.startswith("-Wl,"):
-            return "".join(_content(part) for part in re.split(r"([,=])", word))
+
+def portable(words: Sequence[str], places: Places, start: str = "") -> list[str]:
+    """Return words with the names of folders in place of their paths; relative ones begin in the folder `start`."""
+
+    def name(folder: str) -> str:
+        return places.name(os.path.abspath(os.path.join(start, folder)))
+
+    found = list[str]()
+    before = None
+    for word in words:
+        named = None if before else _FOLDER.fullmatch(word)
+        if before:
+            found.append(name(word))
+        elif named and named[2]:
+            found.append(f"-{named[1]}{name(named[2])}")
         else:
-            return _content(word)
-        return "<path>"
-
-    def _folder(self, kind: str, path: str) -> None:
-        if kind == "L":
-            self._searched.append(os.path.abspath(os.path.join(self._work, path)))
-        else:
-            self.include.append(os.path.abspath(path))
-
-    def archives(self) -> list[str]:
-        """Return the static libraries that the flags name. They become part of the binary."""
-        names = [name[1:] if name.startswith(":") else f"lib{name}.a" for name in self._libraries]
-        found = (os.path.join(folder, name) for name in names for folder in self._searched)
-        return list(
-            dict.fromkeys(path for path in found if path.endswith(".a") and os.path.isfile(path))
-        )
+            found.append(word)
+        before = named if named and not named[2] else None
+    return found
 
 
-def _content(word: str) -> str:
-    """Return a file's digest in place of its path; the name of a shared library, which is looked up again when the binary is loaded."""
-    path = word.removeprefix("@")
-    if os.sep not in path or not os.path.isfile(path):
-        return word
-    return (
-        f"<{os.path.basename(path)}>"
-        if re.search(r"\.so(\.\d+)*$", path)
-        else f"<{files.digest(path)}>"
-    )
+def is_same_anywhere(words: Sequence[str], places: Places) -> bool:
+    """Return whether words mean the same in any working folder."""
+    named = [_FOLDER.fullmatch(word) for word in words]
+    relative = any(each and each[2] and not os.path.isabs(each[2]) for each in named)
+    apart = any(each and not each[2] for each in named)
+    return not (relative or apart or here(words, places))
+
+
+def here(words: Sequence[str], places: Places) -> list[str]:
+    """Return the name of the working folder, if a word may mean something else in another one; else nothing."""
+    before = ""
+    for word in words:
+        of_folder = _FOLDER.fullmatch(before) or _FOLDER.fullmatch(word)
+        plain = of_folder or _PLAIN.fullmatch(word)
+        if not plain and not (os.path.isabs(word) and before not in ("-include", "-imacros")):
+            return [places.name(os.getcwd())]
+        before = word
+    return []

@@ -1,11 +1,13 @@
-"""The document that describes a binary, and the key derived from it."""
+"""The document that describes a binary, and the keys derived from it."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 2  # increase it when the meaning of a document, or of an entry's files, changes
+FORMAT = 3  # increase it when the meaning of a document, or of an entry's files, changes
+_OF_BUILD: Mapping[str, Any] = {"inputs": {}, "absent": {}}  # what only a build reports
+_OF_TOOLS: Mapping[str, Any] = {"toolchain": None, "search": None}
 
 
 def document_key(document: Mapping[str, Any]) -> str:
@@ -15,6 +17,13 @@ def document_key(document: Mapping[str, Any]) -> str:
     ).hexdigest()
 
 
+def request_key(document: Mapping[str, Any]) -> str:
+    """Return the key of what is known of a document before a build."""
+    return document_key({**document, **_OF_BUILD})
+
+
 def base_key(document: Mapping[str, Any]) -> str:
-    """Return the key of a document without its compilers."""
-    return document_key({**document, "toolchain": None})
+    """Return the key of what is known before a build where there are no compilers."""
+    if "search" not in document:  # an op's, whose inputs are known
+        return document_key({**document, "toolchain": None})
+    return document_key({**document, **_OF_BUILD, **_OF_TOOLS})

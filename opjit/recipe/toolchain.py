@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from opjit import files, processes, progress
-from opjit.errors import BadSetting, EntryError, ToolMissing
+from opjit.errors import BadSetting, ToolMissing
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,12 +29,16 @@ INSTALL_NVRTC = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-c
 
 
 class Compiler(NamedTuple):
-    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, and include folders, joined by ``:``."""
+    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, and folders of headers and of libraries,
+    joined by ``:``; what assembler and linker print for their versions; and the commands of a compiler that is a script."""
 
     path: str
     version: str
     machine: str
     includes: str
+    libraries: str = ""
+    binutils: str = ""
+    script: str = ""
 
 
 class Nvcc(NamedTuple):
@@ -77,28 +81,45 @@ class Nvrtc(NamedTuple):
 
 
 _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates take minutes
-_NOTE_BYTES = 1 << 20  # the largest note on a compiler
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 _Tool = TypeVar("_Tool", Compiler, Nvcc, Own)
-# Variables that would change a compiler's output without changing the key.
-NEUTRAL = {
+# Variables that change what tools read or write. Builds run without them, but extensions, which torch's users give some: see HONOURED.
+NEUTRAL: dict[str, str | None] = {
     "LC_ALL": "C",
     **dict.fromkeys(
         (
+            "COMPILER_PATH",
             "CPATH",
             "C_INCLUDE_PATH",
             "CPLUS_INCLUDE_PATH",
-            "LIBRARY_PATH",
-            "LD_RUN_PATH",
-            "DEPENDENCIES_OUTPUT",
-            "SUNPRO_DEPENDENCIES",
             "CUDA_INC_PATH",
-            "NVCC_PREPEND_FLAGS",
+            "DEPENDENCIES_OUTPUT",
+            "GCC_EXEC_PREFIX",
+            "LD_RUN_PATH",
+            "LIBRARY_PATH",
             "NVCC_APPEND_FLAGS",
             "NVCC_CCBIN",
+            "NVCC_PREPEND_FLAGS",
+            "SOURCE_DATE_EPOCH",
+            "SUNPRO_DEPENDENCIES",
         )
     ),
 }
+# Those that tools of an extension see; its key has their values.
+HONOURED = (
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "C_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_PREPEND_FLAGS",
+    "SOURCE_DATE_EPOCH",
+)
+
+
+def honoured() -> dict[str, str]:
+    """Return the variables that tools of an extension see."""
+    return {name: os.environ[name] for name in HONOURED if os.environ.get(name)}
 
 
 def named(variable: str) -> tuple[list[str], str]:
@@ -115,15 +136,15 @@ def named(variable: str) -> tuple[list[str], str]:
 def find_compiler(notes: Path | None, host: str | None = None) -> Compiler | None:
     """Find $CC, else gcc, cc or clang on PATH, or the gcc that builds for another processor, as Debian names it; None if there is none."""
     chosen = f"{host}-linux-gnu-gcc" if host and is_other(host) else named("CC")[1]
-    return _find(
-        notes, "cc", [chosen] if chosen else ["gcc", "cc", "clang"], Compiler, _probe_compiler
-    )
+    names = [chosen] if chosen else ["gcc", "cc", "clang"]
+    return _with_script(_find(notes, "cc", names, Compiler, _probe_compiler), "c")
 
 
 def find_cxx(notes: Path | None) -> Compiler | None:
     """Find $CXX, else c++, as torch's extension builder does; None if there is none."""
     chosen = named("CXX")[1] if "CXX" in os.environ else "c++"
-    return _find(notes, "cxx", [chosen], Compiler, lambda path: _probe_compiler(path, "c++"))
+    found = _find(notes, "cxx", [chosen], Compiler, lambda path: _probe_compiler(path, "c++"))
+    return _with_script(found, "c++")
 
 
 def find_nvcc(notes: Path | None) -> Nvcc | None:
@@ -313,35 +334,42 @@ def _find(
     if found is None:
         return None
     path = os.path.abspath(found)  # the build runs in another folder
-    real = os.path.realpath(path)
-    status = os.stat(real)
-    stamp = [real, status.st_size, status.st_mtime_ns, status.st_ino]
-    note = (
-        notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
-        if notes
-        else None
-    )
-    if note is not None:
-        try:
-            fields = json.loads(files.read(note, _NOTE_BYTES))
-            if fields["stamp"] == stamp:
-                return tool(**{name: str(fields["found"][name]) for name in tool._fields})
-        except (OSError, EntryError, ValueError, KeyError, TypeError, RecursionError):
-            pass  # no note, or a damaged one
+    stamp = [_stamp(each) for each in (path, *map(shutil.which, ("as", "ld")))]
+    if notes is None:
+        return probe(path)
+    note = notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    known = files.read_checked(note)
+    if isinstance(known, dict) and known["stamp"] == stamp:
+        return tool(**known["found"])
     answer = probe(path)
-    if note is not None:
-        files.write_note(note, json.dumps({"stamp": stamp, "found": answer._asdict()}))
+    files.write_checked(note, {"stamp": stamp, "found": answer._asdict()})
     return answer
 
 
-def run(command: Sequence[str], work: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a compiler without the variables that change its output; stdout includes stderr. Raises ToolMissing if PATH has no such tool."""
+def _stamp(path: str | None) -> list[str | int]:
+    """Return what changes with a program."""
+    if path is None:
+        return []
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    return [real, status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _is_script(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) != b"\x7fELF"
+
+
+def run(
+    command: Sequence[str], work: Path | None = None, honours: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a compiler without the variables that change its output, or with those that `honours` the table; stdout includes stderr.
+    Raises ToolMissing if PATH has no such tool."""
     import subprocess
 
     progress.logger().debug("%s", " ".join(command))
-    environment = {
-        name: value for name, value in {**os.environ, **NEUTRAL}.items() if value is not None
-    }
+    given = {**os.environ, **NEUTRAL, **(honoured() if honours else {})}
+    environment = {name: value for name, value in given.items() if value is not None}
     try:
         return processes.run(
             command,
@@ -413,7 +441,39 @@ def _probe_compiler(path: str, language: str = "c") -> Compiler:
     includes = (
         [os.path.realpath(line.strip()) for line in searched[1].splitlines()] if searched else []
     )
-    return Compiler(path, version[1].strip(), machine[1].strip(), ":".join(includes))
+    commands = _commands(path, language)
+    libraries = re.search(r"^LIBRARY_PATH=(.+)$", commands, re.MULTILINE)
+    folders = libraries[1].split(":") if libraries else []
+    found = dict.fromkeys(os.path.realpath(folder) for folder in folders if os.path.isdir(folder))
+    return Compiler(
+        path,
+        version[1].strip(),
+        machine[1].strip(),
+        ":".join(includes),
+        ":".join(found),
+        ", ".join(_program_version(path, name) for name in ("as", "ld")),
+        "script" if _is_script(path) else "",
+    )
+
+
+def _program_version(compiler: str, name: str) -> str:
+    """Return what the assembler or linker of a compiler prints for its version."""
+    program = shutil.which(_output(compiler, f"-print-prog-name={name}").strip())
+    return _output(program, "--version").partition("\n")[0] if program else ""
+
+
+def _commands(path: str, language: str) -> str:
+    """Return the commands that a compiler would run, without the names of temporary files."""
+    said = _output(path, "-###", "-x", language, os.devnull, "-o", os.devnull)
+    return re.sub(r"\S*/cc\w{6}\b[.\w]*", "<temporary>", said)
+
+
+def _with_script(compiler: Compiler | None, language: str) -> Compiler | None:
+    """Add what a compiler that is a script would run now: it may read what it likes, so it is asked each time."""
+    if compiler is None or not compiler.script:
+        return compiler
+    commands = _commands(compiler.path, language)
+    return compiler._replace(script=hashlib.sha256(commands.encode()).hexdigest())
 
 
 def _probe_nvcc(path: str) -> Nvcc:
@@ -448,8 +508,18 @@ def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
     return Own(path, lines[0], files.digest(path))
 
 
+def versions_of(compiler: Compiler, name: str) -> dict[str, str]:
+    """Return what a key has of a compiler, its assembler and its linker, under names that start with `name`."""
+    found = {
+        f"{name}.version": compiler.version,
+        f"{name}.machine": compiler.machine,
+        f"{name}.binutils": compiler.binutils,
+    }
+    return found | ({f"{name}.script": compiler.script} if compiler.script else {})
+
+
 def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> dict[str, str]:
-    versions = {"cc.version": compiler.version, "cc.machine": compiler.machine}
+    versions = versions_of(compiler, "cc")
     if isinstance(device, Nvrtc):
         versions["nvrtc.version"] = device.version
     elif isinstance(device, Nvcc):

@@ -25,7 +25,7 @@ from opjit.store import usage
 from opjit.store.bundle import Bundle
 from opjit.store.entry import Entry, check_binary
 from opjit.store.manifest import Manifest
-from opjit.store.store import Store
+from opjit.store.store import VERSION, Store
 
 MAX_BYTES = 64 << 20  # of an object; a larger one would not arrive in time
 MOST_KEYS = 8  # in a pointer
@@ -130,7 +130,9 @@ def problem() -> str | None:
         with suppress(FileNotFoundError):
             _read_from(
                 objects,
-                lambda read, trusted: read(f"v1/opjit.nothing/none/{'0' * 64}.key", _POINTER_BYTES),
+                lambda read, trusted: read(
+                    f"{VERSION}/opjit.nothing/none/{'0' * 64}.key", _POINTER_BYTES
+                ),
             )
     except Exception as error:
         return reason(error)
@@ -194,7 +196,7 @@ def pointed(content: bytes) -> list[str]:
 
 def folder_name(qualified: str, target: Target) -> str:
     """Return the common prefix of the names of an op's objects for a target."""
-    return f"v1/{qualified.replace('::', '.')}/{target.folder}"
+    return f"{VERSION}/{qualified.replace('::', '.')}/{target.folder}"
 
 
 def examine(manifest: Manifest, library: bytes, key: str, target: Target | None) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from opjit import files, processes
+from opjit import processes
 from opjit.errors import BuildError, EntryError
-from opjit.recipe.document import base_key
-from opjit.shared_library.content import C, entries_folder
+from opjit.recipe.build_inputs import B, entries_folder
+from opjit.recipe.document import base_key, document_key
 from opjit.shared_library.identity import Library
 from opjit.store import layers
 from opjit.store import store as stores
@@ -24,10 +24,10 @@ _B = TypeVar("_B", bound="ContentBinary[Any]")
 
 
 @dataclass(frozen=True)
-class ContentBinary(Generic[C]):
+class ContentBinary(Generic[B]):
     """A request for a library or an extension; see `opjit.wanted.Wanted`."""
 
-    content: C
+    content: B
     must_store: bool = False
     by_torch: ClassVar = True
     kind: ClassVar = None
@@ -36,7 +36,7 @@ class ContentBinary(Generic[C]):
         return f"{self.content.name} for {self.content.purpose}"
 
     @property
-    def ways(self) -> tuple[C, ...]:
+    def ways(self) -> tuple[B, ...]:
         """The contents whose binaries are as good as each other, the preferred first."""
         return (self.content,)
 
@@ -59,7 +59,7 @@ class ContentBinary(Generic[C]):
         return {name for way in self.ways for name in (way.key, way.base)}
 
     def accepts(self, manifest: Manifest) -> bool:
-        return any(_fits(way, way.document(), manifest.document) for way in self.ways)
+        return any(way.fits(manifest.document) for way in self.ways)
 
     def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
         above = [] if self.must_store else [*map(Store, layers.named())]
@@ -67,7 +67,7 @@ class ContentBinary(Generic[C]):
             folder = each.base / way.place_of_entries
             if each.trusted(folder.parent, folder):
                 found = stores.first(
-                    folder, None, functools.partial(_fits, way, way.document()), warn, hashed=hashed
+                    folder, None, functools.partial(_fits, way, store), warn, hashed=hashed
                 )
                 if found is not None:
                     return found if each is store else replace(found, origin="layer")
@@ -85,27 +85,30 @@ class ContentBinary(Generic[C]):
         return replace(self, must_store=True)
 
     def now(self: _B, store: Store) -> _B:
-        return replace(self, content=self.content.scanned())
+        return replace(self, content=self.content.now())
 
     def fetch(self, store: Store) -> Entry | None:
         return self.fetch_way(self.content, store)
 
-    def fetch_way(self, way: C, store: Store) -> Entry | None:
+    def fetch_way(self, way: B, store: Store) -> Entry | None:
         """Fetch an entry of one way from the remote, if one is named, into the store."""
         if not os.environ.get("OPJIT_REMOTE"):
             return None
         from opjit.share import remote
 
-        wanted = way.document()
-
         def is_wanted(key: str, document: dict[str, Any]) -> bool:
-            if base_key({**document, "found": {}}) != way.base:
+            if base_key(document) != way.base:
                 raise EntryError(remote.MISMATCH)
-            return _fits(way, wanted, document)
+            return way.fits(document)
 
         return remote.fetch(
             remote.Query(
-                str(self), f"v1/{way.place_of_entries}", (), f"{way.key}.key", None, is_wanted
+                str(self),
+                f"{stores.VERSION}/{way.place_of_entries}",
+                (),
+                f"{way.key}.key",
+                None,
+                is_wanted,
             ),
             store,
         )
@@ -122,16 +125,6 @@ class LibraryBinary(ContentBinary[Library]):
         return compilation.build(self.content, store, self.must_store)
 
 
-def _fits(way: C, wanted: dict[str, Any], document: dict[str, Any]) -> bool:
-    """Return whether a document is that of the wanted entry, whose own lacks the headers that a compiler found. Without a compiler here,
-    the binary of any compiler is accepted."""
-    found = document.get("found")
-    compilers = document.get("toolchain") if wanted["toolchain"] is None else wanted["toolchain"]
-    if document != {**wanted, "toolchain": compilers, "found": found}:
-        return False
-    if not isinstance(found, dict):
-        raise EntryError("its manifest does not list the headers that the compiler found")
-    try:
-        return all(files.digest(way.place(name)) == content for name, content in found.items())
-    except OSError:
-        return False
+def _fits(way: B, store: Store, document: dict[str, Any]) -> bool:
+    """Return whether a document is that of the wanted entry; `store` keeps signatures of the files that it names."""
+    return way.fits(document, store.seen(document_key(document)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,20 @@ from opjit import processes, progress
 from opjit.builder import budget, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import diagnose
-from opjit.errors import ToolMissing, UnknownArch
-from opjit.recipe import headers, libraries, nvcc_flags, toolchain
+from opjit.errors import OpjitError, ToolMissing, UnknownArch
+from opjit.recipe import libraries, nvcc_flags, reads, toolchain, unreported
+from opjit.recipe.command_line import is_same_anywhere
+from opjit.recipe.reads import Moment, Reads
+from opjit.recipe.reports import (
+    ASSEMBLED,
+    LINKED,
+    LISTED,
+    ReportReader,
+    trusted_prefixes,
+    without_attempts,
+)
 from opjit.recipe.toolchain import Compiler, Nvcc
 from opjit.shared_library import identity
-from opjit.shared_library.content import trusted_prefixes
 from opjit.shared_library.identity import Library
 from opjit.shared_library.objects import KeptObjects
 from opjit.shared_library.publication import Compiled, build_and_publish
@@ -41,21 +51,11 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
         )
     tools = identity.tools(library.languages, store.notes, required=True)
 
-    def compile_in(work: Path, base: Path) -> Compiled:
-        before = _compilers(library, tools, work)
-        sources = _sources(library, before, work)
-        trusted, made = (
-            trusted_prefixes([*tools.values()], [str(work)]),
-            replace(library, toolchain=identity.versions(tools)),
-        )
-        objects = KeptObjects(made, base, work, None, trusted)
-        linker = _run(
-            objects,
-            sources,
-            lambda: _link(library, before, [command[-1] for command in sources], tools, work),
-        )
-        read = {path for listing in work.glob("*.d") for path in _read(listing)}
-        return Compiled(made, work / "library.so", linker, read | objects.read, trusted)
+    def compile_in(work: Path, base: Path, started: int) -> Compiled:
+        made = replace(library, toolchain=identity.versions(tools))
+        build = _LibraryBuild(made, tools, work, base, started, store.notes)
+        linker, read = build.run()
+        return Compiled(made, work / "library.so", linker, read)
 
     return build_and_publish(library, store, must_store, compile_in)
 
@@ -124,6 +124,18 @@ def _gencode(library: Library) -> list[str]:
     ]
 
 
+def _reporting(library: Library, language: str, place: str) -> list[str]:
+    """Return the flags that make compilers list what they read, and warn of macros of the date."""
+    lists = ["-MD", "-MF", f"{place}{LISTED}"]
+    warnings = [unreported.DATE_WARNING, "-Wno-error=date-time"]
+    version = (library.toolchain or {}).get("c" if language == "c" else "c++", "")
+    if "gcc version" in version:
+        warnings += ["-Xassembler", "--MD", "-Xassembler", f"{place}{ASSEMBLED}"]
+    if language == "cuda":
+        warnings = nvcc_flags.for_nvcc(warnings, [])
+    return [*lists, *warnings]
+
+
 def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> list[list[str]]:
     """Write the generated files, and return the commands for the current folder, each ending with the source, -o and the object."""
     for name, content in library.generated.items():
@@ -152,9 +164,7 @@ def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> l
                     *before[language],
                     *include,
                     *flags,
-                    "-MD",
-                    "-MF",
-                    f"{work}/{number}.d",
+                    *_reporting(library, language, f"{work}/{number}"),
                     "-c",
                     source,
                     "-o",
@@ -164,116 +174,156 @@ def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> l
     return found
 
 
-def _link(
-    library: Library,
-    before: Mapping[str, list[str]],
-    objects: list[str],
-    tools: Mapping[str, Compiler | Nvcc | None],
-    work: Path,
-) -> list[list[str]]:
-    """Return the commands of the link: of device code first, if it is relocatable."""
-    cuda, commands, nvcc = list[str](), list[list[str]](), tools.get("cuda")
-    if isinstance(nvcc, Nvcc):
-        flags = library.given["cuda_cflags"]
-        cuda = [f"-L{nvcc.root}/lib64", f"-L{nvcc.root}/lib64/stubs", "-lcudart"]
-        if _RELOCATABLE.search(" ".join(flags)):
-            named = [flag for flag in nvcc_flags.joined(flags) if identity.NAMES_ARCH.match(flag)]
-            cuda = [f"{work}/device.o", f"-L{nvcc.root}/lib64", "-lcudadevrt", *cuda]
-            commands.append(
-                [
-                    *before["cuda"][:3],
-                    *_gencode(library),
-                    *named,
-                    "-Xcompiler",
-                    "-fPIC",
-                    "-dlink",
-                    *objects,
-                    f"-L{nvcc.root}/lib64",
-                    "-lcudadevrt",
-                    "-o",
-                    f"{work}/device.o",
-                ]
-            )
-    driver = tools.get("c++") or tools.get("c")
-    assert isinstance(driver, Compiler)
-    cuda.append(f"-L{_cuda_libraries(library, objects, driver, nvcc, work)}")
-    return [
-        *commands,
-        [
-            driver.path,
+class _LibraryBuild:
+    """One build in the private folder `work`; `base` is the store's, and `started` a time of `files.tick`."""
+
+    def __init__(
+        self,
+        library: Library,
+        tools: Mapping[str, Compiler | Nvcc | None],
+        work: Path,
+        base: Path,
+        started: int,
+        notes: Path | None,
+    ) -> None:
+        self.library = library
+        self.tools = tools
+        self.work = work
+        self.base = base
+        self.nvcc = tools.get("cuda")
+        self.driver = tools.get("c++") or tools.get("c")
+        self.before = _compilers(library, tools, work)
+        self.searched = identity.searched(tools, library.include, library.given, notes)
+        moment = Moment(library.texts)
+        roots = [self.nvcc.root] if isinstance(self.nvcc, Nvcc) else []
+        self.recorder = ReportReader(
+            str(work),
+            os.getcwd(),
+            moment,
+            library.places.system,
+            trusted_prefixes(roots, library.places.system),
+            started,
+        )
+        self.objects = KeptObjects(library, base, work, None, moment)
+
+    def run(self) -> tuple[str, Reads]:
+        """Compile in parallel, then link. Returns the linker, and what all tools read. Raises CompileError with the first source's
+        complaint."""
+        commands = _sources(self.library, self.before, self.work)
+        try:
+            with processes.pool(budget.jobs(budget.C_JOB)) as pool:
+                read = list(pool.map(self._compile if len(commands) > 1 else self._once, commands))
+            linker, linked = self._link([command[-1] for command in commands])
+        except CompilerFailed as failed:
+            raise self._diagnosed(str(failed)) from None
+        return linker, functools.reduce(Reads.joined, [*read, linked])
+
+    def _compile(self, command: list[str]) -> Reads:
+        """Compile a source, unless its object is kept."""
+        source, place = command[-3], Path(command[-1])
+        text = shlex.join(command)
+        if not self.objects.take(source, text, place):
+            self.objects.keep(source, text, place, self._once(command))
+        return self.objects.read[place]
+
+    def _once(self, command: list[str]) -> Reads:
+        output = self._tool(command)
+        place = Path(command[-1])
+        language = identity.LANGUAGES[os.path.splitext(command[-3])[1]]
+        kind = "cuda_cflags" if language == "cuda" else "cflags"
+        listings = [place.with_suffix(LISTED)]
+        assembled = [each for each in [place.with_suffix(ASSEMBLED)] if each.is_file()]
+        return self.recorder.compiled(
+            reads.listed(listings),
+            reads.listed(assembled),
+            self.searched[language],
+            output,
+            self.library.given[kind],
+        )
+
+    def _tool(self, command: list[str], folder: Path | None = None) -> str:
+        progress.logger().debug("%s", " ".join(command))
+        need = _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB)
+        return run_tool(command, folder or Path.cwd(), need)
+
+    def _link(self, objects: list[str]) -> tuple[str, Reads]:
+        """Link objects: those with relocatable device code first for the device. Returns the linker, and what it read."""
+        library, nvcc, work = self.library, self.nvcc, self.work
+        assert isinstance(self.driver, Compiler)
+        cuda = list[str]()
+        if isinstance(nvcc, Nvcc):
+            cuda = [f"-L{nvcc.root}/lib64", f"-L{nvcc.root}/lib64/stubs", "-lcudart"]
+            if _RELOCATABLE.search(" ".join(library.given["cuda_cflags"])):
+                cuda = [f"{work}/device.o", f"-L{nvcc.root}/lib64", "-lcudadevrt", *cuda]
+                self._tool(self._device_link(objects, nvcc))
+        (work / "cuda").mkdir()
+        self._add_cuda_libraries(objects)
+        command = [
+            self.driver.path,
             "-shared",
             *objects,
             *library.given["ldflags"],
             *cuda,
+            f"-L{work}/cuda",
+            "-Xlinker",
+            f"--dependency-file={work}/{LINKED}",
+            "-Wl,--verbose",
             "-o",
             f"{work}/library.so",
-        ],
-    ]
+        ]
+        anywhere = is_same_anywhere(library.given["ldflags"], library.places)
+        folder = work if anywhere else Path(self.recorder.folder)
+        linking = replace(self.recorder, folder=str(folder))
+        output = self._tool(command, folder)
+        read = linking.linked(work / LINKED, output)
+        if "-lcuda" in library.given["ldflags"]:  # archives may call the driver, too
+            archives = [path for path in read.digests if path.endswith((".a", ".o"))]
+            self._add_cuda_libraries([*objects, *archives])
+            output = self._tool(command, folder)
+            read = linking.linked(work / LINKED, output)
+        return self.driver.path, read
 
+    def _device_link(self, objects: list[str], nvcc: Nvcc) -> list[str]:
+        flags = nvcc_flags.joined(self.library.given["cuda_cflags"])
+        return [
+            *self.before["cuda"][:3],
+            *_gencode(self.library),
+            *(flag for flag in flags if identity.NAMES_ARCH.match(flag)),
+            "-Xcompiler",
+            "-fPIC",
+            "-dlink",
+            *objects,
+            f"-L{nvcc.root}/lib64",
+            "-lcudadevrt",
+            "-o",
+            f"{self.work}/device.o",
+        ]
 
-def _cuda_libraries(
-    library: Library, objects: list[str], driver: Compiler, nvcc: object, work: Path
-) -> Path:
-    """Make a folder of CUDA libraries for the linker, which no folder before may have: those of pip, and one with the soname of the GPU
-    driver's, which only machines with a GPU have, and the functions that are called."""
-    folder = work / "cuda"
-    folder.mkdir()
-    named = {flag[2:] for flag in library.given["ldflags"] if flag.startswith("-l")}
-    runtime = f"cuda{nvcc.version.partition('.')[0]}" if isinstance(nvcc, Nvcc) else ""
-    for name in named & libraries.OF_TORCH:
-        found = libraries.find_cuda_library(name, runtime)
-        if found is not None:
-            (folder / f"lib{name}.so").symlink_to(found.path)
-    if "cuda" in named:
-        undefined = run_tool(["nm", "-u", *objects, *library.archives], work)
-        runtime_objects.stub(
-            driver, "libcuda.so.1", sorted({*_OF_DRIVER.findall(undefined)}), folder
-        )
-        (folder / "libcuda.so").symlink_to("libcuda.so.1")
-    return folder
+    def _add_cuda_libraries(self, objects: list[str]) -> None:
+        """Put CUDA libraries where the linker looks last: those of pip, and one with the soname of the GPU driver's, which only machines
+        with a GPU have, and the functions that objects call."""
+        folder = self.work / "cuda"
+        named = {flag[2:] for flag in self.library.given["ldflags"] if flag.startswith("-l")}
+        nvcc = self.nvcc
+        runtime = f"cuda{nvcc.version.partition('.')[0]}" if isinstance(nvcc, Nvcc) else ""
+        for name in named & libraries.OF_TORCH:
+            found = libraries.find_cuda_library(name, runtime)
+            if found is not None and not (folder / f"lib{name}.so").is_symlink():
+                (folder / f"lib{name}.so").symlink_to(found.path)
+        if "cuda" in named and isinstance(self.driver, Compiler):
+            undefined = run_tool(["nm", "-u", *objects], self.work)
+            called = sorted({*_OF_DRIVER.findall(undefined)})
+            runtime_objects.stub(self.driver, "libcuda.so.1", called, folder)
+            if not (folder / "libcuda.so").is_symlink():
+                (folder / "libcuda.so").symlink_to("libcuda.so.1")
 
-
-def _read(listing: str | Path) -> set[str]:
-    return {
-        os.path.abspath(path)
-        for path in headers.read_dependencies(Path(listing).read_text("utf-8", "surrogateescape"))
-    }
-
-
-def _run(
-    objects: KeptObjects, sources: list[list[str]], link: Callable[[], list[list[str]]]
-) -> str:
-    """Compile in parallel, then link. Returns the linker. Raises CompileError with the first source's complaint."""
-    library, work = objects.content, objects.work
-
-    def run(command: list[str]) -> str:
-        progress.logger().debug("%s", " ".join(command))
-        return run_tool(
-            command, Path.cwd(), _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB)
-        )
-
-    def compile_one(command: list[str]) -> None:
-        each = command[-3], shlex.join(command), Path(command[-1])
-        if not objects.take(*each):
-            run(command)
-            objects.keep(*each, _read(command[-5]))
-
-    try:
-        with processes.pool(budget.jobs(budget.C_JOB)) as pool:
-            list(pool.map(compile_one if len(sources) > 1 else run, sources))
-        for command in link():
-            run(command)
-        return command[0]
-    except CompilerFailed as failed:
-        unknown = _NO_ARCH.search(str(failed))
+    def _diagnosed(self, output: str) -> OpjitError:
+        library = self.library
+        unknown = _NO_ARCH.search(output)
         if unknown is not None:
-            raise UnknownArch(
+            return UnknownArch(
                 f"opjit.build of {library.name!r}: nvcc knows no arch {unknown[1]}; give it others, or install a newer CUDA "
                 "Toolkit"
-            ) from None
-        raise diagnose(
-            str(failed).replace(f"{work}/generated/", ""),
-            library.name,
-            library.purpose,
-            objects.base / "logs",
-        ) from None
+            )
+        shown = without_attempts(output).replace(f"{self.work}/generated/", "")
+        return diagnose(shown, library.name, library.purpose, self.base / "logs")

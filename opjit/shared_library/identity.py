@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opjit.backends import cpu
 from opjit.errors import BuildError, ToolMissing, UnknownArch
-from opjit.recipe import nvcc_flags, toolchain
-from opjit.recipe.command_line import CommandLine
+from opjit.recipe import nvcc_flags, reports, toolchain, unreported
+from opjit.recipe.build_inputs import LIBRARY, BuildInputs
+from opjit.recipe.command_line import folders, here, portable
+from opjit.recipe.reads import GENERATED, Places, Reads
+from opjit.recipe.reports import Search, named_search, others, system_folders
 from opjit.recipe.toolchain import Compiler, Nvcc
-from opjit.shared_library.content import GENERATED, LIBRARY, Content
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
 _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?")
-# Flags that make tools run or read what the key does not cover.
-_UNSEEN = re.compile(
-    r"@|-B|-specs|--sysroot|-isysroot|-wrapper|-f(?:plugin|auto-profile|profile-use|module)|-Wp,|-save-temps|-o$|-M|-c$|"
-    rf"-X(?!compiler|ptxas|fatbin=-compress)|(?:{nvcc_flags.UNSEEN})"
-)
 
 
 @dataclass(frozen=True)
-class Library(Content):
+class Library(BuildInputs):
     """What decides a shared library's bytes, and how to compile it here; its texts with a source's suffix are compiled after `sources`."""
 
     made_by = LIBRARY
+    include: tuple[str, ...]  # folders of headers
     given: Mapping[str, Sequence[str]]  # the flags, by the parameters of `opjit.build`
     archs: tuple[
         str, ...
@@ -46,6 +44,10 @@ class Library(Content):
         return " ".join([os.uname().machine, *self.archs])
 
     @property
+    def folder(self) -> str:
+        return self.places.folder
+
+    @property
     def generated(self) -> dict[str, bytes]:
         """The contents of generated files, by name."""
         return {path.removeprefix(GENERATED): content for path, content in self.texts.items()}
@@ -54,12 +56,12 @@ class Library(Content):
     def languages(self) -> set[str]:
         return languages([*self.sources, *self.texts])
 
-    def document(self) -> dict[str, Any]:
-        document = super().document()
+    def document(self, read: Reads | None = None) -> dict[str, Any]:
+        document = super().document(read)
         return {
             **document,
             "host": os.uname().machine,
-            "sources": [*document["sources"], *map(self.portable, self.texts)],
+            "sources": [*document["sources"], *map(self.places.name, self.texts)],
             "archs": list(self.archs) if "cuda" in self.languages else None,
         }
 
@@ -96,32 +98,83 @@ def describe(
             f"opjit.build of {name!r}: {problem}", op=str(name), target="a shared library"
         )
     used = languages([*paths, *generated])
-    found_archs = _archs(name, archs, given["cuda_cflags"]) if "cuda" in used else ()
-    line = CommandLine(os.getcwd())
-    flags = {kind: line.add([shlex.quote(word) for word in words]) for kind, words in given.items()}
-    named = [
-        *(os.path.abspath(os.fspath(folder)) for folder in include),
-        *line.include,
-        *map(os.path.dirname, line.forced),
-    ]
+    words = [word for given_words in given.values() for word in given_words]
+    archs = _archs(name, archs, given["cuda_cflags"]) if "cuda" in used else ()
     texts = {
         GENERATED + each: text.encode("utf-8", "surrogateescape")
         for each, text in sorted(generated.items())
     }
+    found = _tools_or_none(used, notes)
+    headers = tuple(os.path.abspath(os.fspath(folder)) for folder in include)
+    search = searched(found or {}, headers, given, notes)
+    places = _places(paths, headers, words, found, search)
+    flags = {
+        "include": [places.name(folder) for folder in headers],
+        **{kind: portable(given_words, places) for kind, given_words in given.items()},
+    }
+    if here(words, places):
+        flags["folder"] = here(words, places)
+    if any("native" in word for word in words):  # its meaning differs between machines
+        flags["native"] = [cpu.identity()]
     return Library(
         name,
         paths,
-        tuple(line.forced),
         texts,
         flags,
-        tuple(line.archives()),
-        tuple(dict.fromkeys(named)),
+        places,
         {},
-        _compilers(used, notes),
+        versions(found) if found is not None else None,
+        named_search(search, places),
+        "",
+        headers,
         given,
-        found_archs,
+        tuple(archs),
         tuple(launcher),
-    ).scanned()
+    ).now()
+
+
+def _tools_or_none(used: set[str], notes: Path | None) -> dict[str, Compiler | Nvcc] | None:
+    """Return the compilers of some languages; None if one is missing."""
+    try:
+        found = tools(used, notes, required=False)
+    except ToolMissing:
+        return None
+    present = {language: tool for language, tool in found.items() if tool is not None}
+    return present if len(present) == len(found) else None
+
+
+def searched(
+    found: Mapping[str, Compiler | Nvcc | None],
+    headers: Sequence[str],
+    given: Mapping[str, Sequence[str]],
+    notes: Path | None,
+) -> dict[str, Search | None]:
+    """Return the folders that each compiler searches for headers."""
+    search = dict[str, Search | None]()
+    included = [f"-I{folder}" for folder in headers]
+    for language, tool in found.items():
+        if isinstance(tool, Nvcc):
+            words = [f"{tool.root}/bin/nvcc", *included, *given["cuda_cflags"]]
+            search[language] = reports.search(words, "cu", notes)
+        elif tool is not None:
+            words = [tool.path, *included, *given["cflags"]]
+            search[language] = reports.search(words, language, notes)
+    return search
+
+
+def _places(
+    paths: Sequence[str],
+    headers: Sequence[str],
+    words: Sequence[str],
+    found: Mapping[str, Compiler | Nvcc] | None,
+    search: Mapping[str, Search | None],
+) -> Places:
+    compilers = [tool for tool in (found or {}).values() if isinstance(tool, Compiler)]
+    system = system_folders(compilers)
+    include = [*headers, *folders(words), *others(search.values(), system)]
+    folder = os.path.dirname(paths[0]) if paths else os.sep
+    library = dict.fromkeys(folders(words, "L"))
+    return Places(folder, tuple(dict.fromkeys(include)), tuple(library), system)
 
 
 def _problems(
@@ -143,10 +196,20 @@ def _problems(
     for each in generated:
         if not _FILE.fullmatch(each):
             yield f"{each!r} cannot be the name of a generated file; expected a relative path of letters, digits and '_.+-'"
-    for flag in (flag for kind in ("cflags", "cuda_cflags", "ldflags") for flag in lists[kind]):
-        parts = re.split("[=,]", flag) if flag.startswith("-Xcompiler") else []
-        if any(map(_UNSEEN.match, [flag, *parts])):
-            yield f"the flag {flag} makes a tool run, read or write what the key does not cover; leave it out"
+    for kind in ("cflags", "cuda_cflags", "ldflags"):
+        words = list(nvcc_flags.joined(lists[kind])) if kind == "cuda_cflags" else lists[kind]
+        parts = [
+            part
+            for word in words
+            for part in re.split("[=,]", word)
+            if word.startswith("-Xcompiler")
+        ]
+        refused = unreported.refused_flag([*words, *parts[1:]])
+        if refused is not None:
+            yield f"{kind}: {refused}, which no list of inputs has; leave it out"
+    for flag in lists["cuda_cflags"]:
+        if re.search("[$`]", flag):
+            yield f"nvcc passes {flag} to a shell, which expands it; write the value itself"
 
 
 def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tuple[str, ...]:
@@ -175,15 +238,6 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
     return tuple(dict.fromkeys(found))
 
 
-def _compilers(used: set[str], notes: Path | None) -> dict[str, str] | None:
-    """Return the versions of the compilers of some languages, for the key; None if one is missing."""
-    try:
-        found = tools(used, notes, required=False)
-    except ToolMissing:
-        return None
-    return None if None in found.values() else versions(found)
-
-
 def tools(
     used: set[str], notes: Path | None, *, required: bool
 ) -> dict[str, Compiler | Nvcc | None]:
@@ -203,7 +257,11 @@ def tools(
 def versions(found: Mapping[str, Compiler | Nvcc | None]) -> dict[str, str]:
     """Return the versions of compilers, by which a key names them."""
     return {
-        language: tool.build if isinstance(tool, Nvcc) else f"{tool.version} for {tool.machine}"
+        language: tool.build if isinstance(tool, Nvcc) else _version(tool)
         for language, tool in found.items()
         if tool is not None
     }
+
+
+def _version(tool: Compiler) -> str:
+    return f"{tool.version} for {tool.machine}, {tool.binutils} {tool.script}".rstrip()

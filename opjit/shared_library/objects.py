@@ -1,106 +1,98 @@
 """Object files that builds of several sources keep, so that an edit of one compiles only that. They are verified as an op's parts are.
 
-    <root>/v1/objects/<key>/    object.o, found.json, parts.json
+    <root>/v2/objects/<key>/    object.o, reads.json, parts.json
 
-The key has what decides an entry, apart from the link, and the command, the source and the headers that a scan finds from it, by path and
-content. found.json has the SHA-256 of the headers that only the compiler found."""
+The key has the compilers, the folders that they search, the command and the source's text. reads.json lists the files that the compilation
+read, and the paths that named none, by absolute paths. An object is taken only if all of them are still so."""
 
+from __future__ import annotations
+
+import hashlib
 import json
 import os
-import shutil
-import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from opjit import files
 from opjit.builder import runtime_objects
-from opjit.errors import UntrustedFolder
-from opjit.recipe import headers
-from opjit.shared_library.content import Content
+from opjit.errors import EntryError, UntrustedFolder
+from opjit.recipe import reads
+from opjit.recipe.build_inputs import BuildInputs
+from opjit.recipe.document import FORMAT
+from opjit.recipe.reads import Moment, Places, Reads
 from opjit.store.store import OBJECTS
 
-_OBJECT, _FOUND = "object.o", "found.json"
+_OBJECT, _READS = "object.o", "reads.json"
+_MAX_BYTES = 1 << 30
+_EVERYWHERE = Places(os.sep)
 
 
 @dataclass(frozen=True)
 class KeptObjects:
     """The object files of one build, in its private folder `work`. `base` is the store's folder, and `more` what else decides them."""
 
-    content: Content
+    inputs: BuildInputs
     base: Path
     work: Path
     more: object
-    trusted: tuple[str, ...]  # the prefixes of real paths that a version in the key covers
-    started: int = field(default_factory=time.time_ns)
-    read: set[str] = field(
-        default_factory=set
-    )  # the headers that only a compiler found, for kept objects
-    keys: dict[Path, str] = field(
-        default_factory=dict
-    )  # of objects that are not kept, by their places
+    moment: Moment  # of this build
+    read: dict[Path, Reads] = field(default_factory=dict)  # what made each object, by its place
 
     def take(self, source: str, command: str, place: Path) -> bool:
         """Put a kept object in its place, if there is one."""
-        self.keys[place], _ = self._key(source, command)
-        with suppress(OSError):  # it is being removed
-            folder = runtime_objects.find(self.base, self.keys[place], _fits, OBJECTS)
-            if folder is not None:
-                shutil.copyfile(folder / _OBJECT, place)
-                self.read.update(json.loads((folder / _FOUND).read_bytes()))
+        folder = runtime_objects.find(self.base, self._key(source, command), self._fits, OBJECTS)
+        if folder is None:
+            return False
+        with suppress(OSError, EntryError, ValueError):  # it is being removed
+            content = files.read(folder / _OBJECT, _MAX_BYTES)
+            listed = json.loads(files.read(folder / runtime_objects.LIST, _MAX_BYTES))
+            if hashlib.sha256(content).hexdigest() == listed[_OBJECT]:
+                place.write_bytes(content)
+                self.read[place] = _loaded(folder)
                 return True
         return False
 
-    def keep(self, source: str, command: str, place: Path, read: Iterable[str]) -> None:
-        """Keep an object that was not there, if nothing changed while it was compiled. `read` are the paths that the compiler read."""
+    def keep(self, source: str, command: str, place: Path, read: Reads) -> None:
+        """Note what the compilation of an object read, and keep the object for other builds."""
+        self.read[place] = read
         with suppress(OSError, UntrustedFolder):
-            key, scanned = self._key(source, command)
-            beyond = headers.unscanned(read, scanned, self.trusted)
-            found = {
-                path: files.digest(path)
-                for path in beyond
-                if os.stat(path).st_ctime_ns < self.started
-            }
-            if (
-                key != self.keys[place]
-                or len(found) < len(beyond)
-                or os.fsencode(self.work) in place.read_bytes()
-            ):
+            if read.doubt or os.fsencode(self.work) in place.read_bytes():
                 return  # no other build has the folder `work`
 
             def make(staged: Path) -> None:
-                shutil.copyfile(place, staged / _OBJECT)
-                (staged / _FOUND).write_text(json.dumps(found))
+                (staged / _OBJECT).write_bytes(place.read_bytes())
+                (staged / _READS).write_text(json.dumps(read.document(_EVERYWHERE)))
 
-            runtime_objects.put(self.base, key, _fits, make, OBJECTS)
+            runtime_objects.put(self.base, self._key(source, command), self._fits, make, OBJECTS)
 
-    def _key(self, source: str, command: str) -> tuple[str, dict[str, str]]:
-        """Return the key of an object, and the SHA-256 of the files that the scan finds."""
-        words = [word for language in self.content.flags.values() for word in language]
-        roots, include = (
-            [source, *self.content.forced],
-            (f"{self.work}/generated", *self.content.include),
-        )
-        scanned, document = headers.closure(roots, include, None, words), self.content.document()
-        for part in ("name", "sources", "inline", "inputs"):
-            del document[part]
-        flags = {
-            name: given
-            for name, given in document["flags"].items()
-            if name not in ("link", "ldflags")
-        }
-        text = json.dumps(
-            [{**document, "flags": flags}, include, self.more, command, sorted(scanned.items())]
-        )
-        return text.replace(json.dumps(str(self.work))[1:-1], "<work>"), scanned
+    def _fits(self, folder: Path) -> bool:
+        """Whether an object is unchanged, and what its compiler read is."""
+        with suppress(OSError, EntryError, ValueError):
+            whole = runtime_objects.is_whole(folder, (_OBJECT, _READS))
+            return whole and not any(reads.changes(_document(folder), _EVERYWHERE, self.moment))
+        return False
+
+    def _key(self, source: str, command: str) -> list[object]:
+        """Return what decides an object, apart from what its compiler reads."""
+        path = source.replace(f"{self.work}/generated/", reads.GENERATED)
+        words = command.replace(str(self.work), "<work>")
+        digest = self.moment.digest(path)
+        inputs = self.inputs
+        return [FORMAT, inputs.toolchain, inputs.search, self.more, digest, words, os.getcwd()]
 
 
-def _fits(folder: Path) -> bool:
-    """Whether an object is unchanged, and the headers that its compiler found are."""
-    with suppress(OSError):
-        return runtime_objects.is_whole(folder, (_OBJECT, _FOUND)) and all(
-            files.digest(path) == digest
-            for path, digest in json.loads((folder / _FOUND).read_bytes()).items()
-        )
-    return False
+def _document(folder: Path) -> dict[str, Any]:
+    return dict(json.loads(files.read(folder / _READS, _MAX_BYTES)))
+
+
+def _loaded(folder: Path) -> Reads:
+    document = _document(folder)
+    digests = {_EVERYWHERE.path(name) or "": digest for name, digest in document["inputs"].items()}
+    absent = {
+        f"{_EVERYWHERE.path(place)}/{name}"
+        for place, names in document["absent"].items()
+        for name in names
+    }
+    return Reads(digests, frozenset(absent))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,24 +9,25 @@ from typing import NamedTuple
 
 from opjit import files, progress
 from opjit.builder.compile_step import workspace
-from opjit.builder.publish import Subject, publish, write_entry
+from opjit.builder.publish import Made, Subject, publish, write_entry
 from opjit.errors import EntryError
-from opjit.recipe import headers
-from opjit.shared_library.content import Content, entries_folder
+from opjit.recipe import reads
+from opjit.recipe.build_inputs import BuildInputs, entries_folder
+from opjit.recipe.reads import Reads
+from opjit.recipe.reports import Changed
 from opjit.store import elf
+from opjit.store import manifest as manifests
 from opjit.store.entry import Entry
-from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
 
 class Compiled(NamedTuple):
-    """What the compilers made of a content."""
+    """What the compilers made."""
 
-    content: Content  # with the versions of the compilers that made it
+    inputs: BuildInputs  # with the versions of the compilers that made it
     library: Path
     linked_by: str
-    read: Iterable[str]  # the paths of all files that the compilers read
-    trusted: tuple[str, ...]  # the prefixes of real paths that a version in the key covers
+    read: Reads  # what the tools read
     others: Iterable[Path] = ()  # files that the entry gets, too
     remarks: Mapping[str, str] = {}  # for people
     check: Callable[[Path], None] = lambda _: (
@@ -36,28 +36,39 @@ class Compiled(NamedTuple):
 
 
 def build_and_publish(
-    content: Content, store: Store, must_store: bool, compile_in: Callable[[Path, Path], Compiled]
+    inputs: BuildInputs,
+    store: Store,
+    must_store: bool,
+    compile_in: Callable[[Path, Path, int], Compiled],
 ) -> Entry:
-    """Build and publish an entry; see `publish`. `compile_in` compiles in a folder, with another for parts and logs. Raises BuildError if
-    the tools left no valid library, or a source changed during the build; and what `compile_in` raises."""
+    """Build and publish an entry; see `publish`. `compile_in` compiles in a folder, with another for parts and logs, from a time on that
+    later changes have. Raises BuildError if the tools left no valid library, or a source changed during the build; and what `compile_in`
+    raises."""
     subject = Subject(
-        content.name,
-        content.purpose,
+        inputs.name,
+        inputs.purpose,
         None,
         lambda store, manifest: store.base / entries_folder(manifest.document),
-        headers.unreadable(content.inputs),
         must_store,
     )
 
-    def make(staged: Path, base: Path) -> Manifest:
+    started = 0
+
+    def make(staged: Path, base: Path) -> Made:
+        nonlocal started
         with workspace(staged) as work:
-            started = time.time_ns()
+            started = files.tick(work)
+            begun = time.perf_counter()
             progress.step("compiling")
-            made = compile_in(work, base)
-            seconds = (time.time_ns() - started) / 1e9
+            try:
+                made = compile_in(work, base, started)
+            except Changed as changed:
+                raise subject.fault(
+                    f"sources changed during compilation: {changed}; build it again"
+                ) from None
+            seconds = time.perf_counter() - begun
             progress.step("checking")
-            document = {**made.content.document(), "found": _headers_found(made, subject, started)}
-            if not subject.unread and content.scanned().inputs != content.inputs:
+            if not inputs.doubt and inputs.now().known != inputs.known:
                 raise subject.fault("sources changed during compilation; build it again")
             try:
                 binary = made.library.read_bytes()
@@ -69,27 +80,22 @@ def build_and_publish(
                 ) from None
             manifest = write_entry(
                 staged / "entry",
-                content.file_name,
+                inputs.file_name,
                 binary,
                 made.others,
-                document,
+                made.inputs.document(made.read),
                 {"seconds": f"{seconds:.3f}", **made.remarks},
             )
             made.check(
-                staged / "entry" / content.file_name
+                staged / "entry" / inputs.file_name
             )  # before publication, as other processes do not check again
-            return manifest
+            return Made(manifest, inputs.doubt or made.read.doubt, inputs.key)
 
-    return publish(subject, store, make)
-
-
-def _headers_found(made: Compiled, subject: Subject, started: int) -> dict[str, str]:
-    """Return the SHA-256 of the headers that a compiler read, but that neither the scan nor a version in the key covers."""
-    found = {}
-    for path in headers.unscanned(
-        made.read, map(made.content.place, made.content.inputs), made.trusted
-    ):
-        if os.stat(path).st_ctime_ns >= started:  # the time of modification may lie in the future
-            raise subject.fault(f"{path} changed during compilation; build it again")
-        found[made.content.portable(headers.normalized(path))] = files.digest(path)
-    return found
+    entry = publish(subject, store, make)
+    note = store.seen(entry.key) if store.base in entry.folder.parents else None
+    if note is not None:
+        document = manifests.parse(
+            files.read(entry.folder / manifests.NAME, manifests.MAX_BYTES)
+        ).document
+        reads.remember(document["inputs"], inputs.places, note, started)
+    return entry

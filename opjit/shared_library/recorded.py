@@ -15,7 +15,6 @@ from opjit.errors import RecordError
 from opjit.progress import logger
 from opjit.shared_library import identity
 from opjit.shared_library.binary import LibraryBinary
-from opjit.shared_library.content import GENERATED
 from opjit.shared_library.identity import Library
 from opjit.store.store import Store
 
@@ -110,17 +109,8 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
             (),
             store.notes,
         )
-        problem = next(
-            filter(
-                None,
-                (
-                    files.swappable(Path(library.place(name)))
-                    for name in library.inputs
-                    if not name.startswith(GENERATED[1:])
-                ),
-            ),
-            None,
-        )
+        named = [*map(Path, library.sources), *map(Path, library.places.include)]
+        problem = next(filter(None, map(files.swappable, named)), None)
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordError(
             f"the shared library {recorded.name} is not built: its arguments are not those of opjit.build"

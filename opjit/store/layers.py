@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opjit.store.entry import Entry
-from opjit.store.store import Store, first
+from opjit.store.store import VERSION, Store, first
 
 if TYPE_CHECKING:
     from opjit.recipe.recipe import Recipe
@@ -27,8 +27,8 @@ def find(recipe: Recipe, hashed: bool = True) -> Entry | None:
 
 
 def holds(library: Path) -> bool:
-    """Whether a file lies where a binary beside an op's source does, ``prebuilt/v1/<namespace>.<op>/<arch>/<key>/<namespace>.<op>.so``."""
-    return library.parts[-6:-4] == (FOLDER, "v1") and library.name == f"{library.parts[-4]}.so"
+    """Whether a file lies where a binary beside an op's source does, ``prebuilt/v2/<namespace>.<op>/<arch>/<key>/<namespace>.<op>.so``."""
+    return library.parts[-6:-4] == (FOLDER, VERSION) and library.name == f"{library.parts[-4]}.so"
 
 
 def _entries(recipe: Recipe, hashed: bool) -> Iterator[Entry | None]:

@@ -1,7 +1,7 @@
 """Complete sets: which entries a list of `opjit record` had when `opjit precompile --from` ended. An error under OPJIT_OFFLINE names the
 list that has the op, for another target or from another source.
 
-    <root>/v1/sets/<SHA-256 of the list>        JSON: the list's path, and the names of its entries"""
+    <root>/v2/sets/<SHA-256 of the list>        JSON: the list's path, and the names of its entries"""
 
 import json
 from collections.abc import Iterable

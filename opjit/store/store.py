@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from opjit.recipe.recipe import Recipe
     from opjit.store.bundle import Bundle
 
+VERSION = "v2"  # the folder of all others; its number grows with the layout of the folders
 SETS = "sets"  # the folder of complete sets
 OBJECTS = "objects"  # the folder of object files
+UNCACHED = "uncached-"  # the start of the names of notes on requests whose binaries are not cached
+SEEN = "seen"  # the folder of signatures of the files that builds read
 TUNED = "tuned"  # the folder of choices among variants
 SPECIAL = frozenset(
-    {"staging", "toolchain", "parts", "logs", OBJECTS, SETS, TUNED}
+    {"staging", "toolchain", "parts", "logs", OBJECTS, SEEN, SETS, TUNED}
 )  # folders that hold no entries
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
@@ -66,13 +69,17 @@ class Store(NamedTuple):
 
     @property
     def base(self) -> Path:
-        return self.root / "v1"
+        return self.root / VERSION
 
     @property
     def notes(self) -> Path | None:
         """Folder of notes on compilers; None if other users could replace the store, where nothing is read or written."""
         folder = self.base / "toolchain"
         return folder if self.problem(folder) is None else None
+
+    def seen(self, key: str) -> Path | None:
+        """The note with signatures of the files that the build of an entry read; None where `notes` is."""
+        return None if self.notes is None else self.base / SEEN / key
 
     def folder(self, qualified: str, target: Target) -> Path:
         return self.base / qualified.replace("::", ".") / target.folder

@@ -177,7 +177,7 @@ def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(
     make_ops(tmp_path / "ops", ["one", "two"])
     opjit.precompile([tmp_path / "ops" / "one"], [ARCHS[0]], store=tmp_path / "layer")
     [old] = entries(tmp_path / "layer")
-    for path in (*old.iterdir(), tmp_path / "layer" / "v1" / MARKER):
+    for path in (*old.iterdir(), tmp_path / "layer" / "v2" / MARKER):
         path.touch()
         os.utime(path, (1, 1))
     monkeypatch.setenv("OPJIT_CACHE_SIZE", "1k")
@@ -233,7 +233,7 @@ def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(
         for _, error in caught.value.failed
     )
     assert (
-        list((tmp_path / "tmp").glob("opjit-*/v1/*/*/*/*.so")) == []
+        list((tmp_path / "tmp").glob("opjit-*/v2/*/*/*/*.so")) == []
     )  # nor was it built once more for a process that ends
 
 
@@ -352,7 +352,7 @@ def test_a_command_that_is_ended_in_the_middle_leaves_nothing_half_done_and_the_
         os.kill(pid, how)
     until(lambda: not is_alive(pid))  # the compiler ends
     if how != signal.SIGKILL:
-        until(lambda: os.listdir(here / "v1" / "staging") == [])
+        until(lambda: os.listdir(here / "v2" / "staging") == [])
     assert set(good(here)) == {names[0], names[1]}
     (tmp_path / "hang").unlink()
     done = command(tmp_path / "ops", "--arch", ARCHS[0])

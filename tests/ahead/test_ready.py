@@ -140,7 +140,7 @@ def test_a_named_store_is_ready_by_itself_and_as_a_layer(
 def test_an_offline_error_names_the_complete_set_that_has_the_op(listed: Path, here: Path) -> None:
     for folder in entries(here):
         shutil.rmtree(folder)
-    (here / "v1/sets" / ("0" * 64)).write_text("[]")  # damaged
+    (here / "v2/sets" / ("0" * 64)).write_text("[]")  # damaged
     code = helpers.declare(listed.parent / "plus") + "opjit.get('keytest::plus', 'cpu')\n"
     assert (
         f"The complete set of {listed} has keytest::plus for cpu {ARCH}"

@@ -48,8 +48,8 @@ atexit.register(note)
         r" cpu \S+ +[\d.]+ m?s +[\d.]+ m?s +[\d.]+ [mu]s +[\d.]+ [mu]s +[\d.]+ +\de-\d\d +\de-\d\d *",
         row,
     )
-    assert (tmp_path / "cache/v1/opjit.allreduce").is_dir()
-    assert f"  {tmp_path}/cache/v1/opjit.allreduce\n" in printed
+    assert (tmp_path / "cache/v2/opjit.allreduce").is_dir()
+    assert f"  {tmp_path}/cache/v2/opjit.allreduce\n" in printed
     assert "\x1b" not in printed
     assert all(
         len(line) <= 80

@@ -88,7 +88,7 @@ def called(
 
 
 def library(site: Path, name: str, arch: str) -> Path:
-    [found] = (site / "wheeltest_ops" / name / "prebuilt" / "v1" / f"wheeltest.{name}" / arch).glob(
+    [found] = (site / "wheeltest_ops" / name / "prebuilt" / "v2" / f"wheeltest.{name}" / arch).glob(
         "*/*.so"
     )
     return found

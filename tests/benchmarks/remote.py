@@ -116,7 +116,7 @@ def measure_good(folder: Path, cache: Path, trust: str, rounds: int) -> list[Row
     def entries(url: str) -> list[float]:
         spent = []
         for _ in range(rounds):
-            shutil.rmtree(cache / "v1" / "opjit.allreduce", ignore_errors=True)
+            shutil.rmtree(cache / "v2" / "opjit.allreduce", ignore_errors=True)
             result = child(
                 HERE / "remote_child.py",
                 "entry",
@@ -168,7 +168,7 @@ def _object_store(folder: Path, entries: Callable[[str], list[float]]) -> list[f
 
         store = s3fs.S3FileSystem()
         store.mkdir("bucket")
-        store.put(f"{folder}/v1", "bucket/opjit/", recursive=True)
+        store.put(f"{folder}/v2", "bucket/opjit/", recursive=True)
         return entries("s3://bucket/opjit")
     finally:
         server.stop()
@@ -193,7 +193,7 @@ def main() -> None:
         private, public = trust.keygen("bench", temporary)
         transfer.push(folder.as_uri(), sign=private)
         good = measure_good(folder, cache, public, rounds)
-        shutil.rmtree(cache / "v1" / "opjit.allreduce")
+        shutil.rmtree(cache / "v2" / "opjit.allreduce")
         rows = measure_dead(str(cache), public, rounds)
     show("A remote that fails in some way: seconds that it adds to a process, once (medians)", rows)
     show("A remote that works, against a local build, in fresh processes (medians)", good)

@@ -233,7 +233,7 @@ def prepare(scratch: Path, ops: int) -> Path:
     from opjit.recipe import toolchain
 
     request.import_builder()
-    toolchain.require_compiler(scratch / "cache" / "v1" / "toolchain")
+    toolchain.require_compiler(scratch / "cache" / "v2" / "toolchain")
     torch.set_num_threads(1)
     for number in range(ops):
         folder = scratch / f"op{number}"

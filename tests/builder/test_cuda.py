@@ -648,7 +648,7 @@ def test_a_mistake_is_reported_at_its_line(
     assert text in shown
     if isinstance(caught.value, CompileError):
         assert f"plus.cu:{line}:" in shown or f"plus.cu({line}): " in shown, shown
-    assert not list((tmp_path / "cache" / "v1").glob("keytest.plus/*/*")), "nothing half-built"
+    assert not list((tmp_path / "cache" / "v2").glob("keytest.plus/*/*")), "nothing half-built"
 
 
 @needs_nvrtc

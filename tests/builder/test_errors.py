@@ -40,7 +40,7 @@ def refusal(op: Path, cache: Path) -> BuildError:
     with pytest.raises(BuildError) as caught:
         built(op, cache)
     assert helpers.entries(cache) == []
-    assert list((cache / "v1" / "staging").iterdir()) == []
+    assert list((cache / "v2" / "staging").iterdir()) == []
     assert caught.value.op == "keytest::plus"
     assert caught.value.target == str(targets.here(helpers.cpu()))
     return caught.value
@@ -310,7 +310,7 @@ def test_a_staging_folder_that_cannot_be_examined_shows_no_raw_error(
     stat = os.stat
 
     def failing(path: Any, **settings: Any) -> os.stat_result:
-        if re.search(r"/cache/v1/staging/[0-9a-f]{32}$", str(path)):
+        if re.search(r"/cache/v2/staging/[0-9a-f]{32}$", str(path)):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return stat(path, **settings)
 

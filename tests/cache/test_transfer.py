@@ -79,7 +79,7 @@ def good(cache: Path, *published: Published) -> bool:
         for folder in helpers.entries(cache)
     }
     return found == {each.library for each in published} and not list(
-        (cache / "v1" / "staging").iterdir()
+        (cache / "v2" / "staging").iterdir()
     )
 
 
@@ -148,7 +148,7 @@ def test_an_entry_that_is_not_in_order_is_named_and_not_pushed(
 ) -> None:
     library = cache / published.entry.library.relative_to(published.entry.folder.parents[3])
     shutil.copytree(
-        library.parent, cache / "v1" / "remoteother.plus" / "x86-64-v2" / library.parent.name
+        library.parent, cache / "v2" / "remoteother.plus" / "x86-64-v2" / library.parent.name
     )
     content = library.read_bytes()
     library.unlink()
@@ -192,7 +192,7 @@ def test_a_pull_names_what_is_not_trusted_or_damaged_and_takes_the_rest(
     transfer.push(url, sign=other.private, ops=[other.op.qualified])
     lost = (tmp_path / "remote" / published.name).with_name("0" * 64 + ".opjit")
     lost.write_bytes(published.content)  # a good one, under another's name
-    (tmp_path / "remote" / "v1" / "README").write_text("not an entry")
+    (tmp_path / "remote" / "v2" / "README").write_text("not an entry")
     receive()
     result = opjit("cache", "pull", url)
     assert result.exit_code == 1
@@ -294,9 +294,9 @@ def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(
         assert not answer.was_built
         assert answer.warnings == []
         assert good(empty, published)
-        (tmp_path / "www" / "v1" / "sm_80+sm_90").write_bytes(b"two archs")
+        (tmp_path / "www" / "v2" / "sm_80+sm_90").write_bytes(b"two archs")
         assert (
-            transport.Objects(server.url).read("v1/sm_80+sm_90", 100, time.monotonic() + 60)
+            transport.Objects(server.url).read("v2/sm_80+sm_90", 100, time.monotonic() + 60)
             == b"two archs"
         )
 
@@ -321,7 +321,7 @@ def member(
     return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
-OBJECT, END = f"v1/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit", bytes(1024)
+OBJECT, END = f"v2/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit", bytes(1024)
 NOT_PLAIN, DAMAGED = (
     "is no file of at most 67108864 bytes with an entry's name",
     "damaged or cut off",
@@ -329,15 +329,15 @@ NOT_PLAIN, DAMAGED = (
 # Packs, and what is said of them.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "above": (member(f"../../{OBJECT}", b"x") + END, NOT_PLAIN),
-    "above-inside": (member(f"v1/../../{'0' * 64}.opjit", b"x") + END, NOT_PLAIN),
+    "above-inside": (member(f"v2/../../{'0' * 64}.opjit", b"x") + END, NOT_PLAIN),
     "absolute": (member("/etc/cron.d/evil", b"x") + END, NOT_PLAIN),
-    "another-file": (member("v1/opjit.allreduce/x86-64-v3/evil.so", b"x") + END, NOT_PLAIN),
+    "another-file": (member("v2/opjit.allreduce/x86-64-v3/evil.so", b"x") + END, NOT_PLAIN),
     "link": (
         member(OBJECT, kind=tarfile.SYMTYPE, link="/etc/passwd") + member(OBJECT, b"x") + END,
         NOT_PLAIN,
     ),
     "link-to-folder": (
-        member("v1/opjit.allreduce", kind=tarfile.SYMTYPE, link="/tmp")
+        member("v2/opjit.allreduce", kind=tarfile.SYMTYPE, link="/tmp")
         + member(OBJECT, b"x")
         + END,
         NOT_PLAIN,
@@ -488,7 +488,7 @@ def test_the_library_functions_do_what_the_commands_do(
     assert report.moved == said
     receive()
     assert transfer.pull(f"memory://{tmp_path.name}").moved == report.moved
-    assert transport.Objects(f"memory://{tmp_path.name}").names("v1") != []
+    assert transport.Objects(f"memory://{tmp_path.name}").names("v2") != []
     assert len(helpers.entries(empty)) == 2
 
 

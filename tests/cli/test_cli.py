@@ -29,7 +29,7 @@ def test_opjit_get_that_is_sent_sigterm_ends_its_compilers_and_leaves_nothing_ha
         assert running.communicate() == ("", told)
         assert running.returncode == 128 + signal.SIGTERM
         assert not is_alive(int(pids.read_text()))
-        assert list((here / "v1" / "staging").iterdir()) == []
+        assert list((here / "v2" / "staging").iterdir()) == []
 
 
 def test_opjit_get_under_nohup_goes_on_at_a_sighup(

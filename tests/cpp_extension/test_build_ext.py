@@ -155,7 +155,7 @@ def test_what_opjit_does_not_build_torch_does_and_the_reason_is_said(tmp_path: P
         in done.stdout + done.stderr
     )
     assert package.value("_C.value") == "7\n"
-    assert not os.path.exists(tmp_path / "cache/v1")
+    assert not os.path.exists(tmp_path / "cache/v2")
 
 
 @pytest.mark.slow

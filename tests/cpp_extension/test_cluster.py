@@ -160,7 +160,7 @@ def test_an_entry_under_another_extensions_name_is_not_pulled(
 ) -> None:
     build(name, source)
     transfer.push(held.as_uri(), sign=None)
-    folder = held / "v1" / f"cpp_extension.{name}"
+    folder = held / "v2" / f"cpp_extension.{name}"
     folder.rename(folder.with_name("cpp_extension.innocent"))
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")

@@ -365,12 +365,12 @@ def test_each_cuda_file_of_an_extension_has_its_own_kernels_and_variables(tmp_pa
         name: sum(symbol.startswith(f"{name}.") for symbol in symbols)
         for name in ("_Z3addPf", "_Z8instanceIfEvPT_", "variable", "_ZL8constant", "constant")
     } == {"_Z3addPf": 2, "_Z8instanceIfEvPT_": 2, "variable": 2, "_ZL8constant": 0, "constant": 2}
-    before = {path.stat().st_ino for path in default_root().glob("v1/objects/*/object.o")}
+    before = {path.stat().st_ino for path in default_root().glob("v2/objects/*/object.o")}
     two_files(tmp_path, edited="1.5")
     assert (
         sum(
             path.stat().st_ino not in before
-            for path in default_root().glob("v1/objects/*/object.o")
+            for path in default_root().glob("v2/objects/*/object.o")
         )
         == 1
     ), "that of the edited file"

@@ -119,7 +119,7 @@ def test_the_first_build_has_it_compiled_for_later_processes_and_precompile_for_
     assert helpers.fresh(code, {**on, "OPJIT_CACHE": first}).stdout == "3.0 False\n"
     until = time.monotonic() + 300
     while (
-        not list(Path(first).glob(f"v1/cpp_extension.{cpp_autograd.NAME}/*/*/manifest.json"))
+        not list(Path(first).glob(f"v2/cpp_extension.{cpp_autograd.NAME}/*/*/manifest.json"))
         and time.monotonic() < until
     ):
         time.sleep(0.2)

@@ -240,7 +240,7 @@ def test_eight_ranks_on_two_nodes_build_each_missing_entry_once_and_all_have_all
     ] * 8
     assert cluster.compiled() == 4
     assert [len(entries(each.cache)) for each in cluster.nodes] == [4, 4]
-    assert [list((each.cache / "v1" / "staging").iterdir()) for each in cluster.nodes] == [[], []]
+    assert [list((each.cache / "v2" / "staging").iterdir()) for each in cluster.nodes] == [[], []]
     again = cluster.run(job, ALL)  # and the next job finds it all
     assert [(each["values"], each["warnings"]) for each in again] == [([1, 2, 3, 4], [])] * 8
     assert cluster.compiled() == 4

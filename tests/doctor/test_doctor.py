@@ -269,7 +269,7 @@ def test_a_full_cache_is_a_warning(cache: Path) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("what", ["", "v1/staging"])
+@pytest.mark.parametrize("what", ["", "v2/staging"])
 def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
     (cache / what).mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chown(cache / what, SOMEBODY, SOMEBODY)
@@ -322,7 +322,7 @@ def test_a_known_variable_is_fine_a_mistyped_one_or_value_is_found_and_a_passwor
 def test_a_layer_that_is_no_cache_is_a_warning(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (cache / "v1").mkdir()
+    (cache / "v2").mkdir()
     monkeypatch.setenv("OPJIT_LAYERS", f"{cache}{os.pathsep}{cache / 'gone'}")
     assert (
         only(checks.variables(), WARNING).seen == f"{cache / 'gone'} in OPJIT_LAYERS is not a cache"

@@ -433,7 +433,7 @@ def test_an_interrupted_build_ends_its_compilers(
         time.sleep(0.5)  # for it to come from the start of ninja to the wait for its end
         os.kill(running.pid, signal.SIGINT)
         until(lambda: not is_alive(int(pids.read_text())), 20, running)
-        until(lambda: list((here / "v1" / "staging").iterdir()) == [], 20, running)
+        until(lambda: list((here / "v2" / "staging").iterdir()) == [], 20, running)
 
 
 @pytest.mark.slow
@@ -474,7 +474,7 @@ def agrees(entry):
 watcher = os.fork()
 if watcher == 0:
     while not (cache / "done").exists():
-        for entry in cache.glob("v1/keytest.plus/*/*"):
+        for entry in cache.glob("v2/keytest.plus/*/*"):
             agrees(entry)
     os._exit(0)
 for turn in range({rounds}):

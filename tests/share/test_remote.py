@@ -108,7 +108,7 @@ def test_an_entry_that_somebody_signed_and_pushed_is_fetched_and_is_a_hit_then(
     before = helpers.snapshot(tmp_path / "cache")
     assert was_fetched(ask(published.op), published)
     assert helpers.snapshot(tmp_path / "cache") == before
-    assert not list((tmp_path / "cache" / "v1" / "staging").iterdir())
+    assert not list((tmp_path / "cache" / "v2" / "staging").iterdir())
 
 
 def test_a_machine_without_a_compiler_gets_the_entry_of_the_same_sources(
@@ -165,7 +165,7 @@ def test_an_object_store_is_a_remote_before_and_after_a_fork(
         assert not objects.has(published.name)
         objects.write(published.name, published.content)
         assert objects.has(published.name)
-        assert objects.names("v1") == [published.name]
+        assert objects.names("v2") == [published.name]
         monkeypatch.setenv("OPJIT_REMOTE", objects.url)
         assert was_fetched(ask(published.op), published)
         assert _succeeded(_started(published, tmp_path / "child"))
@@ -351,7 +351,7 @@ def test_a_request_that_was_given_up_ends_by_itself(
 
 def test_no_more_is_read_than_an_object_may_have() -> None:
     with serving(endless) as server, pytest.raises(EntryError, match="larger than 1000 bytes"):
-        Objects(server.url).read("v1/x", 1000, time.monotonic() + 10)
+        Objects(server.url).read("v2/x", 1000, time.monotonic() + 10)
 
 
 def test_a_remote_that_takes_no_connections_costs_one_warning(

@@ -130,7 +130,7 @@ def test_damaged_objects_are_compiled_again_and_pruning_takes_objects_first(
 ) -> None:
     first = made()
     shutil.rmtree(first.parents[1])
-    for path in (here / "v1/objects").glob("*/object.o"):
+    for path in (here / "v2/objects").glob("*/object.o"):
         path.write_bytes(path.read_bytes()[:-1])
     compiled(project)
     entry = made()

@@ -44,7 +44,7 @@ def test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning(
         assert "No space left on device" in after.warnings[0]
         assert after.entry.folder.is_relative_to(tmp_path / "tmp")
         assert helpers.entries(here) == []
-        assert not list((here / "v1").glob("keytest.plus/*/*"))
+        assert not list((here / "v2").glob("keytest.plus/*/*"))
 
 
 def refuse_rmdir(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
@@ -63,11 +63,11 @@ def test_a_staging_folder_that_is_busy_costs_nothing(
         first = caught(op, here)
     assert first.warnings == []
     assert caught(op, here) == first
-    (left,) = (here / "v1" / "staging").iterdir()
+    (left,) = (here / "v2" / "staging").iterdir()
     os.utime(left, (1, 1))
     (op / "amount.h").write_text("#define AMOUNT 2.0f\n")
     assert caught(op, here).warnings == []
-    assert list((here / "v1" / "staging").iterdir()) == [], (
+    assert list((here / "v2" / "staging").iterdir()) == [], (
         "it is swept later, and the folder above it stays"
     )
     assert len(helpers.entries(here)) == 2
@@ -81,7 +81,7 @@ def test_a_staging_folder_that_may_not_be_removed_is_told_of(
         first = caught(op, here)
     assert len(first.warnings) == 1
     assert "Permission denied" in first.warnings[0]
-    assert str(here / "v1" / "staging") in first.warnings[0]
+    assert str(here / "v2" / "staging") in first.warnings[0]
     assert caught(op, here) == helpers.Caught(first.entry, [])
 
 
@@ -174,7 +174,7 @@ def test_verify_names_what_took_the_place_of_a_file_and_does_not_wait_for_it(
 
 
 @as_root
-@pytest.mark.parametrize("linked", ["v1", "v1/toolchain"])
+@pytest.mark.parametrize("linked", ["v2", "v2/toolchain"])
 def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(
     op: Path, somebodys: Path, tmp_path: Path, linked: str
 ) -> None:

@@ -63,7 +63,7 @@ def link_into_the_open(root: Path) -> None:
 
 
 def op_folder_is_a_link(root: Path) -> None:
-    swap(root / "v1" / "keytest.plus", "")
+    swap(root / "v2" / "keytest.plus", "")
 
 
 def loop(root: Path) -> None:
@@ -83,12 +83,12 @@ DANGERS: dict[str, Callable[[Path], None]] = {
     "root-of-another-user": lambda root: give(root, SOMEBODY),
     "link-of-another-user": link_of_somebody,
     "link-to-where-others-write": link_into_the_open,
-    "format-folder-world-writable": lambda root: (root / "v1").chmod(0o777),
-    "op-folder-world-writable": lambda root: (root / "v1" / "keytest.plus").chmod(0o777),
+    "format-folder-world-writable": lambda root: (root / "v2").chmod(0o777),
+    "op-folder-world-writable": lambda root: (root / "v2" / "keytest.plus").chmod(0o777),
     "arch-folder-group-writable": lambda root: open_to_group(
-        next((root / "v1" / "keytest.plus").iterdir())
+        next((root / "v2" / "keytest.plus").iterdir())
     ),
-    "op-folder-of-another-user": lambda root: give(root / "v1" / "keytest.plus", SOMEBODY),
+    "op-folder-of-another-user": lambda root: give(root / "v2" / "keytest.plus", SOMEBODY),
     "op-folder-is-a-link": op_folder_is_a_link,
 }
 
@@ -114,7 +114,7 @@ def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(
         if before.get(name) != status
     }
     assert all(
-        "/staging" in name or "/parts" in name or name.endswith("/v1") for name in changed
+        "/staging" in name or "/parts" in name or name.endswith("/v2") for name in changed
     ), changed
     assert Store(root).find(describe(op)) is None, "and from now on without a word"
 
@@ -123,9 +123,9 @@ def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not
     op: Path, root: Path
 ) -> None:
     first = caught(op, root).entry.library.read_bytes()
-    shutil.rmtree(root / "v1" / "keytest.plus")
-    [parts] = (root / "v1" / "parts").iterdir()
-    (root / "v1" / "parts").chmod(0o777)
+    shutil.rmtree(root / "v2" / "keytest.plus")
+    [parts] = (root / "v2" / "parts").iterdir()
+    (root / "v2" / "parts").chmod(0o777)
     before = helpers.snapshot(parts.parent)
     after = caught(op, root)
     assert [f"{parts.parent} can be written by others" in text for text in after.warnings] == [True]
@@ -244,7 +244,7 @@ def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_i
     (tmp_path / "open").chmod(0o777)
     after = caught(op, tmp_path / "open" / "new" / "cache")
     assert len(after.warnings) == 1
-    assert not (tmp_path / "open" / "new" / "cache" / "v1" / "staging").exists()
+    assert not (tmp_path / "open" / "new" / "cache" / "v2" / "staging").exists()
     assert helpers.entries(tmp_path / "open" / "new" / "cache") == []
 
 

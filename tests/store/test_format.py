@@ -12,6 +12,7 @@ import pytest
 from opjit.cpp_extension.identity import Extension
 from opjit.errors import EntryError
 from opjit.recipe.document import FORMAT, base_key, document_key
+from opjit.recipe.reads import Places
 from opjit.share import remote
 from opjit.store import bundle, manifest, store
 from opjit.store.bundle import Bundle
@@ -130,7 +131,9 @@ def test_the_tables_name_every_field(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "plus.c").touch()
     assert first_column("### An op") == list(describe(folder).document())
-    extension = Extension("name", (), (), {}, {}, (), (), {}, None, {}, None, light="0" * 16)
+    extension = Extension(
+        "name", (), {}, {}, Places("/"), {}, None, None, "", (), {}, None, light="0" * 16
+    )
     stable = replace(extension, stable="2.13")
     assert sorted(first_column("### A C++ extension")) == sorted(
         {**extension.document(), **stable.document()}
@@ -141,7 +144,7 @@ def test_it_names_the_limits_and_versions_of_the_code() -> None:
     assert f"{manifest.MAX_BYTES:,} bytes" in SPEC
     assert f"at most {remote.MAX_BYTES >> 20} MiB" in SPEC
     assert f"| `format`, in manifest and document | {FORMAT} |" in SPEC
-    assert f"| folder `{store.Store(Path('/')).base.name}` | 1 |" in SPEC
+    assert f"| folder `{store.VERSION}` | {store.VERSION[1:]} |" in SPEC
     assert (
         set(re.findall(r"`(\w+)`", re.search(r"^- (.*) never hold entries", SPEC, re.MULTILINE)[1]))
         == store.SPECIAL

@@ -247,21 +247,21 @@ def test_what_another_version_of_opjit_keeps_here_is_not_touched(
     ):  # every request that looks through the folder would warn
         assert first(newer.parent, None, lambda document: document.get("format") is None) is None
     assert texts == []
-    shutil.copytree(root / "v1", root / "v2")
-    for name in ("notes.txt", "v1/notes.txt", f"v1/{entry.folder.parts[-3]}/notes.txt"):
+    shutil.copytree(root / "v2", root / "v3")
+    for name in ("notes.txt", "v2/notes.txt", f"v2/{entry.folder.parts[-3]}/notes.txt"):
         (root / name).write_text("mine")
         os.utime(root / name, (0, 0))
-    (root / "v1" / "mine" / "folder" / "inner").mkdir(parents=True)
+    (root / "v2" / "mine" / "folder" / "inner").mkdir(parents=True)
     clock(1000 * DAY)
     kept = {
         path
         for path in root.rglob("*")
-        if path.is_file() and (path.is_relative_to(root / "v2") or path.name == "notes.txt")
+        if path.is_file() and (path.is_relative_to(root / "v3") or path.name == "notes.txt")
     }
     assert cache.prune(size=1).removed == 2
     assert cache.clear().failed == 0
     assert {path for path in kept if not path.exists()} == set()
-    assert (root / "v1" / "mine" / "folder" / "inner").is_dir()
+    assert (root / "v2" / "mine" / "folder" / "inner").is_dir()
     assert caught(op, root).warnings == []
 
 
@@ -360,8 +360,8 @@ def old(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> Entry:
 
 def mark(root: Path, when: float | None = None) -> None:
     """Note when the cache was pruned last: yesterday, if at no other time."""
-    (root / "v1" / MARKER).write_text("")
-    os.utime(root / "v1" / MARKER, (when or time.time() - DAY - 60,) * 2)
+    (root / "v2" / MARKER).write_text("")
+    os.utime(root / "v2" / MARKER, (when or time.time() - DAY - 60,) * 2)
 
 
 def test_a_build_prunes_once_a_day_and_a_hit_never(old: Entry, op: Path) -> None:
@@ -384,7 +384,7 @@ def test_a_marker_of_another_day_means_that_it_is_due_and_is_put_right(
     mark(root, when)
     built(grown(op, 2), root)
     assert not old.folder.exists()
-    assert abs(time.time() - (root / "v1" / MARKER).stat().st_mtime) < 3600
+    assert abs(time.time() - (root / "v2" / MARKER).stat().st_mtime) < 3600
 
 
 def test_a_bound_that_makes_no_sense_is_one_warning_and_the_op_is_built(

@@ -388,21 +388,21 @@ opjit.get("keytest::plus", "cpu")
     killed = helpers.ended(code, {"OPJIT_CACHE": str(here)})
     assert killed.returncode == -signal.SIGKILL
     assert helpers.entries(here) == []
-    assert len(list((here / "v1" / "staging").iterdir())) == 1
+    assert len(list((here / "v2" / "staging").iterdir())) == 1
     assert caught(op, here).warnings == []
-    assert len(list((here / "v1" / "staging").iterdir())) == 1, (
+    assert len(list((here / "v2" / "staging").iterdir())) == 1, (
         "a fresh staging folder may be somebody's: it stays"
     )
 
 
 def test_old_staging_folders_are_swept_and_fresh_ones_stay(op: Path, here: Path) -> None:
-    staging = here / "v1" / "staging"
+    staging = here / "v2" / "staging"
     staging.mkdir(parents=True, mode=0o700)
     for age, name in ((25 * 3600, "old"), (60, "fresh"), (-86400 * 400, "future")):
         (staging / name).mkdir()
         (staging / name / "file").write_text("")
         os.utime(staging / name, (time.time() - age,) * 2)
-    (here / "v1").chmod(0o700)
+    (here / "v2").chmod(0o700)
     here.chmod(0o700)
     built(op, here)
     assert sorted(path.name for path in staging.iterdir()) == ["fresh", "future"]
@@ -491,7 +491,7 @@ def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_mu
     (tmp_path / "tmp").mkdir()
     code = helpers.declare(op) + (
         "import multiprocessing, os, sys\nwarnings.simplefilter('ignore')\n"
-        "def private(): return len(list(Path(os.environ['TMPDIR']).glob('opjit-*/v1/*/*/*/*.so')))\n"
+        "def private(): return len(list(Path(os.environ['TMPDIR']).glob('opjit-*/v2/*/*/*/*.so')))\n"
         "def work(): assert opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist() == [2.0] and private() == 1\n"
         "worker = multiprocessing.get_context('fork').Process(target=work)\nworker.start()\nworker.join()\n"
         "print(worker.exitcode, private())\nwork()\nsys.stdout.flush()\n"
@@ -604,7 +604,7 @@ def test_without_a_compiler_an_entry_of_the_same_sources_is_a_hit_and_one_of_oth
 
 def test_a_stray_file_in_the_cache_harms_nobody(op: Path, here: Path) -> None:
     first = built(op, here)
-    for folder in (here, here / "v1", first.folder.parent, here / "v1" / "staging"):
+    for folder in (here, here / "v2", first.folder.parent, here / "v2" / "staging"):
         (folder / "stray").write_text("?")
         (folder / "stray-folder").mkdir()
     assert caught(op, here) == helpers.Caught(first, [])

@@ -18,7 +18,7 @@ from tests.helpers import GET, cache_command, fresh
 @pytest.fixture
 def lines(entry: Entry) -> Path:
     """The file of a cache that has an entry, and nothing counted yet."""
-    path = Path(os.environ["OPJIT_CACHE"]) / "v1" / usage.NAME
+    path = Path(os.environ["OPJIT_CACHE"]) / "v2" / usage.NAME
     path.unlink(missing_ok=True)
     return path
 

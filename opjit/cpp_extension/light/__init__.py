@@ -90,7 +90,7 @@ def prepare(
         named.append("pybind11")
     heavy = [name for name in named if name not in headers.SMALL]
     beyond = [name for name in heavy if name.startswith(("torch/", "pybind11"))]
-    inputs = map(extension.place, extension.inputs)
+    inputs = policy.authors_files(extension)
     return Prepared(
         program,
         frozenset([*inputs, *(str(work / name) for name in INLINE)]),

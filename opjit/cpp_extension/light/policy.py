@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import headers, table
+from opjit.recipe import headers as included
 
 BINDING = ("opjit_bind.h",)
 BINDING_NEEDS = (
@@ -46,7 +47,7 @@ def program_of(extension: Extension, implicit: bool) -> Program:
     """Return an extension's text.
 
     `implicit`: torch's builder adds torch/extension.h. Raises OSError if a file cannot be read."""
-    files = [extension.place(name) for name in extension.inputs]
+    files = authors_files(extension)
     contents = [Path(path).read_bytes() for path in files if not path.endswith((".a", ".o", ".so"))]
     texts = [
         content.decode("utf-8", "replace") for content in (*extension.texts.values(), *contents)
@@ -61,6 +62,16 @@ def program_of(extension: Extension, implicit: bool) -> Program:
         tuple(dict.fromkeys(own)),
         not any("_GLIBCXX" in text for text in (code, *own)),
     )
+
+
+def authors_files(extension: Extension) -> list[str]:
+    """Return the files of an extension's author, as far as #include lines and macros show them: a guess, which the key does not rest on."""
+    scan = included.Scan()
+    scan.texts.update(extension.texts)
+    words = [word for language in extension.flags.values() for word in language]
+    roots = [*extension.sources, *extension.texts]
+    found = included.closure(roots, extension.include, scan, words)
+    return [path for path in found if path not in extension.texts]
 
 
 def refusal(extension: Extension, implicit: bool) -> str | None:

@@ -1,0 +1,146 @@
+"""What decides a binary, as far as it is known before the build, and where the cache keeps its entries.
+
+    <root>/v2/<subject>/<target>-<base>/<key>/
+
+<base> is the start of the base key: of what a machine without compilers knows, too. The key covers also the compilers, the folders that
+they search, the files that they report to have read, and the places where they found none; see FORMAT.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from opjit import files
+from opjit.errors import EntryError
+from opjit.recipe import reads
+from opjit.recipe.document import FORMAT, base_key, request_key
+from opjit.recipe.reads import INLINE, Moment, Places, Reads
+
+LIBRARY, EXTENSION = "opjit.build", "torch.utils.cpp_extension"  # who made the document
+_FOLDERS = {LIBRARY: "shared_library", EXTENSION: "cpp_extension"}
+_TARGET = re.compile(r"[\w.+-]+", re.ASCII)
+B = TypeVar("B", bound="BuildInputs")
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """Everything that decides the bytes of a binary, before a build."""
+
+    made_by: ClassVar[str]
+    name: str
+    sources: tuple[str, ...]  # paths
+    texts: Mapping[str, bytes]  # sources and headers that are no files, by path
+    flags: Mapping[str, Sequence[str]]  # the words of the command line by language
+    places: Places
+    known: Mapping[str, str]  # SHA-256 of sources and texts by portable name
+    toolchain: Mapping[str, str] | None  # the tools' versions; None if one is missing
+    search: Mapping[str, Any] | None  # the folders that compilers search, by language
+    doubt: str  # why its entries are not cached; empty if they are
+
+    @property
+    def purpose(self) -> str:
+        """The target, for messages."""
+        raise NotImplementedError
+
+    @property
+    def file_name(self) -> str:
+        """The binary's name in an entry."""
+        return re.sub(r"\W", "_", self.name, flags=re.ASCII)[:200] + ".so"
+
+    def document(self, read: Reads | None = None) -> dict[str, Any]:
+        """The document that the key hashes, with what a build read."""
+        found = (read or reads.NOTHING).document(self.places)
+        for name in self.known.keys() & found["inputs"].keys():
+            del found["inputs"][name]
+        return {
+            "format": FORMAT,
+            "made_by": self.made_by,
+            "name": self.name,
+            "sources": [self.places.name(path) for path in self.sources],
+            "inline": {},
+            "flags": {language: list(words) for language, words in self.flags.items()},
+            "known": dict(sorted(self.known.items())),
+            "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
+            "search": self.search,
+            **found,
+        }
+
+    @property
+    def key(self) -> str:
+        """The hash of all that is known before a build."""
+        return request_key(self.document())
+
+    @property
+    def base(self) -> str:
+        """The same without the tools."""
+        return base_key(self.document())
+
+    @property
+    def place_of_entries(self) -> str:
+        """The folder below the store's of the entries that differ only in their tools, and in what those read."""
+        return entries_folder(self.document())
+
+    def now(self: B) -> B:
+        """Return it with the sources as they are now. Raises FileNotFoundError if one is gone."""
+        moment = Moment(self.texts)
+        known = dict[str, str]()
+        doubt = ""
+        for path in (*self.sources, *(path for path in self.texts if not path.startswith(INLINE))):
+            name = self.places.name(path)
+            try:
+                known[name] = moment.digest(path)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                known[name] = files.unique()
+                doubt = f"{name} cannot be read ({error.strerror})"
+        return replace(self, known=known, doubt=self.doubt or doubt)
+
+    def fits(self, document: Mapping[str, Any], note: Path | None = None) -> bool:
+        """Return whether an entry with a document is wanted: all that is known is equal, and so are the files that its build read.
+        Without a compiler here, the binary of any compiler is."""
+        wanted = {**self.document(), **{name: document.get(name) for name in ("inputs", "absent")}}
+        if self.toolchain is None:
+            wanted |= {name: document.get(name) for name in ("toolchain", "search")}
+        if document != wanted:
+            return False
+        return next(self.changes(document, note), None) is None
+
+    def changes(self, document: Mapping[str, Any], note: Path | None = None) -> Iterator[str]:
+        """Yield how the files differ from those that the build of an entry read."""
+        return reads.changes(document, self.places, Moment(self.texts), note)
+
+
+def folder_name(made_by: str, name: str) -> str:
+    """The folder of all entries of an extension or a library in the store's; similar names may share it."""
+    return f"{_FOLDERS[made_by]}.{re.sub('[^A-Za-z0-9]', '_', name[:100])}"
+
+
+def entries_folder(document: Mapping[str, Any]) -> str:
+    """The folder of an extension's or a library's entries in the store's. Raises EntryError if the document is that of neither."""
+    match document:
+        case {"made_by": "opjit.build", "name": str(name), "host": "x86_64" | "aarch64" as target}:
+            made_by = LIBRARY
+        case {
+            "made_by": "torch.utils.cpp_extension",
+            "name": str(name),
+            "torch": [str(version), *_],
+            "python": [str(suffix), *_],
+        }:
+            made_by = EXTENSION
+            target = f"{'-'.join(suffix.strip('.').split('-')[:2])}-torch{version}"
+        case {
+            "made_by": "torch.utils.cpp_extension",
+            "name": str(name),
+            "stable": [str(version), str(host), *_],
+        }:
+            made_by = EXTENSION
+            target = f"{host}-torch{version}"
+        case _:
+            raise EntryError("its manifest names no C++ extension and no shared library")
+    if not _TARGET.fullmatch(target):
+        raise EntryError(f"its manifest names a version {target!r}")
+    return f"{folder_name(made_by, name)}/{target}-{base_key(document)[:20]}"

@@ -1,0 +1,56 @@
+"""What a linker takes of a shared library, apart from its content: two libraries with the same interface give the same binary."""
+
+import errno
+import hashlib
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterator
+
+_DYNAMIC, _SYMBOLS = 6, 11  # types of sections
+_VERSIONS = (0x6FFFFFFD, 0x6FFFFFFF)  # of definitions, and of symbols
+_NEEDED, _SONAME = 1, 14  # tags of the dynamic section
+
+
+def is_shared(path: str) -> bool:
+    """Return whether a file is a shared library in ELF."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(18)
+    except OSError:
+        return False
+    return head.startswith(b"\x7fELF") and head[16:18] == b"\3\0"
+
+
+def digest(path: str) -> str:
+    """Return the SHA-256 of a shared library's soname, of what it needs, and of its symbols' names, kinds and versions. Raises OSError."""
+    with open(path, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        try:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return hashlib.sha256(b"".join(_parts(content))).hexdigest()
+        except (struct.error, IndexError, ValueError) as error:
+            text = f"it is not a readable shared library: {error}"
+            raise OSError(errno.ENOEXEC, text, path) from None
+
+
+def _parts(content: mmap.mmap) -> Iterator[bytes]:
+    (offset,) = struct.unpack_from("<Q", content, 40)
+    size, count = struct.unpack_from("<HH", content, 58)
+    sections = [
+        struct.unpack_from("<IIQQQQI", content, offset + size * number) for number in range(count)
+    ]
+    for _, kind, _, _, start, length, link in sections:
+        part = content[start : start + length] if kind in (_DYNAMIC, _SYMBOLS, *_VERSIONS) else b""
+        if kind == _SYMBOLS:
+            _, _, _, _, names, names_length, _ = sections[link]
+            yield content[names : names + names_length]
+            for name, info, other, section, _, _ in struct.iter_unpack("<IBBHQQ", part):
+                yield struct.pack("<IBB?", name, info, other, bool(section))
+        elif kind == _DYNAMIC:
+            for tag, value in struct.iter_unpack("<QQ", part):
+                yield struct.pack("<QQ", tag, value) if tag in (_NEEDED, _SONAME) else b""
+        else:
+            yield part

@@ -1,0 +1,241 @@
+"""The files that a build read and the places where it looked in vain: the part of a key that only the tools know.
+
+An entry's document lists each file that the preprocessor, the assembler and the linker report, by a portable name with a digest, and each
+absence: a path that was searched before and named no file. A look-up compares both. Signatures from stat, kept for each entry, spare
+reading what has not changed since the last comparison."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opjit import files, resources
+from opjit.errors import EntryError
+from opjit.recipe import interface
+
+GENERATED = "/<generated>/"  # the folder of texts that exist only in a build
+INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
+_SHARED = (
+    "interface "  # the start of the digest of a shared library, of which a linker takes names alone
+)
+_SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
+_MANY = 32  # files whose reading is worth a note: a look-up writes nothing otherwise
+_NUMBERED = re.compile(r"<(include|library|system) (\d+)>")
+_ROOTS = ("/usr/", "/lib", "/opt/")  # where a path means the same on other machines
+
+
+class Places(NamedTuple):
+    """Folders that give files names which are the same on every machine, and back."""
+
+    folder: str  # of the first source; a plain relative name starts there
+    include: tuple[str, ...] = ()  # folders of headers, as the flags name them
+    library: tuple[str, ...] = ()  # folders of libraries
+    system: tuple[str, ...] = ()  # the compilers' own folders; empty without a compiler
+
+    def name(self, path: str) -> str:
+        """Return the portable name of an absolute path without ``..``."""
+        if f"{path}/".startswith((GENERATED, INLINE)):
+            return path[1:]
+        folder = self.folder.rstrip(os.sep) + os.sep
+        if path.startswith(folder):
+            return path[len(folder) :]
+        for kind, folder in self._numbered():
+            if path == folder:
+                return kind
+            if path.startswith(folder + os.sep):
+                return kind + path[len(folder) :]
+        if path.startswith(_ROOTS):
+            return f"<root>{path}"
+        return os.path.relpath(path, self.folder)
+
+    def path(self, name: str) -> str | None:
+        """Return the path of a portable name; None if it is a file of the system that compiled, and no compiler is here. Raises
+        EntryError if it is in a folder that the request does not name."""
+        kind, _, rest = name.partition("/")
+        if not kind.startswith("<"):
+            return os.path.normpath(os.path.join(self.folder, name))
+        if kind in ("<generated>", "<inline>"):
+            return f"/{name}"
+        if kind == "<root>":
+            return f"/{rest}" if self.system else None
+        if kind == "<opjit>":
+            return os.path.join(_ours(), rest)
+        numbered = _NUMBERED.fullmatch(kind)
+        if numbered is None:
+            return os.path.normpath(os.path.join(self.folder, name))
+        folders = {"include": self.include, "library": self.library, "system": self.system}
+        of_kind = folders[numbered[1]]
+        if numbered[1] == "system" and not of_kind:
+            return None
+        if int(numbered[2]) >= len(of_kind):
+            raise EntryError(f"its manifest names {name}, which is in no folder of the request")
+        return os.path.join(of_kind[int(numbered[2])], rest)
+
+    def _numbered(self) -> Iterator[tuple[str, str]]:
+        yield "<opjit>", _ours()
+        for kind, folders in (
+            ("include", self.include),
+            ("library", self.library),
+            ("system", self.system),
+        ):
+            for index, folder in enumerate(folders):
+                yield f"<{kind} {index}>", folder
+
+
+def _ours() -> str:
+    return str(resources.folder("kernels_c"))
+
+
+class Reads(NamedTuple):
+    """What a build read, by absolute paths: a digest for each file, and the paths that named no file."""
+
+    digests: Mapping[str, str]
+    absent: frozenset[str]
+    doubt: str = ""  # why that may not be all, so that the binary is not cached
+
+    def document(self, places: Places) -> dict[str, Any]:
+        """Return the fields of an entry's document."""
+        inputs = {places.name(path): digest for path, digest in self.digests.items()}
+        absent = dict[str, list[str]]()
+        for path in sorted(self.absent):
+            folder, name = os.path.split(path.rstrip(os.sep))
+            absent.setdefault(places.name(folder), []).append(name + os.sep * path.endswith(os.sep))
+        return {"inputs": dict(sorted(inputs.items())), "absent": absent}
+
+    def joined(self, other: Reads) -> Reads:
+        digests = {**self.digests, **other.digests}
+        return Reads(digests, self.absent | other.absent, self.doubt or other.doubt)
+
+
+NOTHING = Reads({}, frozenset())
+
+
+class Moment:
+    """The files as they are during one request: each is read and searched for at most once."""
+
+    def __init__(self, texts: Mapping[str, bytes] | None = None) -> None:
+        self.texts = dict(texts or {})  # files that need not be on disk, by path
+        self._digests = dict[tuple[str, bool], str]()
+
+    def digest(self, path: str, shared: bool = False) -> str:
+        """Return a file's SHA-256 or, of a shared library, that of its interface. Raises OSError."""
+        known = self._digests.get((path, shared))
+        if known is None:
+            known = self._digest(path, shared)
+            self._digests[path, shared] = known
+        return known
+
+    def _digest(self, path: str, shared: bool) -> str:
+        if path in self.texts:
+            return hashlib.sha256(self.texts[path]).hexdigest()
+        return _SHARED + interface.digest(path) if shared else files.digest(path)
+
+    def text(self, path: str) -> bytes:
+        """Return a file's content. Raises OSError."""
+        return self.texts[path] if path in self.texts else files.read_regular(path)
+
+    def exists(self, path: str) -> bool:
+        """Return whether a path names something; one that ends with a slash, anything but the folder that a build found there."""
+        if f"{path}/".startswith((GENERATED, INLINE)):
+            return path in self.texts or any(each.startswith(f"{path}/") for each in self.texts)
+        if path.endswith(os.sep):
+            return os.path.exists(path[:-1]) and not os.path.isdir(path)
+        return os.access(path, os.F_OK)
+
+
+def signature(path: str) -> list[int] | None:
+    """Return numbers that change with a file; None if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
+
+
+def changes(
+    document: Mapping[str, Any], places: Places, moment: Moment, note: Path | None = None
+) -> Iterator[str]:
+    """Yield how the files differ from those that an entry's document lists; nothing if they are the same. `note` keeps signatures.
+    Raises EntryError if the document does not list them."""
+    inputs, absent = document.get("inputs"), document.get("absent")
+    if not isinstance(inputs, dict) or not isinstance(absent, dict):
+        raise EntryError("its manifest does not list the files that its build read")
+    for folder, names in absent.items():
+        place = places.path(folder)
+        for name in names if place is not None else ():
+            if moment.exists(os.path.join(place or "", name)):
+                yield f"{folder}/{name} has appeared"
+    yield from _changed_files(inputs, places, moment, note)
+
+
+def _changed_files(
+    inputs: Mapping[str, str], places: Places, moment: Moment, note: Path | None
+) -> Iterator[str]:
+    kept = files.read_checked(note) if note is not None else None
+    known = kept if isinstance(kept, dict) else {}
+    hashed = 0
+    for name, digest in inputs.items():
+        path = places.path(name)
+        if path is None or ((now := signature(path)) is not None and known.get(name) == now):
+            continue
+        hashed += 1
+        try:
+            same = moment.digest(path, digest.startswith(_SHARED)) == digest
+        except OSError:
+            same = False
+        if not same:
+            hashed = 0
+            yield f"{name} {'changed' if now or path in moment.texts else 'is gone'}"
+    if hashed > _MANY:
+        remember(inputs, places, note)
+
+
+def remember(
+    inputs: Iterable[str], places: Places, note: Path | None, before: int | None = None
+) -> None:
+    """Note the signatures of files whose content has just been compared, or was read after a time `before` which nothing changed."""
+    settled = (
+        time.time_ns() - _SETTLED if before is None else min(before, time.time_ns() - _SETTLED)
+    )
+    found = dict[str, list[int]]()
+    for name in inputs:
+        path = places.path(name)
+        now = signature(path) if path is not None else None
+        if now is not None and now[1] < settled:
+            found[name] = now
+    if note is not None:
+        files.write_checked(note, found)
+
+
+def normalized(path: str) -> str:
+    """Return a path to the same file without ``..``, which after a symbolic link leads to the parent of the link's target."""
+    normal = os.path.normpath(path)
+    if ".." in path and not (os.path.exists(normal) and os.path.samefile(normal, path)):
+        return os.path.realpath(path)
+    return normal
+
+
+def read_dependencies(text: str) -> list[str]:
+    """Return the prerequisites in a tool's dependency file (make syntax)."""
+    rules = text.replace("\\\n", " ").split("\n")
+    names = [
+        name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())
+    ]
+    return [re.sub(r"\\([ #:])", r"\1", name).replace("$$", "$") for name in names if name]
+
+
+def listed(listings: Iterable[Path]) -> list[str]:
+    """Return what dependency files list, each path once, in order."""
+    texts = (each.read_text("utf-8", "surrogateescape") for each in listings)
+    return list(dict.fromkeys(path for text in texts for path in read_dependencies(text)))
+
+
+def digest_of(value: object) -> str:
+    """Return the SHA-256 of a value in JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,315 @@
+"""Turns what the tools of a build report into the files that it read and the places that it searched in vain.
+
+The preprocessor lists files by -MD and folders by -v, the assembler files by --MD, GNU ld files by --dependency-file and attempts by
+--verbose. For a header that was found as FOLDER/NAME, each folder before it in the search, and each folder of a file that may have
+included it by quotes, held no NAME: such a path is an absence, which the key has. One missing folder stands for all paths below it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opjit import files
+from opjit.recipe import interface, reads, toolchain, unreported
+from opjit.recipe.reads import GENERATED, INLINE, Moment, Places, Reads
+from opjit.recipe.toolchain import Compiler
+
+_LISTS = re.compile(
+    r'#include "\.\.\." search starts here:\n(.*?)#include <\.\.\.> search starts here:\n(.*?)End of search list',
+    re.DOTALL,
+)
+_IGNORED = re.compile(r'ignoring (?:nonexistent|duplicate) directory "(.*)"')
+_ATTEMPT = re.compile(r"^attempt to open (.+) failed$", re.MULTILINE)
+_TEMPORARY = re.compile(r".*/cc\w+\.s|(?:.*/)?tmpxft_\w+[.-].*")  # compilers' own files
+_OF_LINKER = re.compile(
+    r"attempt to open .*|opened script file .*|using internal linker script:|\S*ld: mode \S+|GNU ld .*|  Supported emulations:"
+)
+LISTED, ASSEMBLED, LINKED = ".d", toolchain.ASSEMBLED, "linked.d"
+
+
+class Search(NamedTuple):
+    """The folders that a compiler searches for headers, in order: for quoted names first those of `quote`."""
+
+    quote: tuple[str, ...]
+    angle: tuple[str, ...]
+
+
+def search(
+    command: Sequence[str], language: str, notes: Path | None, honours: bool = False
+) -> Search | None:
+    """Return what a compiler with flags searches, as it prints itself; None if it prints nothing. `notes` keep its answer while the
+    folders are the same ones."""
+    program = command[0]
+    variables = toolchain.honoured() if honours else {}
+    asked = [*command, language, os.getcwd(), reads.signature(os.path.realpath(program)), variables]
+    note = notes / f"search-{reads.digest_of(asked)[:32]}" if notes is not None else None
+    known = files.read_checked(note) if note is not None else None
+    if isinstance(known, dict) and known["stamps"] == _stamps(known["stamps"]):
+        return Search(tuple(known["quote"]), tuple(known["angle"]))
+    verbose = ["-E", "-Xcompiler", "-v"] if language == "cu" else ["-E", "-v"]
+    output = toolchain.run([*command, *verbose, "-x", language, os.devnull], None, honours).stdout
+    found = _LISTS.search(output)
+    if found is None:
+        return None
+    quote, angle = ([line.strip() for line in part.splitlines()] for part in found.groups())
+    if note is not None:
+        stamps = _stamps([*quote, *angle, *_IGNORED.findall(output)])
+        files.write_checked(note, {"quote": quote, "angle": angle, "stamps": stamps})
+    return Search(tuple(quote), tuple(angle))
+
+
+def _stamps(folders: Iterable[str]) -> dict[str, list[int] | None]:
+    """Return which folders there are, as the compiler tells one from another."""
+    found = dict[str, list[int] | None]()
+    for folder in folders:
+        try:
+            status = os.stat(folder)
+        except OSError:
+            found[folder] = None
+        else:
+            found[folder] = [status.st_dev, status.st_ino]
+    return found
+
+
+def system_folders(compilers: Iterable[Compiler]) -> tuple[str, ...]:
+    """Return the folders of headers and libraries that compilers search without a flag."""
+    found = [
+        folder
+        for tool in compilers
+        for folder in (*tool.includes.split(":"), *tool.libraries.split(":"))
+        if folder
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def trusted_prefixes(folders: Iterable[str], system: Collection[str]) -> tuple[str, ...]:
+    """Return the prefixes of real paths whose files count by a version in the key; never of a folder that has the system's files."""
+    real = [os.path.realpath(folder) for folder in folders if folder]
+    return tuple(
+        folder + os.sep
+        for folder in dict.fromkeys(real)
+        if not any(f"{each}/".startswith(f"{folder}/") for each in system)
+    )
+
+
+def others(searched: Iterable[Search | None], system: Collection[str]) -> list[str]:
+    """Return the absolute paths of the searched folders that are not the compilers' own."""
+    folders = [folder for each in searched if each for folder in (*each.quote, *each.angle)]
+    paths = dict.fromkeys(reads.normalized(os.path.abspath(folder)) for folder in folders)
+    return [path for path in paths if os.path.realpath(path) not in system]
+
+
+def named_search(searched: Mapping[str, Search | None], places: Places) -> dict[str, Any] | None:
+    """Return searched folders by portable names, for the key."""
+    if not searched:
+        return None
+
+    def place(folder: str) -> str:
+        path = reads.normalized(os.path.abspath(folder))
+        real = os.path.realpath(path)
+        return places.name(real if real in places.system else path)
+
+    return {
+        language: None if each is None else [[*map(place, each.quote)], [*map(place, each.angle)]]
+        for language, each in searched.items()
+    }
+
+
+class Changed(Exception):
+    """A file changed while tools may have read it. The message is its path."""
+
+
+@dataclass(frozen=True)
+class ReportReader:
+    """Records what the tools of one build report, before the folder `work` is gone. `trusted`: prefixes of real paths whose files have a
+    version in the key; `started`: a time of `files.tick` before the tools ran."""
+
+    work: str
+    folder: str  # in which the tools ran
+    moment: Moment
+    system: tuple[str, ...]
+    trusted: tuple[str, ...]
+    started: int
+    _real: dict[str, str] = field(default_factory=dict)
+    _parents: dict[str, bool] = field(default_factory=dict)
+
+    def compiled(
+        self,
+        read: Sequence[str],
+        assembled: Sequence[str],
+        searched: Search | None,
+        output: str = "",
+        words: Sequence[str] = (),
+    ) -> Reads:
+        """Return what a compilation read, by the lists of its preprocessor and assembler; `output` has the compiler's warnings."""
+        generated = [f"{self.work}/generated"] if self.moment.texts else []
+        order = (*searched.quote, *generated, *searched.angle) if searched else ()
+        headers = self._digests(read)
+        others = self._digests(_without_names(assembled, read, self.folder))
+        sources = {self._path(raw) for raw in read[:1]}
+        absent = {*self._before(read, order, beside=True), *self._before(assembled, order)}
+        doubt = unreported.used_date(output)
+        if searched is None:
+            doubt = doubt or "the compiler does not print the folders that it searches"
+        for path in headers.keys() - sources:
+            if not self._is_system(path) and not path.startswith(GENERATED):
+                if self.moment.exists(f"{path}.gch"):
+                    doubt = doubt or f"{path}.gch lies beside the header"
+                absent.add(f"{path}.gch")
+        present, missing, reason = self._asked(headers, order, words)
+        doubt = doubt or reason or self._dates(headers, words)
+        doubt = doubt or ("" if assembled else self._assembly(headers))
+        return Reads({**headers, **others, **present}, frozenset(absent | missing), doubt or "")
+
+    def linked(self, listing: Path, output: str) -> Reads:
+        """Return what GNU ld read, by its list and what it printed, such as the members of a thin archive."""
+        if not listing.is_file():
+            return Reads({}, frozenset(), "the linker does not list the files that it reads")
+        opened = [line for line in _body(output).splitlines() if self._names_file(line)]
+        digests = self._digests([*reads.listed([listing]), *opened], linked=True)
+        paths = (self._path(each) for each in _ATTEMPT.findall(output))
+        absent = {self._missing(path) for path in paths if path is not None}
+        return Reads(digests, frozenset(absent), "")
+
+    def _names_file(self, line: str) -> bool:
+        return os.path.isfile(os.path.join(self.folder, line)) if line.strip() else False
+
+    def _path(self, raw: str) -> str | None:
+        """Return a file's path, by which it is recorded; None for a file of this build, or of what has a version in the key."""
+        path = os.path.join(self.folder, raw)
+        generated = f"{self.work}/generated/"
+        if path.startswith((GENERATED, INLINE)):
+            return path
+        if path.startswith(generated):
+            return GENERATED + os.path.normpath(path[len(generated) :])
+        if path.startswith(self.work + os.sep):
+            return None
+        folder = os.path.dirname(path)
+        real = self._real.get(folder)
+        if real is None:
+            real = self._real[folder] = os.path.realpath(folder) + os.sep
+        return None if real.startswith(self.trusted) else reads.normalized(path)
+
+    def _digests(self, read: Iterable[str], linked: bool = False) -> dict[str, str]:
+        found = dict[str, str]()
+        for raw in read:
+            path = self._path(raw)
+            if path is None or path in found:
+                continue
+            if path.startswith(GENERATED):
+                found[path] = self.moment.digest(path)
+                continue
+            try:
+                changed = max(os.stat(path).st_ctime_ns, os.lstat(path).st_ctime_ns)
+                if changed >= self.started:
+                    raise Changed(path)
+                found[path] = self.moment.digest(path, linked and interface.is_shared(path))
+            except FileNotFoundError:
+                if not _TEMPORARY.fullmatch(raw):
+                    raise Changed(path) from None
+        return found
+
+    def _is_system(self, path: str) -> bool:
+        return path.startswith(tuple(f"{folder}/" for folder in self.system))
+
+    def _before(self, read: Sequence[str], order: Sequence[str], beside: bool = False) -> set[str]:
+        """Return the paths that were searched before each file was found, and that name no file."""
+        ours = [raw for raw in read if not self._is_system(raw)]
+        includers = list(dict.fromkeys(os.path.dirname(raw) for raw in ours)) if beside else [""]
+        found = set[str]()
+        for raw in read:
+            for index, folder in enumerate(order):
+                if not raw.startswith(f"{folder}/"):
+                    continue
+                name = raw[len(folder) + 1 :]
+                for earlier in (*includers, *order[:index]):
+                    path = self._path(os.path.join(earlier, name))
+                    if path is not None and path not in found:
+                        self._add_absence(path, found)
+        return found
+
+    def _add_absence(self, path: str, to: set[str]) -> None:
+        if not self.moment.exists(path):
+            to.add(self._missing(path))
+        elif os.path.isdir(path):
+            to.add(path + os.sep)
+
+    def _missing(self, path: str) -> str:
+        """Return the first missing folder on the way to a path that is missing, or the path."""
+        while not self._is_folder(parent := os.path.dirname(path)):
+            path = parent
+        return path
+
+    def _is_folder(self, path: str) -> bool:
+        known = self._parents.get(path)
+        if known is None:
+            known = self.moment.exists(path) or path + os.sep in (GENERATED, os.sep)
+            self._parents[path] = known
+        return known
+
+    def _texts(self, paths: Iterable[str]) -> dict[str, bytes]:
+        return {path: self.moment.text(path) for path in paths}
+
+    def _asked(
+        self, headers: Mapping[str, str], order: Sequence[str], words: Sequence[str]
+    ) -> tuple[dict[str, str], set[str], str | None]:
+        """Return the digests of headers that texts ask for, the absences of others, and why that may not be all."""
+        if any("has_include" in word for word in words):
+            return {}, set(), "a flag has __has_include"
+        asked, doubt = unreported.asked_headers(self._texts(headers))
+        present, absent = dict[str, str](), set[str]()
+        for each in asked:
+            for folder in (each.folder, *order) if each.quoted else order:
+                place = os.path.join(self.folder, folder, each.name)
+                path = self._path(place)
+                if os.path.isfile(place) or (path is not None and path in self.moment.texts):
+                    present |= self._digests([place] if path != each.name else [])
+                    break
+                if path is not None:
+                    self._add_absence(path, absent)
+        return present, absent, doubt
+
+    def _assembly(self, headers: Mapping[str, str]) -> str | None:
+        """Say that a text may have the assembler read a file, where no assembler lists what it reads."""
+        for path, text in self._texts(headers).items():
+            if not self._is_system(path) and unreported.names_assembly(text):
+                return f"{path} may have the assembler read a file, which it does not list"
+        return None
+
+    def _dates(self, headers: Mapping[str, str], words: Sequence[str]) -> str | None:
+        """Say that a text may use a macro of date and time, where compilers give no warning of it."""
+        silent = "-w" in words
+        for path, text in self._texts(headers).items():
+            if (silent or self._is_system(path)) and unreported.names_date(text):
+                return f"{path} has __DATE__, __TIME__ or __TIMESTAMP__"
+        return None
+
+
+def _without_names(assembled: Iterable[str], read: Sequence[str], folder: str) -> list[str]:
+    """Return what an assembler read, without files that only debug information names, as prefix maps change their paths."""
+    return [
+        name
+        for name in assembled
+        if os.path.exists(os.path.join(folder, name))
+        or not any(f"/{path}".endswith(f"/{name}") for path in read)
+    ]
+
+
+def _body(output: str) -> str:
+    """Return a linker's output without its default script."""
+    return re.sub(r"={10,}\n.*?\n={10,}\n", "", output, flags=re.DOTALL)
+
+
+def without_attempts(output: str) -> str:
+    """Return a linker's output without that of --verbose."""
+    lines = _body(output).splitlines(keepends=True)
+    tried = set(re.findall(r"^attempt to open (.+) succeeded$", output, re.MULTILINE))
+    return "".join(
+        line
+        for line in lines
+        if not _OF_LINKER.fullmatch(line.strip()) and line.strip() not in tried
+    )
