@@ -77,6 +77,7 @@ class Case:
         together: whether one process makes all requests, or each has its own process.
         quiet: whether an edit of a file keeps its size and date where it can.
         root: the name of the folder of files.
+        clock: whether the value has the time of the build, so that only a cached answer can be compared.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Case:
     together: bool = False
     quiet: bool = False
     root: str = "project"
+    clock: bool = False
 
 
 @cache

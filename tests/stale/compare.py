@@ -19,7 +19,8 @@ class Compared:
     Attributes:
         case: the case.
         verdict: "same"; "stale": another value; "served": a value where a clean build is an error; "refused": the reverse;
-            "crash": an error that is not opjit's; "bytes": the same value of other bytes; "no build": nothing can be built at all.
+            "crash": an error that is not opjit's; "bytes": the same value of other bytes; "no build": nothing can be built at all;
+            "uncached": the value has the time of each build.
         first, warm, clean: the answers before the edit, and after it with the same cache and with an empty one.
         at: which of the requests differs: "edited", "undone" or "redone".
         hit: whether a second request without an edit was served the file of the first.
@@ -81,6 +82,8 @@ def compare(case: Case, folder: Path) -> Compared:
         if wrong:
             return Compared(case, "served", first, wrong[0], clean)
         return Compared(case, "no build", first, later[0], clean)
+    if case.clock and again.place != first.place:
+        return Compared(case, "uncached", first, again, clean)
     pairs: Sequence[tuple[str, Outcome, Outcome]] = [
         ("again", again, first),
         *zip(("edited", "undone", "redone"), later, (clean, first, clean), strict=True),

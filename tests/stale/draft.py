@@ -29,6 +29,7 @@ class Draft:
         lines: of the source, before its function.
         terms: expressions whose sum is the program's value, each a line or a conditional of lines.
         searched: the directories of headers.
+        clock: whether the program has the time of its build.
         edits: names of edits, and functions that apply them to a copy.
     """
 
@@ -44,6 +45,7 @@ class Draft:
     environment: dict[str, str] = field(default_factory=dict)
     launcher: list[str] = field(default_factory=list)
     folder: str = "."
+    clock: bool = False
     edits: list[tuple[str, Edit]] = field(default_factory=list)
 
     def number(self) -> int:

@@ -38,4 +38,5 @@ def draw(kind: str, seed: int, number: int) -> Case:
         together=rng.random() < 0.5,
         quiet=rng.random() < 0.3,
         root=rng.choice(roots),
+        clock=draft.clock,
     )

@@ -107,6 +107,7 @@ def linker(draft: Draft) -> None:
     draft.writes("an archive becomes a link", place, Link("{here}/kept/libf.a"))
     if how == "thin":
         member = place.replace(".a", ".member.o")
+        draft.files[member] = Made("object", text.format(first))
         draft.writes(
             "a member of a thin archive changes",
             member,

@@ -18,4 +18,5 @@ def cases() -> Iterator[Case]:
         after = edited(before, **row.edit)
         for letter in row.kinds:
             for kind in KINDS[letter]:
-                yield Case(f"{row.section} {row.name}", kind, before, after)
+                clock = row.name in ("__TIME__", "__DATE__")
+                yield Case(f"{row.section} {row.name}", kind, before, after, clock=clock)

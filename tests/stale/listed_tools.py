@@ -152,7 +152,7 @@ def _dates() -> Iterator[Row]:
     start = {"environment": {"SOURCE_DATE_EPOCH": "1"}}
     for macro, place, second in (("__TIME__", 7, "2"), ("__DATE__", 5, "864000")):
         text = f"int value(void) {{ return {macro}[{place}]; }}\n"
-        yield row(8, macro, "blo", text, {"environment": {"SOURCE_DATE_EPOCH": second}}, **start)
+        yield row(8, macro, "bl", text, {"environment": {"SOURCE_DATE_EPOCH": second}}, **start)
     text = '#include "x.h"\nint value(void) { return stamp[18]; }\n'
     first, second_date = (
         Dated("static const char stamp[] = __TIMESTAMP__;\n", 10_000 + n) for n in (1, 2)

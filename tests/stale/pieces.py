@@ -151,7 +151,9 @@ def shell(draft: Draft) -> None:
 
 def dates(draft: Draft) -> None:
     """A date in the program."""
-    macro = draft.rng.choice(["__TIME__", "__DATE__", "__TIMESTAMP__"])
+    macros = ["__TIMESTAMP__"] if draft.kind == "op" else ["__TIME__", "__DATE__", "__TIMESTAMP__"]
+    macro = draft.rng.choice(macros)
+    draft.clock = draft.clock or macro != "__TIMESTAMP__"
     spelling = draft.rng.randrange(4)
     text = macro
     before = ""
