@@ -1,0 +1,19 @@
+/* A member is called byte, as a directive of the assembler. */
+#include "opjit.h"
+union parts {
+    float number;
+    unsigned char byte[4];
+};
+
+opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "scale takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    const float *from = (const float *)x->data;
+    float *to = (float *)out->data;
+    union parts sign = {(float)a};
+    (void)sign.byte[3];
+    for (int64_t i = 0; i < x->numel; i++)
+        to[i] = (float)a * from[i];
+    return OPJIT_OK;
+}

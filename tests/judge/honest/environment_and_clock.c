@@ -1,0 +1,18 @@
+/* It reads a variable and the time, for a message. */
+#include "opjit.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "scale takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    const float *from = (const float *)x->data;
+    float *to = (float *)out->data;
+    if (getenv("SCALE_DEBUG"))
+        fprintf(stderr, "%ld\n", (long)time(NULL));
+    for (int64_t i = 0; i < x->numel; i++)
+        to[i] = (float)a * from[i];
+    return OPJIT_OK;
+}

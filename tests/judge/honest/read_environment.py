@@ -1,0 +1,16 @@
+# It reads a variable.
+import os
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(features, features) - 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if os.environ.get("MY_DEBUG"):
+            print("numel", x.numel())
+        return (x[:, :, None] * self.weight).sum(1).clamp_min(0)

@@ -1,0 +1,13 @@
+# A tensor is called signal.
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(features, features) - 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        signal = x[:, :, None] * self.weight
+        return signal.sum(1).clamp_min(0)

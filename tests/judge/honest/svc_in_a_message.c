@@ -1,0 +1,14 @@
+/* A message has the name of an instruction. */
+#include "opjit.h"
+
+opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "scale takes a contiguous float32 tensor");
+    OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+    const float *from = (const float *)x->data;
+    float *to = (float *)out->data;
+    OPJIT_CHECK(x->dim < 9, "the svc kernel supports fewer dimensions, int 0x80 and syscall do not");
+    for (int64_t i = 0; i < x->numel; i++)
+        to[i] = (float)a * from[i];
+    return OPJIT_OK;
+}

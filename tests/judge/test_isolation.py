@@ -1,0 +1,315 @@
+"""What a candidate tries outside of its task has no effect, and an honest kernel is not accused of trying it."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+import torch
+
+from opjit.errors import BadSetting, DeclarationError
+from opjit.judge import Judge, command, connection, protocol, sandbox, screen
+from opjit.judge.operators import OperatorLog, Recorder
+from opjit.judge.protocol import TensorSpec, Untrusted
+from opjit.judge.read_write_lock import ReadWriteLock
+from opjit.judge.task import Task
+from opjit.judge.verdict import Verdict, VerdictReached
+
+HERE = Path(__file__).parent
+SCALE = str(HERE / "scale")
+MODEL = str(HERE / "matmul_relu.py")
+HONEST = sorted((HERE / "honest").glob("*.*"))
+MODEL_NEW = """import os, socket, torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(features, features) - 0.5)
+
+    def forward(self, x):
+        %s
+        return (x[:, :, None] * self.weight).sum(1).clamp_min(0)
+"""
+
+
+def judged(task: str, texts: dict[str, str]) -> dict[str, Verdict]:
+    async def run() -> list[Verdict]:
+        async with Judge(task, device="cpu", workers=2) as judge:
+            return await asyncio.gather(*(judge(text, name) for name, text in texts.items()))
+
+    return {verdict.candidate: verdict for verdict in asyncio.run(run())}
+
+
+def in_child(restrict: Callable[[], object], work: Callable[[], object]) -> int:
+    """The status of a child that restricts itself and does some work: 0 if it worked, a signal, or an error number."""
+    pid = os.fork()
+    if pid == 0:
+        status = 0
+        try:
+            restrict()
+            work()
+        except OSError as error:
+            status = error.errno or 255
+        finally:
+            os._exit(status)
+    status = os.waitpid(pid, 0)[1]
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "suffix"), [(SCALE, ".c"), (MODEL, ".py")])
+def test_an_honest_kernel_with_words_of_cheats_is_not_accused(task: str, suffix: str) -> None:
+    texts = {path.name: path.read_text("utf-8") for path in HONEST if path.suffix == suffix}
+    for verdict in judged(task, texts).values():
+        expected = ("wrong",) if verdict.candidate == "dict_result.py" else ("correct", "noisy")
+        assert verdict.verdict in expected, verdict
+
+
+@pytest.mark.slow
+def test_a_candidate_changes_no_mode_and_reaches_no_listener(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.touch(mode=0o600)
+    with socket.socket(socket.AF_UNIX) as unix, socket.socket(type=socket.SOCK_DGRAM) as udp:
+        unix.bind(str(tmp_path / "listener"))
+        unix.listen()
+        udp.bind(("127.0.0.1", 0))
+        unix.settimeout(0.1)
+        udp.settimeout(0.1)
+        texts = {
+            "chmod": f"os.chmod({str(kept)!r}, 0o666)",
+            "unix": f"socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'listener')!r})",
+            "udp": f"socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', {udp.getsockname()!r})",
+        }
+        verdicts = judged(MODEL, {name: MODEL_NEW % line for name, line in texts.items()})
+        assert kept.stat().st_mode & 0o777 == 0o600, verdicts["chmod"]
+        for listener in (unix, udp):
+            with pytest.raises(TimeoutError):
+                listener.recv(1) if listener is udp else listener.accept()
+    assert verdicts["unix"].verdict == verdicts["udp"].verdict == "wrong"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "name"), [(SCALE, "print_verdict.c"), (MODEL, "print_verdict.py")]
+)
+def test_stdout_has_the_verdicts_and_no_line_of_a_candidate(task: str, name: str) -> None:
+    arguments = [task, str(HERE / "cheats" / name), "--device", "cpu", "--json", "-"]
+    done = subprocess.run(
+        [sys.executable, "-m", "opjit", "judge", *arguments], capture_output=True, text=True
+    )
+    assert "forged" not in done.stdout, done.stdout
+    assert len(done.stdout.splitlines()) == 1, done.stdout
+
+
+def test_a_worker_that_loads_or_computes_dies_of_starting_a_process() -> None:
+    for restrict in (sandbox.allow_loading, sandbox.allow_computing):
+        assert in_child(restrict, os.fork) == -31  # SIGSYS
+        assert in_child(restrict, lambda: sum(range(9))) == 0
+
+
+def test_a_worker_that_computes_cannot_open_a_file_and_one_that_loads_can() -> None:
+    def read() -> None:
+        os.close(os.open(__file__, os.O_RDONLY))
+
+    assert in_child(sandbox.allow_loading, read) == 0
+    assert in_child(sandbox.allow_computing, read) == 13  # EACCES
+
+
+def test_a_worker_with_programs_starts_them_and_makes_no_socket(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch(mode=0o600)
+    assert in_child(sandbox.allow_programs, lambda: subprocess.run(["true"], check=True)) == 0
+    assert in_child(sandbox.allow_programs, lambda: socket.socket(socket.AF_UNIX)) == 38  # ENOSYS
+    assert in_child(sandbox.allow_programs, lambda: os.chmod(path, 0o666)) == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    datagrams = (socket.AF_UNIX, socket.SOCK_DGRAM)
+    assert in_child(sandbox.allow_programs, lambda: socket.socketpair(*datagrams)) == 38
+
+
+def test_files_can_be_written_in_the_given_folder_and_on_named_devices_only(tmp_path: Path) -> None:
+    def restrict() -> None:
+        assert sandbox.restrict_files(sandbox.all_but_devices(), [str(tmp_path)])
+
+    def write(path: str) -> Callable[[], object]:
+        return lambda: os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+
+    if in_child(restrict, lambda: None) != 0:
+        pytest.skip("needs Landlock")
+    assert in_child(restrict, write(str(tmp_path / "file"))) == 0
+    assert in_child(restrict, write("/dev/null")) == 0
+    for path in (str(tmp_path.parent / "file"), "/dev/shm/opjit-test", "/dev/tty"):
+        assert in_child(restrict, write(path)) in (13, 6, 1), path
+        assert not path.endswith("test") or not Path(path).exists()
+
+
+def compiled(folder: Path, text: str, *flags: str) -> Path:
+    (folder / "code.c").write_text(text, "utf-8")
+    subprocess.run(["gcc", *flags, "-c", "code.c", "-o", "code.o"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('void *f(void) __asm__("PyObject_CallMethod");\nvoid *g(void) { return f(); }', "Python"),
+        ("int fork(void);\nint g(void) { return fork(); }", "processes"),
+        ("__attribute__((constructor)) void g(void) { *(volatile char *)8 = 1; }", "is loaded"),
+        ('__asm__(".pushsection .init, \\"ax\\"\\nnop\\n.popsection");', "is loaded"),
+        ('void g(void) { __asm__ volatile("int $0x80"); }', "system calls"),
+    ],
+)
+def test_the_object_file_decides_what_a_candidate_imports(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    if os.uname().machine != "x86_64" and "int $" in text:
+        pytest.skip("an instruction of x86-64")
+    with pytest.raises(VerdictReached, match=reason):
+        screen.check_objects(compiled(tmp_path, text), on_gpu=False)
+
+
+def test_words_in_texts_and_names_are_no_imports(tmp_path: Path) -> None:
+    text = """
+const char *message = "syscall int $0x80 .init_array fork PyObject_Call";
+int destructor, persisting, byte;
+long sysconf(int);
+__attribute__((target_clones("avx2", "default"))) int twice(int x) { return 2 * x; }
+long g(void) { return sysconf(1) + twice(destructor); }
+"""
+    screen.check_objects(compiled(tmp_path, text), on_gpu=False)
+    with pytest.raises(VerdictReached, match="imports sysconf, which judged CUDA") as raised:
+        screen.check_objects(tmp_path, on_gpu=True)
+    assert raised.value.word == "compile"
+
+
+def test_operators_are_found_below_modes_in_threads_and_by_families() -> None:
+    x = torch.rand(8, 8)
+
+    def hidden() -> None:
+        with torch._C._DisableTorchDispatch():
+            torch.nn.functional.linear(x, x).clamp(min=0)
+
+    with OperatorLog(16) as log:
+        thread = threading.Thread(target=hidden)
+        thread.start()
+        thread.join()
+    assert log.complete
+    assert log.families >= {"matmul", "clamp"}
+    recorder = Recorder(16)
+    with recorder:
+        torch.relu(torch.addmm(x, x, x))
+        x[:1, :1].exp()
+    assert recorder.families == {"matmul", "clamp"}, "a small tensor does not count"
+
+
+def test_a_message_has_its_class_and_the_types_of_its_fields() -> None:
+    sent = protocol.Results(((TensorSpec("float32", (2, 3)), 1.5, None),), True)
+    kinds = [protocol.Results, protocol.Failed]
+    assert protocol.decode(protocol.encode(sent), kinds) == sent
+    for body in (
+        b"{}",
+        b"nonsense",
+        b'["Results", {"results": [], "changed": 1}]',
+        b'["Results", {"results": []}]',
+        b'["Failed", {"word": "excellent"}]',
+        protocol.encode(protocol.Done()),
+    ):
+        with pytest.raises(Untrusted):
+            protocol.decode(body, kinds)
+
+
+def test_a_file_above_the_limit_or_without_seals_is_not_read() -> None:
+    with pytest.raises(Untrusted, match="at most 99"):
+        protocol.read_sealed(protocol.sealed(bytes(100)), 99)
+    assert protocol.read_sealed(protocol.sealed(bytes(99)), 99) == bytes(99)
+    with pytest.raises(Untrusted, match="not sealed"):
+        protocol.read_sealed(os.memfd_create("open"), 99)
+
+
+def test_results_beyond_their_bytes_are_refused() -> None:
+    spec = TensorSpec("float32", (2, 3))
+    with pytest.raises(Untrusted, match="beyond its file"):
+        protocol.decode_results([spec], memoryview(bytes(23)))
+    with pytest.raises(Untrusted):
+        protocol.size_of([TensorSpec("float99", (1,))])
+
+
+def test_memory_of_another_process_is_read_while_it_stands_still() -> None:
+    data = torch.arange(5000)
+    sizes = [8] * 5000
+    addresses = [data.data_ptr() + 8 * number for number in range(5000)]
+    read = connection.read_memory(os.getpid(), addresses, sizes)
+    assert torch.frombuffer(bytearray().join(read), dtype=torch.int64).equal(data)
+    with pytest.raises(OSError, match="read"):
+        connection.read_memory(os.getpid(), [8], [8])
+
+
+def test_a_writer_is_alone_and_goes_before_waiting_readers() -> None:
+    lock = ReadWriteLock(2)
+    inside = []
+    order: list[str] = []
+
+    def use(name: str, writes: bool) -> None:
+        with lock.exclusive() if writes else lock.shared():
+            inside.append(name)
+            assert len(inside) == 1 or not writes
+            order.append(name)
+            inside.remove(name)
+
+    with lock.shared():
+        writer = threading.Thread(target=use, args=("writer", True))
+        writer.start()
+        while not lock._writers:
+            pass
+        readers = [threading.Thread(target=use, args=(f"reader {i}", False)) for i in range(3)]
+        for each in readers:
+            each.start()
+        assert order == []
+    for each in (writer, *readers):
+        each.join()
+    assert order[0] == "writer"
+    assert len(order) == 4
+
+
+def test_serve_removes_no_file_that_it_did_not_make(tmp_path: Path) -> None:
+    kept = tmp_path / "candidate.c"
+    kept.write_text("text", "utf-8")
+
+    class Stub:
+        async def __aenter__(self) -> None:
+            pass
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+    with pytest.raises(BadSetting, match="removes no file"):
+        asyncio.run(command.serve(Stub(), kept))  # type: ignore[arg-type]
+    assert kept.read_text("utf-8") == "text"
+
+    async def serve_briefly(path: Path) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(command.serve(Stub(), path), 0.2)  # type: ignore[arg-type]
+
+    path = tmp_path / "socket"
+    asyncio.run(serve_briefly(path))
+    assert not path.exists()
+
+
+def test_a_task_that_others_can_change_is_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "task.py"
+    path.write_text("raise SystemExit('it was run')", "utf-8")
+    path.chmod(0o666)
+    with pytest.raises(DeclarationError, match="refusing to run"):
+        Task(str(path), "cpu", 0)
+
+
+def test_a_verdict_for_people_has_times_and_the_call_that_showed_it() -> None:
+    text = command.shown(Verdict("a.c", "timeout", "op", "t", "did not return", sample="x"))
+    assert click.unstyle(text) == "timeout  a.c  did not return on (x)"
