@@ -1,5 +1,7 @@
-"""A judge for programs that write kernels: each candidate compiled, checked and timed apart from the judge. The page beside this file says
-what it holds against."""
+"""Judge candidates of programs that write kernels: compile, check and time each apart from the judge.
+
+README.md lists the attacks that it resists.
+"""
 
 from opjit.judge.scheduler import Judge
 from opjit.judge.verdict import Verdict, schema

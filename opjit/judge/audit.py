@@ -1,4 +1,4 @@
-"""Python's audit events: evidence of what a candidate tried. No Python code can remove a hook."""
+"""Python's audit events: evidence of a candidate's attempts. No Python code can remove a hook."""
 
 import sys
 import types
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from opjit.judge.verdict import VerdictReached
 
-_SEARCHES = "searches the process for values that are not its own"
+_SEARCHES = "searches the process for values of other modules"
 _WATCHES = "watches the code that measures it"
 _REFUSED = {
     "sys._getframe": _SEARCHES,

@@ -106,7 +106,7 @@ class Bench:
         return protocol.CompiledKernel(compiled.registers, compiled.spills)
 
     def _check(self, seed: int) -> protocol.Checked:
-        """Make each hidden call twice and compare the results; then prepare the timed calls."""
+        """Make each hidden call twice and compare the results, then prepare the timed calls."""
         batches = [self._call_twice(sample) for sample in self.task.hidden(seed)]
         differences = []
         for batch in batches:
@@ -152,10 +152,10 @@ class Bench:
         return protocol.Compared(error)
 
     def _call_twice(self, sample: Sample) -> _Batch | None:
-        """Call with a sample's tensors in other memory; None if the reference refuses the sample.
+        """Call with a sample's tensors in other memory. Returns None if the reference refuses the sample.
 
-        The results' dtypes and shapes come from other values, so that the device's memory has no
-        expected result.
+        The results' dtypes and shapes come from other values, so that the device's memory never
+        holds an expected result.
         """
         try:
             spec = protocol.specs(self.task.results(sample.map(torch.zeros_like)))
@@ -191,7 +191,7 @@ class Bench:
         return found
 
     def _compared(self, comparisons: list[_BatchComparison]) -> float:
-        """Compare inputs, results and guards with what they must be.
+        """Compare inputs, results and guards with the expected ones.
 
         Returns the largest difference. Raises VerdictReached.
         """
@@ -213,7 +213,7 @@ class Bench:
         return float(torch.stack(errors).max())
 
     def _out_of_bounds_write(self, comparison: _BatchComparison) -> torch.Tensor:
-        """Return whether calls wrote to their inputs, or beside their results."""
+        """Return whether calls wrote to their inputs, or outside their results."""
         batch = comparison.batch
         found = [batch.results.overrun()]
         if not self.task.mutates:
@@ -240,7 +240,7 @@ class Bench:
                     raise VerdictReached(*found, reusable=not wrote_outside, **facts)
                 if wrote_outside:
                     raise VerdictReached(
-                        "wrong", "writes to its inputs, or beside its results", **facts
+                        "wrong", "writes to its inputs, or outside its results", **facts
                     )
 
 
@@ -250,7 +250,7 @@ def _seconds_of_call(burst: Burst) -> float:
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape as one tensor; for others a NaN, which equals nothing."""
+    """Return tensors of one shape as one tensor, or a NaN if their shapes differ."""
     if all(each.shape == tensors[0].shape for each in tensors):
         return torch.stack(list(tensors))
     return torch.full((1,), float("nan"), device=tensors[0].device)

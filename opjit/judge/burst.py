@@ -1,4 +1,4 @@
-"""Batches of prepared calls, whose results are kept for comparison."""
+"""Batches of prepared calls, with results that are kept for comparison."""
 
 import gc
 import time
@@ -16,7 +16,7 @@ from opjit.testing.samples import storage_bytes
 
 
 class Burst:
-    """A batch of prepared calls; their results are kept for comparison.
+    """A batch of prepared calls with their results, which are kept for comparison.
 
     On CUDA the calls are one graph if they can be captured: its replay costs the device's time and
     not the host's.
@@ -40,7 +40,7 @@ class Burst:
         self.device = device
         self.results: list[Any] = []
         self.copies: list[torch.Tensor] = []
-        self.kept: list[Any] = []  # tensors whose addresses were given away
+        self.kept: list[Any] = []  # tensors with addresses that the judge has
         self._copies: list[torch.Tensor] = []
         self._spec = results
         self._graph = self._captured() if device == "cuda" else None

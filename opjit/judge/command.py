@@ -92,7 +92,7 @@ def _bind(path: Path) -> socket.socket:
         reason = error.strerror
         if path.exists():
             reason = "it exists, and opjit removes no file that it did not make"
-        raise BadSetting(f"--serve {path}: {reason}; remove it, or name another path") from None
+        raise BadSetting(f"--serve {path}: {reason}. Remove it, or name another path") from None
     finally:
         os.umask(before)
     return listener

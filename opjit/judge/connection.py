@@ -113,7 +113,7 @@ class WorkerConnection:
         return answer, data
 
     def freeze(self, asked: Run | Probe, seconds: float) -> Frozen:
-        """Let the worker make its calls, and wait until it stands still: no later work counts.
+        """Let the worker make its calls, and wait until it has stopped, so that later work does not count.
 
         Raises VerdictReached as `ask` does.
         """

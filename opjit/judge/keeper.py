@@ -19,7 +19,7 @@ from opjit.judge.verdict import VerdictReached, Word
 from opjit.judge.worker import CandidateWorker
 from opjit.testing.isolation import Child, end_with_parent
 
-_PROCESSES = 256  # and threads, that a candidate may have; compilers need a dozen
+_PROCESSES = 256  # and threads that a candidate may have. Compilers need a dozen
 
 
 def keep(leash: Channel, requests: Channel, folder: Path, asked: Fork) -> NoReturn:
@@ -135,7 +135,7 @@ def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
             asked, descriptors = requests.receive(kinds)
             data: bytearray | None = None
             try:
-                # The judge decides what it sends, so there is no limit.
+                # The judge is trusted, so its messages have no limit.
                 given = [protocol.read_sealed(each, 1 << 40) for each in descriptors]
                 answer, data = worker.answer(asked, given)
             except Exception as error:

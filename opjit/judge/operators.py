@@ -1,4 +1,4 @@
-"""The operators of torch that run in a block, to find candidates that call the reference's own.
+"""The operators of torch that run in a block, to find candidates that call the reference's.
 
 Operators that compute the same, such as linear and addmm, are one family.
 """
@@ -38,11 +38,11 @@ _FAMILIES = {
     "variance": "var std var_mean std_mean",
 }
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
-_PROBE = (3, 5, 7)  # the shape of a tensor that only the log's own operator has
+_PROBE = (3, 5, 7)  # the shape of a tensor that only the log uses
 
 
 def _family(name: str) -> str | None:
-    """Return the family of an operator that computes, by its full name; None for another one."""
+    """Return the family of an operator by its full name, or None if it computes nothing."""
     namespace, _, plain = name.partition("::")
     if namespace != "aten" or plain in _FREE:
         return None

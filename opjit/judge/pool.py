@@ -31,7 +31,7 @@ _AHEAD = 2  # workers that wait for a candidate. With eight, one verdict on an H
 
 
 class TimedBurst(NamedTuple):
-    """Calls to time: with the reference's results, as a file for workers, and as the reference's own calls."""
+    """Calls to time: with the reference's results, as a file for workers, and as calls of the reference."""
 
     calls: list[Expected]
     arguments: int  # a descriptor
@@ -39,7 +39,7 @@ class TimedBurst(NamedTuple):
 
 
 class WorkerPool:
-    """Forks workers for a task; see `Judge` for the arguments.
+    """Forks workers for a task. `Judge` explains the arguments.
 
     Attributes:
         device_lock: shared by trials that use the device, exclusive while one is timed.
@@ -73,7 +73,7 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start the process that forks workers, and prepare the task. Raises the errors of `Task`."""
-        self._scratch = Path(tempfile.mkdtemp(prefix="opjit-judge-"))
+        self.scratch = Path(tempfile.mkdtemp(prefix="opjit-judge-"))
         self._start_zygote()
         try:
             import_all()
@@ -96,7 +96,7 @@ class WorkerPool:
         if self._gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._gpus))
         end = self._for_zygote.end
-        arguments = [str(end.fileno()), str(self._scratch)]
+        arguments = [str(end.fileno()), str(self.scratch)]
         self.zygote = subprocess.Popen(
             [sys.executable, "-m", "opjit.judge.zygote", *arguments],
             pass_fds=[end.fileno()],
@@ -108,7 +108,7 @@ class WorkerPool:
         end.close()
 
     def _compile_binding(self) -> None:
-        """Compile the binding of C++ extensions for all workers, whose caches lie above this one."""
+        """Compile the binding of C++ extensions for all workers."""
         store = Store(default_root())
         compiler = toolchain.find_cxx(store.notes)
         if compiler is not None:
@@ -122,8 +122,8 @@ class WorkerPool:
                 each.end.shutdown(2)  # which also wakes threads that wait for an answer
             each.end.close()
         self.zygote.wait()
-        if self._scratch.exists():
-            files.remove_tree(self._scratch)
+        if self.scratch.exists():
+            files.remove_tree(self.scratch)
 
     @cached_property
     def bursts(self) -> list[TimedBurst]:

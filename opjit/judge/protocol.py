@@ -1,6 +1,6 @@
-"""The protocol between the judge and its workers: typed messages, and files of memory beside them.
+"""The protocol between the judge and its workers: typed messages, and files of memory that come with them.
 
-A worker gets tensors in torch's own files. The judge unpickles nothing that a worker sent: it reads
+A worker gets tensors in torch's file format. The judge unpickles nothing that a worker sent: it reads
 bytes from files that nobody can write to any more, and the dtypes and shapes in the message.
 """
 
@@ -23,7 +23,7 @@ import torch
 from opjit.declare.sample import tensors_of
 from opjit.judge.verdict import Word
 
-_INLINE = 60_000  # bytes of a message; longer ones go into a file of memory
+_INLINE = 60_000  # bytes of a message. Longer messages go into a file of memory
 MESSAGE_LIMIT = 4 << 20  # bytes of a message, and of what may come with it beyond the results
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 DTYPES = {
@@ -51,17 +51,17 @@ class TensorSpec:
 Described = TensorSpec | bool | int | float | str | None
 
 
-# What the judge asks a worker for a candidate with host code.
+# Requests to the worker of a candidate with host code.
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Answer Ran with the address of eight bytes, and stop, as after Run."""
+    """Answer Ran with the address of eight bytes, and stop."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """Build an op's library; nothing of it runs."""
+    """Build an op's library without running any of it."""
 
     text: str
     name: str
@@ -79,7 +79,7 @@ class Load:
 
 @dataclass(frozen=True)
 class LoadModel:
-    """Give up rights, run a Python file, and make its ModelNew with the arguments beside the message."""
+    """Give up rights, run a Python file, and make its ModelNew with the attached arguments."""
 
     text: str
     seed: int
@@ -87,7 +87,7 @@ class LoadModel:
 
 @dataclass(frozen=True)
 class CallTwice:
-    """Call twice with the arguments beside the message. `log`: report torch's operators that run."""
+    """Call twice with the attached arguments. `log`: report torch's operators that run."""
 
     limit: int  # bytes of all results
     log: bool
@@ -95,7 +95,7 @@ class CallTwice:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Make a burst of the first calls whose arguments are beside the message."""
+    """Make a burst of the first calls that are attached."""
 
     results: tuple[TensorSpec, ...]  # of each call
     count: int
@@ -115,12 +115,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Describe:
-    """Describe the results of the burst; copied ones are sent."""
+    """Describe the results of the burst, and send them if they were copied."""
 
     limit: int  # bytes of all results
 
 
-# What the judge asks a bench, which judges kernels without host code.
+# Requests to a bench, which judges kernels without host code.
 
 
 @dataclass(frozen=True)
@@ -187,17 +187,17 @@ class LoadedCandidate:
 
 @dataclass(frozen=True)
 class Called:
-    """Results of two calls, one after another in the file beside the message."""
+    """Results of two calls, one after another in the attached file."""
 
     results: tuple[tuple[Described, ...], ...]
     changed: bool  # inputs
     operators: tuple[str, ...]  # of torch, that ran
-    evidence: str  # of what no kernel does
+    evidence: str  # of a cheat, or an empty text
 
 
 @dataclass(frozen=True)
 class Ran:
-    """The addresses of each call's results; 0 stands for a result that is no tensor."""
+    """The addresses of each call's results, with 0 for a result that is not a tensor."""
 
     addresses: tuple[tuple[int, ...], ...]
 
@@ -252,7 +252,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Fork:
-    """Fork a keeper and its worker; the ends of their sockets are beside the message."""
+    """Fork a keeper and its worker. The ends of their sockets are attached."""
 
     device: str
     bench: bool
@@ -289,7 +289,7 @@ M = TypeVar("M")
 
 
 def decode(body: bytes | bytearray, kinds: Sequence[type[M]]) -> M:
-    """Return the message of one of these classes. Raises Untrusted if it is none, or if a field has another type."""
+    """Return the message of one of these classes. Raises Untrusted for another class, or if a field has another type."""
     try:
         name, content = json.loads(body)
         for kind in kinds:
@@ -445,7 +445,7 @@ def describe(result: Any) -> Described:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the CPU whose elements follow each other."""
+    """Return a contiguous tensor on the CPU."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 

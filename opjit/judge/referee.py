@@ -15,7 +15,7 @@ _LOW = (
 
 
 def max_error(got: Iterable[Any], expected: Iterable[Any]) -> float:
-    """Return the largest absolute difference of any two elements; 0 for results without numbers."""
+    """Return the largest absolute difference of any two elements, or 0 without numbers."""
     largest = 0.0
     for one, other in zip(got, expected, strict=False):
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
@@ -24,7 +24,7 @@ def max_error(got: Iterable[Any], expected: Iterable[Any]) -> float:
 
 
 def max_difference(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the largest difference of two tensors, as a tensor of float64; 0 if their shapes differ."""
+    """Return the largest difference of two tensors, as a tensor of float64, or 0 if their shapes differ."""
     if got.shape != expected.shape or not got.numel():
         return torch.zeros((), dtype=torch.float64, device=got.device)
     kind = torch.complex128 if got.is_complex() or expected.is_complex() else torch.float64
@@ -45,9 +45,9 @@ def compare(
         return None
     except AssertionError as error:
         difference = str(error)
-    except (TypeError, ValueError):  # results that torch's comparison does not know, such as a dict
+    except (TypeError, ValueError):  # torch cannot compare such results, for example a dict
         kinds = ", ".join(type(each).__name__ for each in call.results)
-        return "wrong", f"expected {kinds}; got {', '.join(map(str, got))[:200]}"
+        return "wrong", f"expected {kinds}, got {', '.join(map(str, got))[:200]}"
 
     for one, other in zip(got, call.results, strict=False):
         if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
@@ -106,7 +106,7 @@ def _explain_difference(
 
 
 def _has_unwritten_memory(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether a quarter of the bytes are those with which new memory is filled."""
+    """Return whether a quarter of the bytes have the values with which new memory is filled."""
     fillings = [0xFE]
     if not got.is_floating_point() or not torch.equal(got.isnan(), expected.isnan()):
         fillings.append(0xFF)  # NaN

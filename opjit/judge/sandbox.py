@@ -23,7 +23,7 @@ _SECCOMP_SET_MODE_FILTER = 1
 _ALL_THREADS = 1  # SECCOMP_FILTER_FLAG_TSYNC
 _ALLOW = 0x7FFF0000
 _KILL = 0x80000000
-_FAIL = 0x00050000  # plus an error number; number 0 skips the call, which seems to succeed
+_FAIL = 0x00050000  # plus an error number. Number 0 skips the call, which seems to succeed
 
 # Instructions of BPF.
 _LOAD = 0x20
@@ -294,7 +294,7 @@ def few_processes(group: Path, limit: int) -> None:
 
 
 def limit(memory: int) -> None:
-    """Limit this process's memory and files; when memory is short, the system kills it first."""
+    """Limit this process's memory and files, and make the system kill it first when memory is short."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, memory)
     limit_files(1 << 30)
@@ -303,7 +303,7 @@ def limit(memory: int) -> None:
 
 
 def limit_files(size: int) -> None:
-    """Limit the bytes of each file that this process writes, also of files in memory."""
+    """Limit the bytes of each file that this process writes, including files in memory."""
     _limit(resource.RLIMIT_FSIZE, size)
 
 

@@ -81,7 +81,7 @@ class Judge:
         self._threads.shutdown(cancel_futures=True)
 
     def judge(self, text: str, name: str = "candidate") -> Verdict:
-        """Judge a candidate in this thread; see `__call__`."""
+        """Judge a candidate in this thread, as `__call__` does."""
         digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
         known = self._known.get(digest)
         if known is not None:

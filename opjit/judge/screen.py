@@ -40,7 +40,7 @@ _REFUSED = {
     "changes or reads memory": r"mprotect|ptrace|process_vm_\w+|shm\w+|memfd_create|pkey_\w+",
     "uses files": r"(?:f|fd|fre)?open(?:at)?(?:64)?|creat(?:64)?|unlink\w*|rename\w*|remove|mkdir|f?truncate(?:64)?",
     "uses sockets": r"socket\w*|connect|send(?:to|msg|mmsg)?|recv(?:from|msg|mmsg)?",
-    "takes control by signals, jumps or exits": r"_*sig(?:action|nal|setjmp|longjmp|procmask|queue|altstack)|raise|kill"
+    "controls the process by signals, jumps or exits": r"_*sig(?:action|nal|setjmp|longjmp|procmask|queue|altstack)|raise|kill"
     r"|_*setjmp|_*longjmp\w*|atexit|on_exit|__cxa_atexit",
     "ends the process, or starts programs": r"_?exit|_Exit|quick_exit|exec[lv]\w*|system|popen",
     "changes the environment": r"setenv|unsetenv|putenv|clearenv",
@@ -58,7 +58,7 @@ _SYSTEM_CALL = re.compile(r"\t(syscall|sysenter|int\s+\$0x80|svc\s.*)")
 
 
 def check_objects(work: Path, on_gpu: bool) -> None:
-    """Check the object files of a build's folder; nothing of them runs. Raises VerdictReached."""
+    """Check the object files of a build's folder without running them. Raises VerdictReached."""
     for path in _objects(work):
         by_nvcc = path.name.endswith(".cuda.o")
         table = run_tool(["readelf", "--wide", "--syms", "--section-headers", str(path)], work)
@@ -82,7 +82,7 @@ def _check_instructions(path: Path, work: Path) -> None:
 
 
 def _objects(work: Path) -> Iterator[Path]:
-    """The object files of a build, without those of opjit: its runtime, and the registration of CUDA code."""
+    """The candidate's object files, without opjit's runtime and the registration of CUDA code."""
     for folder, _, names in os.walk(work):  # which does not follow the link to the runtime
         for name in sorted(names):
             if name.endswith(".o") and not name.endswith("_fatbin.o"):

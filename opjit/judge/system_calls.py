@@ -1,4 +1,4 @@
-"""Numbers of Linux's system calls on x86-64 and on arm64, by purpose; a dash stands for a call that arm64 lacks.
+"""Numbers of Linux's system calls on x86-64 and on arm64, by purpose. A dash means that arm64 lacks the call.
 
 They are from asm/unistd_64.h and asm-generic/unistd.h of Linux 6.12. sandbox.py turns them into filters.
 """
@@ -57,7 +57,7 @@ timerfd_gettime 287 87, timerfd_settime 286 86, truncate 76 45, umask 95 166, un
 unlinkat 263 35, vfork 58 -, vmsplice 278 75, wait4 61 260, waitid 247 95
 """
 
-# Calls that change a file's mode, owner, times or attributes. Landlock does not know them.
+# Calls that change a file's mode, owner, times or attributes. Landlock cannot refuse them.
 IGNORED = """
 chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55,
 lchown 94 -, fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88,
@@ -65,7 +65,7 @@ setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexat
 fremovexattr 199 16
 """
 
-# Calls that depend on an argument; see sandbox.py.
+# Calls that sandbox.py allows for some arguments.
 CONDITIONAL = """
 mmap 9 222, mprotect 10 226, tgkill 234 131, rt_sigaction 13 134, fcntl 72 25, clone 56 220,
 socketpair 53 199, prlimit64 302 261,

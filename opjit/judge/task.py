@@ -32,7 +32,7 @@ _TIMED = (
 _POOL = 192 << 20  # bytes of all timed calls
 _BURST = 0.01  # seconds
 _MOST_CALLS = 128  # of a burst
-_ALIGNMENT = 512  # bytes, as torch's allocator gives
+_ALIGNMENT = 512  # bytes, like torch's allocator
 _CALLS_OF_MODEL = 5
 _SIZES = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 100)
 
@@ -75,7 +75,7 @@ class Task:
 
     Raises:
         DeclarationError: there is no reference or sample, or another user can change the files.
-        UnknownOp: there is no such op.
+        UnknownOp: the op does not exist.
         BadSetting: `op` does not name one of several.
     """
 
@@ -117,7 +117,7 @@ class Task:
 
     @cached_property
     def samples(self) -> list[Expected]:
-        """The hidden calls, with results on the CPU; the largest first, as they show best what is wrong."""
+        """The hidden calls with results on the CPU, the largest first, because they show mistakes best."""
         return sorted(self._expected(), key=lambda call: -call.sample.numel)
 
     @cached_property
@@ -219,7 +219,7 @@ class Task:
 
 
 def _one_of_each_kind_first(samples: Sequence[Sample]) -> list[int]:
-    """Return the numbers of samples, the last of each kind before all others."""
+    """Return the numbers of samples, with the last of each kind first."""
     last_of_kind = {each.kind: number for number, each in enumerate(samples)}
     return sorted(range(len(samples)), key=lambda number: number not in last_of_kind.values())
 
@@ -243,7 +243,7 @@ def tolerances(sample: Sample, results: Sequence[Any]) -> list[Tolerance]:
 def _perturbed(sample: Sample, generator: torch.Generator, count: int = 1) -> list[Sample]:
     """Return the same call with other numbers, so many times.
 
-    Floats become a little larger or smaller; without floats, integers get another order. Copies of
+    Floats become a little larger or smaller. If there are none, integers get another order. Copies of
     a tensor share a storage, so that drawing them costs few calls of torch.
     """
     has_floats = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())

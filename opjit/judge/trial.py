@@ -25,8 +25,8 @@ _BURSTS = 5  # that are timed, unless they differ
 _STEADY = 0.1  # no more bursts are needed below this spread
 _NOISY = 0.3  # a median with a larger spread means nothing
 _BUILD = 300.0  # seconds for all compilers of a candidate
-_SLOW_BURST = 1.0  # seconds; a slow candidate makes fewer calls
-_SHORTEST_LIMIT = 1.0  # seconds of a burst that others wait for
+_SLOW_BURST = 1.0  # seconds. A slow candidate makes fewer calls
+_SHORTEST_LIMIT = 1.0  # seconds of a burst
 _FILES = 256 << 20  # bytes of a file that a library may write, such as stderr
 _SLACK = (
     1 << 20
@@ -185,7 +185,7 @@ class Trial:
             self._compare(protocol.decode_results(described, data), call, self.task.samples)
 
         if answer.changed:
-            raise VerdictReached("wrong", "writes to its inputs, or beside its results")
+            raise VerdictReached("wrong", "writes to its inputs, or outside its results")
         if answer.evidence:
             raise VerdictReached("cheat", answer.evidence)
         if self.task.operators and self.task.operators <= {*answer.operators}:
@@ -220,7 +220,9 @@ class Trial:
                 self.worker.ask(
                     preparing, protocol.Done, burst.arguments, seconds=2 * self.pool.seconds
                 )
-            with self.pool.device_lock.exclusive():  # as short as possible, because others wait
+            with (
+                self.pool.device_lock.exclusive()
+            ):  # as short as possible, because other trials wait
                 with torch.inference_mode():
                     burst.reference.arm()
                     references.append(burst.reference.run() / len(burst.calls))
@@ -248,7 +250,7 @@ class Trial:
         addresses = [each for row in frozen.addresses for each in row if each]
         sizes = [each.nbytes for each in expected if each.nbytes]
         try:
-            if len(addresses) != len(sizes):  # the description tells the difference
+            if len(addresses) != len(sizes):  # the description shows the difference
                 return bytearray()
             return bytearray().join(read_memory(frozen.pid, addresses, sizes))
         except OSError as error:
@@ -259,7 +261,7 @@ class Trial:
     def _compare_burst(
         self, calls: list[Expected], spec: tuple[TensorSpec, ...], data: bytearray | None
     ) -> None:
-        """Compare all results of a burst: those that were read, or copies that the worker sends."""
+        """Compare all results of a burst, which were read or are sent by the worker."""
         limit = 4 * len(calls) * protocol.size_of(spec) + _SLACK
         answer, files = self.worker.ask(
             protocol.Describe(limit),
@@ -276,18 +278,18 @@ class Trial:
             if got != spec:
                 shown = ", ".join(map(str, got))
                 wanted = ", ".join(map(str, spec))
-                raise VerdictReached("wrong", f"returns {shown}; expected {wanted}")
+                raise VerdictReached("wrong", f"expected {wanted}, got {shown}")
             end = start + protocol.size_of(spec)
             results = protocol.decode_results(described, view[start:end])
             self._compare(results, call, [*calls, self.pool.timed_call])
             start = end
         if answer.changed:
             raise VerdictReached(
-                "wrong", "writes to the inputs of timed calls, or beside its results"
+                "wrong", "writes to the inputs of timed calls, or outside its results"
             )
 
     def _rated(self, times: Sequence[float], references: Sequence[float]) -> tuple[Word, str]:
-        """Return the verdict on a candidate whose results are right, by the seconds of a call in each burst."""
+        """Return the verdict on a correct candidate by the seconds of a call in each burst."""
         device = self.pool.device
         timed = self.task.timed
         median, spread = median_and_spread(times[1:])  # the first warms up
@@ -302,7 +304,7 @@ class Trial:
         may_be_cached = machine.cache_bytes(device) // timed.calls  # bytes of each call
         least = machine.bound(device, max(0, timed.bytes - may_be_cached), timed.flops, 1)
         if least is not None and least > median:
-            return "cheat", "takes less time than the device needs for its bytes"
+            return "cheat", "is faster than the device can move its bytes"
         if spread > _NOISY:
-            return "noisy", "right; its timings vary too much to say how fast it is"
+            return "noisy", "right, but its timings vary too much"
         return "correct", "nondeterministic" if self.facts["nondeterministic"] else ""

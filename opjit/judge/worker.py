@@ -36,7 +36,9 @@ from opjit.wanted import describe as describe_recipe
 _M_PERTURB = -6
 _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
-_NAMESPACE = "candidate"  # of ops whose entries in the cache passed the check of their object files
+_NAMESPACE = (
+    "candidate"  # of ops: all of its entries in the cache passed the check of their object files
+)
 _REPLACEABLE = (
     *("time", "torch", "torch.cuda", "torch.testing", "torch.nn.functional", "builtins", "os"),
     *("json", "socket", "opjit.judge.protocol", "opjit.judge.burst", "opjit.judge.operators"),
@@ -45,7 +47,7 @@ _REPLACEABLE = (
 
 def import_all() -> None:
     """Import what workers need, once for all of them."""
-    # A process that asks CUDA itself cannot fork workers that use it.
+    # A process that initializes CUDA cannot fork workers that use it.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     api.declare_all()
     request.import_builder()
@@ -56,7 +58,7 @@ def import_all() -> None:
 
 
 class CandidateBinary(OpBinary):
-    """A candidate's library. Only one whose object files pass the check is stored."""
+    """A candidate's library. It is stored only if its object files pass the check."""
 
     def in_store(self) -> "CandidateBinary":
         return self._replace(must_store=True)
@@ -95,7 +97,7 @@ class CandidateWorker:
     def answer(
         self, asked: protocol.Request, data: list[bytearray]
     ) -> tuple[Any, bytearray | None]:
-        """Carry out a request. Returns the answer and bytes to send beside it."""
+        """Carry out a request. Returns the answer and bytes to send with it."""
         match asked:
             case protocol.Build():
                 return self._build(asked), None
@@ -249,7 +251,7 @@ class CandidateWorker:
             module = str(getattr(now.get(name), "__module__", ""))
             if now.get(name) is not value and not module.startswith("torch"):
                 replaced.append(name)
-        return f"replaces functions of others: {', '.join(replaced[:3])}" if replaced else ""
+        return f"replaces functions of other modules: {', '.join(replaced[:3])}" if replaced else ""
 
     def _prepare(self, asked: protocol.Prepare, data: bytearray) -> protocol.Done:
         _fill_memory(False)
@@ -261,7 +263,7 @@ class CandidateWorker:
         return protocol.Done()
 
     def _run(self, asked: protocol.Run) -> Ran:
-        """Make the calls. What the judge reads must be there before the answer."""
+        """Make the calls, and give the addresses or copies of their results."""
         with torch.inference_mode():
             self.burst.run()
             if not asked.freeze:
@@ -281,7 +283,7 @@ class CandidateWorker:
         return tuple(0 if each is None else each.data_ptr() for each in plain)
 
     def _describe(self, asked: protocol.Describe) -> tuple[Results, bytearray]:
-        """Describe the results of all calls; they are sent if they were copied."""
+        """Describe the results of all calls, and send their copies."""
         data = bytearray()
         results = [*map(self._effects, self.burst.results, self.burst.inputs)]
         self._limit([each for row in results for each in row], asked.limit)

@@ -1,4 +1,4 @@
-"""The process that forks the judge's workers. It has imported torch and builders, and knows neither the task nor any result.
+"""The process that forks the judge's workers. It has imported torch and builders, and never gets the task or a result.
 
 judge ──control──  zygote ──fork── keeper ──fork── worker     runs one candidate, see worker.py
   └──────────────── leash ───────────┘               │
@@ -20,9 +20,9 @@ from opjit.judge.protocol import Channel, Done, Fork
 
 
 def main(control: Channel, scratch: Path) -> None:
-    """Fork a keeper for each message until the judge is gone; then remove the folder of all."""
+    """Fork a keeper for each message until the judge is gone, then remove their folder."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # Python warns of threads. Those of NumPy's OpenBLAS end before a fork; CUDA's driver has one once it is loaded.
+    # Python warns of threads. NumPy's threads end before a fork. CUDA's driver starts one when it is loaded.
     warnings.simplefilter("ignore", DeprecationWarning)
     worker.import_all()
     control.send(Done())

@@ -1,1 +1,1 @@
-"""One way to measure calls: bench, notebook cells, the demo and judges use it. The page beside this file says how."""
+"""Measure calls, for bench, notebook cells, the demo and judges. README.md explains the method."""

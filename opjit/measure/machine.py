@@ -45,12 +45,13 @@ def flusher(device: str) -> Callable[[], object]:
 
 
 def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
-    """Let a CUDA graph make a function's calls; None if none takes them, as those of a function that waits for the device, or launches on
-    the default stream, whatever the current one is. Not by torch.cuda.graph, which collects garbage and empties the allocator's cache."""
-    graph, generator = (
-        torch.cuda.CUDAGraph(),
-        torch.cuda.default_generators[torch.cuda.current_device()],
-    )
+    """Capture a function's calls in a CUDA graph. Returns the graph and the function's result.
+
+    Returns None if the calls cannot be captured, for example because they synchronize or launch on the default stream.
+    torch.cuda.graph would also collect garbage and empty the allocator's cache.
+    """
+    graph = torch.cuda.CUDAGraph()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()
     torch.cuda.synchronize()
     try:
@@ -60,28 +61,28 @@ def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] |
                 results = run()
             finally:
                 graph.capture_end()
-    except Exception:  # torch's, CUDA's or the function's own
+    except Exception:  # of torch, CUDA or the function
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")  # reports an error that a launch of the function left
         torch.cuda.synchronize()
-        generator.graphsafe_set_state(
-            before
-        )  # torch leaves it in a capture, where it draws no numbers
+        generator.graphsafe_set_state(before)  # torch leaves it in a capture and draws no numbers
         return None
     return graph, results
 
 
 @cache
 def _blocking_stream() -> torch.cuda.ExternalStream:
-    """A stream that the default stream waits for: a launch there ends a capture here. Beside torch's own streams it would run at once, and
-    the graph would lack it."""
+    """A stream that the default stream waits for, so that a launch on the default stream ends a capture.
+
+    A launch next to torch's streams would run immediately, and the graph would lack it.
+    """
     handle = ctypes.c_void_p()
     torch.cuda.check_error(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle)))
     return torch.cuda.ExternalStream(handle.value)
 
 
 def clock(device: str) -> int | None:
-    """Read the MHz of the GPU's multiprocessors, or None where NVML does not tell (`pip install nvidia-ml-py`)."""
+    """Read the MHz of the GPU's multiprocessors, or None without NVML (`pip install nvidia-ml-py`)."""
     if device != "cuda":
         return None
     with warnings.catch_warnings():
@@ -93,27 +94,25 @@ def clock(device: str) -> int | None:
 
 
 def bound(device: str, moved: int, flops: int, element_size: int) -> float | None:
-    """Compute the seconds that the device takes at least to move bytes and to do operations on elements of a size; None if it is not known.
-    The peaks are those of the data sheet: memory clock times bus, and matrix instructions at the highest clock."""
+    """Compute the least seconds that the device needs to move bytes and to do operations on elements of a size.
+
+    Returns None if it is unknown. The peaks are memory clock times bus width, and matrix
+    instructions at the highest clock.
+    """
     if device != "cuda":
         return None
-    device_properties = torch.cuda.get_device_properties()
-    bandwidth = (
-        2e3
-        * getattr(device_properties, "memory_clock_rate", 0)
-        * getattr(device_properties, "memory_bus_width", 0)
-        / 8
-    )
-    rate = (
-        _MATRIX_OPERATIONS.get((device_properties.major, device_properties.minor), 0)
-        * _BY_ELEMENT_SIZE.get(element_size, 2.0)
-        * device_properties.multi_processor_count
-        * 1e3
-        * getattr(device_properties, "clock_rate", 0)
-    )
-    times = [
-        amount / peak for amount, peak in ((moved, bandwidth), (flops, rate)) if amount and peak
-    ]
+    gpu = torch.cuda.get_device_properties()
+    memory_kilohertz = getattr(gpu, "memory_clock_rate", 0)
+    bandwidth = 2e3 * memory_kilohertz * getattr(gpu, "memory_bus_width", 0) / 8
+    in_a_cycle = _MATRIX_OPERATIONS.get((gpu.major, gpu.minor), 0) * gpu.multi_processor_count
+    kilohertz = getattr(gpu, "clock_rate", 0)
+    rate = 1e3 * kilohertz * in_a_cycle * _BY_ELEMENT_SIZE.get(element_size, 2.0)
+
+    times = []
+    if moved and bandwidth:
+        times.append(moved / bandwidth)
+    if flops and rate:
+        times.append(flops / rate)
     return max(times, default=None)
 
 

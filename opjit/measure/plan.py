@@ -1,4 +1,4 @@
-"""What is to be measured, and what came out: a plan of calls, and a measurement of each side."""
+"""A plan of calls to measure, and the measurement of each side."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +12,14 @@ _MOST_INPUTS = 256
 
 
 class Inputs(NamedTuple):
-    """The arguments of one call, in memory of their own."""
+    """The arguments of one call, in separate memory."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = {}  # never changed
 
     def tensors(self) -> list[torch.Tensor]:
-        return [
-            leaf
-            for leaf in tree_leaves((self.args, dict(self.kwargs)))
-            if isinstance(leaf, torch.Tensor)
-        ]
+        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     @property
     def nbytes(self) -> int:
@@ -31,46 +28,64 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """Functions to measure with the same inputs, in turns. The caller has checked their results; `plan_of` makes copies of inputs."""
+    """Functions to measure with the same inputs, in turns. The caller has checked their results.
+
+    Attributes:
+        sides: the functions, by name.
+        inputs: one set, or several at different addresses through which the calls rotate.
+        device: its type.
+        cold: whether each burst begins with caches that contain none of the inputs.
+        bytes: the fewest that a call must move.
+        flops: the fewest operations of a call, or 0 if they do not bound its time.
+        rounds: timed bursts of each side.
+        seconds: the length of a burst. Short bursts do not change a GPU's clocks.
+    """
 
     sides: Mapping[str, Callable[..., Any]]
-    inputs: Sequence[
-        Inputs
-    ]  # one set, or several at different addresses through which the calls rotate
+    inputs: Sequence[Inputs]
     device: str
-    cold: bool  # each burst begins with caches that hold none of the inputs
-    bytes: int = 0  # the fewest that a call must move, and
-    flops: int = 0  # operations that it must do; 0 if they do not bound its time
-    rounds: int = 9  # bursts of each side that are timed
-    seconds: float = 0.02  # about how long a burst takes; short ones leave a GPU's clocks alone
+    cold: bool
+    bytes: int = 0
+    flops: int = 0
+    rounds: int = 9
+    seconds: float = 0.02
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time of one side's calls. `way` is ``"clock"`` of the CPU, ``"events"`` around calls on CUDA, ``"graph"`` for events around a
-    CUDA graph of short calls, ``"issue"`` where calls are short but no graph takes them: `seconds` then holds the host's time, too."""
+    """The time of one side's calls.
+
+    Attributes:
+        side: its name.
+        seconds: the mean time of a call in each burst, on CUDA the device's time.
+        host: on CUDA the median seconds in which the host issues a call, or None if `seconds` contains them.
+        way: ``"clock"``: the CPU's clock. ``"events"``: CUDA events around calls. ``"graph"``: events around a CUDA graph
+            of short calls. ``"issue"``: short calls that cannot be captured, so that `seconds` contains the host's time.
+        calls: of a burst.
+        inputs: sets of inputs through which a burst rotates.
+        cold: as in the plan.
+        bytes: as in the plan.
+        flops: as in the plan.
+        bound: the least seconds that the device needs for the bytes and operations, or None if its peaks are unknown.
+        floor: the part of the bound that caches cannot explain. A shorter time is impossible.
+        agrees: whether, on CUDA, events and a synchronization of the whole device measured the same.
+        clock: MHz of a GPU's multiprocessors before and after all rounds, or None without NVML.
+        median: of `seconds`, as are the quartiles `lower` and `upper`.
+    """
 
     side: str
-    seconds: tuple[float, ...]  # the mean time of a call in each burst; on CUDA, the device's
-    host: (
-        float | None
-    )  # on CUDA the seconds in which the host issues a call, the median of bursts; None where `seconds` is all
+    seconds: tuple[float, ...]
+    host: float | None
     way: str
-    calls: int  # of a burst
-    inputs: int  # sets of them, through which a burst rotates
+    calls: int
+    inputs: int
     cold: bool
     bytes: int
     flops: int
-    bound: float | None = (
-        None  # seconds that the device takes at least for the plan's bytes and operations; None if its peaks are unknown
-    )
-    floor: float = (
-        0.0  # the part of the bound that no cache explains away: a shorter time is impossible
-    )
-    agrees: bool = True  # on CUDA, events and a synchronisation of the whole device measured the same: no work on another stream
-    clock: tuple[int, int] | None = (
-        None  # MHz of a GPU's multiprocessors before and after all rounds; None where no library tells
-    )
+    bound: float | None = None
+    floor: float = 0.0
+    agrees: bool = True
+    clock: tuple[int, int] | None = None
     median: float = field(init=False)
     lower: float = field(init=False)
     upper: float = field(init=False)
@@ -81,7 +96,7 @@ class Measurement:
 
     @property
     def possible(self) -> bool:
-        """False if the time is below what the device can do, or if two clocks disagree about it."""
+        """False if the time is shorter than the device allows, or if two clocks disagree about it."""
         return self.agrees and self.median >= self.floor
 
     @property
@@ -92,9 +107,8 @@ class Measurement:
 
 def ratio(one: Measurement, other: Measurement) -> tuple[float, float]:
     """Return the median of one side's time over the other's, and its spread."""
-    return median_and_spread(
-        [mine / theirs for mine, theirs in zip(one.seconds, other.seconds, strict=True)]
-    )
+    pairs = zip(one.seconds, other.seconds, strict=True)
+    return median_and_spread([mine / theirs for mine, theirs in pairs])
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -108,20 +122,18 @@ def _quartiles(values: Sequence[float]) -> Sequence[float]:
 
 
 def copies(inputs: Inputs, cache: int) -> list[Inputs]:
-    """Return a set of inputs, and copies of it until all fill a cache of so many bytes three times; at most 256 sets.
-    Copies have the strides, the alignment and the shared tensors of the original."""
-    found = [inputs]
-    for _ in range(min(_MOST_INPUTS, -(-3 * cache // max(1, inputs.nbytes))) - 1):
-        made = {id(each): _copy(each) for each in inputs.tensors()}
-        found.append(
-            Inputs(
-                *tree_map(
-                    lambda value, made=made: made.get(id(value), value),
-                    (inputs.args, dict(inputs.kwargs)),
-                )
-            )
-        )
-    return found
+    """Return a set of inputs, and copies of it until all fill a cache of so many bytes three times, or 256 sets.
+
+    Copies have the strides, the alignment and the shared tensors of the original.
+    """
+    count = min(_MOST_INPUTS, -(-3 * cache // max(1, inputs.nbytes)))
+    return [inputs, *(_copy_inputs(inputs) for _ in range(count - 1))]
+
+
+def _copy_inputs(inputs: Inputs) -> Inputs:
+    made = {id(each): _copy(each) for each in inputs.tensors()}
+    arguments = (inputs.args, dict(inputs.kwargs))
+    return Inputs(*tree_map(lambda value: made.get(id(value), value), arguments))
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:
@@ -129,9 +141,8 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.numel() == 0:
         return x.detach().clone().requires_grad_(x.requires_grad)
     with torch.no_grad():
-        span = 1 + sum(
-            (size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)
-        )
+        dimensions = zip(x.shape, x.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in dimensions)
         offset = x.data_ptr() % 256 // x.element_size()
         memory = x.new_empty(offset + span)
         memory[offset:].copy_(x.as_strided((span,), (1,)))

@@ -30,21 +30,22 @@ def plan_of(
     moved: int = 0,
     flops: int = 0,
 ) -> TimingPlan:
-    """Make a plan with one call's inputs, and with copies of them where caches are to be cold; None is cold on CUDA and hot on the CPU."""
-    cold = device == "cuda" if cold is None else cold
-    return TimingPlan(
-        sides,
-        copies(inputs, machine.cache_bytes(device)) if cold else [inputs],
-        device,
-        cold,
-        moved,
-        flops,
-    )
+    """Make a plan with one call's inputs, and with copies of them if caches are to be cold.
+
+    By default, caches are cold on CUDA and hot on the CPU.
+    """
+    if cold is None:
+        cold = device == "cuda"
+    sets = copies(inputs, machine.cache_bytes(device)) if cold else [inputs]
+    return TimingPlan(sides, sets, device, cold, moved, flops)
 
 
 def measure(plan: TimingPlan) -> dict[str, Measurement]:
-    """Measure each side of a plan, in turns of alternating order. Each side must have run before, since a first call may build or compile.
-    The caller chooses the modes: users of an op without autograd see what `torch.inference_mode` gives."""
+    """Measure each side of a plan, in turns of alternating order.
+
+    Each side must have run before, because a first call may build or compile. The caller chooses
+    the modes: users of an op without autograd see the times under `torch.inference_mode`.
+    """
     flush = machine.flusher(plan.device) if plan.cold else lambda: None
     burst_of = _DeviceBurst if plan.device == "cuda" else _HostBurst
     bursts: dict[str, _HostBurst | _DeviceBurst] = {
@@ -52,6 +53,7 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
     }
     for burst in bursts.values():
         burst()  # warms up
+
     before = machine.clock(plan.device)
     seconds: dict[str, list[float]] = {name: [] for name in bursts}
     for turn in range(plan.rounds):
@@ -59,54 +61,62 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
             seconds[name].append(bursts[name]())
     after = machine.clock(plan.device)
     clock = None if before is None or after is None else (before, after)
-    size = min(
-        (each.element_size() for each in plan.inputs[0].tensors() if each.is_floating_point()),
-        default=4,
+    return {
+        name: _measurement(plan, name, burst, tuple(seconds[name]), clock)
+        for name, burst in bursts.items()
+    }
+
+
+def _measurement(
+    plan: TimingPlan,
+    side: str,
+    burst: "_HostBurst | _DeviceBurst",
+    seconds: tuple[float, ...],
+    clock: tuple[int, int] | None,
+) -> Measurement:
+    floats = (each for each in plan.inputs[0].tensors() if each.is_floating_point())
+    size = min((each.element_size() for each in floats), default=4)
+    calls_in_cache = burst.calls if plan.cold else 1
+    cached = machine.cache_bytes(plan.device) // calls_in_cache  # bytes of a call
+    floor = machine.bound(plan.device, max(0, plan.bytes - cached), plan.flops, 1)
+    bound = machine.bound(plan.device, plan.bytes, plan.flops, size)
+    return Measurement(
+        side,
+        seconds,
+        burst.host,
+        burst.way,
+        burst.calls,
+        len(plan.inputs),
+        plan.cold,
+        plan.bytes,
+        plan.flops,
+        bound,
+        floor or 0.0,
+        burst.agrees,
+        clock,
     )
-    bound, found = (
-        machine.bound(plan.device, plan.bytes, plan.flops, size),
-        dict[str, Measurement](),
-    )
-    for name, burst in bursts.items():
-        held = machine.cache_bytes(plan.device) // (
-            burst.calls if plan.cold else 1
-        )  # bytes of a call that stay in the cache
-        floor = machine.bound(plan.device, max(0, plan.bytes - held), plan.flops, 1) or 0.0
-        found[name] = Measurement(
-            name,
-            tuple(seconds[name]),
-            burst.host,
-            burst.way,
-            burst.calls,
-            len(plan.inputs),
-            plan.cold,
-            plan.bytes,
-            plan.flops,
-            bound,
-            floor,
-            burst.agrees,
-            clock,
-        )
-    return found
 
 
 def _turn(plan: TimingPlan, seconds: float) -> list[Inputs]:
-    """Return the inputs of a burst whose calls take so many seconds each: in a cold cache that holds all of them, each is used once."""
+    """Return the inputs of a burst of calls with so many seconds each.
+
+    If caches are cold and big enough for all inputs, each set is used once.
+    """
     count = max(1, min(_MOST_CALLS, int(plan.seconds / max(seconds, 1e-9))))
-    fits = sum(each.nbytes for each in plan.inputs) < 2 * machine.cache_bytes(plan.device)
-    return list(
-        islice(cycle(plan.inputs), min(count, len(plan.inputs)) if plan.cold and fits else count)
-    )
+    size = sum(each.nbytes for each in plan.inputs)
+    if plan.cold and size < 2 * machine.cache_bytes(plan.device):
+        count = min(count, len(plan.inputs))
+    return list(islice(cycle(plan.inputs), count))
 
 
 def _run(function: Callable[..., Any], turn: Sequence[Inputs], window: int) -> deque[Any]:
-    """Make the calls of a turn; keep the last results, so that later ones lie elsewhere."""
+    """Make the calls of a turn, and keep the last results, so that later ones get other memory."""
     return deque((function(*args, **kwargs) for args, kwargs in turn), maxlen=window)
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Leave Python's garbage where it is while a clock runs."""
+    """Collect no garbage while a clock runs."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -117,14 +127,16 @@ def _no_collection() -> Iterator[None]:
 
 
 class _HostBurst:
-    """Calls on the CPU, or on a device whose clock is unknown."""
+    """Calls on the CPU, or on a device with an unknown clock."""
 
     way = "clock"
     host: float | None = None
     agrees = True
 
     def __init__(self, plan: TimingPlan, side: str, flush: Callable[[], object]) -> None:
-        self._plan, self._function, self._flush = plan, plan.sides[side], flush
+        self._plan = plan
+        self._function = plan.sides[side]
+        self._flush = flush
         self._turn = plan.inputs[:1]
         self._turn = _turn(plan, min(self() for _ in range(3)))
 
@@ -172,26 +184,25 @@ def _span(run: Callable[[], deque[Any]]) -> _Span:
 
 
 class _DeviceBurst:
-    """Calls on CUDA, timed by the device. Where the host is slower than the device, a graph issues them."""
+    """Calls on CUDA, timed by the device. If the host is slower than the device, a graph issues them."""
 
     def __init__(self, plan: TimingPlan, side: str, flush: Callable[[], object]) -> None:
-        self._plan, self._function, self._flush = plan, plan.sides[side], flush
+        self._plan = plan
+        self._function = plan.sides[side]
+        self._flush = flush
         once = _span(lambda: _run(self._function, plan.inputs[:1], 1))
-        size = sum(
-            leaf.nbytes
-            for leaf in tree_leaves(list(once.results))
-            if isinstance(leaf, torch.Tensor)
-        )
+        leaves = tree_leaves(list(once.results))
+        size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
         self._window = 3 * machine.cache_bytes("cuda") // max(1, size) + 1 if plan.cold else 0
-        queue = list(
-            islice(cycle(plan.inputs), max(1, min(_QUEUE, int(plan.seconds / once.whole))))
-        )
+
+        count = max(1, min(_QUEUE, int(plan.seconds / once.whole)))
+        queue = list(islice(cycle(plan.inputs), count))
         spans = [_span(lambda: _run(self._function, queue, self._window)) for _ in range(5)]
-        device, self.host = (
-            median(times) / len(queue)
-            for times in zip(*((span.device, span.issued) for span in spans), strict=True)
-        )
-        self._turn, self._repeats, self.way = _turn(plan, device), 1, "events"
+        device = median(span.device for span in spans) / count
+        self.host: float = median(span.issued for span in spans) / count
+        self._turn = _turn(plan, device)
+        self._repeats = 1
+        self.way = "events"
         self._agreed: list[bool] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         if device < _SHORT or self.host > 0.8 * device:
@@ -203,21 +214,23 @@ class _DeviceBurst:
 
     @property
     def agrees(self) -> bool:
-        """Whether both clocks agree about most bursts: another process may take the GPU between them."""
+        """Whether both clocks agree about most bursts. Another process may use the GPU between them."""
         return sum(self._agreed) * 2 > len(self._agreed)
 
     def _capture(self) -> None:
-        """Let a graph issue the calls, if one takes them: a function that waits for the device cannot be captured."""
-        turn = (
-            self._plan.inputs if len(self._plan.inputs) > 1 else [*self._plan.inputs] * _GRAPH_CALLS
-        )[: len(self._turn)]
+        """Let a graph issue the calls if they can be captured."""
+        inputs = list(self._plan.inputs)
+        repeated = inputs if len(inputs) > 1 else inputs * _GRAPH_CALLS
+        turn = repeated[: len(self._turn)]
         found = machine.captured(lambda: _run(self._function, turn, self._window))
         if found is None:
             self.way = "issue"
             return
-        (self._graph, self._results), self.way = found, "graph"
-        replays = len(_turn(self._plan, _span(self._replay).device / len(turn))) // len(turn)
-        self._turn, self._repeats = list(turn), max(1, replays)
+        self._graph, self._results = found
+        self.way = "graph"
+        seconds = _span(self._replay).device / len(turn)
+        self._repeats = max(1, len(_turn(self._plan, seconds)) // len(turn))
+        self._turn = turn
 
     def _replay(self) -> deque[Any]:
         assert self._graph is not None
@@ -225,10 +238,11 @@ class _DeviceBurst:
             self._graph.replay()
         return self._results
 
+    def _issue(self) -> deque[Any]:
+        return _run(self._function, self._turn, self._window)
+
     def __call__(self) -> float:
         self._flush()
-        span = _span(
-            self._replay if self._graph else lambda: _run(self._function, self._turn, self._window)
-        )
+        span = _span(self._replay if self._graph else self._issue)
         self._agreed.append(abs(span.whole - span.device) <= 0.1 * span.whole + _LATENCY)
         return span.device / self.calls

@@ -1,9 +1,10 @@
 """Verdicts a minute, against torch's load_inline with a process for each: python tests/benchmarks/judge.py [cpu|cuda] [SECONDS]
 
 C ops on a CPU; on a GPU kernels with a rule to launch them, CUDA ops and KernelBench's kind of Python, and whether each cheat in CUDA
-fails. Every candidate's text is new, and as many are on their way as keep all CPUs busy. Each row takes SECONDS, 30 unless said otherwise,
-and a peer at least one candidate. The peer does less: it compiles, compares one call with allclose, and times one loop in the candidate's
-own process.
+fails. Every candidate's text is new, and as many are on their way as keep all CPUs busy. Each row takes SECONDS, 30 by default, and a
+peer at least one candidate. A row also shows the memory, descriptors and folders of the judge before and after all candidates: with
+SECONDS for 10,000 candidates, a leak would show. The peer does less: it compiles, compares one call with allclose, and times one loop
+in the candidate's process.
 """
 
 from __future__ import annotations
@@ -149,7 +150,22 @@ async def verdicts(what: str, task: str, text: str, device: str, seconds: float)
 
         last = await judge(text.replace("NUMBER", "0"))
         print(f"{what}\n{last.json()}")
-        return await each_takes(ask, text, judge.workers + 1, seconds)
+        before = footprint(judge)
+        each = await each_takes(ask, text, judge.pool.workers + 1, seconds)
+        print(f"before: {before}\nafter:  {footprint(judge)}")
+        return each
+
+
+def footprint(judge: Judge) -> str:
+    """What the judge and the process that forks its workers hold: memory, descriptors, temporary folders."""
+    parts = []
+    for name, process in (("judge", os.getpid()), ("zygote", judge.pool.zygote.pid)):
+        status = Path(f"/proc/{process}/status").read_text("ascii")
+        kibibytes = int(status.partition("VmRSS:")[2].split()[0])
+        descriptors = len([*Path(f"/proc/{process}/fd").iterdir()])
+        parts.append(f"{name} {kibibytes / 1024:.0f} MiB, {descriptors} descriptors")
+    folders = len([*judge.pool.scratch.iterdir()])
+    return f"{'; '.join(parts)}; {folders} folders of workers"
 
 
 async def peer(device: str, seconds: float) -> float:
@@ -176,7 +192,11 @@ async def cheats() -> None:
         )
     for verdict in found:
         print(f"{verdict.verdict:<8} {verdict.candidate}: {verdict.message}")
-    passed = sum(verdict.verdict in ("correct", "noisy") for verdict in found)
+    passed = sum(
+        verdict.verdict in ("correct", "noisy")
+        and "harmless" not in (HERE / "cheats" / verdict.candidate).read_text("utf-8")
+        for verdict in found
+    )
     print(f"{passed} of {len(found)} cheats in CUDA pass")
     assert passed == 0
 

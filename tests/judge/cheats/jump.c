@@ -1,4 +1,4 @@
-/* gpu-mode/pygpubench keeps such an attack: out of the call. named: takes control by signals */
+/* gpu-mode/pygpubench keeps such an attack: out of the call. named: controls the process by signals */
 #include "opjit.h"
 #include <setjmp.h>
 

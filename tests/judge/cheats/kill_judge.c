@@ -1,4 +1,4 @@
-/* gpu-mode/pygpubench keeps such an attack: the parent is ended. named: takes control by signals */
+/* gpu-mode/pygpubench keeps such an attack: the parent is ended. named: controls the process by signals */
 #include "opjit.h"
 #include <signal.h>
 

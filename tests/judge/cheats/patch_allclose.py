@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: the comparison is patched. named: replaces functions of others: torch.allclose
+# gpu-mode/pygpubench keeps such an attack: the comparison is patched. named: replaces functions of other modules: torch.allclose
 import torch
 from torch import nn
 

@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: the clock is patched. named: replaces functions of others: time.perf_counter
+# gpu-mode/pygpubench keeps such an attack: the clock is patched. named: replaces functions of other modules: time.perf_counter
 import time
 
 import torch

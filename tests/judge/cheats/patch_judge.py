@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: the judge's own functions are replaced. named: replaces functions of others: opjit.judge
+# gpu-mode/pygpubench keeps such an attack: the judge's own functions are replaced. named: replaces functions of other modules: opjit.judge
 import sys
 
 import torch

@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: the comparison of tensors is patched. named: replaces functions of others: torch.Tensor
+# gpu-mode/pygpubench keeps such an attack: the comparison of tensors is patched. named: replaces functions of other modules: torch.Tensor
 import torch
 from torch import nn
 
