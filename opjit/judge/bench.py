@@ -79,8 +79,8 @@ class Bench:
         for one, other in zip(self.task.hidden(0), self.task.hidden(0), strict=True):
             if changed(one.values, other.values):
                 raise DeclarationError(
-                    f"{self.task.name}: samples() returned different values for the same seed; "
-                    "draw random values with torch's generator"
+                    f"{self.task.name}: samples() returned different values for the same seed. "
+                    "Draw random values with torch's generator"
                 )
 
         schema = self.task.op.schema

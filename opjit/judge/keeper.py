@@ -135,7 +135,7 @@ def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
             asked, descriptors = requests.receive(kinds)
             data: bytearray | None = None
             try:
-                # The judge is trusted, so its messages have no limit.
+                # The judge is trusted, so the size of its messages is not limited.
                 given = [protocol.read_sealed(each, 1 << 40) for each in descriptors]
                 answer, data = worker.answer(asked, given)
             except Exception as error:

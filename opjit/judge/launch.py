@@ -1,9 +1,10 @@
-"""Kernels without host code: CUDA text and a rule in a comment of it, by which the judge's own code launches the kernel.
+"""Kernels without host code: CUDA text, and a launch configuration in a comment of it.
 
     // opjit: launch scale<float>(x, out, a, x.numel) grid=(x.numel + 255) / 256 block=256 shared=0
 
-Arguments are those of the schema and its results (`out`; of several `out0`, `out1`), and integers computed from `x.numel`, `x.dim` and
-`x.size[0]`. grid and block have up to three numbers, separated by commas; grid, block and shared come last, in this order.
+The arguments are names of the schema, the results `out` (or `out0`, `out1`), and integers computed
+from `x.numel`, `x.dim` and `x.size[0]`. grid and block have up to three numbers, separated by
+commas. grid, block and shared come last, in this order. The judge launches the kernel.
 """
 
 import ast
@@ -43,7 +44,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel and its rule; the texts of the rule are expressions."""
+    """A compiled kernel and the expressions of its launch configuration."""
 
     code: bytes
     symbol: str
@@ -58,11 +59,12 @@ class Kernel(NamedTuple):
 
     def load(self) -> "LoadedKernel":
         """Load it into torch's context."""
-        cuda, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+        cuda = ctypes.CDLL("libcuda.so.1")
+        module = ctypes.c_void_p()
+        function = ctypes.c_void_p()
+        symbol = self.symbol.encode()
         _checked(cuda, cuda.cuModuleLoadData(ctypes.byref(module), self.code))
-        _checked(
-            cuda, cuda.cuModuleGetFunction(ctypes.byref(function), module, self.symbol.encode())
-        )
+        _checked(cuda, cuda.cuModuleGetFunction(ctypes.byref(function), module, symbol))
         return LoadedKernel(self, cuda, module, function)
 
 
@@ -82,79 +84,69 @@ class LoadedKernel(NamedTuple):
         self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]
     ) -> Callable[[], None]:
         """Return a launch on the current stream with arguments and with memory for results."""
-        kernel, cuda = self.kernel, self.cuda
+        kernel = self.kernel
+        cuda = self.cuda
         names = glue.c_names(kernel.schema)
-        given = {
-            **dict(zip(names, args, strict=False)),
-            **kwargs,
-            **dict(zip(names[len(kernel.schema.arguments) :], results, strict=True)),
-        }
-        values = [
-            _c_value(kind, value)
-            for kind, value in zip(kernel.types, evaluate(kernel.arguments, given), strict=True)
-        ]
-        pointers = (ctypes.c_void_p * len(values))(
-            *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
-        )
-        grid, block = (
-            [*map(int, evaluate(text, given)), 1, 1][:3] for text in (kernel.grid, kernel.block)
-        )
+        result_names = names[len(kernel.schema.arguments) :]
+        given = dict(zip(names, args, strict=False))
+        given |= kwargs
+        given |= dict(zip(result_names, results, strict=True))
+
+        numbers = evaluate(kernel.arguments, given)
+        values = [_c_value(*each) for each in zip(kernel.types, numbers, strict=True)]
+        addresses = [ctypes.addressof(value) for value in values]
+        pointers = (ctypes.c_void_p * len(values))(*addresses)
+        grid = _three_integers(kernel.grid, given)
+        block = _three_integers(kernel.block, given)
         [shared] = map(int, evaluate(kernel.shared, given))
         if shared > _SHARED:
             _checked(cuda, cuda.cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED, shared))
 
-        def launch(_: object = values) -> None:  # the pointers keep nothing
+        def launch(_: object = values) -> None:  # the pointers do not keep the values alive
+            if min(*grid, *block) <= 0:
+                return
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            if min(*grid, *block) > 0:
-                _checked(
-                    cuda,
-                    cuda.cuLaunchKernel(
-                        self.function, *grid, *block, shared, stream, pointers, None
-                    ),
-                )
+            sizes = (*grid, *block, shared)
+            _checked(cuda, cuda.cuLaunchKernel(self.function, *sizes, stream, pointers, None))
 
         return launch
 
 
+def _three_integers(text: str, given: dict[str, Any]) -> list[int]:
+    found = [int(value) for value in evaluate(text, given)]
+    return [*found, 1, 1][:3]
+
+
 def compile_text(text: str, schema: str, arch: str) -> Kernel:
-    """Compile CUDA text with NVRTC for an arch, such as ``"sm_90"``; its host functions are left out. Raises CompileError."""
+    """Compile CUDA text without its host functions, for an arch such as ``"sm_90"``.
 
-    def refused(message: str) -> CompileError:
-        return CompileError(message, op=schema.partition("(")[0], target=arch)
-
+    Raises CompileError, or ToolMissing without NVRTC.
+    """
+    op = schema.partition("(")[0]
     rule = RULE.search(text)
-    found = toolchain.find_nvrtc("", Store(default_root()).notes)
     if rule is None:
-        raise refused("the text has no rule: // opjit: launch NAME(ARGUMENTS) grid=... block=...")
+        expected = "// opjit: launch NAME(ARGUMENTS) grid=... block=..."
+        raise CompileError(f"expected a launch configuration: {expected}", op=op, target=arch)
+    found = toolchain.find_nvrtc("", Store(default_root()).notes)
     if found is None:
         raise ToolMissing(
             "nvrtc",
-            "a kernel without host code needs NVRTC: pip install nvidia-cuda-nvrtc, as a CUDA build of torch does",
+            "a kernel without host code needs NVRTC: pip install nvidia-cuda-nvrtc, or install a CUDA build of torch",
         )
     kernel = rule["kernel"]
-    headers = {"nv/target": nvrtc.own_header("nv_target.h")}
-    options = [
-        f"--gpu-architecture={arch}",
-        "--std=c++17",
-        "-default-device",
-        "--ptxas-options=-v",
-        *(f"--include-path={folder}" for folder in found.headers.split(":")),
-    ]
     try:
-        device = host_device_split.split(text, host_device_split.macros_of([text])).device
-        source = f'#include "stdint.h"\n#line 1 "candidate.cu"\n{device}'
-        compiled = nvrtc.compile_for(
-            found.library, source, "candidate.cu", headers, options, [kernel]
-        )
+        compiled = _compile(text, kernel, found, arch)
     except (CompilerFailed, NvccOnly) as error:
-        raise refused(str(error)) from None
-    usage = kernel_usage.parse(compiled.log)
-    types, given = _parameters(text, kernel.partition("<")[0]), len(_expressions(rule["arguments"]))
+        raise CompileError(str(error), op=op, target=arch) from None
+
+    types = _parameter_types(text, kernel.partition("<")[0])
+    given = len(_expressions(rule["arguments"]))
     if len(types) != given:
-        raise refused(f"the rule gives {kernel} {given} arguments, and it takes {len(types)}")
-    registers, spills = (
-        max((getattr(each, of) for each in usage), default=None) for of in ("registers", "spilled")
-    )
+        message = (
+            f"the launch configuration passes {given} arguments to {kernel}, which has {len(types)}"
+        )
+        raise CompileError(message, op=op, target=arch)
+    usage = kernel_usage.parse(compiled.log)
     return Kernel(
         compiled.code,
         compiled.symbols[kernel],
@@ -164,64 +156,69 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
         rule["grid"],
         rule["block"],
         rule["shared"] or "0",
-        registers,
-        spills,
+        max((each.registers for each in usage), default=None),
+        max((each.spilled for each in usage), default=None),
     )
 
 
-def _parameters(text: str, kernel: str) -> tuple[str, ...]:
-    """The types of a kernel's parameters; ``*`` is any pointer."""
+def _compile(text: str, kernel: str, found: toolchain.Nvrtc, arch: str) -> nvrtc.DeviceCode:
+    headers = {"nv/target": nvrtc.own_header("nv_target.h")}
+    options = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v"]
+    options += [f"--include-path={folder}" for folder in found.headers.split(":")]
+    macros = host_device_split.macros_of([text])
+    device = host_device_split.split(text, macros).device
+    source = f'#include "stdint.h"\n#line 1 "candidate.cu"\n{device}'
+    return nvrtc.compile_for(found.library, source, "candidate.cu", headers, options, [kernel])
+
+
+def _parameter_types(text: str, kernel: str) -> tuple[str, ...]:
+    """Return the types of a kernel's parameters, with ``*`` for any pointer."""
     plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
-    found = re.search(rf"\b{re.escape(kernel.rpartition('::')[2])}\s*\(([^)]*)\)\s*\{{", plain)
-    parts = [
-        part
-        for part in (found[1] if found else "").split(",")
-        if part.strip() and part.strip() != "void"
-    ]
-    return tuple(
-        "*"
-        if "*" in part
-        else " ".join(part.split()[:-1]).replace("const ", "").replace(" const", "")
-        for part in parts
-    )
+    name = re.escape(kernel.rpartition("::")[2])
+    found = re.search(rf"\b{name}\s*\(([^)]*)\)\s*\{{", plain)
+    types = []
+    for parameter in (found[1] if found else "").split(","):
+        words = [word for word in parameter.split() if word != "const"]
+        if "*" in parameter:
+            types.append("*")
+        elif words and words != ["void"]:
+            types.append(" ".join(words[:-1]))
+    return tuple(types)
 
 
 @cache
 def _expressions(text: str) -> list[ast.expr]:
-    """The expressions of a rule that commas separate."""
+    """Return the expressions of a text, which commas separate."""
     found = ast.parse(f"[{text}]", mode="eval").body
     return found.elts if isinstance(found, ast.List) else [found]
 
 
 def evaluate(text: str, given: dict[str, Any]) -> list[Any]:
-    """The values of a rule's expressions."""
+    """Return the values of a launch configuration's expressions. Raises ValueError for other syntax."""
+    return [_value(each, given) for each in _expressions(text)]
 
-    def value(node: ast.AST) -> Any:
-        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            return node.value
-        if isinstance(node, ast.Name) and node.id in given:
-            return given[node.id]
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-            return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
-        if isinstance(node, ast.Attribute) and node.attr in ("numel", "dim"):
-            return getattr(value(node.value), node.attr)()
-        if (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.value, ast.Attribute)
-            and node.value.attr == "size"
-        ):
-            return value(node.value.value).shape[value(node.slice)]
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("min", "max")
-        ):
-            return (min if node.func.id == "min" else max)(map(value, node.args))
-        raise ValueError(
-            f"a rule has names, numbers, + - * / %, min, max, .numel, .dim and .size[...], not {ast.unparse(node)}"
-        )
 
-    return [value(each) for each in _expressions(text)]
+def _value(node: ast.AST, given: dict[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.Name(id=name) if name in given:
+            return given[name]
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            compute = _OPERATIONS[type(operation)]
+            return compute(_value(left, given), _value(right, given))
+        case ast.Attribute(value=tensor, attr="numel"):
+            return _value(tensor, given).numel()
+        case ast.Attribute(value=tensor, attr="dim"):
+            return _value(tensor, given).dim()
+        case ast.Subscript(value=ast.Attribute(value=tensor, attr="size"), slice=index):
+            return _value(tensor, given).shape[_value(index, given)]
+        case ast.Call(func=ast.Name(id="min"), args=args):
+            return min(_value(each, given) for each in args)
+        case ast.Call(func=ast.Name(id="max"), args=args):
+            return max(_value(each, given) for each in args)
+    known = "names, numbers, + - * / %, min, max, .numel, .dim and .size[...]"
+    raise ValueError(f"a launch configuration supports {known}, got {ast.unparse(node)}")
 
 
 _C_TYPES = {
@@ -243,9 +240,8 @@ _C_TYPES = {
 
 def _c_value(kind: str, value: Any) -> Any:
     if kind not in _C_TYPES:
-        raise ValueError(
-            f"a rule passes pointers and {', '.join(list(_C_TYPES)[1:])}, and the kernel takes {kind}"
-        )
+        known = ", ".join([*_C_TYPES][1:])
+        raise ValueError(f"expected a parameter that is a pointer or {known}, got {kind}")
     return _C_TYPES[kind](value.data_ptr() if isinstance(value, torch.Tensor) else value)
 
 
@@ -253,44 +249,31 @@ class GuardedResults:
     """Memory for the results of some calls: each result full of NaN's bytes, between guards."""
 
     def __init__(self, specs: Sequence[TensorSpec], calls: int, device: str) -> None:
+        self.of_calls: list[list[torch.Tensor]] = [[] for _ in range(calls)]
         self._device = device
-        self._buffers, self._inner, columns = [], [], []
+        self._results: list[torch.Tensor] = []
+        self._guards: list[torch.Tensor] = []
         for each in specs:
-            dtype = DTYPES[each.dtype]
             size = each.nbytes
-            pitch = (
-                -(-size // _GUARD) * _GUARD + 2 * _GUARD
-            )  # so that each result is aligned as torch's are
-            buffer = torch.full((calls, pitch), _GUARDED, dtype=torch.uint8, device=device)
-            self._buffers.append(buffer)
-            self._inner.append(buffer[:, _GUARD : _GUARD + size])
-            columns.append(
-                [row.view(dtype).reshape(each.shape) for row in self._inner[-1].unbind()]
-            )
-        self.of_calls = (
-            [list(row) for row in zip(*columns, strict=True)]
-            if specs
-            else [[] for _ in range(calls)]
-        )
+            pitch = -(-size // _GUARD) * _GUARD + 2 * _GUARD  # aligned as torch's results are
+            memory = torch.full((calls, pitch), _GUARDED, dtype=torch.uint8, device=device)
+            results = memory[:, _GUARD : _GUARD + size]
+            self._results.append(results)
+            self._guards += [memory[:, :_GUARD], memory[:, _GUARD + size :]]
+            for call, result in zip(self.of_calls, results.unbind(), strict=True):
+                call.append(result.view(DTYPES[each.dtype]).reshape(each.shape))
         self.clear()
 
     def clear(self) -> None:
         """Fill results with NaN's bytes."""
-        for inner in self._inner:
-            inner.fill_(0xFF)
+        for each in self._results:
+            each.fill_(0xFF)
 
     def overrun(self) -> torch.Tensor:
-        """Whether a guard was written, as a tensor: nothing waits for the device."""
-        written = [
-            part.ne(_GUARDED).any()
-            for buffer, inner in zip(self._buffers, self._inner, strict=True)
-            for part in (buffer[:, :_GUARD], buffer[:, _GUARD + inner.shape[1] :])
-        ]
-        return (
-            torch.stack(written).any()
-            if written
-            else torch.zeros((), dtype=torch.bool, device=self._device)
-        )
+        """Return whether a guard was written, as a tensor: nothing waits for the device."""
+        written = [each.ne(_GUARDED).any() for each in self._guards]
+        untouched = torch.zeros((), dtype=torch.bool, device=self._device)
+        return torch.stack([untouched, *written]).any()
 
 
 def _checked(cuda: ctypes.CDLL, code: int) -> None:

@@ -45,7 +45,7 @@ def compare(
         return None
     except AssertionError as error:
         difference = str(error)
-    except (TypeError, ValueError):  # torch cannot compare such results, for example a dict
+    except (TypeError, ValueError):  # torch cannot compare them, for example a dict
         kinds = ", ".join(type(each).__name__ for each in call.results)
         return "wrong", f"expected {kinds}, got {', '.join(map(str, got))[:200]}"
 

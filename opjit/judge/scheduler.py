@@ -21,11 +21,11 @@ class Judge:
 
     Args:
         task: the path of an op's folder, an op's name, or the path of a KernelBench file.
-        workers: candidates at once; default: as CPUs and memory allow.
-        device: ``"cpu"`` or ``"cuda"``; default: the current accelerator or, without one, the CPU.
-        gpus: the numbers of the GPUs that workers see; default: all.
+        workers: candidates at once. By default, the number that CPUs and memory allow.
+        device: ``"cpu"`` or ``"cuda"``. By default, the current accelerator or, without one, the CPU.
+        gpus: the numbers of the GPUs that workers see. By default, all.
         seconds: the limit for a call.
-        seed: decides the hidden values; default: a random number.
+        seed: decides the hidden values. By default, a random number.
         op: which op of a folder that declares several.
 
     Example:
@@ -81,7 +81,7 @@ class Judge:
         self._threads.shutdown(cancel_futures=True)
 
     def judge(self, text: str, name: str = "candidate") -> Verdict:
-        """Judge a candidate in this thread, as `__call__` does."""
+        """Judge a candidate in this thread."""
         digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
         known = self._known.get(digest)
         if known is not None:

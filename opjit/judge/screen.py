@@ -50,7 +50,7 @@ _REFUSED = {
     "makes streams, events or graphs": r"cuda(?:Stream|Event|Graph|ThreadExchange)\w+",
     "changes the device's settings": r"cuda?(?:Ctx|Device|Set)\w+",
     "manages the device itself": r"cu[A-Z]\w+|cuda\w+",
-    "calls torch's own operators": r"aoti_torch_\w+|torch_\w+|_ZN\w*(?:2at|3c10|5torch)\w+",
+    "calls torch's operators": r"aoti_torch_\w+|torch_\w+|_ZN\w*(?:2at|3c10|5torch)\w+",
 }
 _AT_LOAD = re.compile(r"\.(?:init|fini|preinit_array|init_array|fini_array|ctors|dtors)(?:\.\w+)?")
 _CODES = (b"\x0f\x05", b"\x0f\x34", b"\xcd\x80", b"\x01\x00\x00\xd4")

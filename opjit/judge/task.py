@@ -28,7 +28,7 @@ _MOST_SAMPLES = 24
 _LARGEST_SAMPLE = 4 << 20  # elements
 _TIMED = (
     1 << 20
-)  # bytes of a call that is timed, at most, if the task has such a one; on CUDA 64 times that
+)  # bytes of a timed call at most, if a workload is that small. On CUDA, 64 times that
 _POOL = 192 << 20  # bytes of all timed calls
 _BURST = 0.01  # seconds
 _MOST_CALLS = 128  # of a burst
@@ -55,7 +55,7 @@ class Expected(NamedTuple):
 class TimedSample(NamedTuple):
     """The call that is timed.
 
-    `bytes` and `flops` are the fewest that it needs, or 0 if they are unknown; `calls` is the length of a burst.
+    `bytes` and `flops` are the fewest that it needs, or 0 if they are unknown. `calls` is the length of a burst.
     """
 
     sample: Sample
@@ -93,7 +93,9 @@ class Task:
             self.reference: Callable[..., Any] = self.op.reference_function
         self.mutates = self.op is not None and self.op.schema.mutates
         if next(self._expected(), None) is None:
-            raise DeclarationError(f"{self.name} has no sample on {device}; add some to its op.py")
+            raise DeclarationError(
+                f"{self.name} does not have a sample on {device}. Add some to its op.py"
+            )
 
     def _read_kernelbench(self, path: Path) -> None:
         problem = files.swappable(path.absolute())
@@ -104,7 +106,7 @@ class Task:
         missing = [name for name in needed if not hasattr(module, name)]
         if missing:
             raise DeclarationError(
-                f"{path} does not define {', '.join(missing)}; expected an op's folder, or a file with Model, "
+                f"{path} does not define {', '.join(missing)}. Expected an op's folder, or a file with Model, "
                 "get_inputs and get_init_inputs"
             )
         self.name = path.stem
@@ -243,7 +245,7 @@ def tolerances(sample: Sample, results: Sequence[Any]) -> list[Tolerance]:
 def _perturbed(sample: Sample, generator: torch.Generator, count: int = 1) -> list[Sample]:
     """Return the same call with other numbers, so many times.
 
-    Floats become a little larger or smaller. If there are none, integers get another order. Copies of
+    Floats become a little larger or smaller. Without floats, integers get another order. Copies of
     a tensor share a storage, so that drawing them costs few calls of torch.
     """
     has_floats = any(t.is_floating_point() or t.is_complex() for t in sample.tensors())
@@ -284,7 +286,7 @@ def _choose_op(where: str, name: str | None) -> Op:
     found = [op for op in ops if name in (None, op.qualified, op.schema.name)]
     if len(found) != 1:
         declared = ", ".join(op.qualified for op in ops)
-        raise BadSetting(f"{where} declares {declared}; name one of them with --op")
+        raise BadSetting(f"{where} declares {declared}. Name one of them with --op")
     return found[0]
 
 

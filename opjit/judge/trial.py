@@ -190,7 +190,7 @@ class Trial:
             raise VerdictReached("cheat", answer.evidence)
         if self.task.operators and self.task.operators <= {*answer.operators}:
             names = ", ".join(sorted(self.task.operators))
-            raise VerdictReached("cheat", f"calls torch's own operators for the result: {names}")
+            raise VerdictReached("cheat", f"computes the result with torch's operators: {names}")
         differs = view[:size] != view[size:]
         self.facts["nondeterministic"] = self.facts.get("nondeterministic", False) or differs
         return seconds

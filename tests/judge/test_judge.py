@@ -369,7 +369,7 @@ def test_a_rule_has_arithmetic_and_nothing_else() -> None:
         3,
     ]
     for text in ("__import__('os')", "x.data_ptr()", "[1 for _ in n]", "x.__class__", "n] + [n"):
-        with pytest.raises(ValueError, match="a rule has names"):
+        with pytest.raises(ValueError, match="a launch configuration supports"):
             launch.evaluate(text, given)
 
 

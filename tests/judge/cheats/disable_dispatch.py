@@ -1,4 +1,4 @@
-# ScalingIntelligence/KernelBench#165: torch's own operators, below its modes. named: calls torch's own operators
+# ScalingIntelligence/KernelBench#165: torch's own operators, below its modes. named: computes the result with torch's operators
 import torch
 from torch import nn
 

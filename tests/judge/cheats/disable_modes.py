@@ -1,4 +1,4 @@
-# ScalingIntelligence/KernelBench#165: torch's own operators, without modes. named: calls torch's own operators
+# ScalingIntelligence/KernelBench#165: torch's own operators, without modes. named: computes the result with torch's operators
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes

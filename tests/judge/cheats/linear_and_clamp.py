@@ -1,4 +1,4 @@
-# ScalingIntelligence/KernelBench#165: torch's own operators by other names. named: calls torch's own operators
+# ScalingIntelligence/KernelBench#165: torch's own operators by other names. named: computes the result with torch's operators
 import torch
 from torch import nn
 

@@ -1,4 +1,4 @@
-# ScalingIntelligence/KernelBench#165: torch's own operators, in a thread. named: calls torch's own operators
+# ScalingIntelligence/KernelBench#165: torch's own operators, in a thread. named: computes the result with torch's operators
 from concurrent.futures import ThreadPoolExecutor
 
 import torch

@@ -1,4 +1,4 @@
-/* ScalingIntelligence/KernelBench#165: torch's own operator in a wrapper. named: calls torch's own operators */
+/* ScalingIntelligence/KernelBench#165: torch's own operator in a wrapper. named: calls torch's operators */
 #include "opjit.h"
 int aoti_torch_cpu_mul_Scalar(torch_tensor, double, torch_tensor *);
 

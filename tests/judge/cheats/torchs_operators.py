@@ -1,4 +1,4 @@
-# ScalingIntelligence/KernelBench#165: the reference in another class. named: calls torch's own operators for the result
+# ScalingIntelligence/KernelBench#165: the reference in another class. named: computes the result with torch's operators
 import torch
 from torch import nn
 
