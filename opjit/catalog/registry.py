@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from opjit import files, processes, resources
+from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration, Function, cpp_advice, stamp_of
 from opjit.errors import DeclarationError, OpjitError, UnknownOp
 from opjit.operators import registration
@@ -354,7 +355,7 @@ def op(
     ``<name>_cuda``. The first request or call compiles them.
 
     Args:
-        text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``; the default namespace is ``opjit``.
+        text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``, with your namespace.
         extra_cflags: flags for the ``.c`` kernel, after opjit's own, one argument each (no shell splits them): ``["-DTILE=64"]``.
         extra_cuda_cflags: the same for the ``.cu`` kernel: ``["--use_fast_math", "-Xptxas=-O2"]``.
         extra_ldflags: libraries that the kernels call, for every backend. ``"-lz"`` is a system library: like libc, each machine
@@ -375,7 +376,8 @@ def op(
 
     Raises:
         SchemaError: torch cannot parse the schema, or a type has no C form.
-        DeclarationError: an op of that name is declared elsewhere; or a flag would break a promise of opjit about its binaries,
+        DeclarationError: the schema has no namespace; the fake kernel cannot be called with the schema's arguments; an op of that name
+            is declared elsewhere; or a flag would break a promise of opjit about its binaries,
             and the message names an alternative.
 
     Example:
@@ -406,8 +408,11 @@ def op(
             from opjit.recipe import flags
 
             extra = flags.check(text.partition("(")[0], folder, *extras)
+        _require_namespace(text, folder)
+        parsed = schema.parse(text, [tag.name for tag in tags])
+        fake_kernel.check_signature(parsed, fake)
         declaration = Declaration(
-            schema.parse(text, [tag.name for tag in tags]),
+            parsed,
             fake,
             folder,
             extra,
@@ -419,6 +424,16 @@ def op(
         return add(Op(declaration))
 
     return declare
+
+
+def _require_namespace(text: str, folder: Path) -> None:
+    """Raise DeclarationError for a schema without a namespace: only the bundled ops are in opjit's."""
+    name = text.partition("(")[0].strip()
+    if "::" not in name and not folder.is_relative_to(resources.folder("kernels_c").resolve()):
+        raise DeclarationError(
+            f"expected namespace::name, such as mylib::{name or 'scale_add'}, got {name!r}: your own namespace keeps the "
+            "op apart from other people's"
+        )
 
 
 def _restored(qualified: str, where: str, declaration: str) -> Op:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from opjit import backends, processes, request, resources
+from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
@@ -206,18 +207,23 @@ def _refuse(message: str, *args: Any, **kwargs: Any) -> Any:
 def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
     """Put the device check of the C kernels before the declared fake kernel. torch calls that if a single tensor is a meta tensor; without
     the check, a result on another device would be memory that no kernel filled."""
-    devices = {str(tensor.device) for tensor in tensors_of((args, kwargs))}
+    devices = {tensor.device for tensor in tensors_of((args, kwargs))}
     if len(devices) > 1:
+        names = sorted(map(str, devices))
         raise RuntimeError(
-            f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
+            f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(names)}; "
             "move them with .to()"
         )
     graph_cache.note_trace(op.declaration)
     rules.bind_late(
         op
     )  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
-    result = op.declaration.fake(*args, **kwargs)
-    return _returned(op.schema, args, kwargs) if op.schema.returned else result
+    declaration = op.declaration
+    result = declaration.fake(*args, **kwargs)
+    if op.schema.returned:
+        return _returned(op.schema, args, kwargs)
+    fake_kernel.check_results(declaration, result, next(iter(devices), None))
+    return result
 
 
 def _first_call(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
