@@ -29,7 +29,8 @@ _placeholders: dict[
 def define(op: Op, earlier: Op | None) -> None:
     """Make an op known to torch, in place of the op that the name had before. The caller holds `processes.declaring`. Raises
     DeclarationError if an op of that name is declared elsewhere, or torch refuses it."""
-    namespace, name = op.schema.namespace, op.schema.name
+    namespace = op.schema.namespace
+    name = op.schema.name
     if earlier is not None and earlier is not op:
         refuse_second(earlier, op)
         forget(earlier)
@@ -122,7 +123,8 @@ def _register(library: torch.library.Library, op: Op) -> None:
 
 def _functionalize(library: torch.library.Library, op: Op) -> None:
     """Give torch's compiler a form of the op without results: inductor of 2.13 and 2.14 writes over an argument that an op returns."""
-    schema, name = op.schema, f"{op.schema.name}_without_results"
+    schema = op.schema
+    name = f"{schema.name}_without_results"
     arguments = schema.text.partition("(")[2].rpartition(" -> ")[0]
     library.define(f"{name}({arguments} -> ()", tags=_tags(schema))
     library.impl(
@@ -148,11 +150,11 @@ def _call_without_results(op: Op, *args: Any, **kwargs: Any) -> None:
 
 
 def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a call that the op returns."""
-    found = [
-        args[place] if place < len(args) else kwargs[schema.arguments[place].name]
-        for place in schema.returned
-    ]
+    """Return the arguments of a call that the op returns."""
+    found = []
+    for index in schema.returned:
+        name = schema.arguments[index].name
+        found.append(args[index] if index < len(args) else kwargs[name])
     return found[0] if len(found) == 1 else tuple(found)
 
 
