@@ -1,5 +1,5 @@
 /*
- * opjit_caffe.h - Caffe's CUDA macros, so that kernels written with them compile as they stand.
+ * opjit_caffe.h - Caffe's CUDA macros, so that kernels written with them compile without an edit.
  *
  *     #include "opjit_caffe.h"
  *
@@ -22,8 +22,8 @@
  *         return OPJIT_LAUNCHED();
  *     }
  *
- * Caffe's checks end the process. Here they may stand in functions that return nothing: the first error is kept, with
- * its line, and OPJIT_LAUNCHED() returns it, so the op must end with that. The code between a failed check and the end
+ * Caffe's checks end the process. Here, you can use them in functions that return nothing. The first error is kept with
+ * its line, and OPJIT_LAUNCHED() returns it, so the op must end with OPJIT_LAUNCHED(). The code after a failed check
  * runs.
  */
 #ifndef OPJIT_CAFFE_H
@@ -31,14 +31,14 @@
 
 #include "opjit_cuda.h"
 
-/* A header of your own with these macros may come first. */
+/* Another header with these macros may be included before. */
 #undef CUDA_KERNEL_LOOP
 #undef CAFFE_CUDA_NUM_THREADS
 #undef CAFFE_GET_BLOCKS
 #undef CUDA_CHECK
 #undef CUDA_POST_KERNEL_CHECK
 
-/* 64 bits wide, unlike Caffe's: more than 2^31 elements are fine. */
+/* The index has 64 bits, unlike Caffe's, so more than 2^31 elements are fine. */
 #define CUDA_KERNEL_LOOP(i, n) OPJIT_KERNEL_LOOP(i, n)
 
 #define CAFFE_CUDA_NUM_THREADS 512

@@ -1,5 +1,5 @@
 /*
- * opjit_complex.h - complex64 and complex128, spelled alike in C and in CUDA C.
+ * opjit_complex.h - complex64 and complex128 with the same names in C and in CUDA C.
  *
  *     #include "opjit_complex.h"
  *
@@ -10,8 +10,8 @@
  *             to[i] = OPJIT_COMPLEX(real_t, -opjit_imag(from[at]), opjit_real(from[at])) + from[at] * 2;
  *     });
  *
- * In C the types are C's own. C++ for CUDA has none that kernels can use, so there they are structs with the same
- * operators: + - * / between two complex numbers of one precision, or one and a real number.
+ * In C, these are the complex types of C. Kernels can't use a complex type of C++, so in CUDA these are structs with
+ * the same operators: + - * / between two complex numbers of the same precision, or a complex and a real number.
  */
 #ifndef OPJIT_COMPLEX_H
 #define OPJIT_COMPLEX_H
@@ -85,7 +85,7 @@ OPJIT_HOST_DEVICE opjit_complex_of<real> operator/(opjit_complex_of<real> a, opj
     return {(a.re * ratio + a.im) / size, (a.im * ratio - a.re) / size};
 }
 
-/* An operator with a real number on either side, which may have any type, as in C. */
+/* An operator with a real number of any type on either side, like in C. */
 #define OPJIT_COMPLEX_AND_NUMBER(operator_, before_, after_) \
     template <typename real, typename number> \
     OPJIT_HOST_DEVICE opjit_complex_of<real> operator operator_(opjit_complex_of<real> a, number b) \

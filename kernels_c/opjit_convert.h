@@ -1,18 +1,18 @@
 /*
- * opjit_convert.h - elements of one real dtype as another, as Tensor.to() converts them.
+ * opjit_convert.h - convert elements from one real dtype to another, like Tensor.to().
  *
  *     #include "opjit_convert.h"
  *
  *     float row[100];
  *     opjit_convert(100, x->data, x->dtype, x->strides[0], row, OPJIT_FLOAT32);
  *
- * opjit_convert() takes a row. The other functions take one element and look at its dtype each time, which costs about
- * a nanosecond on the CPU; CUDA kernels may call them too:
+ * opjit_convert() converts a row. The other functions convert one element and check its dtype each time, which costs
+ * about a nanosecond on the CPU. CUDA kernels can also call them:
  *
  *     opjit_store_float(to, i, out->dtype, 2 * opjit_load_float(from, i, x->dtype));
  *
- * Integers wrap around. A floating number loses its fraction when it becomes an integer; if it does not fit, the result
- * is the processor's. Any number but 0 becomes true.
+ * Integers wrap around. A floating number loses its fraction when it becomes an integer. If it doesn't fit, the result
+ * depends on the CPU. Any number except 0 becomes true.
  */
 #ifndef OPJIT_CONVERT_H
 #define OPJIT_CONVERT_H
@@ -24,8 +24,8 @@ extern "C" {
 #endif
 
 /*
- * Convert n elements that lie `stride` elements apart, and write them side by side, where they must not overlap the
- * row. From a dtype to itself this copies; only then may the dtype be complex.
+ * Convert n elements that are `stride` elements apart, and write them contiguously. The output must not overlap the
+ * row. If both dtypes are equal, this copies. Only then, the dtype may be complex.
  */
 void opjit_convert(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to, opjit_dtype to_dtype);
 
@@ -79,7 +79,7 @@ OPJIT_HOST_DEVICE void opjit_store_float(void *data, int64_t i, opjit_dtype dtyp
     }
 }
 
-/* A floating number as opjit_store_int64() takes it. */
+/* Convert a floating number to the argument of opjit_store_int64(). */
 OPJIT_HOST_DEVICE int64_t opjit_integer_of(double value, opjit_dtype dtype)
 {
     if (dtype == OPJIT_BOOL)
@@ -87,7 +87,7 @@ OPJIT_HOST_DEVICE int64_t opjit_integer_of(double value, opjit_dtype dtype)
 #ifdef __CUDA_ARCH__
     return dtype == OPJIT_UINT64 ? (int64_t)(uint64_t)value : (int64_t)value;
 #else
-    /* C does not define casts that do not fit: x86 gives the lowest number. torch goes by int32 up to that width. */
+    /* C doesn't define casts that don't fit. x86 returns the lowest one. torch casts to int32 up to that width. */
     const double limit = dtype >= OPJIT_INT8 && dtype <= OPJIT_INT32 ? 0x1p31 : 0x1p63;
     if (dtype == OPJIT_UINT64 && value >= 0x1p63 && value < 0x1p64)
         return (int64_t)(value - 0x1p63) + INT64_MIN;

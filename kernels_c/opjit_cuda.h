@@ -1,5 +1,5 @@
 /*
- * opjit_cuda.h - what a .cu file of an op needs besides opjit.h.
+ * opjit_cuda.h - additional declarations for the .cu files of ops.
  *
  *     #include "opjit_cuda.h"
  *
@@ -19,15 +19,15 @@
  *     }
  *
  * The tensors' device is current, and `stream` is torch's current stream on it. Launch everything there and never
- * synchronise: then the op works under CUDA graphs and on any stream. opjit_scratch() gives device memory that stays
- * valid until the call's kernels have run. No extern "C" is needed.
+ * synchronize, so that the op works under CUDA graphs and on any stream. opjit_scratch() returns device memory that
+ * stays valid until the kernels of the call have run. You don't need extern "C".
  *
- * Debugging: the device keeps the text of printf in a __global__ function until the next synchronisation, then writes
- * it to the standard output's file descriptor. Call torch.cuda.synchronize() in Python or, while debugging, after the
- * launch:
+ * Debugging: the device keeps the text of printf in a __global__ function until the next synchronization, and then
+ * writes it to the file descriptor of the standard output. Call torch.cuda.synchronize() in Python or, when you debug,
+ * synchronize after the launch:
  *
  *     OPJIT_CUDA_CHECK(cudaStreamSynchronize(stream));
- *     opjit_printf("scale done\n"); // of opjit_printf.h: comes after the device's lines
+ *     opjit_printf("scale done\n"); // from opjit_printf.h: appears after the device's lines
  */
 #ifndef OPJIT_CUDA_H
 #define OPJIT_CUDA_H
@@ -52,11 +52,11 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_cuda_status(cudaError_t er
                            what);
 }
 
-/* Visit 0 <= i < n once over the whole grid, whatever its size. */
+/* A grid-stride loop: visit 0 <= i < n once, with any grid size. */
 #define OPJIT_KERNEL_LOOP(i, n) \
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (int64_t)gridDim.x * blockDim.x)
 
-/* Blocks for OPJIT_KERNEL_LOOP: enough for n threads, at most 65535 (the loop takes the rest); 1 for n = 0. */
+/* Blocks for OPJIT_KERNEL_LOOP: enough for n threads, at most 65535 (the loop visits the rest), and 1 for n = 0. */
 OPJIT_UNUSED static int opjit_blocks(int64_t n, int threads)
 {
     int64_t blocks = (n + threads - 1) / threads;
@@ -72,14 +72,14 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_multiprocessors(int *count
     return OPJIT_OK;
 }
 
-/* Sizes and strides to pass to a kernel by value: a tensor's own are in host memory. Outermost first. */
+/* Sizes and strides that a kernel gets by value, because a tensor has them in host memory. Outermost first. */
 typedef struct opjit_layout {
     int64_t dim;
     int64_t sizes[OPJIT_MAX_DIM];
     int64_t strides[OPJIT_MAX_DIM];
 } opjit_layout;
 
-/* Those of the first of some tensors that are walked together. */
+/* Layout of the first tensor in a set that a kernel visits together. */
 OPJIT_UNUSED static opjit_layout opjit_layout_of(const opjit_elements *e)
 {
     opjit_layout layout;
@@ -91,14 +91,14 @@ OPJIT_UNUSED static opjit_layout opjit_layout_of(const opjit_elements *e)
     return layout;
 }
 
-/* Those of a tensor in row-major order, in as few dimensions as possible. */
+/* Layout of a tensor in row-major order, in as few dimensions as possible. */
 OPJIT_UNUSED static opjit_layout opjit_layout_of(const opjit_tensor *t)
 {
     const opjit_elements e = opjit_in_order(t, NULL);
     return opjit_layout_of(&e);
 }
 
-/* Split off the innermost dimension of an index. nvcc divides in 32 bits where both numbers fit. */
+/* Split off the innermost dimension of an index. nvcc divides in 32 bits if both numbers fit. */
 OPJIT_UNUSED static __device__ int64_t opjit_split_index(int64_t *index, int64_t size)
 {
     const uint64_t outer = (uint64_t)*index / (uint64_t)size;
@@ -107,7 +107,7 @@ OPJIT_UNUSED static __device__ int64_t opjit_split_index(int64_t *index, int64_t
     return inner;
 }
 
-/* Where element `index` lies in each operand: strides[d][k] is operand k's in dimension d. */
+/* Offset of element `index` in each operand. strides[d][k] is the stride of operand k in dimension d. */
 template <int operands, int columns>
 static __device__ void opjit_places(int dim, const int64_t *sizes, const int64_t (*strides)[columns], int64_t index,
                                     int64_t *at)
@@ -127,7 +127,7 @@ static __device__ void opjit_places(int dim, const int64_t *sizes, const int64_t
         at[k] += index * strides[0][k];
 }
 
-/* In a kernel, as opjit_offset() on the host: where element `index`, counted in row-major order, lies. */
+/* The same as opjit_offset() on the host: the offset of element `index`, counted in row-major order. */
 OPJIT_UNUSED static __device__ int64_t opjit_offset(const opjit_layout &layout, int64_t index)
 {
     int64_t at;

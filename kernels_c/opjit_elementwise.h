@@ -1,5 +1,5 @@
 /*
- * opjit_elementwise.h - for ops that work element by element: any strides, sizes that broadcast, dtypes that differ.
+ * opjit_elementwise.h - elementwise ops with any strides, broadcast sizes and different dtypes.
  *
  *     #include "opjit_elementwise.h"
  *
@@ -21,10 +21,10 @@
  *         return opjit_for_rows(&elements, subtract, NULL);
  *     }
  *
- * A row is as long as the strides allow: dense tensors of one layout are a single row, whatever their dimensions, cut
- * only for threads. The compiler makes a vectorised copy of a simple loop for strides of 1.
+ * A row is as long as the strides allow. Dense tensors with the same layout are a single row, for any number of
+ * dimensions, and are split only between threads. The compiler vectorizes a simple loop for strides of 1.
  *
- * In a .cu file, opjit_map() runs a function over the elements, 16 bytes at a time where they are packed:
+ * In a .cu file, opjit_map() applies a function to the elements, 16 bytes at a time if they are packed:
  *
  *     struct subtract {
  *         enum { inputs = 2, outputs = 1 };
@@ -33,8 +33,8 @@
  *     ...
  *         return opjit_map<float>(&elements, subtract(), stream);
  *
- * Contents: 1 results  2 elements  3 rows on the CPU  4 elements on CUDA. For operands of other dtypes see
- * opjit_convert.h. The C functions are in opjit_elementwise.c, which every op is linked with.
+ * Contents: 1 results  2 elements  3 rows on the CPU  4 elements on CUDA. For operands of different dtypes,
+ * see opjit_convert.h. The C functions are in opjit_elementwise.c, which is linked to every op.
  */
 #ifndef OPJIT_ELEMENTWISE_H
 #define OPJIT_ELEMENTWISE_H
@@ -53,18 +53,18 @@ extern "C" {
 /* 1. Results                                                                                     */
 
 /*
- * Create the output of two tensors that broadcast, or return an error that names two sizes that disagree. The output
- * has the strides of torch.empty_like for the first tensor of its sizes, and is contiguous if neither tensor has them.
+ * Create the output of two tensors that broadcast, or return an error that names the two sizes. The output has the
+ * strides of torch.empty_like for the first tensor with its sizes. If neither tensor has its sizes, it is contiguous.
  */
 OPJIT_MUST_USE opjit_status opjit_empty_broadcast(opjit_tensor *out, const opjit_tensor *a, const opjit_tensor *b,
                                                   opjit_dtype dtype);
 
-/* torch.promote_types: the dtype that holds the values of both. */
+/* torch.promote_types: the dtype that can represent the values of both. */
 OPJIT_MUST_USE opjit_status opjit_promote(opjit_dtype a, opjit_dtype b, opjit_dtype *to);
 
 /*
  * torch.result_type: the dtype of a binary op's result. A tensor without dimensions counts only if its kind (bool,
- * integer, floating, complex) is above the other's.
+ * integer, floating, complex) is higher than the kind of the other tensor.
  */
 OPJIT_MUST_USE opjit_status opjit_result_dtype(const opjit_tensor *a, const opjit_tensor *b, opjit_dtype *to);
 
@@ -72,15 +72,15 @@ OPJIT_MUST_USE opjit_status opjit_result_dtype(const opjit_tensor *a, const opji
 /* 2. Elements                                                                                    */
 
 /*
- * The elements of `count` tensors in the memory order of the first, usually the output, to whose sizes the others
- * broadcast. Of one tensor: a transposed or permuted dense one is a single dimension, as suits a sum.
+ * The elements of `count` tensors in the memory order of the first one, usually the output. The other tensors broadcast
+ * to its sizes. If you pass only one dense tensor, it becomes a single dimension, even if it is transposed.
  */
 OPJIT_MUST_USE opjit_status opjit_elements_of(opjit_elements *e, int count, const opjit_tensor *const *tensors);
 
-/* Treat each element, of complex dtypes only, as two neighbouring real ones. */
+/* Treat each complex element as two neighboring real elements. */
 void opjit_split_complex(opjit_elements *e);
 
-/* Is every operand a plain array of numel elements in the same order? */
+/* Return whether every operand is a plain array of numel elements in the same order. */
 OPJIT_INLINE bool opjit_is_packed(const opjit_elements *e)
 {
     bool packed = e->dim == 1;
@@ -92,15 +92,15 @@ OPJIT_INLINE bool opjit_is_packed(const opjit_elements *e)
 /* ---------------------------------------------------------------------------------------------- */
 /* 3. Rows on the CPU                                                                             */
 
-#define OPJIT_GRAIN 32768 /* elements worth a thread, as in torch */
+#define OPJIT_GRAIN 32768 /* elements that are worth a thread, the same as in torch */
 
-/* Process n elements: those of operand k start at data[k] and lie strides[k] elements apart. */
+/* Process n elements. Operand k starts at data[k], and its elements are strides[k] elements apart. */
 typedef void opjit_row(int64_t n, void *const *data, const int64_t *strides, const void *context);
 
 /* Call row() for all elements, on torch's threads if there are many. */
 OPJIT_MUST_USE opjit_status opjit_for_rows(const opjit_elements *e, opjit_row *row, const void *context);
 
-/* Call row() for the elements from `begin` to `end` in this thread; the first and the last row may be cut. */
+/* Call row() for the elements from `begin` to `end` in this thread. The first and the last row may be partial. */
 void opjit_rows_between(const opjit_elements *e, int64_t begin, int64_t end, opjit_row *row, const void *context);
 
 #ifdef __cplusplus
@@ -113,7 +113,7 @@ void opjit_rows_between(const opjit_elements *e, int64_t begin, int64_t end, opj
 
 #define OPJIT_MAP_THREADS 256
 
-/* The number of packs; 0 unless the operands are packed and start at a multiple of a pack's size. */
+/* The number of packs. It is 0 if an operand isn't packed or doesn't start at a multiple of a pack's size. */
 OPJIT_UNUSED static int64_t opjit_packs(const opjit_elements *e)
 {
     for (int k = 0; k < e->operands; k++)
@@ -122,14 +122,14 @@ OPJIT_UNUSED static int64_t opjit_packs(const opjit_elements *e)
     return opjit_is_packed(e) ? e->numel / (OPJIT_PACK_BYTES / e->bytes[0]) : 0;
 }
 
-/* Where element i of each operand lies, counted in elements from its data. */
+/* Offset of element i in each operand, in elements. */
 template <int operands>
 static __device__ void opjit_offsets(const opjit_elements &e, int64_t i, int64_t *at)
 {
     opjit_places<operands>((int)e.dim, e.sizes, e.strides, i, at);
 }
 
-/* Packs, then the remaining elements, or all of them where they cannot be packed, by their strides. */
+/* Visit the packs and then the remaining elements. If the elements aren't packed, visit all by their strides. */
 template <typename element, typename function>
 static __global__ void __launch_bounds__(OPJIT_MAP_THREADS)
     opjit_map_kernel(const function f, const __grid_constant__ opjit_elements e, const int64_t packs)
@@ -171,8 +171,8 @@ static __global__ void __launch_bounds__(OPJIT_MAP_THREADS)
 }
 
 /*
- * Call f(x, y) for all elements: x has those of the function::inputs last operands, y takes those of the
- * function::outputs first ones. All operands have elements of type `element`.
+ * Call f(x, y) for all elements. x has the elements of the last function::inputs operands, and f writes the elements of
+ * the first function::outputs operands to y. All operands have elements of type `element`.
  */
 template <typename element, typename function>
 OPJIT_MUST_USE static opjit_status opjit_map(const opjit_elements *e, function f, cudaStream_t stream)

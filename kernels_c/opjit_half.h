@@ -1,8 +1,8 @@
 /*
- * opjit_half.h - float16, bfloat16 and float8 in C. Read it only if your op takes these dtypes; opjit.h includes it.
+ * opjit_half.h - float16, bfloat16 and float8 in C. Read it only if your op supports these dtypes. opjit.h includes it.
  *
- * All are storage types without arithmetic: convert to float, compute, convert back. Conversions round to nearest, ties
- * to even, and NaN stays NaN, as in torch.
+ * These are storage types without arithmetic: convert to float, compute, and convert back. Conversions round to
+ * nearest, ties to even, and NaN stays NaN, like in torch.
  *
  *     opjit_half *x = (opjit_half *)out->data;
  *     x[0] = opjit_float_to_half(2 * opjit_half_to_float(x[0]));
@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A small function that a CUDA kernel may call too. */
+/* A small function that a CUDA kernel can also call. */
 #ifdef __CUDACC__
 #define OPJIT_HOST_DEVICE __attribute__((unused, always_inline)) static inline __host__ __device__
 #else
@@ -83,7 +83,7 @@ OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
     const opjit_words_ bits = {value.bits, 0};
     return __builtin_ia32_vcvtph2ps((opjit_halfs_)bits)[0];
 #elif defined(__aarch64__) && !defined(__CUDACC__)
-    __fp16 half; /* its conversions are instructions, which loops have as vectors */
+    __fp16 half; /* its conversions are instructions, which the compiler vectorizes in loops */
     memcpy(&half, &value, sizeof half);
     return half;
 #else
@@ -100,8 +100,8 @@ OPJIT_HOST_DEVICE float opjit_half_to_float(opjit_half value)
 }
 
 /*
- * The bits of a float without its sign, rounded to a narrower format: one with `dropped` fraction bits less, whose
- * exponent's bias is smaller by `bias`. From the bits of `limit` on it becomes `largest`.
+ * The bits of a float without its sign, rounded to a format with `dropped` fewer fraction bits and an exponent bias
+ * that is smaller by `bias`. From the bits of `limit` on, the result is `largest`.
  */
 OPJIT_HOST_DEVICE uint32_t opjit_narrowed(uint32_t bits, uint32_t bias, uint32_t dropped, uint32_t limit,
                                           uint32_t largest, uint32_t nan)
@@ -135,7 +135,7 @@ OPJIT_HOST_DEVICE opjit_half opjit_float_to_half(float value)
     return result;
 }
 
-/* 1 sign, 4 exponent, 3 fraction bits: up to 448, which larger numbers and infinity become, as in torch >= 2.13. */
+/* 1 sign, 4 exponent, 3 fraction bits: up to 448. Larger numbers and infinity become 448, like in torch >= 2.13. */
 OPJIT_HOST_DEVICE float opjit_float8_e4m3fn_to_float(opjit_float8_e4m3fn value)
 {
     uint32_t sign = (uint32_t)(value.bits & 0x80u) << 24, rest = value.bits & 0x7fu;
@@ -173,8 +173,9 @@ OPJIT_HOST_DEVICE opjit_float8_e5m2 opjit_float_to_float8_e5m2(float value)
 }
 
 /*
- * An element of any floating dtype as a number to compute with, and back: opjit_store(to, 2 * opjit_load(from)). In C++
- * these are overloaded functions, in C they choose by the pointer's type.
+ * Load an element of any floating dtype as a number to compute with, and store it. For example,
+ * opjit_store(to, 2 * opjit_load(from)). In C++ these are overloaded functions. In C, they choose by the type of the
+ * pointer.
  */
 #ifdef __cplusplus
 #define OPJIT_OVERLOAD(name_, type_) name_

@@ -1,5 +1,5 @@
 /*
- * opjit_pack.h - load and store 16 bytes at once in a .cu file, where the address allows it.
+ * opjit_pack.h - load and store 16 bytes at a time in a .cu file, if the address allows it.
  *
  *     #include "opjit_pack.h"
  *
@@ -18,24 +18,24 @@
  *     ...
  *         int64_t packs = opjit_is_aligned(from, 16) && opjit_is_aligned(to, 16) ? n / opjit_pack<float>::width : 0;
  *
- * A contiguous tensor may start at any element, as x[1:] does: a cast to float4 * without the check reads wrong data or
- * ends in a misaligned address. For a function of one element, opjit_map() of opjit_elementwise.h does all of this.
+ * A contiguous tensor can start at any element, for example x[1:]. Without the check, a cast to float4 * reads wrong
+ * data or fails with a misaligned address. For a function of one element, use opjit_map() from opjit_elementwise.h.
  */
 #ifndef OPJIT_PACK_H
 #define OPJIT_PACK_H
 
 #include "opjit_cuda.h"
 
-#define OPJIT_PACK_BYTES 16 /* the most that a thread loads or stores at once */
+#define OPJIT_PACK_BYTES 16 /* the maximum that a thread loads or stores at a time */
 
-/* Neighbouring elements that are loaded and stored at once. */
+/* Neighboring elements that are loaded and stored together. */
 template <typename element>
 struct __align__(OPJIT_PACK_BYTES) opjit_pack {
     enum { width = OPJIT_PACK_BYTES / sizeof(element) };
     element at[width];
 };
 
-/* Is an address a multiple of so many bytes? */
+/* Return whether an address is a multiple of `bytes`. */
 OPJIT_HOST_DEVICE bool opjit_is_aligned(const void *data, size_t bytes)
 {
     return (uintptr_t)data % bytes == 0;

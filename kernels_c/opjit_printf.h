@@ -6,10 +6,10 @@
  *     opjit_printf("x[0] = %g\n", x0);
  *
  * The text goes to Python's sys.stdout and is flushed, so that it appears in order between the lines that Python
- * prints: in a terminal, a pipe, a test's captured output or a notebook cell. (Plain printf fills C's own buffer, which
- * a pipe or a notebook shows late or never.) In other threads than the main one, such as those of opjit_parallel_for,
- * and without Python, the text goes straight to the standard output's file descriptor. In CUDA device code use plain
- * printf; its text appears after the next synchronisation.
+ * prints: in a terminal, a pipe, a test's captured output or a notebook cell. Plain printf fills the buffer of C,
+ * which a pipe or a notebook shows late or never. In other threads, for example in opjit_parallel_for, and without
+ * Python, the text goes to the file descriptor of the standard output. In CUDA device code, use plain printf. Its text
+ * appears after the next synchronization.
  */
 #ifndef OPJIT_PRINTF_H
 #define OPJIT_PRINTF_H
@@ -26,8 +26,8 @@ extern "C" {
 #endif
 
 /*
- * Python's limited API, which is the same in every version, resolved as for an extension module. Weak, so that the
- * library also loads in a process without Python.
+ * Python's limited API, which is the same in every version, resolved like in an extension module. The symbols are weak,
+ * so that the library also loads in a process without Python.
  */
 typedef struct opjit_python opjit_python;
 __attribute__((weak)) extern int Py_IsInitialized(void);
@@ -57,8 +57,8 @@ static inline void opjit_python_print(const char *bytes)
 }
 
 /*
- * Only the main thread takes the GIL: a caller may hold it while it waits for the threads of an opjit_parallel_for, and
- * another thread would wait for ever.
+ * Only the main thread takes the GIL: a caller may hold it while it waits for the threads of an opjit_parallel_for, so
+ * another thread would wait forever.
  */
 __attribute__((format(printf, 1, 2), cold, unused)) static void opjit_printf(const char *format, ...)
 {

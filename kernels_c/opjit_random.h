@@ -6,23 +6,23 @@
  *     OPJIT_KERNEL_LOOP(i, n)
  *         mask[i] = opjit_uniform(opjit_philox(seed, i, 0).word[0]) < keep;
  *
- * The numbers depend on the seed, a thread's or an element's own sequence, and the place in it: neither on the number
- * of blocks nor on the device. They are those of curandStatePhilox4_32_10_t after
+ * The numbers depend only on the seed, the sequence of a thread or an element, and the index in the sequence. They
+ * don't depend on the number of blocks or the device. They have the bits of curandStatePhilox4_32_10_t after
  * curand_init(seed, sequence, 4 * block).
  *
- * Where the numbers shall follow torch.manual_seed, declare `Generator? generator=None`. The kernel gets a pointer to a
- * seed of 63 bits, which torch has drawn for this call from the generator or, for None, from that of the tensors'
- * device:
+ * If the numbers should follow torch.manual_seed, declare `Generator? generator=None`. The kernel then gets a pointer
+ * to a 63-bit seed, which torch draws for this call from the generator or, for None, from the default generator of the
+ * tensors' device:
  *
  *     opjit_status noise_cpu(const opjit_tensor *x, const uint64_t *seed, opjit_tensor *out)
  *
- * On CUDA it points to memory of the GPU: pass the pointer to your kernels, and read *seed there. So a CUDA graph draws
- * at each replay.
+ * On CUDA it points to GPU memory. Pass the pointer to your kernels, and read *seed there, so that a CUDA graph draws
+ * new numbers at each replay.
  */
 #ifndef OPJIT_RANDOM_H
 #define OPJIT_RANDOM_H
 
-#ifndef __CUDACC_RTC__ /* NVRTC has these functions itself */
+#ifndef __CUDACC_RTC__ /* NVRTC has these functions built in */
 #include <math.h>
 #endif
 
@@ -49,7 +49,7 @@ OPJIT_HOST_DEVICE opjit_random opjit_philox(uint64_t seed, uint64_t sequence, ui
     return x;
 }
 
-/* A float from 0, included, to 1, excluded: 2^24 values, evenly spaced. */
+/* A float in [0, 1): 2^24 evenly spaced values. */
 OPJIT_HOST_DEVICE float opjit_uniform(uint32_t bits)
 {
     return (float)(bits >> 8) * 0x1p-24f;

@@ -1,5 +1,5 @@
 /*
- * opjit_reduce.h - one value from those of a warp's or a block's threads, in a .cu file.
+ * opjit_reduce.h - reduce the values of a warp's or a block's threads to one value, in a .cu file.
  *
  *     #include "opjit_reduce.h"
  *
@@ -15,10 +15,10 @@
  *     ...
  *         row_sums<<<rows, 256, 0, stream>>>(...);
  *
- * All threads of the warp or block call it, and all get the result. Values are added in one order for one number of
- * threads, so the same input gives the same bits. opjit_add, opjit_maximum and opjit_minimum are here; any struct with
- * such an operator will do. Other algorithms (sort, scan, histogram) are in CUB, whose headers come with CUDA:
- * #include <cub/cub.cuh>.
+ * All threads of the warp or block must call it, and all get the result. For a given number of threads, the order of
+ * additions is fixed, so the same input gives the same bits. You can use opjit_add, opjit_maximum, opjit_minimum, or
+ * any struct with a call operator like theirs. For other algorithms, for example sort, scan and histogram, use CUB,
+ * which ships with CUDA: #include <cub/cub.cuh>.
  */
 #ifndef OPJIT_REDUCE_H
 #define OPJIT_REDUCE_H
@@ -33,7 +33,7 @@ struct opjit_add {
     }
 };
 
-/* NaN if a value is, as in torch. */
+/* NaN if a value is NaN, like in torch. */
 struct opjit_maximum {
     template <typename value>
     __device__ value operator()(value a, value b) const
@@ -50,7 +50,7 @@ struct opjit_minimum {
     }
 };
 
-/* Of the 32 threads of a warp. The value is of any type that __shfl_xor_sync takes. */
+/* Reduce the values of the 32 threads of a warp. The type must be valid for __shfl_xor_sync. */
 template <typename value, typename function>
 static __device__ value opjit_warp_reduce(value x, function f)
 {
@@ -60,7 +60,7 @@ static __device__ value opjit_warp_reduce(value x, function f)
     return x;
 }
 
-/* Of the threads of a block, in any dimensions, whose number is a multiple of 32. */
+/* Reduce the values of the threads of a block. The number of threads must be a multiple of 32, in any dimensions. */
 template <typename value, typename function>
 static __device__ value opjit_block_reduce(value x, function f)
 {
@@ -68,7 +68,7 @@ static __device__ value opjit_block_reduce(value x, function f)
     const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     const unsigned warps = blockDim.x * blockDim.y * blockDim.z / 32;
     x = opjit_warp_reduce(x, f);
-    __syncthreads(); /* threads may still read the values of a call before */
+    __syncthreads(); /* because threads may still read the values of the previous call */
     if (thread % 32 == 0)
         of_warp[thread / 32] = x;
     __syncthreads();

@@ -44,8 +44,11 @@ __version__ = "0.2.0"
 
 
 def _is_command() -> bool:
-    """Return whether this process is ``python -m opjit`` or the script ``opjit`` that pip installed. Its help and completion must not wait
-    seconds for torch, so a command that needs the ops declares them itself. A program that has the same name, wherever it lies, is none."""
+    """Return whether this process is ``python -m opjit`` or the script ``opjit`` that pip installed.
+
+    Its help and completion must not wait seconds for torch, so a command that needs the ops
+    declares them itself. Another program with the same name, in any directory, is not one.
+    """
     if sys.argv[:1] == ["-m"]:
         return sys.orig_argv[-len(sys.argv) :][:1] == ["opjit"]
     if not sys.argv or not sys.argv[0].endswith("/opjit"):

@@ -12,14 +12,17 @@ class OpjitError(RuntimeError):
 
 
 def _unpickled(kind: type[OpjitError], args: tuple[Any, ...], facts: dict[str, Any]) -> OpjitError:
-    """Rebuild an error from another process without calling its constructor, which may take more than a message."""
+    """Rebuild an error from another process without its constructor, which may need more than a message."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(facts)
     return error
 
 
 class UnknownOp(OpjitError, KeyError):
-    """No op of that name is declared: `name`, with its namespace; `closest` are similar declared names, best first."""
+    """No op of this name is declared.
+
+    `name` includes the namespace, and `closest` lists similar declared names, best first.
+    """
 
     def __init__(self, name: str, closest: list[str]) -> None:
         hint = f"did you mean {' or '.join(closest)}?" if closest else "`opjit list` shows all ops"
@@ -38,23 +41,26 @@ class DeclarationError(OpjitError):
 
 
 class UnknownDevice(OpjitError, ValueError):
-    """No backend supports that kind of device."""
+    """No backend supports this kind of device."""
 
 
 class UnknownArch(OpjitError, ValueError):
-    """No backend builds for that arch."""
+    """No backend builds for this architecture."""
 
 
 class DeviceUnavailable(OpjitError):
-    """The backend is known, but this process has no such device."""
+    """The backend is registered, but this process cannot use a device of this kind."""
 
 
 class NoKernel(OpjitError, NotImplementedError):
-    """The op has no source for that backend, or does not support that kind of tensor."""
+    """The op lacks a source for this backend, or does not support this kind of tensor."""
 
 
 class ToolMissing(OpjitError):
-    """A compiler or build tool is missing: `tool`, such as ``"nvcc"``; the message says what to install."""
+    """A compiler or build tool is missing.
+
+    `tool` is its name, for example ``"nvcc"``. The message names the package to install.
+    """
 
     def __init__(self, tool: str, message: str) -> None:
         super().__init__(message)
@@ -108,7 +114,7 @@ class EntryError(OpjitError):
 
 
 class UntrustedFolder(EntryError):
-    """The cache lies in a folder that other users could replace."""
+    """The cache is in a directory that other users could replace."""
 
 
 class PeerLost(OpjitError):
@@ -129,7 +135,7 @@ class CacheWarning(UserWarning):
 
 
 class CompileWarning(UserWarning):
-    """A warning about code that compiled: the compiler's, placed at a line of an op's source, or opjit's own about an extension."""
+    """A warning about code that compiled, placed at the line of an op's source, or about an extension."""
 
 
 def one_string(where: str, parameter: str, text: str) -> str:

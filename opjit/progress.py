@@ -1,4 +1,4 @@
-"""What a user sees of a request: a status line on a terminal, records of the logger ``opjit``, and a warning after LONG seconds. Many
+"""The progress of a request: a status line on a terminal, records of the logger ``opjit``, and a warning after LONG seconds. Many
 builds share one live display on a terminal; elsewhere, each gets a line when it ends."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONG = 60.0  # seconds until a warning
 
 
 def logger() -> logging.Logger:
-    import logging  # late: no hit needs it, and it takes 7 ms of 50 (tests/benchmarks/builders.py imports)
+    import logging  # imported late: a hit doesn't need it, and it costs 7 of 50 ms (tests/benchmarks/builders.py imports)
 
     return logging.getLogger("opjit")
 
@@ -140,7 +140,7 @@ class Display:
 
 @contextmanager
 def display(stream: TextIO | None, write: Callable[[str], object], count: int) -> Iterator[Display]:
-    """Open a display of builds: in place if `stream` is a terminal, else a line for each through `write`."""
+    """Open a display of builds: in place if `stream` is a terminal, otherwise one line per build through `write`."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 

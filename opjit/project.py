@@ -1,4 +1,4 @@
-"""A hatchling build hook: the wheel of a project whose package holds ops gets a binary of each op for each arch.
+"""A hatchling build hook that adds a binary of each op for each architecture to the wheel of a project.
 
     [build-system]
     requires = ["hatchling", "opjit"]

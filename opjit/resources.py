@@ -1,4 +1,4 @@
-"""The C headers, bundled ops and templates: inside the package in a wheel, beside it in a checkout."""
+"""The C headers, bundled ops and templates: inside the package in a wheel, next to it in a checkout."""
 
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ def folder(name: str) -> Path:
 
 
 def include_path() -> str:
-    """Return the folder of opjit.h, for editors and for builds of your own.
+    """Return the directory of opjit.h, for editors and other builds.
 
     Example:
         >>> opjit.include_path()

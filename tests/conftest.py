@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(config.stash[TIERS], "tiers")
     if getattr(config.option, "dist", None) == "load":
         config.option.dist = (
-            "worksteal"  # neighbours stay in one process, which makes what they share once
+            "worksteal"  # neighbors stay in one process, which makes what they share once
         )
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -1,7 +1,7 @@
 /*
  * add_custom on the CPU: self + other, with torch.add's broadcasting, dtypes and results.
  *
- * Additions are plain loops over elements of one dtype that lie side by side; the compiler vectorises them. Operands
+ * Additions are plain loops over elements of one dtype that lie side by side; the compiler vectorizes them. Operands
  * that lie otherwise, or have another dtype than the result, are first converted into a buffer of PIECE elements, which
  * stays in the first cache. float16 and bfloat16 are added as float32 and rounded, as in torch.
  *

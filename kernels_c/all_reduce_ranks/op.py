@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import opjit
+import opjit.distributed
 
 TAKEN = (
     torch.float16,

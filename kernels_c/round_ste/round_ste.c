@@ -8,7 +8,7 @@
  */
 #include "opjit_elementwise.h"
 
-/* A row function; the compiler makes a vectorised copy of the loop for strides of 1. */
+/* A row function; the compiler makes a vectorized copy of the loop for strides of 1. */
 #define ROUND(name_, type_, condition_, one_) \
     static void name_(int64_t n, void *const *data, const int64_t *strides, const void *context) \
     { \

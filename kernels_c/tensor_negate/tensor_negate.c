@@ -13,7 +13,7 @@ typedef struct negation {
     uint64_t flip, carry;
 } negation;
 
-/* A row function; the compiler makes a vectorised copy of the loop for strides of 1. */
+/* A row function; the compiler makes a vectorized copy of the loop for strides of 1. */
 #define NEGATE(type_) \
     static void negate_##type_(int64_t n, void *const *data, const int64_t *strides, const void *context) \
     { \

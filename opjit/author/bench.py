@@ -76,11 +76,11 @@ class Comparison:
 
 _Side = tuple[
     str, Callable[[Op], Callable[..., Any]]
-]  # what an op is measured against: its name in the table, and how to get it
+]  # the baseline of an op: its name in the table, and a way to get it
 
 
 def _side(against: str | None) -> _Side:
-    """Find the side that ``--against`` names: torch.compile, an op, or a function of a module. Raises BadSetting if there is none."""
+    """Find the side that ``--against`` names: torch.compile, an op, or a function of a module. Raises BadSetting if it does not exist."""
     if against is None:
         return "torch", lambda op: op.reference_function
     if against == "torch.compile":
@@ -114,7 +114,7 @@ def benchmark(
     against: str | None = None,
     cold: bool | None = None,
 ) -> int:
-    """Measure the workloads of ops whose labels contain `only`; print a table and its sum for each op and device. `cold` None: cold on
+    """Measure the benchmark cases with `only` in their label, and print a table and a summary for each op and device. `cold` None: cold on
     CUDA. Returns the exit code: 1 if nothing was measured. Raises AssertionError where a result is wrong, on either side."""
     if plot_file is not None and find_spec("matplotlib") is None:
         raise ToolMissing(
@@ -203,11 +203,11 @@ def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:
                     + (
                         "work outside the timed stream"
                         if not each.agrees
-                        else f"the device takes at least {format_time(each.floor)}"
+                        else f"the device needs at least {format_time(each.floor)}"
                     )
                 )
             if each.way == "issue":
-                yield f"no CUDA graph takes {name} on {m.label}: its time contains the host's"
+                yield f"{name} on {m.label} cannot be captured in a CUDA graph, so its time includes CPU time"
 
 
 def summary(rows: Sequence[Comparison]) -> str:
@@ -222,7 +222,7 @@ def summary(rows: Sequence[Comparison]) -> str:
 
 
 def _row(label: str, *cells: str) -> str:
-    """Format a line of the table, 80 columns wide; an empty cell has no column."""
+    """Format a line of the table, 80 columns wide, without a column for an empty cell."""
     widths = (8, 8, 8, 6, 5, 13, 5, 6, 8)
     return f"{label:<13}" + "".join(
         f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True) if cell

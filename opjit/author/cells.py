@@ -1,5 +1,5 @@
 """Checks and measurements of a notebook's op. Measurements run where the notebook's tensors are, and checks in a fresh process: they fork
-children, which fails after CUDA, OpenMP or autograd has started threads, and a kernel that crashes does not take the notebook with it."""
+children, which fails after CUDA, OpenMP or autograd has started threads, and a kernel that crashes does not end the notebook."""
 
 import subprocess
 import sys
@@ -46,10 +46,10 @@ def check(
         work = cloudpickle.dumps(
             partial(_check, make, reference, sample.map(torch.Tensor.cpu), device)
         )
-    except Exception as error:  # the objects' own
+    except Exception as error:  # of the objects
         raise BadSetting(
             f"--test runs the checks in another process, to which the reference, the fake kernel and the arguments cannot be "
-            f"carried: {error}; give functions and values that pickle takes"
+            f"carried: {error}; use functions and values that pickle supports"
         ) from error
     code = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
     with subprocess.Popen(
@@ -80,7 +80,7 @@ def _check(
     op.reference(reference)
     op.samples(lambda where: iter([sample.map(lambda tensor: tensor.to(where))]))
     with click.Context(click.Command("test")) as context:
-        context.color = True  # the notebook shows colours
+        context.color = True  # the notebook shows colors
         command.show(op, device)
 
 

@@ -1,5 +1,5 @@
-"""``opjit demo``: two fresh processes get allreduce for every device, one with an empty cache and one with what the first built; each
-compares it with torch. This process does without torch, whose import takes seconds. Without a GPU, the CUDA op is built only."""
+"""``opjit demo``: two fresh processes get allreduce for every device, one with an empty cache and one with the binaries of the first. Each
+compares it with torch. This process does not import torch, because the import takes seconds. Without a GPU, the CUDA op is only built."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _row(target: str, cold: dict[str, float], warm: dict[str, float]) -> list[st
 
 
 def _fresh(cache: str) -> dict[str, dict[str, float]]:
-    """Return what a fresh process measures, by target. Raises OpjitError if it failed."""
+    """Return the measurements of a fresh process, by target. Raises OpjitError if it failed."""
     variables = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     result = subprocess.run(
         [sys.executable, "-c", _CHILD.format(root=str(default_root()))],
@@ -116,7 +116,7 @@ def _fresh(cache: str) -> dict[str, dict[str, float]]:
 
 
 def report(started: float, root: str) -> None:
-    """Print, as JSON, what a process measures that imports opjit since `started`; copy the binaries to the cache `root`."""
+    """Print, as JSON, the measurements of a process that imports opjit since `started`; copy the binaries to the cache `root`."""
     try:
         print(json.dumps(_measured(started, Path(root))))
     except OpjitError as error:
@@ -124,7 +124,7 @@ def report(started: float, root: str) -> None:
 
 
 def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
-    """Get the op for each device, and call it; each time has that of the imports."""
+    """Get the op for each device, and call it. Each time includes the imports."""
     from opjit import api, backends, request, wanted
     from opjit.backends import targets
     from opjit.catalog import registry

@@ -27,7 +27,7 @@ _TAKEN = {
     "setup_context",
     "backward",
 }
-# Torch's, without an import of torch, which takes seconds.
+# The names of torch, without importing torch, which takes seconds.
 _NAMESPACES = {
     "aten",
     "c10d",
@@ -57,7 +57,7 @@ def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = Fa
 
 
 def new_project(project: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
-    """Write a project whose wheel holds ops with binaries: pyproject.toml with opjit's build hook, a package with an op, tests."""
+    """Write a project: pyproject.toml with opjit's build hook, a package with an op, and tests."""
     package = package_name(project)
     _split(f"{package}::scale_add")
     archs = (
@@ -74,7 +74,7 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
         f"tests/test_{package}.py": "test.py",
     }
     op = _op_files(package, "scale_add", backward, cuda)
-    del op["test_scale_add.py"]  # the project's own tests look at every op
+    del op["test_scale_add.py"]  # the tests of the project check every op
     _write(
         parent / project,
         {
@@ -86,7 +86,7 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
 
 
 def new_backend(name: str, parent: Path) -> Path:
-    """Write a backend for a device type of torch that opjit does not know: the object to register, a kernel, a test."""
+    """Write a backend for a device type of torch that opjit does not support: the object to register, a kernel, a test."""
     _check_name(name, {"cpu", "cuda", *_TAKEN}, f"{name!r} cannot be a backend's name")
     texts = {
         "backend.py": "backend.py",
@@ -141,7 +141,7 @@ def _check_name(name: str, taken: Collection[str], refusal: str) -> None:
 
 
 def package_name(project: str) -> str:
-    """Return the importable form of a project's name. Raises DeclarationError if it has none."""
+    """Return the importable form of a project's name. Raises DeclarationError if it cannot be one."""
     if not _PROJECT.fullmatch(project):
         raise DeclarationError(
             f"{project!r} cannot be a wheel's name: expected letters, digits, '-' and '_', with a letter first"

@@ -4,7 +4,7 @@
     opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
     ...
 
-Line numbers in messages are those of the cell: the source starts with an empty line in place of the magic's."""
+Line numbers in messages are lines of the cell, because the source starts with an empty line instead of the magic."""
 
 import re
 import shlex
@@ -59,12 +59,12 @@ class OpjitMagics(Magics):
                          torch.compile needs this or --fake.
         --fake NAME      a fake kernel that the notebook defines
         --cuda           the cell is CUDA C. (A cell may hold both: C, then a line `// cuda`, then CUDA C.)
-        --reference NAME a function of the same arguments, in plain torch, that --test and --bench compare with
-        --test "x, 2"    run the checks of `opjit test` with these arguments, and with others made from them
+        --reference NAME a function in plain torch with the same arguments, for --test and --bench
+        --test "x, 2"    run the checks of `opjit test` with these and derived arguments
         --bench "x, 2"   time a call with these arguments, and the bandwidth that it reaches
         --over "n=2**10, 2**20"  a line for each value of a name in the arguments: --bench "torch.rand(n), 2"
-        --arch sm_90     where no GPU is, only compile a CUDA cell, for this arch
-        --cflags and others: as in opjit.op; each takes a list of flags in quotes
+        --arch sm_90     only compile a CUDA cell, for this architecture
+        --cflags, ...    as in opjit.op; each is a list of flags in quotes
 
         If the cell runs again with other code, the op stays the same object and runs the new code everywhere. If the code does not
         compile, the cell shows the compiler's first error, and the op keeps its old code."""
@@ -81,7 +81,7 @@ class OpjitMagics(Magics):
                 self._bench(op, options)
         except OpjitError as error:
             shown = f"{type(error).__name__}: {error}"
-            error._render_traceback_ = lambda: [shown]  # type: ignore[attr-defined]  # the traceback would be opjit's own
+            error._render_traceback_ = lambda: [shown]  # type: ignore[attr-defined]  # the traceback would show frames of opjit
             raise
 
     @property
@@ -112,7 +112,7 @@ class OpjitMagics(Magics):
             name, _, values = options["over"].partition("=")
             if not values:
                 raise UsageError(
-                    f"--over takes a name and its numbers, such as n=2**10, 2**20; it has {options['over']!r}"
+                    f"--over: expected a name and its numbers, for example n=2**10, 2**20, got {options['over']!r}"
                 )
             rows = {
                 f"{value:,}": cells.compare(sides, *self._arguments(given, {name.strip(): value}))
@@ -150,7 +150,7 @@ def parse(line: str) -> tuple[str, dict[str, Any]]:
     schema = options.pop("schema")
     unknown = [word for word in schema if word.startswith("--")]
     if unknown:
-        raise UsageError(f"%%opjit does not know {unknown[0]}; %%opjit? lists its options")
+        raise UsageError(f"%%opjit: unknown option {unknown[0]}; run %%opjit? to list the options")
     if options["over"] and not options["bench"]:
         raise UsageError("--over is about --bench, which the line does not have")
     if options["test"] and not options["reference"]:

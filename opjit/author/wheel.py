@@ -51,12 +51,12 @@ def make(
     a folder of the package. `name` is the project's, and with ``_`` for ``-`` the package's; default: the ops' namespace and ``-ops``."""
     for folder in folders:
         if folder.is_dir() and not (folder / "op.py").is_file():
-            raise WheelError(f"{folder} has no op.py; name the folder of each op")
+            raise WheelError(f"expected an op.py in {folder}; name the directory of each op")
     ops = {folder.resolve(): arguments.ops(os.path.join(".", folder)) for folder in folders}
     twice, count = Counter(folder.name for folder in ops).most_common(1)[0]
     if count > 1:
         raise WheelError(
-            f"two folders are named {twice}; rename one, as each becomes a folder of the wheel's package"
+            f"two directories are named {twice}; rename one, because each becomes a directory of the wheel's package"
         )
     every = [op for found in ops.values() for op in found]
     namespaces = sorted({op.schema.namespace for op in every})
@@ -77,7 +77,8 @@ def make(
     }
     with TemporaryDirectory(prefix="opjit-wheel-") as staged:
         root = Path(staged, package)
-        builder = _builder(root, project)  # before anything is compiled, as it checks the version
+        # Before anything is compiled, because it checks the version.
+        builder = _builder(root, project)
         for folder, found in ops.items():
             shutil.copytree(folder, root / folder.name, ignore=LEFT_OUT)
             add_binaries(found, targets, folder, root / folder.name)
@@ -111,7 +112,10 @@ def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
 
 
 def targets_for(ops: Sequence[Op], archs: Sequence[str], hosts: Sequence[str] = ()) -> list[Target]:
-    """Return the targets of archs, for each of which an op has a kernel. Raises WheelError, NoKernel or UnknownArch where there is none."""
+    """Return the targets of archs, for each of which an op has a kernel.
+
+    Raises WheelError, NoKernel or UnknownArch if an op cannot be built for one.
+    """
     if not archs:
         raise WheelError("name the archs to build for, such as x86-64-v3, x86-64-v4 or sm_90")
     found = batch.targets_of(archs, Store(default_root()), hosts)
@@ -125,14 +129,14 @@ def targets_for(ops: Sequence[Op], archs: Sequence[str], hosts: Sequence[str] = 
 
 
 def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: Path) -> None:
-    """Put a binary of each op for each target where `layers` looks for it beside the op's source, once `root` is copied to `to`.
+    """Put a binary of each op for each target next to the op's source, for the time when `root` is copied to `to`.
     `root` is the resolved folder of the wheel's package, or of the one op. Raises WheelError where an op includes a file from outside."""
     for op, target in batch.pairs(ops, targets):
         entry, source = request.entry(op, target), op.declaration.source(target.backend)
         manifest = manifests.parse((entry.folder / manifests.NAME).read_bytes())
         if "debug" in manifest.document:
             raise WheelError(
-                "OPJIT_DEBUG is set, and a wheel holds no debug builds, as they name folders of this machine; unset it"
+                "OPJIT_DEBUG is set, but a wheel cannot contain debug builds, because they contain paths of this machine; unset it"
             )
         for name in manifest.document["inputs"]:
             place = Path(os.path.normpath(source.parent / name))
@@ -140,7 +144,7 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
                 name.startswith("<") or not place.is_relative_to(root)
             ):
                 raise WheelError(
-                    f"{op.qualified} includes {name}, which lies outside {root} and so is not in the wheel; move it there"
+                    f"{op.qualified} includes {name}, which is outside {root}, so it would not be in the wheel; move it into that directory"
                 )
         # Without the time that the build took: the same sources make the same wheel.
         manifest = manifest._replace(built_with={"opjit": opjit.__version__})

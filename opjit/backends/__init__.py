@@ -1,4 +1,4 @@
-"""Backends: how to build for a kind of device, and what it can run. opjit has `cpu` and `cuda`; a package adds its own device with
+"""Backends: how to build for a kind of device, and what it can run. opjit has `cpu` and `cuda`. A package adds another device with
 `opjit.register_backend`, as examples/09_own_device does."""
 
 from collections.abc import Iterable
@@ -41,13 +41,13 @@ class Stream(NamedTuple):
 
 
 class DeviceCompiler(NamedTuple):
-    """A device's own compiler: makes object files of kernels, in C or C++, which the C compiler links with the glue.
+    """The compiler of a device: it makes object files of kernels, in C or C++, which the C compiler links with the glue.
 
     Attributes:
         command: a program on PATH, or its path. SHA-256 of the file is part of the key.
-        install: what a user has to do if it is missing, such as ``"install the Toy SDK and put its bin on PATH"``.
+        install: the remedy if the compiler is missing, for example ``"install the Toy SDK and put its bin on PATH"``.
         version: arguments with which it prints its version; the first line of it is part of the key.
-        folders: the folders of headers that come with the compiler, and so need no place of their own in the key.
+        folders: the directories of headers that belong to the compiler, which are therefore not part of the key.
     """
 
     command: str
@@ -64,11 +64,12 @@ class Flags(NamedTuple):
         cuda: flags for a `.cu` kernel; empty for a backend without one.
         link: after the objects. ``-lNAME`` is a library that each machine has; a path's content is part of the key.
         stubs: torch's libraries that the binary links to: their sonames, without ``.so``.
-        needed: all libraries that the binary may need, besides those that `link` names.
+        needed: all libraries that the binary may need, in addition to those in `link`.
         include: folders on the include path: the backend's, then those that an op's author adds.
-        device: arguments of `Backend.compiler`, with these placeholders besides: ``{source}``, ``{object}``, the list of read files that it
-            must write in the syntax of make, ``{dependencies}``, and ``{path}``, whose argument is repeated for each folder of the include
-            path: ``("-fPIC", "-I{path}", "-MD", "-MF", "{dependencies}", "-c", "{source}", "-o", "{object}")``.
+        device: arguments of `Backend.compiler`. The additional placeholders are ``{source}``, ``{object}``, ``{dependencies}``
+            (the list of read files, which the compiler must write in the syntax of make) and ``{path}``. An argument with
+            ``{path}`` is repeated for each directory of the include path:
+            ``("-fPIC", "-I{path}", "-MD", "-MF", "{dependencies}", "-c", "{source}", "-o", "{object}")``.
         cuda_link: an author's linker flags for CUDA only.
         sources: paths of sources that an op's author adds to the kernel.
         shared: torch's CUDA libraries, which `link` names as ``-l:SONAME``.
@@ -95,10 +96,10 @@ class Backend(Protocol):
         name: the suffix of its kernels' names, ``allreduce_<name>``.
         device_type: ``torch.device.type``.
         dispatch_key: torch's key for kernels on it.
-        suffix: the suffix of an op's source for this backend, such as ``".c"`` or ``".toy.c"``; each backend has its own.
-        kernels: a folder with a device's own kernels for other authors' ops, ``<kernels>/<namespace>/<op><suffix>``; used if the
+        suffix: the suffix of an op's source for this backend, for example ``".c"`` or ``".toy.c"``. No two backends may have the same.
+        kernels: a directory with kernels for ops of other authors, ``<kernels>/<namespace>/<op><suffix>``; used if the
             op's folder has no source with that suffix. None for no such folder.
-        stream: what a kernel gets as its last parameter; None for a device without streams.
+        stream: the last parameter of a kernel. None for a device without streams.
         compiler: the compiler of the kernels; None for the C compiler or, with `uses_nvcc`, CUDA's.
         uses_nvcc: whether a build needs the CUDA toolkit.
     """
@@ -113,7 +114,7 @@ class Backend(Protocol):
     uses_nvcc: bool
 
     def available(self) -> str | None:
-        """Return None if this process can run kernels; else what is missing."""
+        """Return None if this process can run kernels, otherwise the missing part."""
 
     def host_arch(self) -> str:
         """Return the arch to build kernels of this process for. Called only if available."""
@@ -156,7 +157,7 @@ def all_backends() -> list[Backend]:
 
 
 def for_device(device_type: str) -> Backend:
-    """Return the backend of a ``torch.device.type``. Raises UnknownDevice if there is none."""
+    """Return the backend of a ``torch.device.type``. Raises UnknownDevice if it does not exist."""
     for backend in all_backends():
         if device_type in (backend.name, backend.device_type):
             return backend

@@ -9,7 +9,7 @@ from pathlib import Path
 from opjit.backends import DeviceCompiler, Flags, Stream
 
 # Each machine's levels, best first: the /proc/cpuinfo flags that each adds, and -march where it has another name. x86-64's are those of
-# the psABI; neoverse-v2 is Grace. Not -march=native: a compiler takes a CPU's instructions from its family, and a virtual machine may not
+# the psABI; neoverse-v2 is Grace. Not -march=native: a compiler derives a CPU's instructions from its family, and a virtual machine may not
 # allow all of them.
 _LEVELS: dict[str, dict[str, set[str]]] = {
     "x86_64": {
@@ -40,7 +40,7 @@ _LEVELS: dict[str, dict[str, set[str]]] = {
     },
 }
 MACHINES = tuple(_LEVELS)
-_MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not know the CPU
+_MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not support the CPU
 _OF_MACHINE = {
     "aarch64": ("-mno-outline-atomics",)
 }  # functions of gcc's that ask for the CPU, and run code when a binary is opened
@@ -136,7 +136,7 @@ class Cpu:
         return ""
 
     def flags(self, arch: str, runtime: str) -> Flags:
-        # errno and floating-point exceptions would keep gcc from vectorising plain loops; no op reports them
+        # errno and floating-point exceptions would keep gcc from vectorizing plain loops; no op reports them
         c = (
             "-x",
             "c",
@@ -177,7 +177,7 @@ def identity() -> str:
 
 
 def _cpu_flags() -> set[str]:
-    """Return the first CPU's flags; none in a chroot without /proc. The whole file takes milliseconds on a large host."""
+    """Return the first CPU's flags; none in a chroot without /proc. Reading the whole file costs milliseconds on a large machine."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
         for line in cpuinfo:
             if line.startswith(("flags", "Features")):

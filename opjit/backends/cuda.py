@@ -62,7 +62,7 @@ class Cuda:
         return all(re.fullmatch(r"sm_\d{2,3}[af]?", part) for part in arch.split("+"))
 
     def runs(self, arch: str) -> bool:
-        """Return whether each visible GPU has code: for its own capability, or for an earlier minor version of it."""
+        """Return whether each visible GPU has code: for its capability, or for an earlier minor version of it."""
         found = {
             torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
         }
@@ -78,7 +78,7 @@ class Cuda:
     def flags(self, arch: str, runtime: str) -> Flags:
         numbers = [part.removeprefix("sm_") for part in arch.split("+")]
         c = ("-x", "c", "-std=gnu11", "-O2", *GLUE)
-        # torch disables CUDA's arithmetic of half and bfloat16 in favour of its own C++ types, which an op does not have.
+        # torch disables CUDA's arithmetic of half and bfloat16 in favor of C++ types of torch, which an op does not have.
         arithmetic = (
             f"-U__CUDA_NO_{what}__"
             for what in (
@@ -89,7 +89,7 @@ class Cuda:
             )
         )
         # --frandom-seed: replaces a random seed in names that nvcc generates. -O1: for the host code, which only launches kernels; device
-        # code is always optimised. No --split-compile: the order of the kernels in the binary would differ between two builds.
+        # code is always optimized. No --split-compile: the order of the kernels in the binary would differ between two builds.
         cuda = (
             "-std=c++17",
             "-O1",

@@ -33,12 +33,15 @@ class Target(NamedTuple):
 
 
 def host_of(arch: str, host: str | None = None) -> str:
-    """Return the processor of an arch's glue: a CPU's own; for another device the given one, else this machine's."""
+    """Return the host CPU of a wrapper: for a CPU architecture its host CPU, otherwise the given one or this machine's."""
     return cpu.machine_of(arch) or host or platform.machine()
 
 
 def device_type(device: object) -> str:
-    """Return the type of a device that a user names; None is the accelerator, else the CPU. Raises UnknownDevice if nobody knows it."""
+    """Return the type of a device that a user names.
+
+    None means the accelerator, or the CPU. Raises UnknownDevice if no backend supports it.
+    """
     import torch  # late: the command's help and versions do without
 
     if device is None:
@@ -63,7 +66,7 @@ def device_type(device: object) -> str:
 
 
 def here(backend: Backend) -> Target:
-    """Return the target of kernels for this process. Raises DeviceUnavailable if it has no such device."""
+    """Return the target of kernels for this process. Raises DeviceUnavailable if it cannot use such a device."""
     missing = backend.available()
     if missing:
         raise DeviceUnavailable(missing)

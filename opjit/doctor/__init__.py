@@ -1,5 +1,7 @@
-"""``opjit doctor``: finds what keeps ops from being built, cached or loaded on this machine, and says how to fix it.
-The checks run one after another, and each line is printed at once: where a filesystem or driver hangs, the status line names the check."""
+"""``opjit doctor``: find out why ops cannot be built, cached or loaded on this machine, and how to fix it.
+
+The checks run one after another, and each line is printed immediately. If a filesystem or driver hangs, the status line names the check.
+"""
 
 import traceback
 import warnings
@@ -27,7 +29,7 @@ _COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", PROBLEM: "red"}
 
 
 def examine(before: Callable[[str], object] = lambda name: None) -> Iterator[Observation]:
-    """Run every check, and yield what it sees; `before` is called with each check's name first.
+    """Run every check, and yield its observations. `before` is called with the name of each check first.
 
     Example:
         >>> [observation for observation in opjit.doctor.examine() if observation.state == "problem"]
@@ -51,7 +53,7 @@ def show(print_json: Callable[[object], None] | None = None) -> int:
     """Run every check, and print a report or, by `print_json`, the observations. Returns the exit code: 1 if there is a problem."""
     found = []
     with warnings.catch_warnings(), Console(stderr=True).status("checking") as status:
-        warnings.simplefilter("ignore")  # the checks themselves report what torch warns of
+        warnings.simplefilter("ignore")  # the checks report the reasons of torch's warnings
         for observation in examine(lambda name: status.update(f"checking: {name}")):
             found.append(observation)
             if print_json is None:

@@ -28,11 +28,11 @@ from opjit.store.store import Store, default_root
 from opjit.wanted import target_of
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
-TIMEOUT = 50.0  # seconds for one op, which takes two to five
+TIMEOUT = 50.0  # seconds for one op, which needs two to five
 _ARCH = "sm_90"  # the arch of the CUDA op on a machine without a GPU
 _OP = "tensor_negate"
 _OLDEST_TORCH = "2.10"
-_LOW_SPACE = 100 << 20  # bytes; building a CUDA op takes about ten million
+_LOW_SPACE = 100 << 20  # bytes; building a CUDA op needs about ten million
 _PASSWORD = re.compile("//[^/@]*@")  # in a URL
 
 
@@ -41,12 +41,12 @@ class Observation(NamedTuple):
 
     about: str
     state: str  # "ok"; "note" for information; "warning": ops work, but slowly or unsafely; "problem": ops cannot be built or loaded
-    seen: str  # what the check saw, in one line
+    seen: str  # the observation of the check, in one line
     todo: str = ""  # what to do about a problem or a warning, in one line
 
 
 def _from_error(about: str, error: Exception, todo: str) -> Observation:
-    """Turn an error into a problem. In opjit's own messages, the advice follows a semicolon."""
+    """Turn an error into a problem. In messages of opjit, the advice follows a semicolon."""
     lines = str(error).splitlines() or [type(error).__name__]
     if not isinstance(error, OpjitError):
         return Observation(about, PROBLEM, f"{type(error).__name__}: {lines[0]}", todo)
@@ -132,7 +132,7 @@ def cuda_op() -> Iterator[Observation]:
         yield Observation(
             "NVRTC",
             NOTE,
-            "there is none, so nvcc compiles CUDA ops, in three times the time",
+            "not found, so nvcc compiles CUDA ops, which is 3x slower",
             toolchain.INSTALL_NVRTC,
         )
     else:
@@ -146,7 +146,7 @@ def cuda_op() -> Iterator[Observation]:
         yield Observation(
             "nvcc",
             WARNING if here else NOTE,
-            "there is none, so CUDA ops cannot be built here; those in a cache or a wheel still work",
+            "not found, so CUDA ops cannot be built here; ops in a cache or a wheel still work",
             f"{toolchain.INSTALL_NVRTC}, or install the CUDA Toolkit of torch's CUDA version",
         )
         return
@@ -155,7 +155,7 @@ def cuda_op() -> Iterator[Observation]:
         yield Observation(
             "nvcc",
             NOTE,
-            "there is none, so the few CUDA files that NVRTC does not take cannot be built",
+            "not found, so the few CUDA files that NVRTC does not support cannot be built",
         )
     else:
         yield Observation("nvcc", OK, f"CUDA {nvcc.version} ({nvcc.build}) in {nvcc.root}")
@@ -184,7 +184,7 @@ def version_mismatch(nvcc: Nvcc, gpu: bool) -> Observation | None:
 
 
 def _in_subprocess(about: str, where: str) -> Observation:
-    """Build and run an op in a subprocess, which may crash, with a cache of its own on the user's filesystem, whose limits show here."""
+    """Build and run an op in a subprocess, which may crash, with a separate cache on the user's filesystem, to find its limits."""
     if any(tool.state == PROBLEM for tool in tools()):
         return Observation(about, NOTE, "not tried, because a tool is missing")
     with _temporary_folder(nearest_existing(default_root())) as cache:
@@ -243,7 +243,7 @@ def _temporary_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 def main(about: str, where: str) -> None:
-    """Print an observation of the op for a device, or for an arch that is not here, as the subprocess's last line."""
+    """Print an observation of the op for a device, or for an architecture of another machine, as the subprocess's last line."""
     try:
         observation = Observation(about, OK, _build_and_call(where))
     except Exception as error:
@@ -276,7 +276,7 @@ def cache() -> Iterator[Observation]:
             "cache",
             WARNING,
             f"{place} is not a folder, so every process builds its ops again",
-            "set OPJIT_CACHE to a folder of your own",
+            "set OPJIT_CACHE to a directory that only you can write",
         )
         return
     yield Observation(
@@ -290,7 +290,7 @@ def cache() -> Iterator[Observation]:
             "cache",
             WARNING,
             f"{seen}, so opjit does not trust it, and every process builds its ops again",
-            todo or "set OPJIT_CACHE to a folder of your own",
+            todo or "set OPJIT_CACHE to a directory that only you can write",
         )
     try:
         with tempfile.TemporaryDirectory(prefix=".opjit-doctor-", dir=place) as folder:
@@ -300,7 +300,7 @@ def cache() -> Iterator[Observation]:
             "cache",
             WARNING,
             f"{place} cannot be written ({error.strerror}), so no new op is kept there",
-            "free some space there, or set OPJIT_CACHE to a folder of your own on another filesystem",
+            "free some space there, or set OPJIT_CACHE to a directory on another filesystem",
         )
     room = os.statvfs(place)
     free = room.f_bavail * room.f_frsize
@@ -354,7 +354,7 @@ def variables() -> Iterator[Observation]:
             yield Observation(
                 "environment",
                 WARNING,
-                f"{name} is set, but opjit reads no such variable",
+                f"{name} is set, but opjit does not read this variable",
                 f"did you mean {close[0]}?"
                 if close
                 else f"unset it; the variables are {', '.join(VARIABLES)}",

@@ -57,8 +57,7 @@ def transform(op: OpState, *args: Any, **kwargs: Any) -> Any:
 
 def _function(op: OpState, kwargs: dict[str, Any]) -> Any:
     """Return the op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
-    overload = op.overload
-    arguments = overload._schema.arguments
+    overload, arguments = op.overload, op.overload._schema.arguments
     positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
     named = {argument.name: argument.default_value for argument in arguments if argument.kwarg_only}
 
@@ -113,11 +112,16 @@ def loop(
         raise RuntimeError(
             f"{overload._schema.name} has no rule for a batch of no element; declare one with @vmap"
         )
-    calls = []
-    for index in range(info.batch_size):
-        pairs = zip(args, in_dims, strict=True)
-        element = [each if dim is None else each.select(dim, index) for each, dim in pairs]
-        calls.append(overload(*element, **kwargs))
+    calls = [
+        overload(
+            *(
+                each if dim is None else each.select(dim, i)
+                for each, dim in zip(args, in_dims, strict=True)
+            ),
+            **kwargs,
+        )
+        for i in range(info.batch_size)
+    ]
     single = not isinstance(calls[0], tuple)
     columns = [calls] if single else list(zip(*calls, strict=True))
     if not all(isinstance(each[0], torch.Tensor) for each in columns):

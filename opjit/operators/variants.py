@@ -53,8 +53,7 @@ def label(definitions: Mapping[str, object]) -> str:
 def bind(op: OpState) -> bool:
     """Make the two other ops of one with variants known to torch."""
     assert op.library is not None
-    name = op.schema.name
-    rest = op.schema.text.partition("(")[2]
+    name, rest = op.schema.name, op.schema.text.partition("(")[2]
     for other, first in ((f"{name}_choose", ""), (f"{name}_variant", "int variant, ")):
         op.library.define(f"{other}({first}{rest}", tags=op.overload.tags)
         op.library.impl(
@@ -112,12 +111,10 @@ def _run(
     op: OpState, numbered: bool, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
 ) -> Any:
     """Run the variant of a number, the first argument of a call, or the one that suits its tensors."""
-    number: int | None = None
-    if numbered:
-        number, *rest = args
-        args = tuple(rest)
-    # torch's compiler switches this key on while it measures.
-    keys = keys.remove(torch._C.DispatchKey.PythonDispatcher)
+    number, args = (args[0], args[1:]) if numbered else (None, args)
+    keys = keys.remove(
+        torch._C.DispatchKey.PythonDispatcher
+    )  # torch's compiler switches it on while it measures
     backend = backends.for_dispatch_key(torch._C._dispatch_key_name(keys.highestPriorityTypeId()))
     if backend is None or (
         number is not None and not 0 <= number < len(op.declaration.labels(backend))

@@ -100,7 +100,7 @@ def end_with_parent() -> None:
 
 
 def apart(work: Callable[[], object]) -> None:
-    """Run a function in a child, for what it prints, so that this process does not initialise CUDA."""
+    """Run a function in a child, for what it prints, so that this process does not initialize CUDA."""
     with Child(lambda pipe: work()) as child:
         with suppress(EOFError):
             child.messages.recv()

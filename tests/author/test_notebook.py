@@ -146,7 +146,10 @@ def test_a_cell_that_never_compiled_declares_nothing(kernel: Kernel) -> None:
     ("line", "message"),
     [
         ("", "Missing argument 'SCHEMA...'"),
-        ("scale(Tensor x) -> Tensor --zip", "does not know --zip; %%opjit? lists its options"),
+        (
+            "scale(Tensor x) -> Tensor --zip",
+            "unknown option --zip; run %%opjit? to list the options",
+        ),
         ("scale(Tensor x) -> Tensor --like", "Option '--like' requires an argument."),
         ("scale(Tensor x) -> Tensor --cuda=1", "Option '--cuda' does not take a value."),
         (

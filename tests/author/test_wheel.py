@@ -249,7 +249,7 @@ def test_a_header_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
             '#include "opjit.h"', '#include "opjit.h"\n#include "../outside.h"'
         )
     )
-    assert "wheeltest::includes includes ../outside.h, which lies outside" in refused(
+    assert "wheeltest::includes includes ../outside.h, which is outside" in refused(
         "wheel", str(folder), "--arch", LEVEL
     )
 
@@ -259,12 +259,12 @@ def test_folders_that_hold_no_op_or_share_a_name_are_refused_before_anything_in_
 ) -> None:
     assert "there is no folder" in refused("wheel", str(tmp_path / "gone"), "--arch", LEVEL)
     other = str(new_op("othertest::plain", tmp_path))
-    assert "two folders are named plain" in refused(
+    assert "two directories are named plain" in refused(
         "wheel", str(plain), other, "--arch", LEVEL, "--name", "both"
     )
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "op.py").write_text("raise SystemExit('it was run')\n")
-    assert f"{tmp_path} has no op.py; name the folder of each op" in refused(
+    assert f"expected an op.py in {tmp_path}; name the directory of each op" in refused(
         "wheel", str(tmp_path), "--arch", LEVEL, "-o", str(tmp_path)
     )
 

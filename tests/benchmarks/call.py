@@ -11,7 +11,7 @@ On the CPU against C++ ops with the same work (TORCH_LIBRARY, at::Tensor, -O3; p
                     OPJIT_CPP_AUTOGRAD=0 shows it without the kernel in C++, 5 us.
     scale_inplace   mutates its argument. opjit's glue counts up the tensor's version, which the C++ op leaves out.
 
-On a GPU against torch.sum, whose result has the same dtype. A round is some thousand calls in a loop, synchronised at
+On a GPU against torch.sum, whose result has the same dtype. A round is some thousand calls in a loop, synchronized at
 its end; sides take turns, and a table holds medians of rounds. Results are checked first.
 """
 

@@ -10,7 +10,7 @@ The sizes are batch 16, features 32, state 128 (with bars) and batch 64, feature
     backward              gradients of the parameters and inputs, through a graph that is kept
     forward and backward  both
 
-Sides take turns; a table holds medians of rounds. On a GPU a round's calls are issued back to back and synchronised at its
+Sides take turns; a table holds medians of rounds. On a GPU a round's calls are issued back to back and synchronized at its
 end. "device" rows are replays of a CUDA graph of the op and of its reference: what is left without the host. Values are
 checked first.
 """

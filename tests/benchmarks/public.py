@@ -4,7 +4,7 @@
 
 FOLDER holds checkouts of the repositories of the table, by their names, and eigen, glm, parallel-hashmap; WORDs choose extensions by what
 their lines contain. CUDA is compiled for sm_90, and nothing runs. --whole: what light headers refuse is built with torch/extension.h, too.
-Flags are those of the projects that define macros; -std= is left out, as torch refuses that of most, and so are optimisations. An extension
+Flags are those of the projects that define macros; -std= is left out, as torch refuses that of most, and so are optimizations. An extension
 whose error no header mends, or that torch/extension.h does not compile either, belongs to no side.
 """
 

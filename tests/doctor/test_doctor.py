@@ -67,7 +67,9 @@ def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(
         for line in lines
     ), told
     assert any(line.startswith("ok       C compiler: ") for line in lines)
-    assert "warning  environment: OPJIT_CAHCE is set, but opjit reads no such variable" in lines
+    assert (
+        "warning  environment: OPJIT_CAHCE is set, but opjit does not read this variable" in lines
+    )
     assert "         do: did you mean OPJIT_CACHE?" in lines
     assert lines[-1].startswith("0 problems, ")
     assert "\x1b" not in told

@@ -123,7 +123,7 @@ def every(dtype: torch.dtype) -> torch.Tensor:
 
 
 def hard(dtype: torch.dtype) -> torch.Tensor:
-    """Every float16, every number of the dtype, the ties between these, their neighbours, and random bits."""
+    """Every float16, every number of the dtype, the ties between these, their neighbors, and random bits."""
     exact = every(dtype).float()
     exact = exact[exact.isfinite()].sort().values
     ties = (exact[1:].double() + exact[:-1].double()) / 2

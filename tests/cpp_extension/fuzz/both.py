@@ -1,7 +1,7 @@
 """Small C++ programs, built with torch's own headers and the fast way: which of their calls differ.
 
 torch's headers take 20 s to parse, so its build has all programs in one file. The fast way builds them in groups, as a user's program names
-few things: a header that a program lacks must not come from its neighbour. Each module is opened and called in a child of its own."""
+few things: a header that a program lacks must not come from its neighbor. Each module is opened and called in a child of its own."""
 
 import functools
 import hashlib
