@@ -29,6 +29,10 @@ class NvccOnly(Exception):
     """NVRTC cannot take the code or a flag. The message is the reason."""
 
 
+class LayoutDiffers(Exception):
+    """The host's and the device's part of CUDA code have different layouts of a type. The message is the compiler's output."""
+
+
 class BuildTools(NamedTuple):
     """The tools of a build."""
 
@@ -88,6 +92,8 @@ def by_nvrtc_or_nvcc(
                     else "install the CUDA Toolkit"
                 )
                 raise ToolMissing("nvcc", f"{name} needs nvcc, as {reason}; {way}") from None
+        except LayoutDiffers as failed:  # nvcc would take it, and kernels would read garbage
+            raise diagnose(str(failed)) from None
         except CompilerFailed as failed:
             if tools.nvcc is None:
                 raise diagnose(str(failed)) from None

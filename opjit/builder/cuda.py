@@ -1,27 +1,39 @@
 """A CUDA kernel without nvcc: NVRTC compiles the device's part of a .cu file in this process, the C++ compiler the host's.
 
 nvcc parses CUDA's headers three times, in five processes one after another: 0.6 to 0.9 s for an empty file. This takes 0.2 to 0.3 s
-(tests/benchmarks/cold.py --cuda), and needs no CUDA Toolkit. Files that it does not take are left to nvcc."""
+(tests/benchmarks/cold.py --cuda), and needs no CUDA Toolkit. Files that it does not take are left to nvcc.
+
+    the file    the C++ compiler preprocesses it as nvcc does, for the host and for each arch (see preprocessed.py)
+    the texts   host_device_split.py divides them
+    the parts   the C++ compiler takes the host's, NVRTC the device's, in which the sizes of what kernels take are those of the host"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from opjit import resources
 from opjit.builder import budget, host_device_split, nvrtc
-from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
-from opjit.recipe import headers, nvcc_flags, toolchain
+from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
+from opjit.builder.host_device_split import Halves
+from opjit.builder.preprocessed import Piece, flatten, run
+from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import Compiler, Nvrtc
 
+HOST = ""  # in the place of an arch
+# What the preprocessor is asked for.
+TEXT = ("-w", "-x", "c++", "-E", "-dD", "-dI", "-MD", "-MF", "opjit_text.deps", "-o", "text.ii")
+FIRST = resources.folder("kernels_c") / "nvrtc/preprocess.h"  # what it reads first
 _NOWHERE = "/opjit/"
+_OWN_WORDS = re.compile(rf"{_NOWHERE}| OPJIT_LAYOUT_\d+ ?")  # in what NVRTC prints
 _CUDA_HEADERS = re.compile(
     r"^[ \t]*#[ \t]*include[ \t]*[<\"]((?:cuda_\w+|cuComplex|vector_\w+|cu(?:blas|dnn|fft|solver|sparse)\w*|curand|"
     r"nccl)\.h)[>\"]",
@@ -33,160 +45,72 @@ _MATH = re.compile(
     r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"
     r"ldexp|frexp|scalbl?n|div)\s*\()"
 )
+_LINE = re.compile(r"^#line .*$", re.MULTILINE)
+_LAYOUT = (
+    "opjit_layout"  # the section of host_device_split's notes on the types of kernels' parameters
+)
+_LAYOUT_ERROR = re.compile(r"^.*error.*\bthe host's part has another layout of .*$", re.MULTILINE)
 
 
 class CudaFile(NamedTuple):
     """A .cu file to compile."""
 
-    main: str  # the place of the file that is compiled
-    texts: Mapping[str, str]  # the files to split, by path: those that have the author's code
-    names: Mapping[str, str]  # their places below the folder of a part, by path
-    host: Sequence[str]  # flags of the C++ compiler, folders included
-    device: Sequence[str]  # flags of NVRTC, folders included
+    source: str  # its path
+    host: Sequence[str]  # flags of the C++ compiler, without folders of headers
+    users: Sequence[str]  # the author's folders of headers
+    folders: Sequence[str]  # the C++ compiler's flags for all folders of headers but CUDA's
+    device: Sequence[str]  # flags of NVRTC; those that define macros of the author's are left out
+    nvcc: Collection[str]  # flags of nvcc, of which some define macros
     archs: Sequence[str]  # such as ["sm_80", "sm_90"]; "compute_90" is PTX
     shown: Callable[[str], str]  # from a file's path to its name in the device's part
     headers: Mapping[str, str]  # texts for NVRTC by the names in #include lines
     first: str = ""  # code that the host reads before it pretends to be nvcc
-    spaces: Mapping[str, set[str]] = MappingProxyType(
-        {}
-    )  # execution spaces of macros from headers that are not split
+    theirs: tuple[str, ...] = ()  # prefixes of paths that are not the author's, beside CUDA's
+    preprocess: Callable[[Sequence[str], Path], str] | None = (
+        None  # given flags that say what nvcc is, and a folder for files; None: the C++ compiler alone does it
+    )
+    adapt: Callable[[CudaFile, str], CudaFile] | None = None  # to the text of the host's pass
 
 
 def compile_kernels(
     recipe: Recipe, sources: Iterable[Path], work: Path, compiler: Compiler, found: Nvrtc
 ) -> tuple[list[Path], list[Path], str]:
-    """Compile the generated .cu files of an op, which include its author's, each in a folder of its own. Returns sources and objects for
-    the link, and the output. Raises NvccOnly if only nvcc takes a file or flag, CompilerFailed, or OSError if the disk is full."""
-    registrations, objects, output = list[Path](), list[Path](), ""
+    """Compile the generated .cu files of an op, which include its author's, each in a folder of its own.
+
+    Returns sources and objects for the link, and the compilers' output. Raises NvccOnly if only nvcc takes a file or flag, LayoutDiffers if
+    both parts have different ideas of a type, CompilerFailed, or OSError if the disk is full."""
+    registrations = list[Path]()
+    objects = list[Path]()
+    output = ""
     for source in sources:
         folder = work / source.stem
         folder.mkdir()
-        output += compile_unit(_unit(recipe, source, folder), folder, compiler, found)
-        registration = (
-            work / f"{source.stem}_fatbin.c"
-        )  # torch's builder takes no two files of one name
+        output += compile_unit(_unit(recipe, source, work), folder, compiler, found)
         text = (folder / "opjit_fatbin.c").read_text("utf-8")
-        registration.write_text(
-            text.replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin"), "utf-8"
-        )
+        registration = work / f"{source.stem}_fatbin.c"  # torch's builder takes no two of one name
+        named = text.replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin")
+        registration.write_text(named, "utf-8")
         registrations.append(registration)
         objects.append(folder / "opjit_host.o")
     return registrations, objects, output
 
 
 def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
-    device_flags, host_flags = translated(recipe.flags.cuda)
-    folders, paths = recipe.include_path, recipe.places(work)
-    own = headers.closure([str(source), f"{folders[1]}/opjit_cuda.h"], tuple(folders))
-    names = {path: source.name if path == str(source) else f"files{path}" for path in own}
-    host = [
-        *(flag.format(**paths) for flag in host_flags),
-        *(f"-I{work}/host/files{place}" for place in folders),
-    ]
-    device = [
-        *(flag.format(**paths) for flag in device_flags),
-        *(f"--include-path={work}/device/files{place}" for place in folders),
-    ]
+    device, host = translated(recipe.flags.cuda)
+    paths = recipe.places(work)
     # NVRTC completes a relative name in line information by the working folder, and the binary names no folder of this machine.
     nowhere = _NOWHERE if LINE_INFO & {*recipe.flags.cuda} else ""
     return CudaFile(
-        source.name,
-        {path: Path(path).read_text("utf-8", "surrogateescape") for path in names},
-        names,
-        host,
-        device,
+        str(source),
+        [flag.format(**paths) for flag in host],
+        recipe.include_path,
+        [f"-I{folder}" for folder in recipe.include_path],
+        [flag.format(**paths) for flag in device],
+        recipe.flags.cuda,
         recipe.target.arch.split("+"),
         str if recipe.flags.debug else lambda path: f"{nowhere}{Path(path).name}",
         {},
     )
-
-
-def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
-    """Compile a .cu file into opjit_host.o, opjit_kernel.fatbin with machine code for each arch, and opjit_fatbin.c, which registers that
-    with the CUDA runtime, as code that nvcc generates does. Other files may have the same names. Returns the compilers' output. Raises as
-    above."""
-    macros = {**host_device_split.macros_of(unit.texts.values()), **unit.spaces}
-    own = hashlib.sha256(
-        "\0".join([work.name, *unit.texts.values()]).encode("utf-8", "surrogateescape")
-    ).hexdigest()[:16]
-    parts = {
-        path: host_device_split.split(text, macros, f"opjit_unnamed_{own}")
-        for path, text in unit.texts.items()
-    }
-    _write(parts, unit, work)
-    first = list(
-        dict.fromkeys(["cuda_runtime.h", *_CUDA_HEADERS.findall("\n".join(unit.texts.values()))])
-    )
-    if any(_MATH.search(part.host) for part in parts.values()):
-        first += ["cmath", "cstdlib"]
-    variables = {
-        _mangled(variable.name): variable for part in parts.values() for variable in part.variables
-    }
-    kernels = frozenset().union(*(part.kernels for part in parts.values()))
-    addresses = {symbol: f"&{variable.name}" for symbol, variable in variables.items()}
-    with ThreadPoolExecutor(1) as pool:
-        compiled = pool.submit(_compile_host, unit, work, compiler, found, first, kernels)
-        templates = any(
-            part.templates for part in parts.values()
-        )  # the host's part says which instances there are
-        named = [name for name in compiled.result()[1].values() if "<" in name] if templates else []
-        device = _compile_device(unit, work, found, [*dict.fromkeys((*named, *addresses.values()))])
-        sizes, names, output = compiled.result()
-    missing = [variable.name for symbol, variable in variables.items() if symbol not in sizes]
-    if missing:
-        raise NvccOnly(
-            f"the C++ compiler does not define {missing[0]}, a variable in device memory"
-        )
-    launched = {
-        symbol: device.symbols[name] if "<" in name else symbol for symbol, name in names.items()
-    }
-    unknown = [
-        name
-        for symbol, name in names.items()
-        if launched[symbol].encode() + b"\0" not in device.code
-    ]
-    if unknown:
-        raise NvccOnly(f"NVRTC gives {unknown[0]} another name than the C++ compiler")
-    # As nvcc's: others see none but kernels that are neither static nor templates. The linker would keep one of two instances of a name.
-    internal = frozenset().union(*(part.internal for part in parts.values()))
-    hidden = [
-        *variables,
-        *(symbol for symbol, name in names.items() if "<" in name or name in internal),
-    ]
-    renamed = {symbol: f"{symbol}.{own}" for symbol in hidden}
-    if renamed:
-        run_tool(
-            [
-                f"{toolchain.binutils(compiler)}objcopy",
-                *(f"--redefine-sym={old}={new}" for old, new in renamed.items()),
-                "opjit_host.o",
-            ],
-            work,
-        )
-    registered = _registration(
-        {renamed.get(symbol, symbol): name for symbol, name in launched.items()},
-        [
-            (variable.constant, sizes[symbol], renamed[symbol], device.symbols[addresses[symbol]])
-            for symbol, variable in variables.items()
-        ],
-    )
-    (work / "opjit_kernel.fatbin").write_bytes(device.code)
-    (work / "opjit_fatbin.c").write_text(registered, "utf-8")
-    return output + device.log
-
-
-def _write(parts: Mapping[str, host_device_split.Halves], unit: CudaFile, work: Path) -> None:
-    """Write both parts of each file. Messages of the host's name the author's file, the device's its name in `unit.shown`."""
-    for path, part in parts.items():
-        name = unit.names[path]
-        for kind, text, shown in (
-            ("host", part.host, path),
-            ("device", part.device, unit.shown(path)),
-        ):
-            place = work / kind / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            escaped = shown.replace("\\", r"\\").replace('"', r"\"")
-            place.write_text(f'#line 1 "{escaped}"\n{text}', "utf-8", "surrogateescape")
 
 
 def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -197,71 +121,213 @@ def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
         raise NvccOnly(f"NVRTC has no flag {unknown.args[0]}") from None
 
 
-def _compile_host(
-    unit: CudaFile,
-    work: Path,
-    compiler: Compiler,
-    found: Nvrtc,
-    first: Iterable[str],
-    kernels: Collection[str],
-) -> tuple[dict[str, int], dict[str, str], str]:
-    """Compile the host's part, which reads `first` before it pretends to be nvcc. `kernels` are names without template arguments. Returns
-    by symbol its variables' sizes and its kernels' names in C++ with template arguments, and the output."""
-    text = "".join(f"#include <{name}>\n" for name in first)
-    text += f'{unit.first}#undef __CUDACC__\n#define __CUDACC__ 1\n#define __NVCC__ 1\n#include "host/{unit.main}"\n'
-    (work / "opjit_host.cpp").write_text(text, "utf-8")
-    include = str(resources.folder("kernels_c"))
-    folders = [
-        f"-I{include}/nvrtc",
-        *(part for folder in found.headers.split(":") for part in ("-isystem", folder)),
+# --- the text -----------------------------------------------------------------------------------------------------------------------------
+
+
+def nvcc_macros(arch: str, archs: Iterable[str], release: str, flags: Collection[str]) -> list[str]:
+    """Return the flags by which nvcc of a release tells the preprocessor what it is, for an arch or, with `HOST`, for the host's part.
+
+    `flags` are nvcc's. tests/builder/test_preprocessed.py compares them with those of nvcc itself."""
+    major, minor, build = [*release.split("."), "0", "0"][:3]
+    numbers = sorted({int(re.sub(r"\D", "", each)) * 10 for each in archs})
+    macros = {
+        "__CUDA_ARCH_LIST__": ",".join(map(str, numbers)),
+        "__CUDACC_VER_MAJOR__": major,
+        "__CUDACC_VER_MINOR__": minor,
+        "__CUDACC_VER_BUILD__": build,
+        "__CUDA_API_VER_MAJOR__": major,
+        "__CUDA_API_VER_MINOR__": minor,
+        "__NVCC_DIAG_PRAGMA_SUPPORT__": "1",
+    }
+    if int(major) >= 13:
+        macros["__CUDACC_DEVICE_ATOMIC_BUILTINS__"] = "1"
+    if arch:
+        macros |= _arch_macros(arch)
+    for flag, macro in _BY_FLAG.items():
+        if flag in flags:
+            macros[macro] = "1"
+    return [f"-D{name}={value}" for name, value in macros.items()]
+
+
+_BY_FLAG = {
+    "-G": "__CUDACC_DEBUG__",
+    "--device-debug": "__CUDACC_DEBUG__",
+    "--expt-relaxed-constexpr": "__CUDACC_RELAXED_CONSTEXPR__",
+    "-expt-relaxed-constexpr": "__CUDACC_RELAXED_CONSTEXPR__",
+    "--expt-extended-lambda": "__CUDACC_EXTENDED_LAMBDA__",
+    "--extended-lambda": "__CUDACC_EXTENDED_LAMBDA__",
+}
+
+
+def _arch_macros(arch: str) -> dict[str, str]:
+    """Return the macros of code for an arch, such as ``sm_90a``."""
+    number = int(re.sub(r"\D", "", arch)) * 10
+    macros = {"__CUDA_ARCH__": str(number), "CUDA_DOUBLE_MATH_FUNCTIONS": "1"}
+    if arch[-1] == "a":
+        macros[f"__CUDA_ARCH_FEAT_SM{number // 10}_ALL"] = "1"
+        macros["__CUDA_ARCH_SPECIFIC__"] = str(number)
+    if arch[-1] in "af":
+        macros["__CUDA_ARCH_FAMILY_SPECIFIC__"] = str(number)
+    return macros
+
+
+def _flat_text(unit: CudaFile, arch: str, work: Path, compiler: Compiler, found: Nvrtc) -> str:
+    """Return the author's text as nvcc would see it for an arch, or for the host."""
+    scratch = work / f"text_{arch or 'host'}"
+    scratch.mkdir(parents=True)
+    output = _preprocessed(unit, arch, scratch, compiler, found)
+    own = str(resources.folder("kernels_c") / "nvrtc")
+    theirs = (*found.headers.split(":"), own, str(scratch), *unit.theirs, "<")
+    users = tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in unit.users)
+
+    def is_authors(piece: Piece) -> bool:
+        if piece.path.startswith(theirs):
+            return False
+        return not piece.system or piece.path.startswith(users)
+
+    return flatten(output, is_authors, unit.shown if arch else str, _given(unit.host))
+
+
+def _preprocessed(
+    unit: CudaFile, arch: str, scratch: Path, compiler: Compiler, found: Nvrtc
+) -> str:
+    """Return what the preprocessor makes of a file, with the macros at their places."""
+    told = nvcc_macros(arch, unit.archs, nvrtc.release(found.library), unit.nvcc)
+    if unit.preprocess:
+        return unit.preprocess(told, scratch)
+    lacking = scratch / "lacking"
+    flags = [*unit.host, *told, *unit.folders, *folders_of_cuda(found), "-include", str(FIRST)]
+    command = [compiler.path, *flags, "-idirafter", str(lacking), *TEXT, unit.source]
+    run(command, scratch, lacking, tuple(found.headers.split(":")))
+    return (scratch / "text.ii").read_text("utf-8", "surrogateescape")
+
+
+def folders_of_cuda(found: Nvrtc) -> list[str]:
+    """Return the C++ compiler's flags for the headers of CUDA's runtime."""
+    own = resources.folder("kernels_c") / "nvrtc"
+    system = [word for folder in found.headers.split(":") for word in ("-isystem", folder)]
+    return [f"-I{own}", *system, "-idirafter", f"{own}/absent"]
+
+
+def _given(flags: Iterable[str]) -> dict[str, str]:
+    """Return the macros that flags define: by name, the text behind ``#define``."""
+    macros: dict[str, str] = {}
+    for flag in flags:
+        if flag.startswith("-D"):
+            head, equals, body = flag[2:].partition("=")
+            macros[re.split(r"\(", head)[0]] = f"{head} {body if equals else '1'}"
+        elif flag.startswith("-U"):
+            macros.pop(flag[2:], None)
+    return macros
+
+
+# --- both parts ---------------------------------------------------------------------------------------------------------------------------
+
+
+class _Host(NamedTuple):
+    """The compiled part of the host."""
+
+    sizes: Mapping[str, int]  # of variables in device memory, by symbol
+    kernels: Mapping[str, str]  # the names of kernels in C++, with template arguments, by symbol
+    output: str
+
+
+def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -> str:
+    """Compile a .cu file into opjit_host.o, opjit_kernel.fatbin with machine code for each arch, and opjit_fatbin.c, which registers that
+    with the CUDA runtime, as code that nvcc generates does.
+
+    Other files may have the same names. Returns the compilers' output. Raises as `compile_kernels` does."""
+
+    def flat_text(arch: str) -> str:
+        return _flat_text(unit, arch, work, compiler, found)
+
+    with ThreadPoolExecutor() as pool:
+        host_text, *device_texts = pool.map(flat_text, [HOST, *unit.archs])
+        if unit.adapt:
+            unit = unit.adapt(unit, host_text)
+        own = _digest(work.name, host_text)
+        halves = host_device_split.split(host_text, {}, f"opjit_unnamed_{own}")
+        _write_host(unit, halves, host_text, work)
+        compiled = pool.submit(_compile_host, unit, work, compiler, found, halves.kernels)
+        parts = [
+            host_device_split.split(text, {}, f"opjit_unnamed_{own}").device
+            for text in device_texts
+        ]
+        addresses = {_mangled(one.name): f"&{one.name}" for one in halves.variables}
+        instances = list[str]()
+        layouts = ""
+        if halves.templates or halves.layouts:  # the host's part knows the instances and layouts
+            instances = [name for name in compiled.result().kernels.values() if "<" in name]
+            layouts = _layouts(halves, compiler, work)
+        device = _compile_device(
+            unit, [layouts + part for part in parts], found, [*instances, *addresses.values()]
+        )
+        host = compiled.result()
+    launched = _launched(halves, host, device)
+    renamed = _hide(halves, host, addresses, own, compiler, work)
+    variables = [
+        (one.constant, host.sizes[symbol], renamed[symbol], device.symbols[f"&{one.name}"])
+        for symbol, one in zip(addresses, halves.variables, strict=True)
     ]
-    output = run_tool(
-        [
-            compiler.path,
-            "-x",
-            "c++",
-            *unit.host,
-            "-fPIC",
-            *folders,
-            "-idirafter",
-            f"{include}/nvrtc/absent",
-            "-Wp,-MD,opjit_host.deps",
-            *toolchain.listing(compiler, "opjit_host"),
-            "-c",
-            "opjit_host.cpp",
-            "-o",
-            "opjit_host.o",
-        ],
-        work,
-        budget.CXX_JOB,
-    )  # with what NVRTC takes meanwhile
-    table = run_tool(
-        ["readelf", "--syms", "--wide", "opjit_host.o"], work
-    )  # nm takes 20 ms for its plugins
+    kernels = {renamed.get(symbol, symbol): name for symbol, name in launched.items()}
+    (work / "opjit_kernel.fatbin").write_bytes(device.code)
+    (work / "opjit_fatbin.c").write_text(_registration(kernels, variables), "utf-8")
+    return host.output + device.log
+
+
+def _digest(name: str, text: str) -> str:
+    """Return what tells the symbols of a file from those of others, the same in every folder."""
+    content = f"{name}\0{_LINE.sub('', text)}"
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _write_host(unit: CudaFile, halves: Halves, text: str, work: Path) -> None:
+    """Write the host's part, behind the headers that it reads before it pretends to be nvcc."""
+    first = list(dict.fromkeys(["cuda_runtime.h", *_CUDA_HEADERS.findall(text)]))
+    if _MATH.search(halves.host):
+        first += ["cmath", "cstdlib"]
+    lines = [f"#include <{name}>" for name in first]
+    lines += [unit.first, "#undef __CUDACC__", "#define __CUDACC__ 1", "#define __NVCC__ 1"]
+    lines += [f"#undef {name}" for name in _given(unit.host)]  # the text has been expanded
+    written = "\n".join([*lines, halves.host])
+    (work / "opjit_host.cpp").write_text(written, "utf-8", "surrogateescape")
+
+
+def _compile_host(
+    unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc, kernels: Collection[str]
+) -> _Host:
+    """Compile the host's part. `kernels` are names without template arguments."""
+    command = [compiler.path, "-x", "c++", *unit.host, *unit.folders, "-fPIC"]
+    command += folders_of_cuda(found)
+    command += ["-Wp,-MD,opjit_host.deps", "-Wno-invalid-offsetof"]
+    command += [*toolchain.listing(compiler, "opjit_host"), "-c", "opjit_host.cpp"]
+    output = run_tool([*command, "-o", "opjit_host.o"], work, budget.CXX_JOB)
+
+    defined = _defined_symbols(work)
+    functions = [symbol for symbol, row in defined.items() if row[3] == "FUNC"]
+    shown = run_tool(["c++filt", "--no-params", *functions], work).splitlines() if functions else []
+    names = dict(zip(functions, map(_without_type, shown), strict=True))
+    known = {symbol: name for symbol, name in names.items() if name.partition("<")[0] in kernels}
+    for symbol, name in known.items():
+        if defined[symbol][4] == "LOCAL":
+            raise NvccOnly(f"{name} is static by a macro, or in one of its declarations")
+    sizes = {
+        symbol: int(row[2], 0)
+        for symbol, row in defined.items()
+        if row[3] == "OBJECT" and row[4] != "LOCAL"
+    }
+    return _Host(sizes, known, output)
+
+
+def _defined_symbols(work: Path) -> dict[str, list[str]]:
+    """Return readelf's row of each function and variable that the host's object file defines, by symbol."""
+    table = run_tool(["readelf", "--syms", "--wide", "opjit_host.o"], work)  # nm takes 20 ms
     rows = [line.split() for line in table.splitlines()]
-    defined = {
+    return {
         row[7]: row
         for row in rows
         if len(row) == 8 and row[3] in ("FUNC", "OBJECT") and row[6] != "UND"
     }
-    functions = [symbol for symbol, row in defined.items() if row[3] == "FUNC"]
-    shown = run_tool(["c++filt", "--no-params", *functions], work).splitlines() if functions else []
-    names = dict(zip(functions, map(_without_type, shown), strict=True))
-    if static := [
-        name
-        for symbol, name in names.items()
-        if name.partition("<")[0] in kernels and defined[symbol][4] == "LOCAL"
-    ]:
-        raise NvccOnly(f"{static[0]} is static by a macro, or in one of its declarations")
-    return (
-        {
-            symbol: int(row[2], 0)
-            for symbol, row in defined.items()
-            if row[3] == "OBJECT" and row[4] != "LOCAL"
-        },
-        {symbol: name for symbol, name in names.items() if name.partition("<")[0] in kernels},
-        output,
-    )
 
 
 def _without_type(name: str) -> str:
@@ -277,49 +343,112 @@ def _without_type(name: str) -> str:
 def _mangled(name: str) -> str:
     """Return a variable's symbol, by the Itanium C++ ABI."""
     parts = name.split("::")
-    return name if len(parts) == 1 else f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E"
+    if len(parts) == 1:
+        return name
+    return f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E"
+
+
+def _layouts(halves: Halves, compiler: Compiler, work: Path) -> str:
+    """Return macros that compare the types of kernels' parameters in the device's part with those of the host's.
+
+    The host's part notes each in a section: the parameter's number, its size, its alignment, and how many members' offsets follow."""
+    if not halves.layouts:
+        return ""
+    place = work / _LAYOUT
+    objcopy = f"{toolchain.binutils(compiler)}objcopy"
+    run_tool([objcopy, f"--dump-section={_LAYOUT}={_LAYOUT}", "opjit_host.o", "unused.o"], work)
+    content = place.read_bytes() if place.exists() else b""
+    values = [value for (value,) in struct.iter_unpack("<Q", content)]
+    seen: dict[int, list[list[int]]] = {}
+    at = 0
+    while at < len(values):
+        number, count = values[at], values[at + 3]
+        seen.setdefault(number, []).append(
+            [*values[at + 1 : at + 3], *values[at + 4 : at + 4 + count]]
+        )
+        at += 4 + count
+    lines = [
+        f"#define OPJIT_LAYOUT_{number} {layout.check(seen.get(number, []))}"
+        for number, layout in enumerate(halves.layouts)
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _compile_device(
-    unit: CudaFile, work: Path, found: Nvrtc, expressions: Sequence[str]
+    unit: CudaFile, texts: Sequence[str], found: Nvrtc, expressions: Sequence[str]
 ) -> nvrtc.DeviceCode:
     """Compile the device's part for each arch into a fat binary. The expressions name kernels' instances and variables."""
     folders = [Path(folder) for folder in found.headers.split(":")]
-    own = (
-        {}
-        if any((folder / "nv/target").is_file() for folder in folders)
-        else {"nv/target": nvrtc.own_header("nv_target.h")}
-    )
+    own = dict[str, str]()
+    if not any((folder / "nv/target").is_file() for folder in folders):
+        own["nv/target"] = nvrtc.own_header("nv_target.h")
     # NVRTC's int64_t is `long`, as the host's; libcu++ takes it for `long long`, a type with another name in symbols.
-    integers = next(
-        (path for folder in folders if (path := folder / "cuda/std/cstdint").is_file()), None
-    )
-    if integers is not None:
-        own["cuda/std/cstdint"] = re.sub(r"long long(?=;)", "long", integers.read_text("utf-8"))
+    for folder in folders:
+        integers = folder / "cuda/std/cstdint"
+        if integers.is_file():
+            text = re.sub(r"long long(?=;)", "long", integers.read_text("utf-8"))
+            own["cuda/std/cstdint"] = text
+            break
     own |= unit.headers
-    options = ["-default-device", *unit.device, *(f"--include-path={folder}" for folder in folders)]
-    source = (work / "device" / unit.main).read_text("utf-8", "surrogateescape")
+    authors = {flag for flag in unit.host if flag.startswith(("-D", "-U"))}
+    flags = [flag for flag in unit.device if flag not in authors]
+    options = ["-default-device", *flags, *(f"--include-path={folder}" for folder in folders)]
 
-    def compile_for(arch: str) -> nvrtc.DeviceCode:
+    def compile_for(arch: str, text: str) -> nvrtc.DeviceCode:
+        name = Path(unit.source).name
+        wanted = [f"--gpu-architecture={arch}", *options]
+        source = f'#include "opjit_gnu.h"\n{text}'
         try:
-            return nvrtc.compile_for(
-                found.library,
-                source,
-                Path(unit.main).name,
-                own,
-                [f"--gpu-architecture={arch}", *options],
-                expressions,
-            )
+            return nvrtc.compile_for(found.library, source, name, own, wanted, expressions)
         except CompilerFailed as failed:
-            raise CompilerFailed(str(failed).replace(_NOWHERE, "")) from None
+            message = _OWN_WORDS.sub("", str(failed))
+            if _LAYOUT_ERROR.search(message):
+                raise LayoutDiffers(message) from None
+            raise CompilerFailed(message) from None
 
     with ThreadPoolExecutor() as pool:  # threads, as NVRTC needs no process
-        codes = list(pool.map(compile_for, unit.archs))
-    return nvrtc.DeviceCode(
-        nvrtc.fatbin({arch: each.code for arch, each in zip(unit.archs, codes, strict=True)}),
-        codes[0].symbols,
-        "".join(each.log.replace(_NOWHERE, "") for each in codes),
-    )
+        codes = list(pool.map(compile_for, unit.archs, texts))
+    machine_code = {arch: each.code for arch, each in zip(unit.archs, codes, strict=True)}
+    log = "".join(_OWN_WORDS.sub("", each.log) for each in codes)
+    return nvrtc.DeviceCode(nvrtc.fatbin(machine_code), codes[0].symbols, log)
+
+
+def _launched(halves: Halves, host: _Host, device: nvrtc.DeviceCode) -> dict[str, str]:
+    """Return the device's symbol of each kernel, by the host's. Raises NvccOnly if a part lacks a kernel or variable."""
+    for variable in halves.variables:
+        if _mangled(variable.name) not in host.sizes:
+            raise NvccOnly(
+                f"the C++ compiler does not define {variable.name}, a variable in device memory"
+            )
+    launched = dict[str, str]()
+    for symbol, name in host.kernels.items():
+        launched[symbol] = device.symbols[name] if "<" in name else symbol
+        if launched[symbol].encode() + b"\0" not in device.code:
+            raise NvccOnly(f"NVRTC gives {name} another name than the C++ compiler")
+    return launched
+
+
+def _hide(
+    halves: Halves,
+    host: _Host,
+    variables: Iterable[str],
+    own: str,
+    compiler: Compiler,
+    work: Path,
+) -> dict[str, str]:
+    """Rename what only this file may see in the host's object file, and leave out its notes. Returns the new symbols by the old ones.
+
+    As nvcc's: others see none but kernels that are neither static nor templates. The linker would keep one of two instances of a name."""
+    hidden = [
+        symbol for symbol, name in host.kernels.items() if "<" in name or name in halves.internal
+    ]
+    renamed = {symbol: f"{symbol}.{own}" for symbol in [*variables, *hidden]}
+    edits = [f"--redefine-sym={old}={new}" for old, new in renamed.items()]
+    if halves.layouts:
+        edits.append(f"--remove-section={_LAYOUT}")
+    if edits:
+        run_tool([f"{toolchain.binutils(compiler)}objcopy", *edits, "opjit_host.o"], work)
+    return renamed
 
 
 def _registration(
@@ -341,6 +470,5 @@ def _registration(
         for index, (constant, size, _, name) in enumerate(variables, len(kernels))
     ]
     text = resources.template("fatbin.c.in")
-    return text.replace("$declarations", "\n".join(declarations)).replace(
-        "$calls", "\n".join(calls)
-    )
+    declared = text.replace("$declarations", "\n".join(declarations))
+    return declared.replace("$calls", "\n".join(calls))

@@ -10,7 +10,7 @@ that the split does not understand raise `NvccOnly`, and nvcc compiles them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly
@@ -59,6 +59,15 @@ _TYPES = {
     "friend",
 }  # not of the host alone
 _SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
+_LINE = re.compile(r"^#line (\d+) (.*)\n", re.MULTILINE)
+# Names in the types of parameters that are no classes.
+_SCALAR_NAMES = """
+    const volatile __restrict__ restrict unsigned signed bool char short int long float double size_t ptrdiff_t std
+    int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t intptr_t uintptr_t
+"""
+_SCALARS = frozenset(_SCALAR_NAMES.split())
+_MAX_MEMBERS = 24  # an assembler statement takes 30 operands
+_NO_MEMBERS = _TYPES | {"static", "template", "public", "private", "protected"}
 _Edit = tuple[int, int, str]  # the text between two places
 
 
@@ -67,6 +76,39 @@ class Variable(NamedTuple):
 
     name: str
     constant: bool
+
+
+class Layout(NamedTuple):
+    """A parameter of a kernel that may be a class, whose layout both parts must agree on."""
+
+    type: str
+    name: str
+    members: tuple[str, ...]  # whose offsets are compared
+
+    def note(self, number: int) -> str:
+        """Return code for the kernel's body on the host, which notes the layout in the section opjit_layout."""
+        values = [f"sizeof({self.name})", f"alignof(decltype({self.name}))"]
+        values += [f"__builtin_offsetof(decltype({self.name}), {one})" for one in self.members]
+        shown = "".join(f", %c{index}" for index in range(2, len(values)))
+        given = ", ".join(f'"i"({value})' for value in values)
+        return (
+            '__asm__ volatile(".pushsection opjit_layout,\\"\\",@progbits\\n'
+            f".quad {number}, %c0, %c1, {len(self.members)}{shown}\\n"
+            f'.popsection" : : {given}); '
+        )
+
+    def check(self, seen: Iterable[Sequence[int]]) -> str:
+        """Return code for the kernel's body on the device, which refuses a layout that is none of the host's."""
+        values = [f"sizeof({self.name})", f"alignof(decltype({self.name}))"]
+        values += [f"__INTADDR__(&((decltype({self.name}) *)0)->{one})" for one in self.members]
+        same = [
+            " && ".join(
+                f"{value} == {number}" for value, number in zip(values, numbers, strict=True)
+            )
+            for numbers in seen
+        ]
+        message = f"the host's part has another layout of {self.name}, of type {self.type}: give both parts the same members"
+        return f'static_assert({" || ".join(same)}, "{message}");' if same else ""
 
 
 class Halves(NamedTuple):
@@ -78,6 +120,7 @@ class Halves(NamedTuple):
     internal: frozenset[str]  # of kernels, no templates, that the author declared static or inline
     templates: bool  # whether a kernel is one
     variables: tuple[Variable, ...]
+    layouts: tuple[Layout, ...] = ()  # OPJIT_LAYOUT_<index> in the device's part stands for a check
 
 
 def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
@@ -111,6 +154,7 @@ def split(text: str, macros: Mapping[str, set[str]], unnamed: str = "opjit_unnam
         frozenset(splitter.internal),
         splitter.templates,
         tuple(splitter.variables),
+        tuple(splitter.layouts),
     )
 
 
@@ -136,6 +180,8 @@ class _Splitter:
         self.internal: set[str] = set()
         self.templates = False
         self.variables: list[Variable] = []
+        self.layouts: list[Layout] = []
+        self.members: dict[str, tuple[str, ...]] = {}  # of structs, by their names
         refused = _REFUSED & {token.text for token in self.tokens}
         if refused:
             raise NvccOnly(f"it uses {min(refused)}")
@@ -160,7 +206,18 @@ class _Splitter:
 
     def _replace(self, part: list[_Edit], start: int, end: int, text: str = "") -> None:
         """Replace a text in a part, and keep the number of its lines."""
-        part.append((start, end, text + "\n" * self.text.count("\n", start, end)))
+        removed = self.text[start:end]
+        directives = list(_LINE.finditer(removed))
+        if not directives:
+            part.append((start, end, text + "\n" * removed.count("\n")))
+            return
+        last = directives[-1]
+        number = int(last[1]) + removed.count("\n", last.end())
+        part.append((start, end, f"{text}\n#line {number} {last[2]}\n"))
+
+    def _source(self, start: int, end: int) -> str:
+        """Return a part of the text in one line."""
+        return " ".join(_LINE.sub("", self.text[start:end]).split())
 
     def _drop(self, tokens: Iterable[Token], words: Collection[str]) -> bool:
         """Leave words out of both parts. Returns whether there are any."""
@@ -246,6 +303,7 @@ class _Splitter:
         if {"struct", "class", "union"} & set(words[declared:]):
             if any(token.text == "<<<" for token in self.tokens[at:close]):
                 raise NvccOnly("it launches a kernel from a method")
+            self._note_members(head[declared:], at, close, declared > 0)
             self.scope(at + 1, close, (*names, "*"), in_class=True)
         return close + 1, begin
 
@@ -333,21 +391,70 @@ class _Splitter:
         groups = self._groups(parameters)
         named = [named_parameter(group) for group in groups]
         types = ", ".join(
-            self.text[group[0].start : end] for group, (_, end) in zip(groups, named, strict=True)
+            self._source(group[0].start, end) for group, (_, end) in zip(groups, named, strict=True)
         )
         addresses = "".join(f"(void *)&{name}, " for name, _ in named)
-        callee = (
-            self.text[self.tokens[at].start : self.tokens[parameters].start].strip() + arguments
-        )
+        callee = self._source(self.tokens[at].start, self.tokens[parameters].start) + arguments
+        notes = self._layouts_of(groups, [name for name, _ in named], self.tokens[body].end)
         start, end = self.tokens[body].start, self.tokens[self.closing[body]].end
         stub = (
-            f"{{ void *opjit_arguments[] = {{{addresses}nullptr}}; "
+            f"{{ {notes}void *opjit_arguments[] = {{{addresses}nullptr}}; "
             f"opjit_launch((const void *)static_cast<void (*)({types})>(&{callee}), opjit_arguments); }}"
         )
-        self._replace(self.host, start, end, stub.replace("\n", " "))
+        self._replace(self.host, start, end, stub)
         self.kernels.add("::".join((*names, name)))
         self.internal |= {"::".join((*names, name))} if internal and not declared else set()
         self.templates |= declared > 0
+
+    def _layouts_of(self, groups: list[list[Token]], names: list[str], body: int) -> str:
+        """Enter the parameters of a kernel that may be classes. Returns the code that notes their layouts on the host."""
+        notes = ""
+        checks = ""
+        for group, name in zip(groups, names, strict=True):
+            words = [token.text for token in group if token.kind == "name"]
+            is_scalar = _SCALARS.issuperset(word for word in words if word != name)
+            if is_scalar or name.endswith("...") or {"*", "&"} & {token.text for token in group}:
+                continue
+            named = next(token for token in group if token.text == name)
+            typed = self._source(group[0].start, named.start).replace("const ", "")
+            layout = Layout(typed, name, self.members.get(typed, ()))
+            number = len(self.layouts)
+            self.layouts.append(layout)
+            notes += layout.note(number)
+            checks += f" OPJIT_LAYOUT_{number}"
+        if checks:
+            self.device.append((body, body, checks + " "))
+        return notes
+
+    def _note_members(self, head: list[Token], opened: int, close: int, template: bool) -> None:
+        """Note the members of a struct whose offsets a program may ask for."""
+        words = [token.text for token in head]
+        if template or words[0] not in ("struct", "union"):
+            return
+        ends = words.index(":") if ":" in words else len(words)
+        members = list[str]()
+        begin = opened + 1
+        for at in outer_indices(self.closing, opened + 1, close):
+            if self.tokens[at].text in ("private", "protected"):
+                break
+            if self.tokens[at].text == ";":
+                members += self._declared_members(begin, at)
+                begin = at + 1
+        self.members[words[ends - 1]] = tuple(members[:_MAX_MEMBERS])
+
+    def _declared_members(self, begin: int, end: int) -> Iterator[str]:
+        """Yield the names that a declaration in a struct declares, but for functions and bit fields."""
+        outer = [self.tokens[at] for at in outer_indices(self.closing, begin, end)]
+        words = {token.text for token in outer}
+        if words & _NO_MEMBERS or words & {"(", "{", "&", ":"} or len(outer) < 2:
+            return
+        for start, stop in split_at_commas(self.tokens, self.closing, begin, end):
+            texts = [self.tokens[at].text for at in outer_indices(self.closing, start, stop)]
+            for mark in ("=", "["):
+                if mark in texts:
+                    texts = texts[: texts.index(mark)]
+            if texts and re.fullmatch(r"[A-Za-z_]\w*", texts[-1]):
+                yield texts[-1]
 
     def _external(self, begin: int, end: int) -> bool:
         """Leave out of a kernel's declaration what would keep its name in this file. Returns whether there was something."""

@@ -105,6 +105,7 @@ def headers() -> dict[str, str]:
     """Return the texts of the headers that every device code may include, by name."""
     return {
         **dict.fromkeys(_EMPTY, ""),
+        "opjit_gnu.h": own_header("gnu.h"),
         **{name: own_header(file) for file, names in _OF_FILES.items() for name in names},
         **{
             name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
@@ -128,6 +129,14 @@ def _library(path: str) -> ctypes.CDLL:
     library = ctypes.CDLL(path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
+
+
+@cache
+def release(path: str) -> str:
+    """Return the release of the libnvrtc.so at `path`, such as ``13.0.88``, as it writes it into PTX."""
+    ptx = compile_for(path, "", "release.cu", {}, ["--gpu-architecture=compute_90"], []).code
+    found = re.search(rb", V([\d.]+)", ptx)
+    return found[1].decode() if found else "0.0.0"
 
 
 def compile_for(

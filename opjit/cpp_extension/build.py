@@ -188,9 +188,10 @@ class _ExtensionBuild(NamedTuple):
         def by_nvrtc(nvrtc: Nvrtc) -> Mapping[str, str]:
             from opjit.cpp_extension import cuda
 
+            assert self.prepared is not None  # NVRTC is only for light headers
             try:
                 self.compile(
-                    cuda.compiled(extension, self.work, tools.compiler, nvrtc, tools.ninja),
+                    cuda.compiled(extension, self.work, self.prepared, nvrtc, tools.ninja),
                     by_nvrtc=True,
                 )
             except CompilerFailed as failed:

@@ -12,17 +12,17 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import torch
+from typing import NamedTuple
 
 from opjit import processes
 from opjit.builder import budget, torch_builder
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
-from opjit.builder.cuda import CudaFile, compile_unit, translated
+from opjit.builder.cuda import FIRST, CudaFile, compile_unit, folders_of_cuda, translated
 from opjit.cpp_extension.identity import Extension
+from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.recipe import headers, nvcc_flags
-from opjit.recipe.toolchain import Compiler, Nvrtc
+from opjit.recipe.toolchain import Nvrtc
 
 NEEDS = (budget.CXX_JOB, budget.NVCC_JOB)  # of compilers, with light headers
 _EDGE = re.compile(r"^build (?P<out>\S+): cuda_compile (?P<source>.+)\n", re.MULTILINE)
@@ -44,21 +44,8 @@ _IGNORED = re.compile(
 _HALVES = re.compile(
     r"[Hh]alf|HALF|[Bb]float16|BFLOAT|Float16|_AND2?\b|opmath|acc_type|DISPATCH_V2|AT_DISPATCH_SWITCH"
 )
-_SPACES = {
-    "C10_HOST_DEVICE": {"__host__", "__device__"},
-    "C10_DEVICE": {"__device__"},
-    "C10_HOST": {"__host__"},
-}
 _ACCESSORS = re.compile(r"Accessor|PtrTraits")
 _NVCCS_ALONE = {
-    re.compile(
-        r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b.*\b(?:__GNUC__|__clang__|__linux__|__unix__|__x86_64__|__aarch64__|__AVX|__SSE)",
-        re.MULTILINE,
-    ): "its preprocessor asks for the host's compiler",
-    re.compile(
-        r"^[ \t]*#[ \t]*define\b(?:[^\n\\]|\\.|\\\n)*__global__(?:[^\n\\]|\\.|\\\n)*\{",
-        re.MULTILINE,
-    ): "a macro makes kernels",
     re.compile(r"__global__[^;{]*\([^;{]*&[^;{]*\{"): "a kernel has a reference as a parameter",
     re.compile(
         r"\b(?:__device__|__constant__)\s+[\w:<>\s*]+\(\s*[\d.\"-]"
@@ -127,10 +114,11 @@ namespace torch { using at::RestrictPtrTraits; }
 
 @contextmanager
 def compiled(
-    extension: Extension, work: Path, cxx: Compiler, nvrtc: Nvrtc, ninja: str
+    extension: Extension, work: Path, prepared: Prepared, nvrtc: Nvrtc, ninja: str
 ) -> Iterator[None]:
     """A block for ninja's run, before which the .cu files that `work`/build.ninja gives to nvcc are compiled, beside the others. Raises
     NvccOnly if only nvcc takes a file or a flag, CompilerFailed, or OSError if the disk is full."""
+    with_light = WithLight(prepared, nvrtc)
     place = work / "build.ninja"
     written = place.read_text("utf-8", "surrogateescape")
     flags, edges = _flags(written), list(_EDGE.finditer(written))
@@ -155,7 +143,7 @@ def compiled(
         try:
             list(
                 pool.map(
-                    lambda folder: _compile(extension, sources[folder], flags, folder, cxx, nvrtc),
+                    lambda folder: _compile(extension, sources[folder], flags, folder, with_light),
                     sources,
                 )
             )
@@ -172,18 +160,15 @@ def compiled(
 
 
 def headers_read(work: Path) -> dict[str, set[str]]:
-    """The files that the host's compiler read, by object file; those in `work` by the paths of the files that they are parts of."""
+    """Return the files that the host's compiler and the preprocessor read, by object file."""
     found = dict[str, set[str]]()
-    for listing in work.glob("cuda/*/opjit_host.deps"):
-        split = f"{listing.parent}/host/files/"
-        read = headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))
-        full = {os.path.normpath(listing.parent / path) for path in read}
-        own = {
-            os.sep + path.removeprefix(split) if path.startswith(split) else path for path in full
-        }
-        found[listing.parent.name] = {
-            path for path in own if not path.startswith(f"{work}{os.sep}")
-        }
+    for folder in work.glob("cuda/*"):
+        paths = set[str]()
+        for listing in folder.rglob("*.deps"):
+            listed = listing.read_text("utf-8", "surrogateescape")
+            read = headers.read_dependencies(listed)
+            paths |= {os.path.normpath(listing.parent / path) for path in read}
+        found[folder.name] = {path for path in paths if not path.startswith(f"{work}{os.sep}")}
     return found
 
 
@@ -201,12 +186,13 @@ def _compile(
     source: str,
     flags: Sequence[str],
     folder: Path,
-    cxx: Compiler,
-    nvrtc: Nvrtc,
+    with_light: WithLight,
 ) -> None:
     """Compile one file to the object that an edge of the build file names."""
     folder.mkdir(parents=True)
-    compile_unit(_unit(extension, source, flags, folder), folder, cxx, nvrtc)
+    cxx = with_light.prepared.cxx
+    unit = _unit(extension, source, flags, folder, with_light)
+    compile_unit(unit, folder, cxx, with_light.nvrtc)
     for command in (
         [cxx.path, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
         ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(folder.parents[1] / folder.name)],
@@ -214,52 +200,80 @@ def _compile(
         run_tool(command, folder)
 
 
-def _unit(extension: Extension, source: str, flags: Sequence[str], folder: Path) -> CudaFile:
-    """The file and the author's headers, below `files` with their paths; torch's headers are not split."""
-    paths = [source, *headers.closure([source], extension.include)]
-    texts = {
-        path: Path(path).read_text("utf-8", "surrogateescape") for path in dict.fromkeys(paths)
-    }
-    names = {path: f"files{os.path.abspath(path)}" for path in texts}
+def _unit(
+    extension: Extension, source: str, flags: Sequence[str], folder: Path, with_light: WithLight
+) -> CudaFile:
+    """The file. What depends on its text is added by `_adapted`."""
     include, host, device, archs = _sorted(flags)
-    users = [os.path.dirname(names[source]), *(f"files{path}" for path in extension.include)]
     device, more = translated(device)
-    code = light.code_of(texts.values())
-    for pattern, reason in _NVCCS_ALONE.items():
-        if pattern.search(code):
-            raise NvccOnly(reason)
-    needs = [
-        f"-DOPJIT_{name}"
-        for name, pattern in (("HALVES", _HALVES), ("ACCESSORS", _ACCESSORS))
-        if pattern.search(code)
-    ]
-    torchs = Path(torch.__file__).parent / "include"
+
+    host = [*host, *more, f"-ffile-prefix-map={folder.parents[1]}/="]
+
+    def preprocess(told: Sequence[str], scratch: Path) -> str:
+        return with_light.text(source, [*host, *include], told, scratch)
+
+    torchs = f"--include-path={light.INCLUDE}"
     return CudaFile(
-        names[source],
-        texts,
-        names,
-        [
-            *host,
-            *more,
-            f"-ffile-prefix-map={folder.parents[1]}/=",
-            *(f"-I{folder}/host/{place}" for place in users),
-            *include,
-        ],
-        [
-            "-w",
-            *device,
-            *needs,
-            "--pre-include=opjit_device.h",
-            *(f"--include-path={folder}/device/{place}" for place in users),
-            f"--include-path={light.OWN}",
-            f"--include-path={torchs}",
-        ],
+        source,
+        host,
+        extension.include,
+        include,
+        ["-w", *device, "--pre-include=opjit_device.h", f"--include-path={light.OWN}", torchs],
+        flags,
         archs,
         lambda path: Path(path).name,
-        _headers(code),
-        (_FOR_KERNELS if needs else _OF_LIBRARIES if "ATen/cuda/" in code else "")
-        + "#include <torch/types.h>\n",
-        _SPACES,
+        {},
+        theirs=(*light.folders(), *with_light.prepared.folders),
+        preprocess=preprocess,
+        adapt=_adapted,
+    )
+
+
+class WithLight(NamedTuple):
+    """What the preprocessor needs to see a .cu file as nvcc does with torch's own headers."""
+
+    prepared: Prepared
+    nvrtc: Nvrtc
+
+    def text(self, source: str, flags: Sequence[str], told: Sequence[str], scratch: Path) -> str:
+        """Return the file's text, with a directive for each macro and header. `told` are flags that say what nvcc is."""
+        prepared, found = self.prepared, self.nvrtc
+        own = [f"-I{folder}" for folder in prepared.folders]
+        later = [*told, *folders_of_cuda(found)]
+        around = macros.Surroundings(
+            tuple(light.folders()),
+            f'#include "{FIRST}"\n',
+            tuple(later),
+            (found.version, FIRST.read_text()),
+        )
+        given = [flag for flag in flags if flag not in own]
+        preprocessor = streams.Preprocessor(
+            prepared.cxx,
+            prepared.base,
+            scratch,
+            scratch,
+            ["-x", "c++", *given, *later, "-include", str(FIRST)],
+            source,
+            prepared.named,
+            around,
+            (),
+        )
+        return preprocessor.text_with_torchs(["-dI", "-MD", "-MF", "opjit_text.deps"])
+
+
+def _adapted(unit: CudaFile, text: str) -> CudaFile:
+    """Return a file with what its text needs. Raises NvccOnly if only nvcc takes it."""
+    for pattern, reason in _NVCCS_ALONE.items():
+        if pattern.search(text):
+            raise NvccOnly(reason)
+    patterns = {"HALVES": _HALVES, "ACCESSORS": _ACCESSORS}
+    needs = [f"-DOPJIT_{name}" for name, pattern in patterns.items() if pattern.search(text)]
+    of_libraries = _OF_LIBRARIES if "ATen/cuda/" in text else ""
+    first = _FOR_KERNELS if needs else of_libraries
+    return unit._replace(
+        device=[*unit.device, *needs],
+        headers=_headers(text),
+        first=f"{first}#include <torch/types.h>\n",
     )
 
 

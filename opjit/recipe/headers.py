@@ -192,4 +192,12 @@ def read_dependencies(text: str) -> list[Path]:
     names = [
         name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())
     ]
-    return [Path(re.sub(r"\\([ #:])", r"\1", name).replace("$$", "$")) for name in names if name]
+    return [Path(_ESCAPED.sub(_unescaped, name).replace("$$", "$")) for name in names if name]
+
+
+_ESCAPED = re.compile(r"(\\+)([ #:])")
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """Backslashes before a blank are doubled, and another one escapes the blank."""
+    return "\\" * (len(found[1]) // 2) + found[2]

@@ -14,9 +14,10 @@ from opjit.recipe import headers, libraries
 from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.recipe.schema import Schema
 
-GLUE_GENERATOR = 6  # increase it when opjit makes another library of the same text; tests/builder/test_generated.py says when
+GLUE_GENERATOR = 7  # increase it when opjit makes another library of the same text; tests/builder/test_generated.py says when
 _OF_NVRTC = (
     "nvrtc/cuda_runtime.h",
+    "nvrtc/preprocess.h",
     "nvrtc/absent/crt/host_defines.h",
 )  # read by every op's CUDA code
 RUNTIME = (

@@ -264,6 +264,24 @@ __global__ void kernel(const float *from, float *to, int n)
         ),
         lambda x: x + 1,
     ),
+    "macro that defines a kernel": (
+        op_of(
+            """#define KERNEL(name) \\
+    __global__ void name(const float *from, float *to, int n) \\
+    { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) to[i] = from[i] + 1; }
+KERNEL(kernel)"""
+        ),
+        lambda x: x + 1,
+    ),
+    "constants of C's headers": (
+        op_of(
+            each(
+                "v * (float)(M_1_PI / M_1_PI) + (CHAR_MAX > 0) + (RAND_MAX > 0 && isfinite(-INFINITY + v)) + (p == NULL)"
+            ).replace("float v", "int *p = NULL; float v"),
+            includes="#include <limits.h>\n#include <math.h>\n#include <stdlib.h>",
+        ),
+        lambda x: x + 2,
+    ),
     "two kernels": (op_of(each("v + 1") + SECOND, THEN_SECOND), lambda x: 2 * (x + 1)),
     "overloaded kernels": (
         op_of(
@@ -542,9 +560,7 @@ def test_every_bundled_op_builds_without_the_toolkit(
 
 REFUSED = {
     "managed memory": "__managed__ int count;\n" + each("v + 1"),
-    "a macro that defines a kernel": """
-#define KERNEL(name) __global__ void name(const float *from, float *to, int n) { to[threadIdx.x] = 1; }
-KERNEL(kernel)""",
+    "two variables in one declaration": "__device__ int first, second;\n" + each("v + 1"),
 }
 
 

@@ -12,7 +12,7 @@ from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.recipe.schema import parse
 from tests.stub_device import Stub
 
-GENERATED = {6: "527e1c813a1c1da3"}  # what is generated for the ops below, by number
+GENERATED = {7: "323a8417c02e2c02"}  # what is generated for the ops below, by number
 SCHEMAS = [
     "a::writes(Tensor x, Tensor(a!) y, Tensor(b!)? z, Tensor(c!)[] zs, Tensor(d!)[]? more) -> ()",
     "a::takes(Tensor? x, Tensor[] xs, Tensor[]? more, int n, SymInt? m, float f, float? g, bool b, bool? c, str s, str? t, ScalarType d, "
@@ -61,6 +61,8 @@ def test_other_generated_text_has_another_number(
         *sorted(halves.internal),
         *map(str, halves.variables),
     ]
+    layout = host_device_split.Layout("job", "j", ("a", "b"))
+    found += [layout.note(3), layout.check([[16, 8, 0, 8]])]
     found += [cuda._registration({"_Z1a": "_Z1b"}, [(True, 16, "_Z1c", "_Z1d")])]
     found += [
         f"{name}\n{text}"

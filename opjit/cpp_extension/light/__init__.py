@@ -13,13 +13,13 @@ import torch
 from opjit import files, progress
 from opjit.builder import runtime_objects
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import headers, policy, streams, vocabulary
+from opjit.cpp_extension.light import headers, macros, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.errors import BuildError, OpjitError
 from opjit.recipe.toolchain import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
-VERSION = "4"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
+VERSION = "5"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
 _OBJECT = "opjit_bind.o"
 
 
@@ -51,6 +51,11 @@ class Prepared(NamedTuple):
             for path in Path(folder).rglob("*.h")
         )
 
+    @property
+    def named(self) -> list[str]:
+        """The headers of torch that the author's text names."""
+        return [name for name in self.program.includes if headers.text_of(name) is not None]
+
     def check(self, source: str, command: str, work: Path, scratch: Path) -> None:
         """Raise streams.Different if torch's headers make other tokens of the author's text.
 
@@ -65,8 +70,8 @@ class Prepared(NamedTuple):
             scratch,
             flags,
             source,
-            [name for name in self.program.includes if headers.text_of(name) is not None],
-            headers.folders(),
+            self.named,
+            macros.Surroundings(tuple(headers.folders())),
             (*headers.folders(), *self.folders),
             self.users,
         )

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.builder import runtime_objects
+from opjit.builder import preprocessed, runtime_objects
 from opjit.cpp_extension.light import headers, vocabulary
 from opjit.recipe import headers as scanner
 from opjit.recipe.toolchain import Compiler
@@ -20,6 +21,11 @@ _DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)
 _DIRECTIVE = re.compile(rb"^[ \t]*#((?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE)
 _WORD = re.compile(rb"[A-Za-z_]\w*")
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
+_OF_COMMANDS = frozenset(
+    ["TORCH_API_INCLUDE_EXTENSION_H", "_GLIBCXX_USE_CXX11_ABI"]
+    + [f"__CUDA_NO_{kind}__" for kind in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")]
+    + ["__CUDA_NO_BFLOAT16_CONVERSIONS__"]
+)
 # Flags whose value may be the next word. They name files and folders, and the language.
 TWO_WORDS = frozenset(["-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-x"])
 # Flags that neither define a macro nor change one that the compiler defines.
@@ -30,7 +36,7 @@ class Macros(NamedTuple):
     """The macros after some headers."""
 
     texts: Mapping[str, str]  # by name: the parameters, a blank and the replacement
-    removed: frozenset[str]  # those that the compiler defines and the headers undefine
+    before: Mapping[str, str]  # the texts of macros that the headers undefine or define otherwise
     asked: frozenset[str]  # the words in the headers' directives, on which their macros depend
     read: frozenset[str]  # the paths of the files that the compiler read
 
@@ -40,42 +46,54 @@ def defined(text: str) -> dict[str, str]:
     return dict(_DEFINE.findall(text))
 
 
+class Surroundings(NamedTuple):
+    """What the preprocessor has read before torch's headers, and where it looks for headers."""
+
+    folders: tuple[str, ...]  # of torch's headers
+    before: str = ""  # a text that is read before them
+    flags: tuple[str, ...] = ()  # for folders that are searched later
+    versions: tuple[str, ...] = ()  # of what these folders have
+
+
 def after(
-    names: Sequence[str], flags: Sequence[str], folders: Sequence[str], base: Path, cxx: Compiler
+    names: Sequence[str], flags: Sequence[str], around: Surroundings, base: Path, cxx: Compiler
 ) -> Macros:
     """Return the macros after headers of torch that a file includes in this order.
 
-    `flags` are the compile command's without ``-D`` of words that these headers never mention, which `heeded` leaves out. `folders` are
-    searched as system headers. `base` is the store's folder. Raises BuildError if the compiler fails, and OSError."""
+    `flags` are the compile command's that `heeded` leaves. `base` is the store's folder. Raises BuildError if the compiler fails, and
+    OSError."""
 
     def make(staged: Path) -> None:
         included = "".join(f"#include <{name}>\n" for name in names)
-        initial = _dumped("", flags, folders, staged, cxx)
-        final = _dumped(included, flags, folders, staged, cxx)
-        read = scanner.read_dependencies((staged / "read.d").read_text("utf-8", "surrogateescape"))
-        (staged / "read.d").unlink()
-        asked = _asked(path for path in read if path.is_absolute())
-        (staged / "names.cpp").unlink()
-        removed = sorted(initial.keys() - final.keys())
-        (staged / _FILE).write_text(json.dumps([final, removed, asked, sorted(map(str, read))]))
+        initial, _ = _dumped(around.before, flags, around, cxx)
+        final, read = _dumped(around.before + included, flags, around, cxx)
+        asked = _asked(path for path in read if path.is_file() and path.is_absolute())
+        before = {name: text for name, text in initial.items() if final.get(name) != text}
+        found = [final, before, asked, sorted(map(str, read))]
+        (staged / _FILE).write_text(json.dumps(found))
 
-    content = ["macros", *vocabulary.versions(cxx), [*names], [*flags], [*folders]]
+    content = ["macros 2", *vocabulary.versions(cxx), [*names], [*flags], [*around]]
     place = runtime_objects.kept(base, content, (_FILE,), make)
-    texts, removed, asked, read = json.loads((place / _FILE).read_text())
-    return Macros(texts, frozenset(removed), frozenset(asked), frozenset(read))
+    texts, before, asked, read = json.loads((place / _FILE).read_text())
+    return Macros(texts, before, frozenset(asked), frozenset(read))
 
 
 def _dumped(
-    text: str, flags: Sequence[str], folders: Sequence[str], staged: Path, cxx: Compiler
-) -> dict[str, str]:
-    (staged / "names.cpp").write_text(text)
-    system = [word for folder in folders for word in ("-isystem", folder)]
+    text: str, flags: Sequence[str], around: Surroundings, cxx: Compiler
+) -> tuple[dict[str, str], list[Path]]:
+    """Return the macros after a text, and the files that the compiler read."""
+    system = [word for folder in around.folders for word in ("-isystem", folder)]
     wanted = ["-E", "-dM", "-MD", "-MF", "read.d", "names.cpp", "-o", "macros.txt"]
-    runtime_objects.run(cxx, ["-w", *flags, *system, *wanted], staged)
-    printed = staged / "macros.txt"
-    found = defined(printed.read_text("utf-8", "replace"))
-    printed.unlink()
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "names.cpp").write_text(text)
+        lacking = place / "lacking"
+        searched = [*system, *around.flags, "-idirafter", str(lacking)]
+        command = [cxx.path, "-x", "c++", "-w", *flags, *searched, *wanted]
+        preprocessed.run(command, place, lacking, around.folders)
+        listed = (place / "read.d").read_text("utf-8", "surrogateescape")
+        printed = (place / "macros.txt").read_text("utf-8", "replace")
+    return defined(printed), scanner.read_dependencies(listed)
 
 
 def _asked(paths: Iterable[Path]) -> list[str]:
@@ -89,15 +107,16 @@ def _asked(paths: Iterable[Path]) -> list[str]:
 def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:
     """Return the flags that can change the macros of headers.
 
-    `asked` are the words of these headers' directives. With None, no flag that defines a macro is returned."""
+    `asked` are the words of these headers' directives. With None, of flags that define macros those of torch's commands are returned."""
     kept = []
+    names = _OF_COMMANDS if asked is None else _OF_COMMANDS | asked
     given = iter(flags)
     for flag in given:
         if flag in TWO_WORDS:
             next(given, None)
         elif flag.startswith(("-D", "-U")):
             name = re.split(r"[=(]", flag[2:])[0]
-            if asked is not None and name in asked:
+            if name in names:
                 kept.append(flag)
         elif not _SILENT.match(flag):
             kept.append(flag)

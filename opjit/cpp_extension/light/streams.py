@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.builder import budget
+from opjit.builder import preprocessed
 from opjit.builder.compile_step import CompilerFailed, run_tool
+from opjit.builder.preprocessed import MACRO, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import macros
-from opjit.cpp_extension.light.macros import Macros
+from opjit.cpp_extension.light.macros import Macros, Surroundings
 from opjit.recipe.toolchain import Compiler
 
-_MARKER = re.compile(r'^# (\d+) "((?:[^"\\\n]|\\.)*)"([ \d]*)\n', re.MULTILINE)
-_MACRO = re.compile(r"^#(define|undef) (\w+)(.*)$", re.MULTILINE)
 _JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their value here
 _DROPPED = frozenset(["-o", "-MF", "-MT", "-MQ"])  # with the word behind them
 _SINGLE = frozenset(["-c", "-S", "-E", "-M", "-MM", "-MD", "-MMD", "-MG", "-MP"])
@@ -64,31 +63,6 @@ def flags_of(command: str, source: str) -> list[str]:
         elif word not in _SINGLE and word != source and not word.endswith(".rsp"):
             kept.append(word)
     return kept
-
-
-class Piece(NamedTuple):
-    """A part of a preprocessor's output: its file, the number of its first line there, and where it starts and ends in the output."""
-
-    path: str
-    number: int
-    system: bool  # whether the compiler takes the file for one of the system's headers
-    start: int
-    end: int
-
-
-def pieces_of(text: str) -> Iterator[Piece]:
-    """Yield the parts of a preprocessor's output."""
-    system: dict[str, bool] = {}
-    marker = _MARKER.search(text)
-    while marker is not None:
-        following = _MARKER.search(text, marker.end())
-        path = re.sub(r"\\(.)", r"\1", marker[2])
-        flags = marker[3].split()
-        if "1" in flags:  # only there; elsewhere a macro of the system's makes the compiler say so
-            system[path] = "3" in flags
-        end = following.start() if following else len(text)
-        yield Piece(path, int(marker[1]), system.get(path, False), marker.end(), end)
-        marker = following
 
 
 def compare(torchs: Sequence[TextLine], lights: Sequence[TextLine]) -> None:
@@ -146,7 +120,7 @@ class Preprocessor:
     """Preprocesses one source of a program.
 
     `base` is the store's folder, `work` the folder in which the compile command with `flags` runs, and `scratch` one for files. `named` are
-    the headers of torch that the program's text names, in its order, and `torchs` the folders of torch's headers. `theirs` are prefixes of
+    the headers of torch that the program's text names, in its order, and `around` says where they are. `theirs` are prefixes of
     paths that are not the author's, and `users` those of headers that are, although the compiler takes them for the system's."""
 
     cxx: Compiler
@@ -156,29 +130,35 @@ class Preprocessor:
     flags: Sequence[str]
     source: str
     named: Sequence[str]
-    torchs: Sequence[str]
+    around: Surroundings
     theirs: tuple[str, ...]
     users: tuple[str, ...] = ()
     _states: dict[tuple[str, ...], Macros] = field(default_factory=dict)
 
     def with_light_headers(self, folders: Sequence[str]) -> list[TextLine]:
         """Return the author's lines with the light headers in some folders."""
-        text = self._run(self._real(), folders)
-        return self._lines(text)
+        return self._lines(self._run(self._real(), folders))
 
     def with_torchs_headers(self) -> list[TextLine]:
-        """Return the author's lines with torch's own headers, without reading these where that is exact."""
+        """Return the author's lines with torch's own headers."""
+        return self._lines(self.text_with_torchs())
+
+    def text_with_torchs(self, more: Sequence[str] = ()) -> str:
+        """Return what the preprocessor prints with torch's own headers, without reading these where that is exact.
+
+        `more` are flags. Raises CompilerFailed."""
+        wanted = ["-dD", *more]
         order: tuple[str, ...] = tuple(self.named[:1])
         for _ in range(_TRIES):
-            text = self._run(self._stubs(order), more=["-dD"])
+            text = self._run(self._stubs(order), more=wanted)
             entered = self._entered(text)
             unknown = [name for name in entered if not self._is_there(name, order)]
             if not unknown and [name for name in entered if name in order] == list(order):
                 if self._meets_own_macro(text, order):
                     break
-                return self._lines(text)
+                return text
             order = self._needed(entered)
-        return self._lines(self._run(self._real()))
+        return self._run(self._real(), more=wanted)
 
     def _needed(self, entered: Sequence[str]) -> tuple[str, ...]:
         """Return the headers that bring macros which those before them do not."""
@@ -194,16 +174,16 @@ class Preprocessor:
             return True
         if not order or not macros.is_read_once(name):
             return False
-        places = (f"{folder}/{name}" for folder in self.torchs)
+        places = (f"{folder}/{name}" for folder in self.around.folders)
         return not self._state(order).read.isdisjoint(places)
 
     def _state(self, order: tuple[str, ...]) -> Macros:
         if order not in self._states:
             flags = macros.heeded(self.flags, None)
-            general = macros.after(order, flags, self.torchs, self.base, self.cxx)
+            general = macros.after(order, flags, self.around, self.base, self.cxx)
             asked = macros.heeded(self.flags, general.asked)
             self._states[order] = (
-                macros.after(order, asked, self.torchs, self.base, self.cxx)
+                macros.after(order, asked, self.around, self.base, self.cxx)
                 if asked != flags
                 else general
             )
@@ -215,7 +195,7 @@ class Preprocessor:
         before: Mapping[str, str] = {}
         for number, name in enumerate(order, 1):
             state = self._state(order[:number])
-            gone = (before.keys() - state.texts.keys()) | state.removed
+            gone = (before.keys() | state.before.keys()) - state.texts.keys()
             changed = [one for one, text in state.texts.items() if before.get(one) != text]
             lines = [f"#undef {one}\n" for one in sorted(gone)]
             lines += [f"#define {one}{state.texts[one]}\n" for one in changed]
@@ -233,8 +213,15 @@ class Preprocessor:
             place.write_text(f"{text}#undef {_PINNED}\n#define {_PINNED} {_PINNED}\n")
         printed = self.scratch / "preprocessed.ii"
         folders = [f"-I{folder}" for folder in (self._stubs_folder, *first)]
-        command = [self.cxx.path, "-w", *folders, *self.flags, "-E", *more, self.source]
-        run_tool([*command, "-o", str(printed)], self.work, budget.CXX_JOB)
+        lacking = self.scratch / "lacking"
+        command = [self.cxx.path, "-w", *folders, *self.flags, "-idirafter", str(lacking), "-E"]
+        command += [*more, self.source, "-o", str(printed)]
+        system = [
+            after
+            for flag, after in zip(self.flags, self.flags[1:], strict=False)
+            if flag == "-isystem"
+        ]
+        preprocessed.run(command, self.work, lacking, (*self.around.folders, *system))
         return printed.read_text("utf-8", "surrogateescape")
 
     @property
@@ -256,7 +243,7 @@ class Preprocessor:
                 continue
             lines = text[piece.start : piece.end].split("\n")
             for number, line in enumerate(lines, piece.number):
-                if line.strip() and not _MACRO.match(line):
+                if line.strip() and not MACRO.match(line):
                     found.append(TextLine(piece.path, number, line.strip()))
         return found
 
@@ -278,11 +265,15 @@ class Preprocessor:
                     if self._asks_for(self._state(order[: len(met)]), now):
                         return True
             elif not piece.path.startswith("<"):
-                for kind, one, rest in _MACRO.findall(text, piece.start, piece.end):
+                for kind, one, rest in MACRO.findall(text, piece.start, piece.end):
                     now[one] = rest if kind == "define" else None
         return False
 
     def _asks_for(self, state: Macros, now: Mapping[str, str | None]) -> bool:
-        return any(
-            name in state.asked and state.texts.get(name) != text for name, text in now.items()
-        )
+        """Whether headers ask for a macro that is neither as it was when they were read alone, nor as they define it."""
+        for name, text in now.items():
+            if name not in state.asked or text == state.texts.get(name):
+                continue
+            if text is None or text != state.before.get(name):
+                return True
+        return False

@@ -1,0 +1,163 @@
+"""What a C++ preprocessor prints: the parts of its output, and a text that compilers of both halves of a .cu file can take.
+
+nvcc preprocesses a .cu file with the C++ compiler, once for the host and once for each arch, and only then divides it. opjit does the same,
+so no ``#if``, ``##`` or ``#`` of the author's is decided by NVRTC, which has other macros. A flat text has the author's own files with all
+macros expanded, and a line for each header of others, which the compiler of each half reads in its own version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit.builder import budget
+from opjit.builder.compile_step import CompilerFailed, run_tool
+
+_MARKER = re.compile(r'^# (\d+) "((?:[^"\\\n]|\\.)*)"([ \d]*)\n', re.MULTILINE)
+MACRO = re.compile(r"^#(define|undef) (\w+)(.*)$", re.MULTILINE)
+_INCLUDE = re.compile(r'#[ ]*(?:include|include_next|import)\b\s*([<"])([^>"]+)[>"]')
+_UPWARDS = re.compile(r"^(?:\.\.?/)+")
+_LACKING = re.compile(r"^(/[^\n:]+):\d+:\d+: fatal error: ([\w./-]+): No such file", re.MULTILINE)
+_FILLED = 8  # lines that are skipped without a directive, as the C++ compiler does
+
+
+def run(command: Sequence[str], work: Path, lacking: Path, theirs: tuple[str, ...]) -> None:
+    """Run a preprocessor in a folder. A header that others' headers name and nobody has becomes an empty one in the folder `lacking`, which
+    the command searches last, as nvcc would not find it either.
+
+    `theirs` are the prefixes of the paths of these headers. Raises CompilerFailed if the author's text is refused."""
+    while True:
+        try:
+            run_tool(command, work, budget.CXX_JOB)
+            return
+        except CompilerFailed as failed:
+            missing = _LACKING.search(str(failed))
+            if missing is None or not missing[1].startswith(theirs):
+                raise
+            place = lacking / missing[2]
+            if place.exists():  # and the compiler does not find it there
+                raise
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+
+
+class Piece(NamedTuple):
+    """A part of a preprocessor's output: its file, the number of its first line there, and where it starts and ends in the output."""
+
+    path: str
+    number: int
+    system: bool  # whether the compiler takes the file for one of the system's headers
+    start: int
+    end: int
+
+
+def pieces_of(output: str) -> Iterator[Piece]:
+    """Yield the parts of a preprocessor's output."""
+    system: dict[str, bool] = {}
+    marker = _MARKER.search(output)
+    while marker is not None:
+        following = _MARKER.search(output, marker.end())
+        path = re.sub(r"\\(.)", r"\1", marker[2])
+        flags = marker[3].split()
+        if "1" in flags:  # only there; elsewhere a macro of the system's makes the compiler say so
+            system[path] = "3" in flags
+        end = following.start() if following else len(output)
+        yield Piece(path, int(marker[1]), system.get(path, False), marker.end(), end)
+        marker = following
+
+
+def flatten(
+    output: str,
+    is_authors: Callable[[Piece], bool],
+    shown: Callable[[str], str],
+    given: Mapping[str, str],
+) -> str:
+    """Return the author's files of a preprocessor's output with ``-dD -dI`` in one text, all macros expanded.
+
+    Headers of others stay ``#include`` lines, around which the author's macros are defined, as they are for these headers in a compiler.
+    `shown` gives the name of a file in messages. `given` has the macros that flags define: by name, the text behind ``#define``."""
+    own = [piece for piece in pieces_of(output) if piece.number and is_authors(piece)]
+    files = frozenset(piece.path for piece in own)
+    macros = dict(given)
+    flat = _FlatText(shown)
+    for piece in own:
+        flat.move_to(piece.path, piece.number)
+        for line in output[piece.start : piece.end].split("\n")[:-1]:
+            macro = MACRO.match(line)
+            include = _INCLUDE.match(line)
+            if macro is not None:
+                _note(macros, macro[1], macro[2], macro[3])
+                flat.add("")
+            elif include is None:
+                flat.add(line)
+            elif _is_one_of(include[2], files):
+                flat.add("")
+            else:
+                flat.add_apart([*_defined(macros), line, *_undefined(macros)])
+    return flat.text()
+
+
+def _note(macros: dict[str, str], kind: str, name: str, rest: str) -> None:
+    """Enter a directive into the macros that are defined."""
+    if kind == "define":
+        macros[name] = name + rest
+    else:
+        macros.pop(name, None)
+
+
+def _is_one_of(name: str, files: Iterable[str]) -> bool:
+    """Whether the name in an ``#include`` line is that of a file."""
+    tail = _UPWARDS.sub("", name)
+    return any(path == name or path.endswith(f"/{tail}") for path in files)
+
+
+def _defined(macros: Mapping[str, str]) -> list[str]:
+    return [f"#define {text}" for text in macros.values()]
+
+
+def _undefined(macros: Iterable[str]) -> list[str]:
+    return [f"#undef {name}" for name in macros]
+
+
+@dataclass
+class _FlatText:
+    """A text in progress, which says by directives to which line of which file each of its lines belongs."""
+
+    shown: Callable[[str], str]
+    lines: list[str] = field(default_factory=list)
+    path: str = ""
+    number: int = 0  # of the next line
+
+    def move_to(self, path: str, number: int) -> None:
+        """Let the next line be one of a file."""
+        ahead = number - self.number
+        if path == self.path and 0 <= ahead <= _FILLED:
+            self.lines += [""] * ahead
+        elif path == self.path and ahead == -1 and not self.lines[-1].startswith("#"):
+            self.lines[-1] += " \\"  # the line goes on; `text` joins it
+        else:
+            name = self.shown(path).replace("\\", r"\\").replace('"', r"\"")
+            self.lines.append(f'#line {number} "{name}"')
+        self.path, self.number = path, number
+
+    def add(self, line: str) -> None:
+        """Add a line."""
+        if self.lines and self.lines[-1].endswith(" \\") and not line.startswith("#"):
+            self.lines[-1] = f"{self.lines[-1][:-2].rstrip()} {line.lstrip()}"
+        else:
+            self.lines.append(line)
+        self.number += 1
+
+    def add_apart(self, lines: Iterable[str]) -> None:
+        """Add lines that belong to no line of the file but one."""
+        following = self.number + 1
+        self.lines += lines
+        path = self.path
+        self.path = ""
+        self.move_to(path, following)
+
+    def text(self) -> str:
+        """Return the text."""
+        return "\n".join([*self.lines, ""]).replace(" \\\n", "\n")
