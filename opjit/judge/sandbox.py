@@ -55,11 +55,7 @@ _DEVICES = (
     "/dev/full",
     "/dev/random",
     "/dev/urandom",
-    "/dev/nvidia[0-9]*",
-    "/dev/nvidiactl",
-    "/dev/nvidia-uvm",
-    "/dev/nvidia-uvm-tools",
-    "/dev/nvidia-caps/*",
+    "/dev/nvidia*",
 )
 
 _Instruction = tuple[int, int, int, int]

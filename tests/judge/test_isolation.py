@@ -9,22 +9,26 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
 import torch
 
 from opjit.errors import BadSetting, DeclarationError
-from opjit.judge import Judge, command, connection, protocol, sandbox, screen
+from opjit.judge import Judge, command, connection, protocol, sandbox, screen, trial
+from opjit.judge.burst import Burst
 from opjit.judge.operators import OperatorLog, Recorder
 from opjit.judge.protocol import TensorSpec, Untrusted
 from opjit.judge.read_write_lock import ReadWriteLock
 from opjit.judge.task import Task
 from opjit.judge.verdict import Verdict, VerdictReached
+from tests.helpers import elementwise
 
 HERE = Path(__file__).parent
 SCALE = str(HERE / "scale")
 MODEL = str(HERE / "matmul_relu.py")
+RIGHT = '#include "opjit.h"' + elementwise("scale", "(float)a * from[i]", "double a, ")
 HONEST = sorted((HERE / "honest").glob("*.*"))
 MODEL_NEW = """import os, socket, torch
 from torch import nn
@@ -249,6 +253,28 @@ def test_memory_of_another_process_is_read_while_it_stands_still() -> None:
     assert torch.frombuffer(bytearray().join(read), dtype=torch.int64).equal(data)
     with pytest.raises(OSError, match="read"):
         connection.read_memory(os.getpid(), [8], [8])
+
+
+def test_results_that_were_copied_in_time_do_not_change_later() -> None:
+    result = torch.ones(3)
+    spec = (TensorSpec("float32", (3,)),)
+    for reserved in (True, False):
+        made = Burst([lambda: result.fill_(1)], [((), {})], spec, "cpu")
+        if reserved:
+            made.reserve_copies()
+        made.run()
+        made.copy_results([[result]])
+        result.zero_()
+        assert made.copies[0].eq(1).all()
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_be_read_sends_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = PermissionError(1, "no")
+    monkeypatch.setattr(trial, "read_memory", Mock(side_effect=refused))
+    [verdict] = judged(SCALE, {"a.c": RIGHT}).values()
+    assert verdict.verdict in ("correct", "noisy"), verdict
+    assert "frozen results" not in verdict.isolation
 
 
 def test_a_writer_is_alone_and_goes_before_waiting_readers() -> None:
