@@ -69,7 +69,7 @@ fremovexattr 199 16
 CONDITIONAL = """
 mmap 9 222, mprotect 10 226, tgkill 234 131, rt_sigaction 13 134, fcntl 72 25, clone 56 220,
 socketpair 53 199, prlimit64 302 261,
-prctl 157 167
+prctl 157 167, utimensat 280 88
 """
 
 

@@ -26,6 +26,7 @@ _STEADY = 0.1  # no more bursts are needed below this spread
 _NOISY = 0.3  # a median with a larger spread means nothing
 _BUILD = 300.0  # seconds for all compilers of a candidate
 _SLOW_BURST = 1.0  # seconds. A slow candidate makes fewer calls
+_FEW_CALLS = 8  # of a burst, unless they come near the limit
 _SHORTEST_LIMIT = 1.0  # seconds of a burst
 _FILES = 256 << 20  # bytes of a file that a library may write, such as stderr
 _SLACK = (
@@ -212,7 +213,7 @@ class Trial:
         references: list[float] = []
         bursts = self.pool.bursts
         for burst in random.SystemRandom().sample(bursts, len(bursts)):
-            count = max(1, min(len(burst.calls), int(_SLOW_BURST / checked)))
+            count = min(len(burst.calls), self._calls_of_burst(checked))
             limit = max(_SHORTEST_LIMIT, min(2 * self.pool.seconds, 10 * checked * count))
             spec = protocol.specs(burst.calls[0].results)
             preparing = protocol.Prepare(spec, count)
@@ -235,6 +236,11 @@ class Trial:
             if len(times) > _BURSTS and median_and_spread(times[1:])[1] <= _STEADY:
                 break
         return self._rated(times, references)
+
+    def _calls_of_burst(self, checked: float) -> int:
+        """Return how many calls a slow candidate makes. A busy machine can make any one call look slow."""
+        fewest = 1 if _FEW_CALLS * checked > self.pool.seconds / 2 else _FEW_CALLS
+        return max(fewest, int(_SLOW_BURST / checked))
 
     def _run(self, limit: float) -> tuple[float, Frozen | None]:
         """Run the burst. Returns its seconds, and the stopped worker if its results are read from outside."""

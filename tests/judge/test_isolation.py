@@ -134,6 +134,14 @@ def test_a_worker_with_programs_starts_them_and_makes_no_socket(tmp_path: Path) 
     assert in_child(sandbox.allow_programs, lambda: socket.socket(socket.AF_UNIX)) == 38  # ENOSYS
     assert in_child(sandbox.allow_programs, lambda: os.chmod(path, 0o666)) == 0
     assert path.stat().st_mode & 0o777 == 0o600
+    os.utime(path, (1, 1))
+    assert in_child(sandbox.allow_programs, lambda: os.utime(path, (2, 2))) == 0
+    assert path.stat().st_mtime == 1
+    assert in_child(sandbox.allow_programs, path.touch) == 0
+    assert path.stat().st_mtime > 2
+    new = tmp_path / "new"
+    assert in_child(sandbox.allow_programs, new.touch) == 0
+    assert new.exists()
     datagrams = (socket.AF_UNIX, socket.SOCK_DGRAM)
     assert in_child(sandbox.allow_programs, lambda: socket.socketpair(*datagrams)) == 38
 
