@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,37 +113,36 @@ async def _reply(judge: Judge, line: bytes) -> str:
 def lint(task: Task) -> list[str]:
     """Report trivial results that would pass: zeros, ones, the first input, the results of the call before."""
     calls = [call for call in task.samples if _has_elements(call)]
-    ways: dict[str, Callable[[int], list[Any]]] = {
-        "zeros": lambda number: _filled(calls[number], 0),
-        "ones": lambda number: _filled(calls[number], 1),
-        "the first input": lambda number: _first_input(calls[number]),
-        "the result of the call before": lambda number: calls[number - 1].results,
-    }
-    found = []
-    for name, make in ways.items():
-        passed = 0
-        for number, call in enumerate(calls):
-            results = [to_device(each, "cpu") for each in make(number)]
-            passed += referee.compare(results, call) is None
-        if passed:
-            found.append(f"{name} would pass {passed} of {len(calls)} samples")
-    return found
+    passed: Counter[str] = Counter()
+    for number, call in enumerate(calls):
+        for name, results in _trivial_results(call, calls[number - 1]).items():
+            on_cpu = [to_device(each, "cpu") for each in results]
+            passed[name] += referee.compare(on_cpu, call) is None
+    return [
+        f"{name} would pass {count} of {len(calls)} samples"
+        for name, count in passed.items()
+        if count
+    ]
 
 
 def _has_elements(call: Expected) -> bool:
     return any(isinstance(each, torch.Tensor) and each.numel() for each in call.results)
 
 
-def _filled(call: Expected, value: int) -> list[Any]:
-    return [
-        torch.full_like(each, value) if isinstance(each, torch.Tensor) else each
-        for each in call.results
-    ]
-
-
-def _first_input(call: Expected) -> list[Any]:
+def _trivial_results(call: Expected, before: Expected) -> dict[str, list[Any]]:
+    zeros = []
+    ones = []
+    for each in call.results:
+        is_tensor = isinstance(each, torch.Tensor)
+        zeros.append(torch.zeros_like(each) if is_tensor else each)
+        ones.append(torch.ones_like(each) if is_tensor else each)
     inputs = call.sample.tensors()
-    return [inputs[0] if inputs else each for each in call.results]
+    return {
+        "zeros": zeros,
+        "ones": ones,
+        "the first input": [inputs[0] if inputs else each for each in call.results],
+        "the result of the call before": before.results,
+    }
 
 
 def run(judge: Judge, candidates: Sequence[Path], out: Any, path: Path | None) -> None:

@@ -147,17 +147,22 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
         )
         raise CompileError(message, op=op, target=arch)
     usage = kernel_usage.parse(compiled.log)
+    registers = max((each.registers for each in usage), default=None)
+    spills = max((each.spilled for each in usage), default=None)
+    arguments, grid, block = rule.group("arguments", "grid", "block")
+    shared = rule["shared"] or "0"
+    symbol = compiled.symbols[kernel]
     return Kernel(
         compiled.code,
-        compiled.symbols[kernel],
+        symbol,
         parse(schema),
         types,
-        rule["arguments"],
-        rule["grid"],
-        rule["block"],
-        rule["shared"] or "0",
-        max((each.registers for each in usage), default=None),
-        max((each.spilled for each in usage), default=None),
+        arguments,
+        grid,
+        block,
+        shared,
+        registers,
+        spills,
     )
 
 

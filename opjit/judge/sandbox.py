@@ -59,6 +59,7 @@ _DEVICES = (
 )
 
 _Instruction = tuple[int, int, int, int]
+_LOAD_NUMBER: _Instruction = (_LOAD, 0, 0, 0)
 
 
 class Test(NamedTuple):
@@ -79,12 +80,13 @@ def lacks(bits: int) -> Test:
 
 def allow_if(number: int, argument: int, test: Test) -> list[_Instruction]:
     """Return BPF that allows a system call if an argument passes a test, and goes on if not."""
+    check = (test.instruction, int(not test.passes), int(test.passes), test.value)
     return [
         (_IF_EQUAL, 0, 4, number),
         (_LOAD, 0, 0, 16 + 8 * argument),
-        (test.instruction, int(not test.passes), int(test.passes), test.value),
+        check,
         (_RETURN, 0, 0, _ALLOW),
-        (_LOAD, 0, 0, 0),  # the number again, for the next rule
+        _LOAD_NUMBER,  # for the next rule
     ]
 
 
@@ -98,7 +100,7 @@ def _allow_if_null(number: int, argument: int) -> list[_Instruction]:
         (_LOAD, 0, 0, low + 4),
         (_IF_EQUAL, 0, 1, 0),
         (_RETURN, 0, 0, _ALLOW),
-        (_LOAD, 0, 0, 0),
+        _LOAD_NUMBER,
     ]
 
 
@@ -186,7 +188,7 @@ def _install(rules: list[_Instruction], otherwise: int) -> bool:
         (_LOAD, 0, 0, 4),
         (_IF_EQUAL, 1, 0, _AUDIT[machine]),
         (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, 0),
+        _LOAD_NUMBER,
         *rules,
         (_RETURN, 0, 0, otherwise),
     ]
