@@ -196,16 +196,23 @@ def _preprocessed(
     if unit.preprocess:
         return unit.preprocess(told, scratch)
     lacking = scratch / "lacking"
-    flags = [*unit.host, *told, *unit.folders, *folders_of_cuda(found), "-include", str(FIRST)]
+    flags = [
+        *unit.host,
+        *told,
+        *unit.folders,
+        *folders_of_cuda(found.headers),
+        "-include",
+        str(FIRST),
+    ]
     command = [compiler.path, *flags, "-idirafter", str(lacking), *TEXT, unit.source]
     run(command, scratch, lacking, tuple(found.headers.split(":")))
     return (scratch / "text.ii").read_text("utf-8", "surrogateescape")
 
 
-def folders_of_cuda(found: Nvrtc) -> list[str]:
-    """Return the C++ compiler's flags for the headers of CUDA's runtime."""
+def folders_of_cuda(headers: str) -> list[str]:
+    """Return the C++ compiler's flags for the headers of CUDA's runtime, whose folders a text with colons names."""
     own = resources.folder("kernels_c") / "nvrtc"
-    system = [word for folder in found.headers.split(":") for word in ("-isystem", folder)]
+    system = [word for folder in headers.split(":") for word in ("-isystem", folder)]
     return [f"-I{own}", *system, "-idirafter", f"{own}/absent"]
 
 
@@ -298,7 +305,7 @@ def _compile_host(
 ) -> _Host:
     """Compile the host's part. `kernels` are names without template arguments."""
     command = [compiler.path, "-x", "c++", *unit.host, *unit.folders, "-fPIC"]
-    command += folders_of_cuda(found)
+    command += folders_of_cuda(found.headers)
     command += ["-Wp,-MD,opjit_host.deps", "-Wno-invalid-offsetof"]
     command += [*toolchain.listing(compiler, "opjit_host"), "-c", "opjit_host.cpp"]
     output = run_tool([*command, "-o", "opjit_host.o"], work, budget.CXX_JOB)

@@ -20,7 +20,7 @@ import torch
 
 from opjit import processes, progress
 from opjit.builder import budget, torch_builder
-from opjit.builder.compile_step import BuildTools, CompilerFailed, by_nvrtc_or_nvcc
+from opjit.builder.compile_step import BuildTools, CompilerFailed, NvccOnly, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
 from opjit.cpp_extension import identity, light, stable, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
@@ -268,7 +268,8 @@ class _ExtensionBuild(NamedTuple):
         known = {out for out, edge in edges.items() if several and self.objects.take(*edge)}
         progress.log(f"{len(known)} of {len(listed)} object files are in the cache")
         if self.prepared:
-            self.check_text(edge for edge in listed if edge["output"] not in known)
+            made = [edge for edge in listed if edge["output"] not in known]
+            self.check_text(made, by_nvrtc)
         others = _EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written)
         place.write_text(_reporting(others), "utf-8", "surrogateescape")
         try:
@@ -312,17 +313,14 @@ class _ExtensionBuild(NamedTuple):
         linked = self.recorder.linked(self.work / LINKED, output)
         return functools.reduce(Reads.joined, self.objects.read.values(), linked)
 
-    def check_text(self, edges: Iterable[Mapping[str, str]]) -> None:
+    def check_text(self, edges: Iterable[Mapping[str, str]], by_nvrtc: bool) -> None:
         """Raise light.MayLack if a source that is compiled with light headers is another text with torch/extension.h."""
-        assert self.prepared is not None
         for edge in edges:
-            if edge["file"].endswith(identity.CUDA):
-                continue
             scratch = self.work / "preprocessed" / edge["output"]
-            scratch.mkdir(parents=True)
+            scratch.mkdir(parents=True, exist_ok=True)
             try:
-                self.prepared.check(edge["file"], edge["command"], self.work, scratch)
-            except light.streams.Different as different:
+                self._check_source(edge, scratch, by_nvrtc)
+            except (light.streams.Different, NvccOnly) as different:
                 name, purpose = self.extension.name, self.extension.purpose
                 raise light.MayLack(BuildError(str(different), op=name, target=purpose)) from None
             except CompilerFailed as failed:
@@ -330,6 +328,17 @@ class _ExtensionBuild(NamedTuple):
                 if self.is_final(str(failed)):
                     raise error from None
                 raise light.MayLack(error) from None
+
+    def _check_source(self, edge: Mapping[str, str], scratch: Path, by_nvrtc: bool) -> None:
+        """Compare a source's text. That of a CUDA file for NVRTC is made with torch's macros."""
+        assert self.prepared is not None
+        source = os.path.join(self.work, edge["file"])
+        if not source.endswith(identity.CUDA):
+            self.prepared.check(edge["file"], edge["command"], self.work, scratch)
+        elif not by_nvrtc and self.tools.nvcc is not None:
+            from opjit.cpp_extension import cuda
+
+            cuda.check_for_nvcc(self.prepared, self.tools.nvcc, source, self.work, scratch)
 
     def arguments(self) -> dict[str, Any]:
         """Return those that torch gets."""

@@ -17,12 +17,20 @@ from typing import NamedTuple
 from opjit import processes
 from opjit.builder import budget, torch_builder
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
-from opjit.builder.cuda import FIRST, CudaFile, compile_unit, folders_of_cuda, translated
+from opjit.builder.cuda import (
+    FIRST,
+    HOST,
+    CudaFile,
+    compile_unit,
+    folders_of_cuda,
+    nvcc_macros,
+    translated,
+)
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.recipe import headers, nvcc_flags
-from opjit.recipe.toolchain import Nvrtc
+from opjit.recipe.toolchain import Nvcc, Nvrtc
 
 NEEDS = (budget.CXX_JOB, budget.NVCC_JOB)  # of compilers, with light headers
 _EDGE = re.compile(r"^build (?P<out>\S+): cuda_compile (?P<source>.+)\n", re.MULTILINE)
@@ -118,7 +126,7 @@ def compiled(
 ) -> Iterator[None]:
     """A block for ninja's run, before which the .cu files that `work`/build.ninja gives to nvcc are compiled, beside the others. Raises
     NvccOnly if only nvcc takes a file or a flag, CompilerFailed, or OSError if the disk is full."""
-    with_light = WithLight(prepared, nvrtc)
+    with_light = WithLight(prepared, nvrtc.headers, nvrtc.version)
     place = work / "build.ninja"
     written = place.read_text("utf-8", "surrogateescape")
     flags, edges = _flags(written), list(_EDGE.finditer(written))
@@ -143,7 +151,9 @@ def compiled(
         try:
             list(
                 pool.map(
-                    lambda folder: _compile(extension, sources[folder], flags, folder, with_light),
+                    lambda folder: _compile(
+                        extension, sources[folder], flags, folder, with_light, nvrtc
+                    ),
                     sources,
                 )
             )
@@ -187,12 +197,13 @@ def _compile(
     flags: Sequence[str],
     folder: Path,
     with_light: WithLight,
+    nvrtc: Nvrtc,
 ) -> None:
     """Compile one file to the object that an edge of the build file names."""
     folder.mkdir(parents=True)
     cxx = with_light.prepared.cxx
     unit = _unit(extension, source, flags, folder, with_light)
-    compile_unit(unit, folder, cxx, with_light.nvrtc)
+    compile_unit(unit, folder, cxx, nvrtc)
     for command in (
         [cxx.path, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
         ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(folder.parents[1] / folder.name)],
@@ -230,24 +241,27 @@ def _unit(
 
 
 class WithLight(NamedTuple):
-    """What the preprocessor needs to see a .cu file as nvcc does with torch's own headers."""
+    """What the preprocessor needs to see a .cu file as nvcc does."""
 
     prepared: Prepared
-    nvrtc: Nvrtc
+    headers: str  # CUDA's folders of headers, with colons between them
+    version: str  # of these headers
 
-    def text(self, source: str, flags: Sequence[str], told: Sequence[str], scratch: Path) -> str:
-        """Return the file's text, with a directive for each macro and header. `told` are flags that say what nvcc is."""
-        prepared, found = self.prepared, self.nvrtc
+    def preprocessor(
+        self, source: str, flags: Sequence[str], told: Sequence[str], scratch: Path
+    ) -> streams.Preprocessor:
+        """Return the preprocessor of a file. `told` are flags that say what nvcc is."""
+        prepared = self.prepared
         own = [f"-I{folder}" for folder in prepared.folders]
-        later = [*told, *folders_of_cuda(found)]
+        later = [*told, *folders_of_cuda(self.headers)]
         around = macros.Surroundings(
             tuple(light.folders()),
             f'#include "{FIRST}"\n',
             tuple(later),
-            (found.version, FIRST.read_text()),
+            (self.version, FIRST.read_text()),
         )
         given = [flag for flag in flags if flag not in own]
-        preprocessor = streams.Preprocessor(
+        return streams.Preprocessor(
             prepared.cxx,
             prepared.base,
             scratch,
@@ -256,9 +270,33 @@ class WithLight(NamedTuple):
             source,
             prepared.named,
             around,
-            (),
+            (*light.folders(), *prepared.folders, *self.headers.split(":"), str(FIRST.parent)),
+            prepared.users,
         )
+
+    def text(self, source: str, flags: Sequence[str], told: Sequence[str], scratch: Path) -> str:
+        """Return the file's text with torch's own headers, with a directive for each macro and header."""
+        preprocessor = self.preprocessor(source, flags, told, scratch)
         return preprocessor.text_with_torchs(["-dI", "-MD", "-MF", "opjit_text.deps"])
+
+
+def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, work: Path, scratch: Path) -> None:
+    """Raise streams.Different unless a .cu file that nvcc compiles is the same tokens with torch's headers and light ones.
+
+    `work` has torch's build file, and `scratch` is a folder for files. Raises NvccOnly if a flag is not known, and CompilerFailed."""
+    written = (work / "build.ninja").read_text("utf-8", "surrogateescape")
+    flags = _flags(written)
+    include, host, others, archs = _sorted(flags)
+    _, more = translated(others)
+    folders = f"{nvcc.root}/include:{nvcc.root}/include/cccl"
+    with_light = WithLight(prepared, folders, nvcc.build)
+    for arch in (HOST, *archs):
+        told = nvcc_macros(arch, archs, nvcc.build.removeprefix("V"), flags)
+        place = scratch / (arch or "host")
+        place.mkdir(parents=True, exist_ok=True)
+        given = [*host, *more, *include]
+        preprocessor = with_light.preprocessor(source, given, told, place)
+        streams.compare_both(preprocessor, prepared.folders)
 
 
 def _adapted(unit: CudaFile, text: str) -> CudaFile:

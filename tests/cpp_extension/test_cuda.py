@@ -20,7 +20,7 @@ from opjit.builder.cuda import CudaFile
 from opjit.builder.nvrtc import DeviceCode
 from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import VERSION
+from opjit.cpp_extension.light import VERSION, Prepared, policy, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import toolchain
@@ -183,7 +183,7 @@ def unit_of(code: str, folder: Path, flags: list[str]) -> CudaFile:
     source.write_text(code, encoding="utf-8")
     alone = cast("Extension", SimpleNamespace(include=()))
     prepared = cast("Any", SimpleNamespace(folders=[]))
-    with_light = cuda.WithLight(prepared, cast("Any", None))
+    with_light = cuda.WithLight(prepared, "", "")
     unit = cuda._unit(alone, str(source), flags, folder / "work" / "cuda", with_light)
     return unit._replace(preprocess=lambda told, scratch: f'# 1 "{source}" 1\n{code}\n')
 
@@ -245,6 +245,43 @@ def test_numbers_of_two_types_are_computed_as_by_nvcc(expression: str, in_double
         *(f"--include-path={folder}" for folder in folders),
     ]
     assert nvrtc.compile_for(found.library, code, "k.cu", cuda._headers(""), options, []).code
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("condition", "same"),
+    [("TORCH_VERSION_MAJOR >= 2 && defined(C10_HOST_DEVICE)", True), ("PARALLEL", False)],
+)
+def test_a_file_for_nvcc_is_the_same_tokens_with_light_headers(
+    tmp_path: Path, condition: str, same: bool
+) -> None:
+    cxx = toolchain.require_cxx(None)
+    includes = ("torch/extension.h",)
+    code = f"#include <torch/extension.h>\n#define PARALLEL AT_PARALLEL_OPENMP\n#if {condition}\n"
+    code += "__global__ void k(float *x) { *x = 1; }\n#else\n__global__ void k(float *x) { *x = 2; }\n#endif\n"
+    (tmp_path / "k.cu").write_text(code)
+    light.write(code, includes, tmp_path / "light", list(policy.BINDING), made_by_torch=False)
+    folders = [str(tmp_path / "light"), str(light.OWN), str(light.OWN.parent)]
+    own = [f"-I{folder}" for folder in folders]
+    torchs = [word for folder in light.folders() for word in ("-isystem", folder)]
+    flags = " ".join([*own, *torchs, "-std=c++20", "-gencode=arch=compute_90,code=sm_90"])
+    (tmp_path / "build.ninja").write_text(f"cuda_cflags = {flags}\ncuda_post_cflags =\n")
+    prepared = Prepared(
+        policy.Program(code, includes, (), plain=True),
+        frozenset(),
+        folders,
+        Store(default_root()).base,
+        cxx,
+        [],
+        "",
+    )
+    place, nvcc = tmp_path / "scratch", toolchain.require_nvcc(None)
+    if same:
+        cuda.check_for_nvcc(prepared, nvcc, str(tmp_path / "k.cu"), tmp_path, place)
+    else:
+        with pytest.raises(streams.Different, match=r"k\.cu:\d"):
+            cuda.check_for_nvcc(prepared, nvcc, str(tmp_path / "k.cu"), tmp_path, place)
 
 
 SPLIT = {"5": "55171ffa12b6260d"}  # what the split of three files is, by light.VERSION
@@ -407,9 +444,10 @@ def test_nvcc_is_not_tried_when_a_cpp_file_has_failed(
     monkeypatch.setattr(cuda, "_compile", failing(CompilerFailed("b.cu")))
     monkeypatch.setattr(torch_builder, "run_ninja", failing(torch_builder.NinjaFailed("a.cpp")))
     nothing = cast("Any", None)
+    found = cast("Any", SimpleNamespace(headers="", version=""))
     with (
         pytest.raises(torch_builder.NinjaFailed),
-        cuda.compiled(nothing, tmp_path, nothing, nothing, ""),
+        cuda.compiled(nothing, tmp_path, nothing, found, ""),
     ):
         pass
 
