@@ -49,41 +49,24 @@ def requests(
     scan: Scan | None = None,
 ) -> list[OpBinary]:
     """Return the requests of pairs, with the ops' variants; `failed` gets the errors of those whose sources cannot be read or compiled."""
-    scan, compilers, found = (
-        scan or Scan(),
-        dict[tuple[str, str], list[dict[str, str]]](),
-        list[OpBinary](),
-    )
+    scan = scan or Scan()
+    compilers: dict[tuple[str, str], list[dict[str, str]]] = {}
+    found: list[OpBinary] = []
     for op, target in pairs:
-        name, kind = f"{op.qualified} for {target}", (target.backend.name, target.host)
+        name = f"{op.qualified} for {target}"
+        kind = (target.backend.name, target.host)
         if kind not in compilers:
             compilers[kind] = toolchain.identities_of(target, store.notes)
+        labels = op.declaration.labels(target.backend)[1:]
         try:
-            for each in (
-                op,
-                *(
-                    op.variant(target.backend, label)
-                    for label in op.declaration.labels(target.backend)[1:]
-                ),
-            ):
-                found.append(
-                    OpBinary(
-                        each,
-                        target,
-                        each.declaration.recipe(target, compilers[kind], scan),
-                        must_store,
-                    )
-                )
+            for each in (op, *(op.variant(target.backend, label) for label in labels)):
+                recipe = each.declaration.recipe(target, compilers[kind], scan)
+                found.append(OpBinary(each, target, recipe, must_store))
         except (OSError, OpjitError) as error:
             if failed is None:
                 raise
-            text = f"{name} was not built: {type(error).__name__}: {error}"
-            failed.append(
-                (
-                    name,
-                    error
-                    if isinstance(error, OpjitError)
-                    else BuildError(text, op=op.qualified, target=str(target)),
-                )
-            )
+            if not isinstance(error, OpjitError):
+                text = f"{name} was not built: {type(error).__name__}: {error}"
+                error = BuildError(text, op=op.qualified, target=str(target))
+            failed.append((name, error))
     return found

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from opjit import files, processes
 from opjit.errors import LoadError
@@ -15,7 +16,20 @@ from opjit.store.entry import Entry
 
 _DLINFO_LINKMAP = 2  # RTLD_DI_LINKMAP
 _numbers = itertools.count(1)
-_interrupts: int | None = None  # where the first op's library counts interrupts, for all of them
+# Where the first op's library counts interrupts, for all of them: a process has one handler. See `opjit_interrupted` in opjit.h.
+_interrupts: int | None = None
+# The functions of an op's library: the type of the result, and those of the arguments.
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "opjit_register": (ctypes.c_int, ()),
+    "opjit_unregister": (ctypes.c_int, ()),
+    "opjit_prepare": (None, ()),
+    "opjit_vary": (None, ()),
+    "opjit_redirect": (None, (ctypes.c_void_p,)),
+    "opjit_choose": (None, (ctypes.c_uint64, ctypes.c_void_p)),
+    "opjit_force": (ctypes.c_uint64, (ctypes.c_void_p,)),
+    "opjit_share_groups": (None, (ctypes.c_void_p,)),
+    "opjit_share_interrupts": (ctypes.c_void_p, (ctypes.c_void_p,)),
+}
 _sharing = processes.Lock()
 # The address of the newest group of ranks, which every op's library reads; see opjit_peers.h. `opjit.distributed` adds groups in front.
 first_group = ctypes.c_void_p()
@@ -82,27 +96,13 @@ def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ct
         with pinned(entry) as path:
             library = ctypes.CDLL(path)  # RTLD_NOW and RTLD_LOCAL
         name_as(library, entry.library)
-        for name in ("opjit_register", "opjit_unregister"):
-            getattr(library, name).restype = ctypes.c_int
-        for name in ("opjit_prepare", "opjit_redirect", "opjit_vary", "opjit_choose"):
-            getattr(library, name).restype = None
-        library.opjit_redirect.argtypes, library.opjit_choose.argtypes = (
-            (ctypes.c_void_p,),
-            (ctypes.c_uint64, ctypes.c_void_p),
-        )
-        library.opjit_force.argtypes, library.opjit_force.restype = (
-            (ctypes.c_void_p,),
-            ctypes.c_uint64,
-        )
-        library.opjit_share_groups.argtypes = (ctypes.c_void_p,)
-        library.opjit_share_groups.restype = None
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
         library.opjit_share_groups(ctypes.addressof(first_group))
-        share = library.opjit_share_interrupts
-        share.argtypes, share.restype = (ctypes.c_void_p,), ctypes.c_void_p
         with _sharing:
-            _interrupts = share(
-                _interrupts
-            )  # counted in one place, so that a process has one handler; see `opjit_interrupted` in opjit.h
+            _interrupts = library.opjit_share_interrupts(_interrupts)
     except (OSError, AttributeError) as error:
         raise LoadError(
             f"the library of {qualified} cannot be loaded: {named(error, path, entry.library)}{advice(error)}"
@@ -112,8 +112,7 @@ def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ct
 
 @contextmanager
 def pinned(entry: Entry) -> Iterator[str]:
-    """Yield a path that leads to the very file that was verified while the block runs. Raises Gone if its name has another file by now.
-    No two paths are equal: the dynamic loader answers a path that it knows with the library that it opened there."""
+    """Yield a path that leads to the very file that was verified while the block runs. Raises Gone if its name has another file by now."""
     try:
         descriptor = os.open(
             entry.library, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -123,13 +122,23 @@ def pinned(entry: Entry) -> Iterator[str]:
     try:
         if files.identity(descriptor) != entry.verified:
             raise Gone(f"{entry.library} was replaced after it was verified")
-        number = f"{next(_numbers):b}".replace("0", "/").replace("1", "./")
-        path = f"/proc/{os.getpid()}/fd/{number}{descriptor}"  # a debugger, which reads it now, has another /proc/self
-        yield (
-            path if _leads_to(path, descriptor) else str(entry.library)
-        )  # without /proc, as in some chroots
+        path = _unseen_path(descriptor)
+        if not _leads_to(path, descriptor):  # no /proc, for example in a chroot
+            path = str(entry.library)
+        yield path
     finally:
         os.close(descriptor)
+
+
+def _unseen_path(descriptor: int) -> str:
+    """Return a path of an open file that dlopen has not seen.
+
+    dlopen answers a path that it knows with the library that it opened there, even if another file is there by now. ``/`` and ``./`` lead
+    nowhere else, so they spell a counter in binary: the millionth path of a process is 40 characters longer than the first.
+    """
+    number = f"{next(_numbers):b}"
+    spelled = number.replace("0", "/").replace("1", "./")
+    return f"/proc/{os.getpid()}/fd/{spelled}{descriptor}"  # a debugger has another /proc/self
 
 
 def _leads_to(path: str, descriptor: int) -> bool:
@@ -147,12 +156,13 @@ class _LinkMap(ctypes.Structure):
 
 def name_as(library: ctypes.CDLL, path: Path) -> None:
     """Set the path of a library that debuggers and backtraces show, and that a later dlopen of the path finds."""
-    own, found = ctypes.CDLL(None), ctypes.POINTER(_LinkMap)()
-    own.strdup.restype = ctypes.c_void_p
-    if own.dlinfo(ctypes.c_void_p(library._handle), _DLINFO_LINKMAP, ctypes.byref(found)) == 0:
-        found.contents.name = own.strdup(
-            os.fsencode(path)
-        )  # the loader keeps it for as long as the library, which is for ever
+    libc = ctypes.CDLL(None)
+    libc.strdup.restype = ctypes.c_void_p
+    link_map = ctypes.POINTER(_LinkMap)()
+    handle = ctypes.c_void_p(library._handle)
+    if libc.dlinfo(handle, _DLINFO_LINKMAP, ctypes.byref(link_map)) == 0:
+        # Never freed: the loader uses the name for as long as the library is open, which is forever.
+        link_map.contents.name = libc.strdup(os.fsencode(path))
     library._name = str(path)
 
 

@@ -28,13 +28,25 @@ _running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
 
 
 class Lock(_RLock):  # type: ignore[misc]
-    """A re-entrant lock, which a forked child finds free unless the forking thread holds it. Python takes and frees it in C, where no
-    Ctrl-C comes between. A fork in another thread waits for it for `fork_timeout` seconds; 0 is not at all, -1 for ever."""
+    """A re-entrant lock, which a forked child finds free unless the forking thread holds it.
+
+    It is Python's RLock, which is acquired and released in C, so that no Ctrl-C comes between. RLock has no public name for the two
+    questions below; threading.Condition and logging use the same two methods. A fork in another thread waits for the lock for
+    `fork_timeout` seconds; 0 is not at all, -1 forever.
+    """
 
     def __init__(self, fork_timeout: float = 0.0) -> None:
         super().__init__()
         self.fork_timeout = fork_timeout
         _locks.add(self)
+
+    def is_held_here(self) -> bool:
+        """Return whether this thread holds it."""
+        return bool(self._is_owned())
+
+    def free_in_child(self) -> None:
+        """Free it in a forked child, which lacks the thread that held it."""
+        self._at_fork_reinit()
 
 
 # While one of these is held, forks of other threads wait. A fork takes them in this order, as does an op.py that builds.
@@ -67,8 +79,8 @@ def _in_parent() -> None:
 def _in_child() -> None:
     _in_parent()
     for lock in list(_locks):
-        if not lock._is_owned():
-            lock._at_fork_reinit()
+        if not lock.is_held_here():
+            lock.free_in_child()
 
 
 def watch_forks() -> None:
@@ -93,8 +105,9 @@ def run(
         try:
             output, errors = process.communicate(timeout=limit or None)
         except subprocess.TimeoutExpired:
+            late = True
             _end(process)
-            late, (output, errors) = True, process.communicate()
+            output, errors = process.communicate()
         except BaseException:
             _end(process)
             raise
@@ -147,14 +160,13 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
             yield threads
         except (KeyboardInterrupt, SystemExit):
             threads.shutdown(wait=False, cancel_futures=True)
-            ending, since = threading.Thread(target=threads.shutdown), time.monotonic()
+            ending = threading.Thread(target=threads.shutdown)
+            since = time.monotonic()
             ending.start()
             while ending.is_alive():
+                gentle = time.monotonic() < since + _END
                 for process in list(_running):
-                    _signal(
-                        process,
-                        signal.SIGTERM if time.monotonic() < since + _END else signal.SIGKILL,
-                    )
+                    _signal(process, signal.SIGTERM if gentle else signal.SIGKILL)
                 ending.join(0.1)
             raise
 

@@ -35,7 +35,7 @@ from opjit.wanted import OpBinary
 _FINALISTS = 16  # variants that are measured at length
 _NEAR = 1.3  # of the best time at a first look, up to which a variant is one
 _SLOW = 1e-3  # seconds of a call from which one that takes four times the best's is not looked at any further
-Sides = dict[str, Callable[..., Any]]
+Candidates = dict[str, Callable[..., Any]]  # calls, by the label of the variant that they run
 
 
 class Choice(NamedTuple):
@@ -51,17 +51,18 @@ def kernel_for_call(
     """Return the kernel of the variant of a number, or of the one for a call's tensors, which later calls of such sizes run, too."""
     request.ready(op, backend)
     with op.lock:
-        loaded, labels = op.loaded[backend.name], op.declaration.labels(backend)
+        loaded = op.loaded[backend.name]
+        labels = op.declaration.labels(backend)
         if number is not None:
-            return _opened(op, backend, labels[number])
+            return _kernel_of(op, backend, labels[number])
         bucket = loaded.registered.opjit_force(None)
         found = loaded.kernel
         if labels and is_on("OPJIT_TUNE", unset=True):
             try:
-                choice = choose(op, backend, bucket, Inputs(args, kwargs))
+                choice = measure_or_read(op, backend, bucket, Inputs(args, kwargs))
                 if choice is None:
                     return found  # for this call alone
-                found = _opened(op, backend, choice.variant)
+                found = _kernel_of(op, backend, choice.variant)
             except (OpjitError, OSError) as error:
                 progress.logger().warning(
                     f"{op.qualified} runs its first variant, as no other can be had: {error}"
@@ -79,35 +80,27 @@ def tune(
         loaded = op.loaded[backend.name]
         loaded.registered.opjit_vary()
         try:
-            _call(
-                loaded.registered.opjit_force, loaded.kernel, op.overload, *args, **kwargs
-            )  # C says which bucket that is
-        finally:
+            _call(loaded.registered.opjit_force, loaded.kernel, op.overload, *args, **kwargs)
+        finally:  # the call has set its bucket
             bucket = loaded.registered.opjit_force(None)
-        return choose(op, backend, bucket, Inputs(args, kwargs), again=True)
+        return measure_or_read(op, backend, bucket, Inputs(args, kwargs), again=True)
 
 
-def choose(
+def measure_or_read(
     op: OpState, backend: Backend, bucket: int, inputs: Inputs, again: bool = False
 ) -> Choice | None:
     """Return the recorded choice for a bucket of sizes unless `again`, or measure all variants that can be built, with a call's inputs.
     Returns None where nothing can be measured. The caller holds the op's lock."""
-    store, labels, index = (
-        Store(default_root()),
-        op.declaration.labels(backend),
-        next((each.device.index or 0 for each in inputs.tensors()), 0),
-    )
-    device = (
-        torch.cuda.get_device_name(index)
-        if backend.name == "cuda"
-        else cpu.identity()
-        if backend.name == "cpu"
-        else ""
-    )
-    identity = json.dumps([op.loaded[backend.name].key, labels, device, f"{bucket:016x}"])
+    store = Store(default_root())
+    labels = op.declaration.labels(backend)
+    tensors = inputs.tensors()
+    index = (tensors[0].device.index or 0) if tensors else 0
+    model = _model(backend, index)
+    identity = json.dumps([op.loaded[backend.name].key, labels, model, f"{bucket:016x}"])
     name = hashlib.sha256(identity.encode()).hexdigest()
     found = None if again else _read(name, labels, store)
-    if found is not None or (backend.name == "cuda" and torch.cuda.is_current_stream_capturing()):
+    capturing = backend.name == "cuda" and torch.cuda.is_current_stream_capturing()
+    if found is not None or capturing:
         return found
     from opjit.store import lock
 
@@ -115,15 +108,21 @@ def choose(
         progress.status(f"tuning {op.qualified}") as say,
         lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}")),
     ):
-        found = (
-            None if again else _read(name, labels, store)
-        )  # another process may have measured during the wait
+        if not again:  # another process may have measured during the wait
+            found = _read(name, labels, store)
         if found is None:
             with torch.cuda.device(index) if backend.name == "cuda" else nullcontext():
                 found = _measured(op, backend, inputs, store)
             if found is not None:
                 files.write_note(store.base / TUNED / name, json.dumps(found._asdict()))
     return found
+
+
+def _model(backend: Backend, index: int) -> str:
+    """Return the name of a device's model, on which the choice depends."""
+    if backend.name == "cuda":
+        return torch.cuda.get_device_name(index)
+    return cpu.identity() if backend.name == "cpu" else ""
 
 
 def _read(name: str, labels: list[str], store: Store) -> Choice | None:
@@ -141,43 +140,35 @@ def _measured(op: OpState, backend: Backend, inputs: Inputs, store: Store) -> Ch
     """Measure with the inputs of a call; returns None for a call that the first variant refuses."""
     loaded = op.loaded[backend.name]
     if op.schema.mutates or op.schema.draws:  # a call's own tensors and generators stay as they are
-        inputs = Inputs(*tree_map(_own, (inputs.args, dict(inputs.kwargs))))
+        inputs = Inputs(*tree_map(_private_copy, (inputs.args, dict(inputs.kwargs))))
     drawing = torch.random.fork_rng([torch.cuda.current_device()] if backend.name == "cuda" else [])
     try:
         with torch.inference_mode(), drawing if op.schema.draws else nullcontext():
             if not _running(op, backend, {"": loaded.kernel}, inputs):
                 return None
             _build(op, backend, store)
-            sides = _running(
-                op,
-                backend,
-                {
-                    each: loaded.variants[each]
-                    for each in op.declaration.labels(backend)
-                    if each in loaded.variants
-                },
-                inputs,
-            )
-            return _best(sides, inputs, backend.name)
+            labels = op.declaration.labels(backend)
+            kernels = {each: loaded.variants[each] for each in labels if each in loaded.variants}
+            candidates = _running(op, backend, kernels, inputs)
+            return _best(candidates, inputs, backend.name)
     finally:
         loaded.registered.opjit_force(None)
 
 
-def _own(value: Any) -> Any:
+def _private_copy(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return value.clone_state()
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _opened(op: OpState, backend: Backend, label: str) -> int:
+def _kernel_of(op: OpState, backend: Backend, label: str) -> int:
     """Return the kernel of a variant, which is opened or built."""
-    known, target = op.loaded[backend.name].variants, targets.here(backend)
+    known = op.loaded[backend.name].variants
     if label not in known:
-        known[label] = loader.open_kernel(
-            request.entry(op.variant(backend, label), target),
-            op.qualified,
-            op.declaration.libraries(target),
-        )
+        target = targets.here(backend)
+        entry = request.entry(op.variant(backend, label), target)
+        libraries = op.declaration.libraries(target)
+        known[label] = loader.open_kernel(entry, op.qualified, libraries)
     return known[label]
 
 
@@ -185,11 +176,9 @@ def _build(op: OpState, backend: Backend, store: Store) -> None:
     """Build the variants that are missing, side by side, and open all. One that cannot be built is left out."""
     from opjit.builder import budget
 
-    target, known, failed = (
-        targets.here(backend),
-        op.loaded[backend.name].variants,
-        list[OpjitError](),
-    )
+    target = targets.here(backend)
+    known = op.loaded[backend.name].variants
+    failed: list[OpjitError] = []
     wanted = dict(
         zip(op.declaration.labels(backend), batch.requests([(op, target)], store), strict=True)
     )
@@ -201,9 +190,8 @@ def _build(op: OpState, backend: Backend, store: Store) -> None:
             failed.append(error)
             return None
 
-    with processes.pool(
-        min(budget.jobs(budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB), len(wanted))
-    ) as pool:
+    job = budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB
+    with processes.pool(min(budget.jobs(job), len(wanted))) as pool:
         for label, entry in zip(wanted, pool.map(obtain, wanted.values()), strict=True):
             if entry is not None:
                 known[label] = loader.open_kernel(
@@ -215,22 +203,24 @@ def _build(op: OpState, backend: Backend, store: Store) -> None:
         )
 
 
-def _running(op: OpState, backend: Backend, kernels: Mapping[str, int], inputs: Inputs) -> Sides:
+def _running(
+    op: OpState, backend: Backend, kernels: Mapping[str, int], inputs: Inputs
+) -> Candidates:
     """Return calls of the variants that run, without those that one call shows to be far slower than others."""
     force = op.loaded[backend.name].registered.opjit_force
-    sides, seconds = (
-        {label: partial(_call, force, each, op.overload) for label, each in kernels.items()},
-        dict[str, float](),
-    )
-    for label, side in sides.items():
-        with suppress(RuntimeError):  # such as too much shared memory for this device
-            for _ in range(4):  # the quickest counts, as a busy machine holds up any one of them
+    seconds: dict[str, float] = {}
+    candidates = {
+        label: partial(_call, force, each, op.overload) for label, each in kernels.items()
+    }
+    for label, call in candidates.items():
+        with suppress(RuntimeError):  # for example, too much shared memory for this device
+            for _ in range(4):  # the quickest counts, because a busy machine may delay any of them
                 started = time.perf_counter()
-                side(*inputs.args, **inputs.kwargs)
+                call(*inputs.args, **inputs.kwargs)
                 wait(backend.name)
                 seconds[label] = min(time.perf_counter() - started, seconds.get(label, inf))
-    most = max(_SLOW, 4 * min(seconds.values(), default=0.0))
-    return {label: sides[label] for label, each in seconds.items() if each <= most}
+    limit = max(_SLOW, 4 * min(seconds.values(), default=0.0))
+    return {label: candidates[label] for label, each in seconds.items() if each <= limit}
 
 
 def _call(
@@ -244,18 +234,20 @@ def _call(
     return overload(*args, **kwargs)
 
 
-def _best(sides: Sides, inputs: Inputs, device: str) -> Choice:
-    """Look at all variants in small groups, each beside the first, and measure the nearest to the best at length."""
-    plan, (first, *rest) = plan_of({}, inputs, device), sides
+def _best(candidates: Candidates, inputs: Inputs, device: str) -> Choice:
+    """Look at all variants in small groups, each next to the first one, and measure the nearest to the best at length."""
+    plan = plan_of({}, inputs, device)
+    first, *rest = candidates
     ratios = {first: 1.0}
     for start in range(0, len(rest), _FINALISTS):
-        group = {each: sides[each] for each in (first, *rest[start : start + _FINALISTS])}
+        labels = [first, *rest[start : start + _FINALISTS]]
+        group = {label: candidates[label] for label in labels}
         found = measure(replace(plan, sides=group, rounds=3, seconds=0.002))
-        ratios |= {each: ratio(found[each], found[first])[0] for each in group}
-    near = [
-        each
-        for each in sorted(ratios, key=ratios.__getitem__)
-        if ratios[each] <= _NEAR * min(ratios.values())
-    ][:_FINALISTS]
-    found = measure(replace(plan, sides={each: sides[each] for each in near}, seconds=0.01))
-    return Choice(best := min(near, key=lambda each: found[each].median), found[best].median)
+        for label in labels:
+            ratios[label], *_ = ratio(found[label], found[first])
+    limit = _NEAR * min(ratios.values())
+    near = [label for label in sorted(ratios, key=ratios.__getitem__) if ratios[label] <= limit]
+    finalists = {label: candidates[label] for label in near[:_FINALISTS]}
+    found = measure(replace(plan, sides=finalists, seconds=0.01))
+    best = min(finalists, key=lambda label: found[label].median)
+    return Choice(best, found[best].median)

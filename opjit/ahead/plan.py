@@ -62,11 +62,12 @@ def plan_ops(
                 f"there is nothing to build; it has kernels for {' and '.join(has) or 'nothing'}: name one of their archs"
             )
         ops += found
-    pairs, failed = batch.pairs(ops, targets), list[tuple[str, OpjitError]]()
-    wanted = batch.requests(pairs, store, root is not None, failed)
-    return Plan(
-        [*wanted], len(set(ops)) * len(targets) - len(pairs), store, root is not None, failed=failed
-    )
+    shared = root is not None
+    pairs = batch.pairs(ops, targets)
+    failed: list[tuple[str, OpjitError]] = []
+    wanted = batch.requests(pairs, store, shared, failed)
+    skipped = len(set(ops)) * len(targets) - len(pairs)
+    return Plan([*wanted], skipped, store, shared, failed=failed)
 
 
 def plan_recorded(
@@ -78,60 +79,82 @@ def plan_recorded(
 ) -> Plan:
     """Plan to build the ops of a recorded list, and its C++ extensions; without archs, for the recorded targets."""
     store = _store(root)
+    shared = root is not None
     targets = batch.targets_of(archs, store, hosts) if archs else None
-    (uses_of_ops, calls), recorded, scan = (
-        oplist.read_list(Path(path)),
-        dict[str, list[RecordedOp]](),
-        Scan(),
-    )
-    for use in uses_of_ops:
-        recorded.setdefault(repr(use._replace(backend="", arch="", runtime="")), []).append(use)
-    pairs, skipped, remarks, failed = (
-        list[tuple[OpState, Target]](),
-        0,
-        list[str](),
-        list[tuple[str, OpjitError]](),
-    )
-    absent, resolved = set[str](), dict[tuple[str, str], list[Target]]()
-    for uses in recorded.values():
-        try:
-            op, declared = _resolve_op(uses[0], absent)
-            found = batch.pairs([op], targets or ())
-            for pair in () if declared else found:
-                _require_closed(*pair, scan)
-        except OpjitError as error:
-            failed.append((uses[0].op, error))
-            continue
-        if targets is not None:
-            pairs += found
-            skipped += len(targets) - len(found)
-            continue
-        for use in uses:
-            name, place = f"{use.op} for {use.backend} {use.arch}", (use.backend, use.arch)
-            try:
-                for_hosts = resolved.get(place) or [
-                    _resolve_target(use, name, store, host) for host in hosts or (None,)
-                ]
-                found = [(op, target) for target in resolved.setdefault(place, for_hosts)]
-                if not declared:
-                    _require_closed(*found[0], scan)
-                pairs += found
-            except OpjitError as error:
-                failed.append((name, error))
+    recorded_ops, calls = oplist.read_list(Path(path))
+    reader = _ListReader(store, hosts)
+    skipped = 0
+    for uses in _by_op(recorded_ops):
+        skipped += reader.add_op(uses, targets)
     # A declared op may replace several recorded ones, which differ.
-    ops = batch.requests(dict.fromkeys(pairs), store, root is not None, failed, scan)
-    others = _plan_extensions(
-        calls, Path(path), store, root is not None, extensions, remarks, failed
-    )
-    return Plan(
-        [*ops, *others],
-        skipped,
-        store,
-        root is not None,
-        remarks,
-        failed,
-        Path(path),
-    )
+    pairs = dict.fromkeys(reader.pairs)
+    ops = batch.requests(pairs, store, shared, reader.failed, reader.scan)
+    remarks: list[str] = []
+    others = _plan_extensions(calls, Path(path), store, shared, extensions, remarks, reader.failed)
+    return Plan([*ops, *others], skipped, store, shared, remarks, reader.failed, Path(path))
+
+
+def _by_op(recorded: Iterable[RecordedOp]) -> list[list[RecordedOp]]:
+    """Return the uses of each op together: those that differ in their targets alone."""
+    uses: dict[str, list[RecordedOp]] = {}
+    for use in recorded:
+        op = repr(use._replace(backend="", arch="", runtime=""))
+        uses.setdefault(op, []).append(use)
+    return list(uses.values())
+
+
+class _ListReader:
+    """Pairs the ops of a list with targets, and collects errors.
+
+    Attributes:
+        absent: the namespaces that have been searched, and lack an op.
+    """
+
+    def __init__(self, store: Store, hosts: Sequence[str]) -> None:
+        self.store = store
+        self.hosts = hosts
+        self.scan = Scan()
+        self.pairs: list[tuple[OpState, Target]] = []
+        self.failed: list[tuple[str, OpjitError]] = []
+        self.absent: set[str] = set()
+        self._targets: dict[tuple[str, str], list[Target]] = {}
+
+    def add_op(self, uses: Sequence[RecordedOp], targets: Sequence[Target] | None) -> int:
+        """Add an op for these targets, or for the recorded ones. Returns the number of targets without a kernel."""
+        try:
+            op, declared = _resolve_op(uses[0], self.absent)
+            if targets is not None:
+                found: list[tuple[OpState, Target]] = batch.pairs([op], targets)
+                if not declared:
+                    for pair in found:
+                        _require_closed(*pair, self.scan)
+                self.pairs += found
+                return len(targets) - len(found)
+        except OpjitError as error:
+            self.failed.append((uses[0].op, error))
+            return 0
+        for use in uses:
+            self._add_use(op, declared, use)
+        return 0
+
+    def _add_use(self, op: OpState, declared: bool, use: RecordedOp) -> None:
+        name = f"{use.op} for {use.backend} {use.arch}"
+        try:
+            targets = self._resolve(use, name)
+            if not declared:
+                _require_closed(op, targets[0], self.scan)
+            self.pairs += [(op, target) for target in targets]
+        except OpjitError as error:
+            self.failed.append((name, error))
+
+    def _resolve(self, use: RecordedOp, name: str) -> list[Target]:
+        """Return the targets of a recorded use, one for each host."""
+        place = (use.backend, use.arch)
+        if place not in self._targets:
+            hosts = self.hosts or (None,)
+            targets = [_resolve_target(use, name, self.store, host) for host in hosts]
+            self._targets[place] = targets
+        return self._targets[place]
 
 
 def _plan_extensions(
@@ -144,7 +167,7 @@ def _plan_extensions(
     failed: list[tuple[str, OpjitError]],
 ) -> list[Wanted]:
     """Return the requests for a list's extensions and shared libraries, each content once."""
-    found = dict[str, Wanted]()
+    found: dict[str, Wanted] = {}
     if listed and not allowed:
         remarks.append(
             f"{len(listed)} C++ extensions of the list are not built, as their flags and initialisers can run any code; "
@@ -153,12 +176,12 @@ def _plan_extensions(
         return []
     for each in listed:
         try:
-            of_list = (
-                recorded_libraries.request
-                if each.function == recorded_libraries.FUNCTION
-                else extension_binary.of_recorded
-            )
-            wanted: Wanted = of_list(each, os.path.dirname(os.path.abspath(path)), store)
+            folder = os.path.dirname(os.path.abspath(path))
+            wanted: Wanted
+            if each.function == recorded_libraries.FUNCTION:
+                wanted = recorded_libraries.request(each, folder, store)
+            else:
+                wanted = extension_binary.of_recorded(each, folder, store)
             found.setdefault(wanted.name, wanted.in_store() if shared else wanted)
         except OpjitError as error:
             failed.append((each.name, error))
@@ -180,19 +203,18 @@ def _require_closed(op: OpState, target: Target, scan: Scan) -> None:
     """Raise RecordError if another user can write what a build of an op that only the list names reads: OPJIT_PATH's rule for folders."""
     op.write_code()
     try:
-        source, flags = op.declaration.source(target.backend), op.declaration.flags(target)
+        source = op.declaration.source(target.backend)
+        flags = op.declaration.flags(target)
         read = [str(source.parent), *flags.include, *read_files(source, target, flags, scan)]
     except (OSError, NoKernel):
         return  # the build will report the error
-    own = f"{resources.folder('kernels_c')}{os.sep}"
-    problem = next(
-        filter(None, (files.swappable(Path(path)) for path in read if not path.startswith(own))),
-        None,
-    )
-    if problem is not None:
-        raise RecordError(
-            f"{op.qualified} is not built from files that only the list names: {problem}"
-        )
+    bundled = f"{resources.folder('kernels_c')}{os.sep}"
+    for path in read:
+        problem = None if path.startswith(bundled) else files.swappable(Path(path))
+        if problem is not None:
+            raise RecordError(
+                f"{op.qualified} is not built from files that only the list names: {problem}"
+            )
 
 
 def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
@@ -230,17 +252,16 @@ def _find_declared(name: str, absent: set[str]) -> Op | None:
 
 
 def _op_in_folder(recorded: RecordedOp) -> Op:
-    folder, flags = Path(recorded.folder or ""), recorded.flags
+    folder = Path(recorded.folder or "")
+    flags = recorded.flags
     if not folder.is_absolute() or not folder.is_dir():
         raise RecordError(
             f"{recorded.op} is not here: no op of that name is declared or installed, and there is no folder "
             f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package"
         )
-    extra = (
-        check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
-        if any(flags.values())
-        else None
-    )
+    extra = None
+    if any(flags.values()):
+        extra = check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
     schema = parse(recorded.schema, recorded.tags or ())
     # torch never sees this op, so nothing calls its fake kernel.
     return Op(Declaration(schema, lambda *args, **kwargs: None, folder, extra))

@@ -200,9 +200,12 @@ def _build_missing(
     write: Callable[[str], object],
 ) -> None:
     """Build the missing binaries side by side, and add the results to the report."""
-    missing = list[Wanted]()
+    missing: list[Wanted] = []
     for wanted in plan.wanted:
-        (missing if wanted.find(plan.store) is None else report.there).append(wanted)
+        if wanted.find(plan.store) is None:
+            missing.append(wanted)
+        else:
+            report.there.append(wanted)
     if not missing:
         return
     from opjit.builder import budget
@@ -233,18 +236,18 @@ def _build_one(
     number: int, wanted: Wanted, store: Store, display: Display
 ) -> tuple[bool, OpjitError | None]:
     """Fetch or build a binary. Returns whether it was built, and the error if it failed."""
-    built, error = False, None
+    built = False
+    error: OpjitError | None = None
     display.changed(number, f"building {wanted}")
     try:
         with progress.on(progress.STATUS, lambda text: display.changed(number, text)):
             built = request.obtain(wanted.in_store(), store).origin == "built"
+    except OpjitError as caught:
+        error = caught
     except Exception as caught:
-        error = (
-            caught
-            if isinstance(caught, OpjitError)
-            else wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
-        )
-    display.ended(number, str(wanted), "failed" if error else "built" if built else "already there")
+        error = wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
+    ending = "built" if built else "already there"
+    display.ended(number, str(wanted), "failed" if error else ending)
     return built, error
 
 

@@ -62,7 +62,9 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
 
 def _gather(raw: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
     """Read the lines of all processes; a truncated line, as after a full disk, is skipped with a warning."""
-    ops, extensions, bad = list[RecordedOp](), list[RecordedExtension](), 0
+    ops: list[RecordedOp] = []
+    extensions: list[RecordedExtension] = []
+    bad = 0
     for text in raw.read_bytes().splitlines():
         try:
             fields = json.loads(text)

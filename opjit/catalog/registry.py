@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from opjit import files, processes, resources
+from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration, Function, cpp_advice, stamp_of
 from opjit.errors import DeclarationError, OpjitError, UnknownOp
 from opjit.operators import registration
@@ -64,7 +65,7 @@ def add(newer: Op) -> Op:
         return newer
     with processes.declaring:
         registration.define(newer, declared(newer.qualified))
-        if processes.reading._is_owned():
+        if processes.reading.is_held_here():
             _unfinished.add(newer.qualified)
         _ops[newer.qualified] = newer
     return newer
@@ -118,16 +119,12 @@ def get_or_search(namespace: Any, name: str) -> Any:
     try:
         return registration.look_up(namespace, name)
     except AttributeError:
-        qualified, unread = (
-            f"{namespace.name}::{name}",
-            any(path not in _searched for path in _path()),
-        )
-        if (
-            qualified in registration.half_declared
-            or name.startswith("__")
-            or not (unread or namespace.name in _packaged_namespaces())
-        ):
+        qualified = f"{namespace.name}::{name}"
+        if qualified in registration.half_declared or name.startswith("__"):
             raise  # torch asks for an op that it is about to define
+        unread = any(path not in _searched for path in _path())
+        if not unread and namespace.name not in _packaged_namespaces():
+            raise
         try:
             search(qualified)
         except OpjitError as error:  # hasattr() must not raise it
@@ -180,18 +177,16 @@ def _add_named(path: str) -> None:
 def add_trusted(folder: Path) -> list[Op]:
     """Add a folder that no Python code names, as `add_path` does. Its op.py files are run and its kernels compiled, so only this user and
     root may be able to write it and the op folders in it; otherwise it raises DeclarationError."""
-    ours = Path(os.path.abspath(folder))
-    paths = [ours]
-    for each in op_folders(ours):
-        paths += [
-            Path(place, name)
-            for place, folders, names in os.walk(each)
-            for name in (*folders, *names)
-        ]
-    problem = next(filter(None, map(files.swappable, paths)), None)
-    if problem is not None:
-        raise DeclarationError(f"the op.py files in {ours} are not run: {problem}")
-    return add_path(ours)
+    root = Path(os.path.abspath(folder))
+    paths = [root]
+    for each in op_folders(root):
+        for parent, folders, names in os.walk(each):
+            paths += [Path(parent, name) for name in (*folders, *names)]
+    for path in paths:
+        problem = files.swappable(path)
+        if problem is not None:
+            raise DeclarationError(f"the op.py files in {root} are not run: {problem}")
+    return add_path(root)
 
 
 def _search_packages(namespace: str | None) -> None:
@@ -205,9 +200,8 @@ def _search_packages(namespace: str | None) -> None:
         _searched.add(name)
         try:
             with _running():
-                for path in getattr(
-                    point.load(), "__path__", []
-                ):  # of a package, which may be a folder of ops; a module declares its own
+                # A package may be a folder of ops; a module declares its ops itself.
+                for path in getattr(point.load(), "__path__", []):
                     if op_folders(Path(path)):
                         add_path(path)
         except Exception as error:
@@ -245,11 +239,11 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
     """
     place = Path(os.path.abspath(folder))
     folders = op_folders(place)
+    if not folders and not place.is_dir():
+        raise DeclarationError(f"there is no folder {place}")
     if not folders:
         raise DeclarationError(
             f"no op is declared in {place}: expected op.py in it or in its subfolders{cpp_advice(place, '*')}"
-            if place.is_dir()
-            else f"there is no folder {place}"
         )
     ops = [op for each in folders for op in _declare(each / "op.py")]
     return sorted(ops, key=lambda op: op.qualified)
@@ -260,11 +254,9 @@ def op_folders(place: Path) -> list[Path]:
     try:
         if (place / "op.py").is_file():
             return [place]
-        return (
-            sorted(each for each in place.iterdir() if (each / "op.py").is_file())
-            if place.is_dir()
-            else []
-        )
+        if not place.is_dir():
+            return []
+        return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
     except OSError as error:
         raise DeclarationError(
             f"the folder {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it"
@@ -288,9 +280,9 @@ def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
     modules beside it are its submodules: ``from .shapes import rows``."""
     file = folder / "op.py"
     name = f"{prefix}_{folder.name}".replace(".", "_")  # pickle would import the part before a dot
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(
-        file
-    ):  # a folder of the same name elsewhere
+    earlier = sys.modules.get(name)
+    if earlier is not None and getattr(earlier, "__file__", None) != str(file):
+        # A folder of the same name elsewhere.
         name = f"{name}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
     module = _new_module(name, file)
     assert module.__spec__ is not None
@@ -300,10 +292,9 @@ def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
         try:
             module.__spec__.loader.exec_module(module)
         except BaseException:
-            for each in [
-                each for each in sys.modules if each == name or each.startswith(f"{name}.")
-            ]:
-                del sys.modules[each]  # as after an import that failed
+            for each in list(sys.modules):  # as after an import that failed
+                if each == name or each.startswith(f"{name}."):
+                    del sys.modules[each]
             raise
 
 
@@ -354,7 +345,7 @@ def op(
     ``<name>_cuda``. The first request or call compiles them.
 
     Args:
-        text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``; the default namespace is ``opjit``.
+        text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``, with your namespace.
         extra_cflags: flags for the ``.c`` kernel, after opjit's own, one argument each (no shell splits them): ``["-DTILE=64"]``.
         extra_cuda_cflags: the same for the ``.cu`` kernel: ``["--use_fast_math", "-Xptxas=-O2"]``.
         extra_ldflags: libraries that the kernels call, for every backend. ``"-lz"`` is a system library: like libc, each machine
@@ -375,7 +366,8 @@ def op(
 
     Raises:
         SchemaError: torch cannot parse the schema, or a type has no C form.
-        DeclarationError: an op of that name is declared elsewhere; or a flag would break a promise of opjit about its binaries,
+        DeclarationError: the schema has no namespace; the fake kernel cannot be called with the schema's arguments; an op of that name
+            is declared elsewhere; or a flag would break a promise of opjit about its binaries,
             and the message names an alternative.
 
     Example:
@@ -406,8 +398,11 @@ def op(
             from opjit.recipe import flags
 
             extra = flags.check(text.partition("(")[0], folder, *extras)
+        _require_namespace(text, folder)
+        parsed = schema.parse(text, [tag.name for tag in tags])
+        fake_kernel.check_signature(parsed, fake)
         declaration = Declaration(
-            schema.parse(text, [tag.name for tag in tags]),
+            parsed,
             fake,
             folder,
             extra,
@@ -419,6 +414,16 @@ def op(
         return add(Op(declaration))
 
     return declare
+
+
+def _require_namespace(text: str, folder: Path) -> None:
+    """Raise DeclarationError for a schema without a namespace: only the bundled ops are in opjit's."""
+    name = text.partition("(")[0].strip()
+    if "::" not in name and not folder.is_relative_to(resources.folder("kernels_c").resolve()):
+        raise DeclarationError(
+            f"expected namespace::name, such as mylib::{name or 'scale_add'}, got {name!r}: your own namespace keeps the "
+            "op apart from other people's"
+        )
 
 
 def _restored(qualified: str, where: str, declaration: str) -> Op:

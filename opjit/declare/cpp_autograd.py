@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from opjit import files, loader, processes, resources
+from opjit import files, loader, processes, progress, resources
 from opjit.environment import is_on
 from opjit.errors import LoadError, ToolMissing
 from opjit.recipe import toolchain
@@ -24,12 +24,12 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 
 NAME = "opjit_autograd"
-# A process of its own compiles it, for some seconds and with the lowest priority, also when this one has ended.
-_LATER = 'nice -n 19 "$0" -c "$@" >/dev/null 2>&1 </dev/null &'
-_CODE = "import sys; sys.path[:] = sys.argv[1:]; from opjit.cpp_extension import autograd_part; autograd_part.make()"
-_state: dict[
-    str, Any
-] = {}  # the library, once it is loaded; and whether this process has started a build
+# Calls of an op with a backward cost 5 us less with it (tests/benchmarks/call.py), but it takes a compiler seconds. So a shell starts a
+# build of the lowest priority that outlives this process and that nobody waits for; `opjit cache ls` then shows its entry.
+_START_BUILD = 'nice -n 19 "$0" -c "$@" >/dev/null 2>&1 </dev/null &'
+_BUILD = "import sys; sys.path[:] = sys.argv[1:]; from opjit.cpp_extension import autograd_part; autograd_part.make()"
+_library: ctypes.CDLL | None = None
+_started = False  # whether this process has started a build
 _lock = processes.Lock()
 
 
@@ -38,92 +38,78 @@ def source() -> Path:
 
 
 @functools.cache
-def _wanted() -> list[Any]:
-    """What the document of its entry says, whichever compiler made it."""
-    return [
-        {source().name: files.digest(str(source()))},
-        importlib.machinery.EXTENSION_SUFFIXES[0],
-        [
-            str(torch.__version__),
-            torch.version.git_version,
-            torch.version.cuda,
-            bool(torch._C._GLIBCXX_USE_CXX11_ABI),
-        ],
+def _expected() -> tuple[Any, ...]:
+    """Return the fields that the document of its entry has, whichever compiler made it."""
+    of_torch = [
+        str(torch.__version__),
+        torch.version.git_version,
+        torch.version.cuda,
+        bool(torch._C._GLIBCXX_USE_CXX11_ABI),
     ]
+    inputs = {source().name: files.digest(str(source()))}
+    return inputs, importlib.machinery.EXTENSION_SUFFIXES[0], of_torch
+
+
+def _fits_here(document: Mapping[str, Any]) -> bool:
+    suffix = document.get("python", [""])[0]
+    return (document.get("known"), suffix, document.get("torch")) == _expected()
 
 
 def find() -> Entry | None:
     """Return its entry, from a layer or the cache."""
-
-    def fits(document: Mapping[str, Any]) -> bool:
-        return [
-            document.get("known"),
-            document.get("python", [""])[0],
-            document.get("torch"),
-        ] == _wanted()
-
     for root in [*map(Store, layers.named()), Store(default_root())]:
-        for folder in sorted(
-            (root.base / f"cpp_extension.{NAME}").glob(f"*-torch{torch.__version__}-*")
-        ):
-            found = store.first(folder, None, fits) if root.trusted(folder.parent, folder) else None
-            if found is not None:
-                return found
+        archs = (root.base / f"cpp_extension.{NAME}").glob(f"*-torch{torch.__version__}-*")
+        for folder in sorted(archs):
+            if root.trusted(folder.parent, folder):
+                entry = store.first(folder, None, _fits_here)
+                if entry is not None:
+                    return entry
     return None
 
 
 def bind(qualified: str, key: str) -> Callable[[], None] | None:
-    """Give an op the kernel at a key of autograd, if a cache has it. Returns what takes it back."""
-    library = _library() if is_on("OPJIT_CPP_AUTOGRAD", unset=True) else None
-    bound = (
-        None if library is None else library.opjit_autograd_bind(qualified.encode(), key.encode())
-    )
-    return (
-        None
-        if library is None or bound is None
-        else functools.partial(library.opjit_autograd_unbind, bound)
-    )
+    """Give an op the kernel at a key of autograd, if a cache has it. Returns a function that removes it."""
+    library = _load() if is_on("OPJIT_CPP_AUTOGRAD", unset=True) else None
+    if library is None:
+        return None
+    bound = library.opjit_autograd_bind(qualified.encode(), key.encode())
+    return None if bound is None else functools.partial(library.opjit_autograd_unbind, bound)
 
 
-def _library() -> ctypes.CDLL | None:
+def _load() -> ctypes.CDLL | None:
+    global _library
     with _lock:
-        if "library" not in _state and (entry := find()) is not None:
+        entry = find() if _library is None else None
+        if entry is not None:
             with suppress(LoadError, OSError), loader.pinned(entry) as path:
                 library = ctypes.CDLL(path)
                 loader.name_as(library, entry.library)
-                library.opjit_autograd_bind.restype, library.opjit_autograd_unbind.argtypes = (
-                    ctypes.c_void_p,
-                    (ctypes.c_void_p,),
-                )
-                _state["library"] = library
-        return _state.get("library")
+                library.opjit_autograd_bind.restype = ctypes.c_void_p
+                library.opjit_autograd_unbind.argtypes = (ctypes.c_void_p,)
+                _library = library
+        return _library
 
 
 def make_later(root: Store) -> None:
-    """Have it compiled, or fetched from the remote, for later processes: once for a process, and not again after a compiler's error."""
-    if not is_on("OPJIT_CPP_AUTOGRAD", unset=True) or "started" in _state or is_on("OPJIT_OFFLINE"):
+    """Compile or fetch it in the background, once per process, for later processes; never retry after a compile error."""
+    global _started
+    if _started or not is_on("OPJIT_CPP_AUTOGRAD", unset=True) or is_on("OPJIT_OFFLINE"):
         return
-    _state["started"] = True
+    _started = True
     with suppress(OSError, ToolMissing):
-        if (
-            sys.executable
-            and find() is None
-            and not refused(root)
-            and (os.environ.get("OPJIT_REMOTE") or toolchain.find_cxx(root.notes))
-        ):
-            processes.run(
-                ["/bin/sh", "-c", _LATER, sys.executable, _CODE, *map(os.path.abspath, sys.path)],
-                cwd=os.sep,
-                start_new_session=True,
-            )
+        if not sys.executable or find() is not None or refused(root):
+            return
+        if os.environ.get("OPJIT_REMOTE") or toolchain.find_cxx(root.notes):
+            progress.log("autograd's kernel in C++ is being built in the background")
+            path = map(os.path.abspath, sys.path)
+            command = ["/bin/sh", "-c", _START_BUILD, sys.executable, _BUILD, *path]
+            processes.run(command, cwd=os.sep, start_new_session=True)
 
 
 def refused(root: Store, error: Exception | None = None) -> bool:
-    """Whether this compiler refused it, which an `error` notes. Raises ToolMissing if the environment names none."""
-    note, tried = (
-        root.base / "toolchain" / NAME,
-        json.dumps([_wanted(), toolchain.find_cxx(root.notes)]),
-    )
+    """Return whether this compiler refused it, which an `error` notes. Raises ToolMissing if the environment names no compiler."""
+    note = root.base / "toolchain" / NAME
+    tried = json.dumps([_expected(), toolchain.find_cxx(root.notes)])
     if error is not None:
         files.write_note(note, tried)
     return files.stamp(note) is not None and files.read_regular(note).decode() == tried

@@ -110,7 +110,8 @@ def parse_op(fields: Any) -> RecordedOp:
     )
     for name in _TEXTS:
         _expect(isinstance(fields[name], str), f"a string as {name!r}", fields[name])
-    flags, sources = fields["flags"], fields[place]
+    flags = fields["flags"]
+    sources = fields[place]
     _expect(
         isinstance(flags, dict)
         and flags.keys() == set(FLAGS)
@@ -182,7 +183,8 @@ def note(op: OpState, target: Target) -> None:
 
 def append(name: str, fields: dict[str, Any]) -> None:
     """Append a line about an op or an extension to that file, in a single write, as other processes append too."""
-    path, text = os.environ["OPJIT_RECORD"], json.dumps(fields, sort_keys=True) + "\n"
+    path = os.environ["OPJIT_RECORD"]
+    text = json.dumps(fields, sort_keys=True) + "\n"
     try:
         with open(
             path,
@@ -198,17 +200,21 @@ def append(name: str, fields: dict[str, Any]) -> None:
         )
 
 
+def _undoubled(flag: str) -> str:
+    return flag.replace("{{", "{").replace("}}", "}")
+
+
 def _recorded(op: OpState, target: Target) -> RecordedOp:
     flags: dict[str, list[str]] = {name: [] for name in FLAGS}
     declaration = op.declaration
     extra = declaration.flags_of_author
     if extra is not None:  # the compilers' flags have doubled braces
-        flags["c"], flags["cuda"] = (
-            [flag.replace("{{", "{").replace("}}", "}") for flag in each]
-            for each in (extra.c, extra.cuda)
-        )
-        flags["link"], flags["cuda_link"] = as_written(extra.link), as_written(extra.cuda_link)
-        flags["include"], flags["sources"] = list(extra.include), list(extra.sources)
+        flags["c"] = [_undoubled(flag) for flag in extra.c]
+        flags["cuda"] = [_undoubled(flag) for flag in extra.cuda]
+        flags["link"] = as_written(extra.link)
+        flags["cuda_link"] = as_written(extra.cuda_link)
+        flags["include"] = list(extra.include)
+        flags["sources"] = list(extra.sources)
     code = None
     if declaration.code is not None:
         texts = declaration.code.texts

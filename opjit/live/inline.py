@@ -10,6 +10,7 @@ import torch
 
 from opjit import backends
 from opjit.builder import glue
+from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration, Function
 from opjit.declare.inline_code import Code
 from opjit.errors import DeclarationError, OpjitError
@@ -157,6 +158,7 @@ def _fake_kernel(
             f"{schema.qualified}: like= and fake= both describe the results; give one of them"
         )
     if fake is not None:
+        fake_kernel.check_signature(schema, fake)
         return fake
     if like is None:
 

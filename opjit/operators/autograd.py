@@ -12,11 +12,12 @@ from opjit.declare.sample import tensors_of
 from opjit.operators import transforms
 
 
-def bind(op: OpState) -> bool:
+def bind_backward(op: OpState) -> bool:
     """Make the op differentiable, also in torch.func. Its backward may be an error: without any kernel, torch would only warn, and treat
     the results as constants. `torch.library.register_autograd` registers the same kernel, but refuses an op that writes an argument.
     Returns whether there is a kernel that does nothing to a call which needs no derivative; then `cpp_autograd` has the same in C++."""
-    schema, overload = op.schema, op.overload
+    schema = op.schema
+    overload = op.overload
     if (
         schema.mutates
         and not schema.returned

@@ -4,7 +4,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -38,11 +37,15 @@ class _Reader:
         self._numbers: dict[int, int] = {}
         self._alive: list[object] = []  # an id is used again once its object is gone
         self._names: set[str] = set()  # that the current function reads
+        self._attributes: set[tuple[int, str]] = set()  # of modules, by id and name
 
     def read(self, value: Any) -> None:
         kind = type(value)
         if kind in _PLAIN:
             self.words.append(f"{kind.__name__} {value!r}")
+            return
+        if isinstance(value, ModuleType):  # never "again": another function may read other names
+            self._read_module(value)
             return
         if id(value) in self._numbers:
             self.words.append(f"again {self._numbers[id(value)]}")
@@ -71,8 +74,6 @@ class _Reader:
             self._read_code(value)
         elif isinstance(value, FunctionType):
             self._read_function(value)
-        elif isinstance(value, ModuleType):
-            self._read_module(value)
         elif isinstance(value, type):
             self._read_class(value)
         elif hasattr(value, "__wrapped__"):
@@ -114,40 +115,32 @@ class _Reader:
         self._read_all(*sorted(digests))
 
     def _read_function(self, function: FunctionType) -> None:
-        names = set(_names(function.__code__))
-        with self._reading(names):
-            self._read_all(function.__defaults__, function.__kwdefaults__)
-            for cell in function.__closure__ or ():
-                try:
-                    self.read(cell.cell_contents)
-                except ValueError:
-                    self.words.append("an empty cell")
-            module = function.__globals__.get(
-                "__name__"
-            )  # `__module__` is another one under functools.wraps
-            if self._read_version(module, function.__qualname__):
-                return
-            self.read(function.__code__)
-            for name in sorted(names & function.__globals__.keys()):
-                self.words.append(f"global {name}")
-                self.read(function.__globals__[name])
-
-    @contextmanager
-    def _reading(self, names: set[str]) -> Iterator[None]:
         before = self._names
-        self._names = names
-        try:
-            yield
-        finally:
-            self._names = before
+        self._names = set(_names(function.__code__))
+        self._read_all(function.__defaults__, function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            try:
+                self.read(cell.cell_contents)
+            except ValueError:
+                self.words.append("an empty cell")
+        values = function.__globals__
+        # `__module__` is another one under functools.wraps.
+        if not self._read_version(values.get("__name__"), function.__qualname__):
+            self.read(function.__code__)
+            for name in sorted(self._names & values.keys()):
+                self.words.append(f"global {name}")
+                self.read(values[name])
+        self._names = before
 
     def _read_module(self, module: ModuleType) -> None:
         """Read the values of a module whose names the current function has: ``shapes.rows``."""
         if self._read_version(module.__name__, ""):
             return
         for name in sorted(self._names & vars(module).keys()):
-            self.words.append(f"attribute {name}")
-            self.read(vars(module)[name])
+            self.words.append(f"{module.__name__}.{name}")
+            if (id(module), name) not in self._attributes:
+                self._attributes.add((id(module), name))
+                self.read(vars(module)[name])
 
     def _read_class(self, value: type) -> None:
         if self._read_version(value.__module__, value.__qualname__):

@@ -91,7 +91,7 @@ class Op(OpState):
         self.declaration = declaration
         if self.library is None:
             return
-        rules.bind(self)
+        rules.bind_rules(self)
         for name in self.loaded:
             self.enable_variants(backends.for_device(name))
         graph_cache.note_change(declaration)

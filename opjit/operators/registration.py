@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from opjit import backends, processes, request, resources
+from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
@@ -28,7 +29,8 @@ _placeholders: dict[
 def define(op: Op, earlier: Op | None) -> None:
     """Make an op known to torch, in place of the op that the name had before. The caller holds `processes.declaring`. Raises
     DeclarationError if an op of that name is declared elsewhere, or torch refuses it."""
-    namespace, name = op.schema.namespace, op.schema.name
+    namespace = op.schema.namespace
+    name = op.schema.name
     if earlier is not None and earlier is not op:
         refuse_second(earlier, op)
         forget(earlier)
@@ -49,7 +51,7 @@ def define(op: Op, earlier: Op | None) -> None:
             if op.schema.returned:
                 _functionalize(library, op)
             rules.bind_autograd(op)
-            rules.bind(op)
+            rules.bind_rules(op)
             if not op.folder.is_relative_to(resources.folder("kernels_c")):
                 graph_cache.add(op.declaration)
             graph_cache.note_change(op.declaration)
@@ -121,7 +123,8 @@ def _register(library: torch.library.Library, op: Op) -> None:
 
 def _functionalize(library: torch.library.Library, op: Op) -> None:
     """Give torch's compiler a form of the op without results: inductor of 2.13 and 2.14 writes over an argument that an op returns."""
-    schema, name = op.schema, f"{op.schema.name}_without_results"
+    schema = op.schema
+    name = f"{schema.name}_without_results"
     arguments = schema.text.partition("(")[2].rpartition(" -> ")[0]
     library.define(f"{name}({arguments} -> ()", tags=_tags(schema))
     library.impl(
@@ -147,11 +150,11 @@ def _call_without_results(op: Op, *args: Any, **kwargs: Any) -> None:
 
 
 def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a call that the op returns."""
-    found = [
-        args[place] if place < len(args) else kwargs[schema.arguments[place].name]
-        for place in schema.returned
-    ]
+    """Return the arguments of a call that the op returns."""
+    found = []
+    for index in schema.returned:
+        name = schema.arguments[index].name
+        found.append(args[index] if index < len(args) else kwargs[name])
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -206,18 +209,23 @@ def _refuse(message: str, *args: Any, **kwargs: Any) -> Any:
 def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
     """Put the device check of the C kernels before the declared fake kernel. torch calls that if a single tensor is a meta tensor; without
     the check, a result on another device would be memory that no kernel filled."""
-    devices = {str(tensor.device) for tensor in tensors_of((args, kwargs))}
+    devices = {tensor.device for tensor in tensors_of((args, kwargs))}
     if len(devices) > 1:
+        names = sorted(map(str, devices))
         raise RuntimeError(
-            f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(sorted(devices))}; "
+            f"{op.qualified}: expected all tensors on one device, but they are on {' and '.join(names)}; "
             "move them with .to()"
         )
     graph_cache.note_trace(op.declaration)
     rules.bind_late(
         op
     )  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
-    result = op.declaration.fake(*args, **kwargs)
-    return _returned(op.schema, args, kwargs) if op.schema.returned else result
+    declaration = op.declaration
+    result = declaration.fake(*args, **kwargs)
+    if op.schema.returned:
+        return _returned(op.schema, args, kwargs)
+    fake_kernel.check_results(declaration, result, next(iter(devices), None))
+    return result
 
 
 def _first_call(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:

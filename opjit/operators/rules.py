@@ -20,10 +20,10 @@ def bind_autograd(op: OpState) -> None:
     if op.declaration.constant:
         op.library.impl(op.schema.name, torch.library.fallthrough_kernel, "Autograd")
     else:
-        op.has_passthrough = autograd.bind(op)
+        op.has_passthrough = autograd.bind_backward(op)
 
 
-def bind(op: OpState) -> None:
+def bind_rules(op: OpState) -> None:
     """Tell torch the rules for vmap, autocast and variants, each once, and let DTensor ask for the sharding rule again."""
     if op.library is None:
         return
@@ -33,7 +33,7 @@ def bind(op: OpState) -> None:
     if declaration.autocast is not None:
         _bind_once(op, "autocast", transforms.bind_autocast)
     if declaration.variants:
-        _bind_once(op, "variants", variants.bind)
+        _bind_once(op, "variants", variants.bind_variants)
     forget_sharding(op)
 
 
@@ -49,7 +49,7 @@ def bind_late(op: OpState) -> None:
 def forget_sharding(op: OpState) -> None:
     """Take the op's rule back from DTensor, if DTensor knows it."""
     if "sharding" in op.rules:
-        sharding.forget(op.overload)
+        sharding.forget_rule(op.overload)
         op.rules.remove("sharding")
 
 
@@ -68,7 +68,7 @@ def _bind_sharding(op: OpState) -> bool:
     def rule(*args: Any, **kwargs: Any) -> Any:
         declared = op.declaration.sharding
         if declared is None:
-            return sharding.elementwise(op.overload, args)
+            return sharding.elementwise_rule(op.overload, args)
         return declared(*args, **kwargs)
 
-    return sharding.bind(op.overload, rule)
+    return sharding.register_rule(op.overload, rule)

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 Function = Callable[..., Any]
 
 
-def bind(overload: OpOverload, rule: Function) -> bool:
+def register_rule(overload: OpOverload, rule: Function) -> bool:
     """Make a rule the op's, as torch.distributed.tensor.experimental.register_sharding takes it, if this process uses DTensor."""
     if "torch.distributed.tensor" not in sys.modules:
         return False
@@ -20,7 +20,7 @@ def bind(overload: OpOverload, rule: Function) -> bool:
     return True
 
 
-def forget(overload: OpOverload) -> None:
+def forget_rule(overload: OpOverload) -> None:
     """Take the op's rule back from DTensor, which keeps what it said."""
     from torch.distributed.tensor import DTensor, debug
 
@@ -29,7 +29,9 @@ def forget(overload: OpOverload) -> None:
     debug._clear_fast_path_sharding_prop_cache()
 
 
-def elementwise(overload: OpOverload, args: tuple[Any, ...]) -> list[tuple[list[Any], list[Any]]]:
+def elementwise_rule(
+    overload: OpOverload, args: tuple[Any, ...]
+) -> list[tuple[list[Any], list[Any]]]:
     """Return the rule of an elementwise op: any dimension of the result may be sharded, with the dimensions that it comes from."""
     import torch
     from torch.distributed.tensor import Replicate, Shard

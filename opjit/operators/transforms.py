@@ -43,7 +43,7 @@ def run_vmap(op: OpState, info: Any, in_dims: Dims, *args: Any, **kwargs: Any) -
             f"vmap: called random operation {op.qualified} with randomness={info.randomness!r}; each element of the "
             "batch gets numbers of its own, so call torch.vmap(..., randomness='different')"
         )
-    rule = elementwise if declaration.elementwise else loop
+    rule = batch_elementwise if declaration.elementwise else batch_by_loop
     return rule(op.overload, info, in_dims, args, kwargs)
 
 
@@ -57,7 +57,8 @@ def transform(op: OpState, *args: Any, **kwargs: Any) -> Any:
 
 def _function(op: OpState, kwargs: dict[str, Any]) -> Any:
     """Return the op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
-    overload, arguments = op.overload, op.overload._schema.arguments
+    overload = op.overload
+    arguments = overload._schema.arguments
     positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
     named = {argument.name: argument.default_value for argument in arguments if argument.kwarg_only}
 
@@ -104,7 +105,7 @@ def no_forward_mode(overload: OpOverload) -> NotImplementedError:
     )
 
 
-def loop(
+def batch_by_loop(
     overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Call the op for each element of the batch: the rule of an op that declares none."""
@@ -112,16 +113,11 @@ def loop(
         raise RuntimeError(
             f"{overload._schema.name} has no rule for a batch of no element; declare one with @vmap"
         )
-    calls = [
-        overload(
-            *(
-                each if dim is None else each.select(dim, i)
-                for each, dim in zip(args, in_dims, strict=True)
-            ),
-            **kwargs,
-        )
-        for i in range(info.batch_size)
-    ]
+    calls = []
+    for index in range(info.batch_size):
+        pairs = zip(args, in_dims, strict=True)
+        element = [each if dim is None else each.select(dim, index) for each, dim in pairs]
+        calls.append(overload(*element, **kwargs))
     single = not isinstance(calls[0], tuple)
     columns = [calls] if single else list(zip(*calls, strict=True))
     if not all(isinstance(each[0], torch.Tensor) for each in columns):
@@ -132,7 +128,7 @@ def loop(
     return (stacked[0], 0) if single else (stacked, (0,) * len(stacked))
 
 
-def elementwise(
+def batch_elementwise(
     overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Call the op once, with the batch as the first dimension of every tensor: the rule of an elementwise op. A scalar of another dtype
@@ -144,7 +140,7 @@ def elementwise(
     ]
     ranks = [each.dim() - (dim is not None) for each, dim in tensors]
     if len({each.dtype for each, _ in tensors}) > 1 and 0 in ranks:
-        return loop(overload, info, in_dims, args, kwargs)
+        return batch_by_loop(overload, info, in_dims, args, kwargs)
     rank = max(ranks)
 
     def aligned(each: Any, dim: int | None) -> Any:

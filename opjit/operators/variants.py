@@ -50,10 +50,11 @@ def label(definitions: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in definitions.items())
 
 
-def bind(op: OpState) -> bool:
+def bind_variants(op: OpState) -> bool:
     """Make the two other ops of one with variants known to torch."""
     assert op.library is not None
-    name, rest = op.schema.name, op.schema.text.partition("(")[2]
+    name = op.schema.name
+    rest = op.schema.text.partition("(")[2]
     for other, first in ((f"{name}_choose", ""), (f"{name}_variant", "int variant, ")):
         op.library.define(f"{other}({first}{rest}", tags=op.overload.tags)
         op.library.impl(
@@ -111,10 +112,12 @@ def _run(
     op: OpState, numbered: bool, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
 ) -> Any:
     """Run the variant of a number, the first argument of a call, or the one that suits its tensors."""
-    number, args = (args[0], args[1:]) if numbered else (None, args)
-    keys = keys.remove(
-        torch._C.DispatchKey.PythonDispatcher
-    )  # torch's compiler switches it on while it measures
+    number: int | None = None
+    if numbered:
+        number, *rest = args
+        args = tuple(rest)
+    # torch's compiler switches this key on while it measures.
+    keys = keys.remove(torch._C.DispatchKey.PythonDispatcher)
     backend = backends.for_dispatch_key(torch._C._dispatch_key_name(keys.highestPriorityTypeId()))
     if backend is None or (
         number is not None and not 0 <= number < len(op.declaration.labels(backend))

@@ -119,7 +119,7 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
     if not exhaustive:
         return found
     with op.lock, torch.inference_mode():
-        chosen = tune.choose(
+        chosen = tune.measure_or_read(
             op, backend, op.loaded[device].registered.opjit_force(None), Inputs((x,))
         )
         assert chosen is not None

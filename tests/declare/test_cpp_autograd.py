@@ -150,9 +150,9 @@ def test_what_a_compiler_refuses_is_not_tried_again(
         )
     for name, value in (
         ("source", lambda: source),
-        ("_wanted", list),
+        ("_expected", tuple),
         ("find", lambda: None),
-        ("_state", {}),
+        ("_started", False),
         ("processes", SimpleNamespace(run=lambda command, **_: started.append(command))),
     ):
         monkeypatch.setattr(cpp_autograd, name, value)
@@ -162,7 +162,7 @@ def test_what_a_compiler_refuses_is_not_tried_again(
     cpp_autograd.make_later(store)
     assert started == []
     monkeypatch.setattr(toolchain, "find_cxx", lambda notes: ("another", "compiler"))
-    cpp_autograd._state.clear()
+    monkeypatch.setattr(cpp_autograd, "_started", False)
     cpp_autograd.make_later(store)
     cpp_autograd.make_later(store)
     assert len(started) == 1

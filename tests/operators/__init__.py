@@ -1,6 +1,6 @@
 """Modules whose tests are not in the file of their name, and where these are:
 op: catalog/test_paths.py live/test_reload.py
-code_digest graph_cache: operators/test_compile_cache.py
+graph_cache: operators/test_compile_cache.py
 registration: catalog/test_bundled.py
 rules: operators/test_transforms.py operators/test_sharding.py
 variants: test_tune.py"""
