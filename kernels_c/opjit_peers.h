@@ -62,7 +62,7 @@ extern "C" {
 
 enum {
     OPJIT_RANKS = 8,   /* at most, in a group */
-    OPJIT_SLOTS = 128, /* blocks of a grid that has barriers; slots of signals */
+    OPJIT_SLOTS = 256, /* blocks of a grid that has barriers; slots of signals */
     OPJIT_OPS = 32     /* that a group remembers by name */
 };
 
@@ -288,10 +288,19 @@ OPJIT_PEER_FUNCTION void opjit_lose(const opjit_peers *p, int rank, uint32_t why
         opjit_store_lost(p->lost, 1 + (uint32_t)rank);
 }
 
-/* After a look in vain: may the wait go on? It costs a wait that ends soon nothing, since only each 64th look asks. */
+/*
+ * After a look in vain: may the wait go on? Only one look in OPJIT_LOOKS asks, every few milliseconds on a GPU: the clock
+ * and the host's memory are slow, and if all warps that wait read them, the call takes ten times as long.
+ */
+#ifdef __CUDACC__
+enum { OPJIT_LOOKS = 4096 };
+#else
+enum { OPJIT_LOOKS = 64 };
+#endif
+
 OPJIT_PEER_FUNCTION bool opjit_patient(const opjit_peers *p, int from, uint32_t looks, uint64_t *since)
 {
-    if (looks % 64)
+    if (looks % OPJIT_LOOKS)
         return true;
     const uint64_t now = opjit_now();
     if (opjit_load_lost(p->lost))
@@ -502,7 +511,7 @@ OPJIT_PEER_FUNCTION OPJIT_WAITED opjit_wait(const opjit_peers *p, int slot, int 
  *     words   [2 turns][from rank][block][OPJIT_WORDS_OF_BLOCK]    16 each: 12 of data, and the count
  *     tiles   [2 rings][from rank][block][4 turns]                 OPJIT_TILE_BYTES each
  */
-enum { OPJIT_BLOCKS = 64, OPJIT_WORDS_OF_BLOCK = 1024, OPJIT_TILE_BYTES = 16384, OPJIT_TURNS = 4 };
+enum { OPJIT_BLOCKS = 256, OPJIT_WORDS_OF_BLOCK = 1024, OPJIT_TILE_BYTES = 8192, OPJIT_TURNS = 4 };
 
 /*
  * Words: every one says by itself that it has come, since its 16 bytes are stored and loaded at once. No fence, no
@@ -587,6 +596,7 @@ OPJIT_PEER_FUNCTION bool opjit_end_words(const opjit_peers *p, uint32_t count, b
     came = __syncthreads_and(came);
     if (threadIdx.x == 0)
         *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) = count;
+    __syncthreads(); /* all threads may begin again */
     return came;
 }
 
@@ -634,6 +644,7 @@ OPJIT_PEER_FUNCTION void opjit_end_tiles(const opjit_peers *p, int ring, uint32_
 {
     if (threadIdx.x == 0)
         *opjit_count_at(p, blockIdx.x, ring) = next - 1;
+    __syncthreads();
 }
 #endif
 

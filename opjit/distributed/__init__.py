@@ -23,14 +23,31 @@ from opjit.cpp_extension.binary import (
 from opjit.cpp_extension.identity import Unsupported
 from opjit.distributed import ranks
 from opjit.distributed.job import Job, RankTask
-from opjit.distributed.peer_groups import Peers, check, gathered, peers
+from opjit.distributed.peer_groups import (
+    Peers,
+    check,
+    gathered,
+    peers,
+    rank_in,
+    world_size,
+)
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import StoreLost, connect
 from opjit.errors import BadSetting, CacheWarning, one_string
 from opjit.store.store import Store, default_root
 from opjit.wanted import Wanted
 
-__all__ = ["Peers", "check", "gathered", "load", "load_inline", "peers", "ready"]
+__all__ = [
+    "Peers",
+    "check",
+    "gathered",
+    "load",
+    "load_inline",
+    "peers",
+    "rank_in",
+    "ready",
+    "world_size",
+]
 
 _CONNECT_TIMEOUT = 60.0  # seconds that a rank with missing entries waits for the job's store
 _OFFER_TIMEOUT = 2.0  # the same for a rank that misses nothing

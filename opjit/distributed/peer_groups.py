@@ -8,6 +8,8 @@ import math
 import os
 import select
 import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -92,6 +94,7 @@ class _LiveGroup:
     peers: Peers
     struct: _GroupStruct
     memory: PeerMemory
+    members: Callable[[], Any]  # the process group, or None if it was destroyed
 
     def lost(self) -> dict[int, int]:
         """Return the error words of lost ranks by their numbers."""
@@ -121,7 +124,7 @@ def peers(
     """Let kernels of all ranks of a group reach each other's memory. Every rank of the group calls this once, outside a CUDA graph.
 
     Ops with a ``str group`` argument find the group by the returned `name`. On CUDA, each rank has one GPU, and all reach each other by
-    NVLink or PCIe, which a test with patterns in both directions confirms. Besides the buffer, each rank gives 10 MiB for each rank of the
+    NVLink or PCIe, which a test with patterns in both directions confirms. Besides the buffer, each rank gives 24 MiB for each rank of the
     group to opjit's collectives. On the CPU, ranks are processes that share memory.
 
     A second call for a group that has enough bytes returns the same group. A wait that lasts longer than `timeout` loses the group for all
@@ -148,8 +151,9 @@ def peers(
     wanted = Peers(
         members.name, members.rank, members.world, where, max(bytes, 0), _timeout(timeout)
     )
-    known = _find(members.name, where)
-    if known is not None and known.peers.bytes >= bytes:
+    known = _newest(members.name, where)
+    is_same = known is not None and known.members() is members.group
+    if known is not None and is_same and known.peers.bytes >= bytes:
         check(members.name)
         return known.peers
     asked = members.exchange((bytes, where.type))
@@ -159,8 +163,8 @@ def peers(
         )
     if members.world > MAX_RANKS:
         raise BadSetting(f"a group has at most {MAX_RANKS} ranks, not {members.world}")
-    memory = peer_memory.obtain(wanted.bytes, members.rank, where, members.name, members.exchange)
-    live = _LiveGroup(wanted, _described(wanted, memory), memory)
+    memory = peer_memory.obtain(wanted.bytes, members.rank, where, members.group, members.exchange)
+    live = _LiveGroup(wanted, _described(wanted, memory), memory, _reference(members.group))
     with _lock:
         _groups.append(live)
         live.struct.next = loader.first_group.value
@@ -187,10 +191,12 @@ def check(group: Any = None) -> None:
         >>> opjit.distributed.check()
     """
     name = group if isinstance(group, str) else _members(group).name
-    for live in _groups:
-        lost = live.lost() if live.peers.name == name else {}
+    devices = {live.peers.device for live in _groups if live.peers.name == name}
+    for live in [_newest(name, device) for device in devices]:
+        lost = live.lost() if live is not None else {}
         if not lost:
             continue
+        assert live is not None
         numbers = [word >> 8 for word in lost.values() if word & 255 != _DIED]
         op = live.memory.op_name(numbers[0]) if numbers else None
         reasons = [
@@ -257,6 +263,33 @@ def gathered(x: torch.Tensor, name: str) -> list[torch.Tensor]:
     return parts
 
 
+def world_size(name: str) -> int:
+    """Return how many ranks a group has, by the name that an op gets: for fake kernels.
+
+    Example:
+        >>> opjit.distributed.world_size(opjit.distributed.peers(device="cpu").name)
+        1
+    """
+    return _named(name).world
+
+
+def rank_in(name: str) -> int:
+    """Return this process's rank in a group, by the name that an op gets: for references.
+
+    Example:
+        >>> opjit.distributed.rank_in(opjit.distributed.peers(device="cpu").name)
+        0
+    """
+    return _named(name).rank
+
+
+def _named(name: str) -> Peers:
+    found = [live.peers for live in _groups if live.peers.name == name]
+    if not found:
+        raise BadSetting(f"there is no group {name}; call opjit.distributed.peers() for it first")
+    return found[-1]
+
+
 def _device(device: Any) -> torch.device:
     accelerator = torch.accelerator.current_accelerator()
     chosen = torch.device(device if device is not None else accelerator or "cpu")
@@ -280,7 +313,12 @@ def _timeout(seconds: float) -> float:
     return chosen
 
 
-def _find(name: str, device: torch.device) -> _LiveGroup | None:
+def _reference(group: Any) -> Callable[[], Any]:
+    """Refer to a process group without keeping it: a program may destroy it, and make another one of the same name."""
+    return (lambda: None) if group is None else weakref.ref(group)
+
+
+def _newest(name: str, device: torch.device) -> _LiveGroup | None:
     found = [live for live in _groups if (live.peers.name, live.peers.device) == (name, device)]
     return found[-1] if found else None
 

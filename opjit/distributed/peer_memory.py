@@ -5,6 +5,7 @@ Each rank has one piece: signals, on CUDA an inbox for collectives, and the buff
 import ctypes
 import mmap
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,9 @@ LOST_BYTES = 4096  # a page with the error words and, behind them, the names of 
 _OPS_START = 1024
 _NAME_BYTES = 96  # of an opjit_named
 _MAX_OPS = 32
-SIGNAL_BYTES = 1 << 16
-COUNT_BYTES = 1 << 14
-INBOX_BYTES = 10 << 20  # for each rank of the group
+SIGNAL_BYTES = 1 << 17
+COUNT_BYTES = 1 << 15
+INBOX_BYTES = 24 << 20  # for each rank of the group
 _PATTERN_BYTES = 1 << 12
 _REGISTER_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 Exchange = Callable[
@@ -48,7 +49,9 @@ class PeerMemory:
         return ctypes.string_at(self.ops + number * _NAME_BYTES + 4).decode() or None
 
 
-def obtain(size: int, rank: int, device: torch.device, name: str, exchange: Exchange) -> PeerMemory:
+def obtain(
+    size: int, rank: int, device: torch.device, group: Any, exchange: Exchange
+) -> PeerMemory:
     """Get memory for a group, with a buffer of `size` bytes in each rank. All ranks call it, and all raise OpjitError if one fails."""
     pids = exchange(os.getpid())
     if device.type == "cpu":
@@ -65,7 +68,7 @@ def obtain(size: int, rank: int, device: torch.device, name: str, exchange: Exch
     )
     _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", exchange)
     piece = SIGNAL_BYTES + INBOX_BYTES * len(pids) + size
-    starts, kept = _on_devices(piece, rank, device, name, exchange)
+    starts, kept = _on_devices(piece, rank, device, group, exchange)
     counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
     _test(starts, rank, device, exchange)
     return PeerMemory(starts, counts.data_ptr(), lost, pids, (shared, counts, kept))
@@ -108,7 +111,7 @@ def _shared(size: int, rank: int, exchange: Exchange) -> mmap.mmap:
 
 
 def _on_devices(
-    size: int, rank: int, device: torch.device, name: str, exchange: Exchange
+    size: int, rank: int, device: torch.device, group: Any, exchange: Exchange
 ) -> tuple[list[int], Any]:
     """Get zeroed memory on each rank's GPU: by torch's symmetric memory or, if that is missing or fails on a rank, by CUDA's IPC."""
     ids = exchange(str(torch.cuda.get_device_properties(device).uuid))
@@ -117,9 +120,13 @@ def _on_devices(
         raise OpjitError(
             "two ranks of the group have the same GPU; call torch.cuda.set_device(local_rank) before opjit.distributed.peers"
         )
+    if len(ids) == 1:
+        memory = torch.zeros(size, dtype=torch.uint8, device=device)
+        return [memory.data_ptr()], memory
+    name = exchange(secrets.token_hex(8))[0]
     reason, found = "", None
     try:
-        found = _symmetric(size, device, name)
+        found = _symmetric(size, rank, len(ids), device, group, name)
     except (ImportError, AttributeError, RuntimeError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
     if all(exchange(found is not None)):
@@ -133,11 +140,16 @@ def _on_devices(
         ) from None
 
 
-def _symmetric(size: int, device: torch.device, name: str) -> tuple[list[int], Any]:
-    import torch.distributed._symmetric_memory
+def _symmetric(
+    size: int, rank: int, world: int, device: torch.device, group: Any, name: str
+) -> tuple[list[int], Any]:
+    """The ranks meet under a name of their own: torch keeps a group's store by its name, also if the group is another one by now."""
+    from torch._C import _distributed_c10d as c10d
 
-    symmetric: Any = torch.distributed._symmetric_memory
-    memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+    symmetric: Any = c10d._SymmetricMemory
+    store = c10d.PrefixStore(f"opjit-peers/{name}", group.get_group_store())
+    symmetric.set_group_info(name, rank, world, store)
+    memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, device)
     memory.zero_()
     torch.cuda.synchronize(device)
     handle = symmetric.rendezvous(memory, name)

@@ -87,6 +87,25 @@ def test_all_ranks_get_the_bits_of_the_sum_in_rank_order(tmp_path: Path, world: 
     assert run(tmp_path, body, world, bytes=100_000) == ""
 
 
+@pytest.mark.parametrize(
+    "name", ["all_gather_ranks", "all_to_all_ranks", "reduce_scatter_ranks", "all_reduce_rms_norm"]
+)
+def test_collectives_equal_their_references_on_three_ranks(tmp_path: Path, name: str) -> None:
+    body = """
+        from opjit.testing.compare import assert_same
+        from opjit.testing.samples import effects
+        for sample in one.samples_on("cpu"):
+            got = effects(one.overload, one, sample)
+            assert_same(got, effects(one.reference_function, one, sample), sample)
+            everywhere = [None] * group.world
+            dist.all_gather_object(everywhere, got)
+            if one.schema.name == "all_reduce_rms_norm":
+                assert all(torch.equal(mine, theirs) for other in everywhere for mine, theirs in zip(got[:1], other))
+    """
+    before = f'opjit.get("{name}", "cpu")\none = registry.find("opjit::{name}")'
+    assert run(tmp_path, body, world=3, before=before, bytes=100_000) == ""
+
+
 def test_a_killed_rank_is_named_and_the_others_go_on_without_it(tmp_path: Path) -> None:
     body = f"""
         if rank == 1:

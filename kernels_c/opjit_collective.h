@@ -1,0 +1,210 @@
+/*
+ * opjit_collective.h - elements of any dtype that an op sends to other ranks and adds; over opjit_peers.h. In a .cu file:
+ *
+ *     typedef opjit_some<element, 16> some;                      // 16 bytes of elements
+ *     some x = opjit_load_some<element, 16>(from, first, n, aligned);
+ *     opjit_sums<element, 16> sums;
+ *     sums.add(x, true);                                         // the first rank's
+ *     sums.add(other, false);
+ *     opjit_store_some(to, first, n, aligned, sums.rounded());
+ *
+ * float16 and bfloat16 are added in float and rounded once, all else in its own type.
+ */
+#ifndef OPJIT_COLLECTIVE_H
+#define OPJIT_COLLECTIVE_H
+
+#include "opjit_peers.h"
+
+/* Parts of a size that are needed for n. */
+OPJIT_HOST_DEVICE int64_t opjit_parts(int64_t n, int64_t size)
+{
+    return (n + size - 1) / size;
+}
+
+OPJIT_HOST_DEVICE int64_t opjit_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Dtypes that ranks can add. */
+OPJIT_UNUSED static bool opjit_is_summable(opjit_dtype dtype)
+{
+    return opjit_is_floating(dtype) || dtype == OPJIT_INT32 || dtype == OPJIT_INT64;
+}
+
+#define OPJIT_SUMMABLE "float16, bfloat16, float32, float64, int32 or int64"
+
+#ifdef __CUDACC__
+#include "opjit_pack.h"
+
+/* The type in which elements are added, and the conversions. */
+template <typename element>
+struct opjit_sum_of {
+    typedef element type;
+};
+template <>
+struct opjit_sum_of<opjit_half> {
+    typedef float type;
+};
+template <>
+struct opjit_sum_of<opjit_bfloat16> {
+    typedef float type;
+};
+
+template <typename element>
+static __device__ element opjit_number(element x)
+{
+    return x;
+}
+static __device__ float opjit_number(opjit_half x)
+{
+    return opjit_half_to_float(x);
+}
+static __device__ float opjit_number(opjit_bfloat16 x)
+{
+    return opjit_bfloat16_to_float(x);
+}
+
+template <typename element>
+static __device__ void opjit_put(element *to, element x)
+{
+    *to = x;
+}
+static __device__ void opjit_put(opjit_half *to, float x)
+{
+    *to = opjit_float_to_half(x);
+}
+static __device__ void opjit_put(opjit_bfloat16 *to, float x)
+{
+    *to = opjit_float_to_bfloat16(x);
+}
+
+/* Elements that are sent and added together. */
+template <typename element, int bytes>
+struct __align__(bytes % 16 == 0 ? 16 : 4) opjit_some {
+    enum { width = bytes / sizeof(element) };
+    element at[width];
+};
+
+/* Elements from `first` on, and zeros behind the n-th. `aligned`: element 0 is aligned as the struct is. */
+template <typename element, int bytes>
+static __device__ opjit_some<element, bytes> opjit_load_some(const element *x, int64_t first, int64_t n, bool aligned)
+{
+    typedef opjit_some<element, bytes> some;
+    some loaded;
+    if (aligned && first + some::width <= n)
+        return *(const some *)(x + first);
+#pragma unroll
+    for (int i = 0; i < some::width; i++)
+        loaded.at[i] = first + i < n ? x[first + i] : element();
+    return loaded;
+}
+
+template <typename element, int bytes>
+static __device__ void opjit_store_some(element *to, int64_t first, int64_t n, bool aligned,
+                                        const opjit_some<element, bytes> &from)
+{
+    typedef opjit_some<element, bytes> some;
+    if (aligned && first + some::width <= n) {
+        *(some *)(to + first) = from;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < some::width; i++)
+        if (first + i < n)
+            to[first + i] = from.at[i];
+}
+
+/* Sums of ranks' elements. All ranks add them in the order of the ranks, so they get the same bits. */
+template <typename element, int bytes>
+struct opjit_sums {
+    typedef opjit_some<element, bytes> some;
+    typename opjit_sum_of<element>::type at[some::width];
+
+    __device__ void add(const some &x, bool first)
+    {
+#pragma unroll
+        for (int i = 0; i < some::width; i++)
+            at[i] = first ? opjit_number(x.at[i]) : at[i] + opjit_number(x.at[i]);
+    }
+
+    __device__ some rounded() const
+    {
+        some result;
+#pragma unroll
+        for (int i = 0; i < some::width; i++)
+            opjit_put(&result.at[i], at[i]);
+        return result;
+    }
+};
+
+/* Words of all ranks: looks for each before it waits for one, so that their loads are on their way together. */
+static __device__ __forceinline__ bool opjit_pull_all(const opjit_peers *p, uint32_t count, int i,
+                                                      opjit_word (&words)[OPJIT_RANKS])
+{
+    bool here[OPJIT_RANKS], came = true;
+#pragma unroll
+    for (int r = 0; r < OPJIT_RANKS; r++)
+        here[r] = r >= p->world || r == p->rank || opjit_peek(p, r, count, i, &words[r]);
+#pragma unroll
+    for (int r = 0; r < OPJIT_RANKS; r++)
+        if (!here[r])
+            came = came && opjit_pull(p, r, count, i, &words[r]);
+    return came;
+}
+
+static __device__ void opjit_push_all(const opjit_peers *p, uint32_t count, int i, opjit_word word)
+{
+    for (int r = 0; r < p->world; r++)
+        if (r != p->rank)
+            opjit_push(p, r, count, i, word);
+}
+
+#else
+
+/*
+ * On the CPU, a piece of a tensor goes through the ranks' buffers: the first third and the second in turn for what a rank
+ * gives, the last for what it has made of it. A third is written again after a barrier that ranks reach when they have
+ * read it. Returns where the next piece belongs, in bytes.
+ */
+OPJIT_UNUSED static int64_t opjit_third(const opjit_peers *p)
+{
+    return p->bytes / 3 & ~(int64_t)63;
+}
+
+OPJIT_UNUSED static int64_t opjit_turn(const opjit_peers *p)
+{
+    return (*opjit_count_at(p, 0, OPJIT_BARRIERS) & 1) * opjit_third(p);
+}
+
+/* Add elements `begin` to `end` of all ranks' parts, which lie `offset` bytes into their buffers. */
+#define OPJIT_ADD_RANKS(type_, sum_, load_, store_) \
+    for (int64_t i = begin; i < end; i += 512) { \
+        const int64_t n = opjit_least(end - i, 512); \
+        sum_ sums[512]; \
+        for (int r = 0; r < p->world; r++) { \
+            const type_ *from = (const type_ *)((const char *)p->buffer[r] + offset) + i; \
+            for (int64_t k = 0; k < n; k++) \
+                sums[k] = r == 0 ? load_(from[k]) : sums[k] + load_(from[k]); \
+        } \
+        type_ *result = (type_ *)to + (i - begin); \
+        for (int64_t k = 0; k < n; k++) \
+            result[k] = store_(sums[k]); \
+    } \
+    break
+
+OPJIT_UNUSED static void opjit_add_ranks(const opjit_peers *p, opjit_dtype dtype, int64_t offset, int64_t begin,
+                                         int64_t end, void *to)
+{
+    switch (dtype) {
+    case OPJIT_FLOAT16: OPJIT_ADD_RANKS(opjit_half, float, opjit_half_to_float, opjit_float_to_half);
+    case OPJIT_BFLOAT16: OPJIT_ADD_RANKS(opjit_bfloat16, float, opjit_bfloat16_to_float, opjit_float_to_bfloat16);
+    case OPJIT_FLOAT32: OPJIT_ADD_RANKS(float, float, , );
+    case OPJIT_FLOAT64: OPJIT_ADD_RANKS(double, double, , );
+    case OPJIT_INT32: OPJIT_ADD_RANKS(uint32_t, uint32_t, , ); /* wraps around, as in torch */
+    default: OPJIT_ADD_RANKS(uint64_t, uint64_t, , );
+    }
+}
+#endif
+
+#endif
