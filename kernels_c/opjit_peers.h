@@ -156,7 +156,7 @@ OPJIT_UNUSED static void opjit_agree(opjit_peers *p, int64_t number)
     p->call = opjit_mix(p->call, (uint64_t)number);
 }
 
-OPJIT_UNUSED static opjit_status opjit_lost_error(const opjit_group *group)
+__attribute__((returns_nonnull)) OPJIT_UNUSED static opjit_status opjit_lost_error(const opjit_group *group)
 {
     static const char *const why[] = {"was lost", "did not come in time", "has died",
                                       "called another op, other sizes or another grid",

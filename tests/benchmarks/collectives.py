@@ -27,7 +27,7 @@ import opjit
 import opjit.distributed
 from opjit import resources
 from opjit.cpp_extension import autograd_part
-from opjit.declare import registry
+from opjit.catalog import registry
 from opjit.distributed import peer_groups, peer_memory
 from opjit.testing.compare import assert_same
 from opjit.testing.samples import effects
