@@ -248,6 +248,12 @@ OPJIT_PEER_FUNCTION uint64_t opjit_acquire(const uint64_t *at)
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
+OPJIT_PEER_FUNCTION uint64_t opjit_look(const uint64_t *at)
+{
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
 OPJIT_PEER_FUNCTION uint32_t opjit_load_lost(const uint32_t *at)
 {
     uint32_t value;
@@ -277,6 +283,7 @@ OPJIT_PEER_FUNCTION void opjit_store_lost(uint32_t *at, uint32_t value)
 {
     __atomic_store_n(at, value, __ATOMIC_RELAXED);
 }
+#define opjit_look opjit_acquire
 #define opjit_now opjit_clock
 #endif
 
@@ -331,7 +338,10 @@ OPJIT_PEER_FUNCTION bool opjit_await(const opjit_peers *p, int kind, int slot, i
 {
     const uint64_t *at = opjit_signal_at(p, p->rank, kind, slot, from);
     uint64_t seen, since = 0;
-    for (uint32_t looks = 1; !opjit_reached(seen = opjit_acquire(at), (uint32_t)wanted); looks++) {
+    for (uint32_t looks = 1;; looks++) {
+        seen = kind == OPJIT_WORDS ? opjit_look(at) : opjit_acquire(at); /* words bring their data themselves */
+        if (opjit_reached(seen, (uint32_t)wanted))
+            break;
         if (!opjit_patient(p, from, looks, &since))
             return false;
 #ifndef __CUDACC__
@@ -564,8 +574,9 @@ OPJIT_PEER_FUNCTION bool opjit_pull(const opjit_peers *p, int from, uint32_t cou
 }
 
 /*
- * Counts come back after 2^32 calls, and a word that no call has written since would seem to have come. So each 2^24
- * calls, before this call's own words allow a rank to send the next ones, all words of the other turn get this count.
+ * Counts come back after 2^32 calls, and a word that no call has written since, or none ever, would seem to have come. So
+ * in the two calls before a multiple of 2^24, before this call's own words allow a rank to send the next ones, all words
+ * of the other turn get this count.
  */
 OPJIT_PEER_FUNCTION void opjit_forget_words(const opjit_peers *p, uint32_t count)
 {
@@ -580,7 +591,7 @@ OPJIT_PEER_FUNCTION void opjit_forget_words(const opjit_peers *p, uint32_t count
 OPJIT_PEER_FUNCTION uint32_t opjit_begin_words(const opjit_peers *p)
 {
     const uint32_t count = *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) + 1;
-    if ((count & 0xffffff) < 2)
+    if (((count + 2) & 0xffffff) < 2)
         opjit_forget_words(p, count);
     if ((int)threadIdx.x < p->world)
         opjit_relaxed(opjit_signal_at(p, threadIdx.x, OPJIT_WORDS, blockIdx.x, p->rank),

@@ -26,8 +26,8 @@ import torch.multiprocessing as mp
 import opjit
 import opjit.distributed
 from opjit import resources
-from opjit.cpp_extension import autograd_part
 from opjit.catalog import registry
+from opjit.cpp_extension import autograd_part
 from opjit.distributed import peer_groups, peer_memory
 from opjit.testing.compare import assert_same
 from opjit.testing.samples import effects
