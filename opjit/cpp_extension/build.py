@@ -61,7 +61,7 @@ def build(
         )
         trusted = identity.trusted_folders(
             [tools.compiler, tools.nvcc, tools.nvrtc],
-            *([str(light.headers.OWN)] if prepared else []),
+            *(prepared.trusted if prepared else ()),
         )
         more = [
             *light.vocabulary.versions(tools.compiler),

@@ -52,6 +52,11 @@ class Prepared(NamedTuple):
         )
 
     @property
+    def trusted(self) -> list[str]:
+        """The folders of opjit's files that versions in the key stand for: its headers, and the compiled binding."""
+        return [str(headers.OWN), *(str(Path(each).parent) for each in self.objects)]
+
+    @property
     def named(self) -> list[str]:
         """The headers of torch that the author's text names."""
         return [name for name in self.program.includes if headers.text_of(name) is not None]
