@@ -1,8 +1,9 @@
 /*
- * opjit_autograd.cpp - what autograd does with an op's call that needs no derivative: nothing, without Python.
+ * opjit_autograd.cpp - let calls of ops that need no derivative pass autograd without Python.
  *
- * Compiled once per torch, with torch's own headers; see opjit/declare/cpp_autograd.py. Where an op has this kernel, at AutogradCPU say,
- * opjit's kernel in Python lies below it at AutogradOther: at torch's key for devices without one of their own, so no tensor leads there.
+ * It is compiled once per torch, with torch's headers; see opjit/declare/cpp_autograd.py. If an op has this kernel,
+ * for example at AutogradCPU, the Python kernel of opjit is below it at AutogradOther, torch's key for devices without
+ * a separate key, so no tensor reaches it.
  */
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -41,7 +42,7 @@ static void call(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch:
     op.redispatchBoxed(keys, stack);
 }
 
-/* Make `call` an op's kernel at a key of autograd. Returns what opjit_autograd_unbind takes, or null when torch refused. */
+/* Make `call` an op's kernel at a key of autograd. Returns the argument of opjit_autograd_unbind, or null if torch refuses. */
 OPJIT_EXPORT void *opjit_autograd_bind(const char *name, const char *key)
 {
     try {
@@ -55,7 +56,7 @@ OPJIT_EXPORT void *opjit_autograd_bind(const char *name, const char *key)
     }
 }
 
-/* Take it back: calls go to the kernel in Python again. */
+/* Undo it: calls go to the Python kernel again. */
 OPJIT_EXPORT void opjit_autograd_unbind(void *bound)
 {
     delete static_cast<c10::RegistrationHandleRAII *>(bound);

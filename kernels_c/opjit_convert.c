@@ -3,7 +3,8 @@
  *
  * float16 and bfloat16 from and to float32 are converted eight at a time, since sums and additions of halves go this
  * way. All else is converted element by element, in 1 to 3 ns. On ARM, gcc makes vectors of the plain loops, whatever
- * the length of the machine's, and pieces of the vectors of 32 bytes; only what narrows to float16 stays scalar in NEON.
+ * the length of the machine's, and pieces of the vectors of 32 bytes; only what narrows to float16 stays scalar in
+ * NEON.
  */
 #define OPJIT_PLACE NULL, 0 /* an author gets the place of the call */
 #include "opjit_convert.h"
@@ -17,7 +18,7 @@ typedef struct word128 {
     uint64_t half[2];
 } word128;
 
-/* Copy an element n times: what is there is copied again until it fills the row. */
+/* Copy an element n times: copy the filled part again until it fills the row. */
 static void repeat(int64_t n, const void *from, size_t bytes, void *to)
 {
     const size_t all = (size_t)n * bytes;

@@ -90,7 +90,7 @@ static void add_dimension(opjit_elements *e, int64_t size, const int64_t *stride
     memcpy(e->strides[e->dim++], strides, sizeof e->strides[0]);
 }
 
-/* Add every dimension of tensors[0], those with the largest strides first if `sorted`. */
+/* Add every dimension of tensors[0], in the order of decreasing strides if `sorted`. */
 static void add_dimensions(opjit_elements *e, const opjit_tensor *const *tensors, bool sorted)
 {
     const opjit_tensor *first = tensors[0];
@@ -177,7 +177,7 @@ opjit_walk opjit_walk_of(const opjit_elements *e, int64_t begin, int64_t end)
     int64_t index = begin;
     w.i = begin;
     w.end = end;
-    if (begin >= end) /* also of an empty tensor: nothing divides by a size of 0 */
+    if (begin >= end) /* valid for an empty tensor, because nothing divides by a size of 0 */
         return w;
     memset(w.at, 0, sizeof w.at);
     memcpy(w.steps, e->strides[inner], sizeof w.steps);

@@ -1,8 +1,8 @@
 /*
- * opjit_glue.h - what the generated glue calls: reading boxed arguments, freeing them, raising. See opjit_runtime.c.
+ * opjit_glue.h - functions for the generated wrapper: read boxed arguments, free them, raise. See opjit_runtime.c.
  *
  * The generated file names the op, declares its kernel and spells out one call; everything that does not depend on
- * the schema is declared here. An op's author never needs it.
+ * the schema is declared here. The author of an op never needs it.
  *
  * Ownership: the stack owns its arguments. The generated kernel frees each of them whatever happened, then the call's
  * memory; only then does it raise, because the exception skips the rest of it.
@@ -14,7 +14,7 @@
 
 #define OPJIT_EXPORT __attribute__((visibility("default")))
 
-/* What the glue frees when the call ends: host memory that starts after this header, and what else it names. */
+/* A block that the wrapper frees when the call ends: its members, and the host memory after this header. */
 typedef struct opjit_block {
     struct opjit_block *next;
     torch_tensor tensor;
@@ -23,8 +23,8 @@ typedef struct opjit_block {
 } opjit_block;
 
 /*
- * The functions of a device with streams, as opjit.backends.Stream names them: of torch, or of the device's own
- * library. Each returns 0 for success. NULL stands for what torch does for every device.
+ * The functions of a device with streams, from opjit.backends.Stream. They belong to torch or to the device's library.
+ * Each returns 0 for success. NULL means torch's default for every device.
  */
 typedef struct opjit_device {
     const char *name;
@@ -38,13 +38,13 @@ typedef struct opjit_device {
 /* One call of an op. */
 typedef struct opjit_call {
     opjit_block *blocks;
-    const opjit_device *device; /* NULL for one without streams */
-    torch_guard guard;          /* of the device that was current before, where that is another one */
-    int32_t before;             /* the index of that device, where the device exchanges it itself; else -1 */
+    const opjit_device *device; /* NULL for a device without streams */
+    torch_guard guard;          /* of the previous device, if it is different */
+    int32_t before;             /* its index if the device exchanges it, otherwise -1 */
     int32_t device_type;        /* of every tensor argument; -1 until the first was seen */
     int32_t device_index;
     uint64_t interrupts; /* that had arrived when the call began */
-    bool interrupted;    /* the kernel asked, and knows of one that arrived since */
+    bool interrupted;    /* the kernel checked, and saw one that arrived since */
 } opjit_call;
 
 /* The op that a library holds, for its registration. */
@@ -114,8 +114,8 @@ OPJIT_MUST_USE opjit_status opjit_read_tensors(opjit_call *call, torch_ivalue va
                                                opjit_tensors *list);
 
 /*
- * Draw a seed from a generator or, for None, from that of the tensors' device, into memory of that device. torch does
- * so with random_(), as for a tensor: seeds, states and captured graphs mean what they mean for torch's own ops.
+ * Draw a seed from the generator (None: the device's default) into device memory. torch draws it with random_(), so
+ * seeds, states and captured graphs work as for torch's ops.
  */
 OPJIT_MUST_USE opjit_status opjit_draw_seed(opjit_call *call, torch_ivalue generator, const uint64_t **seed);
 
@@ -129,9 +129,9 @@ OPJIT_MUST_USE opjit_status opjit_enter_device(opjit_call *call, const opjit_dev
 /* After the kernel                                                                               */
 
 /*
- * After a call that a Ctrl-C cut short: have Python raise what its handler raises once the op has returned. Where it
- * raises nothing, or in another thread than the main one, return an error in place of OPJIT_OK: the results are not
- * whole.
+ * After a call that Ctrl-C interrupted: let Python raise the exception of its handler when the op has returned. If the
+ * handler raises nothing, or in another thread than the main thread, return an error instead of OPJIT_OK, because the
+ * results are incomplete.
  */
 __attribute__((cold)) opjit_status opjit_end_interrupted(opjit_status status);
 
@@ -142,8 +142,8 @@ OPJIT_MUST_USE opjit_status opjit_wrote(const opjit_tensor *view);
 OPJIT_MUST_USE opjit_status opjit_check_output(const opjit_tensor *out, const char *name);
 
 /*
- * A copied struct carries another tensor's handle: the op would return a view that torch does not know of. Takes the
- * handle away from `out`, since its owner frees it, and returns `status`, or an error where that is OPJIT_OK.
+ * A copied struct carries another tensor's handle: the op would return a view without torch's knowledge. Removes the
+ * handle from `out`, because its owner frees it, and returns `status`, or an error if that is OPJIT_OK.
  */
 OPJIT_MUST_USE opjit_status opjit_check_fresh(opjit_status status, torch_ivalue other, opjit_tensor *out,
                                               const char *name);
@@ -164,7 +164,7 @@ void opjit_free_tensors(torch_ivalue value); /* a list, with its tensors */
 void opjit_free_list(torch_ivalue value);    /* of numbers */
 void opjit_free_string(torch_ivalue value);
 void opjit_free_generator(torch_ivalue optional);
-void opjit_free_cell(torch_ivalue optional); /* of an optional, without what it holds */
+void opjit_free_cell(torch_ivalue optional); /* of an optional, without its content */
 void opjit_free_call(opjit_call *call);
 
 /* Free the error and throw it as torch's exception, which Python sees as a RuntimeError. Needs -fexceptions. */

@@ -57,8 +57,8 @@ static inline void opjit_python_print(const char *bytes)
 }
 
 /*
- * Only the main thread takes the GIL: a caller may hold it while it waits for the threads of an opjit_parallel_for, so
- * another thread would wait forever.
+ * Only the main thread acquires the GIL: a caller may hold it while it waits for the threads of an opjit_parallel_for,
+ * so another thread would wait forever.
  */
 __attribute__((format(printf, 1, 2), cold, unused)) static void opjit_printf(const char *format, ...)
 {

@@ -201,7 +201,7 @@ opjit_status opjit_contiguous(opjit_tensor *copy, const opjit_tensor *x)
     int64_t packed[OPJIT_MAX_DIM], step = 1;
     void *header;
     *copy = *x;
-    copy->handle = NULL; /* so that nothing takes it for a result */
+    copy->handle = NULL; /* so that nothing uses it as a result */
     if (x->contiguous)
         return OPJIT_OK;
     for (int64_t d = x->dim - 1; d >= 0; d--) {
@@ -250,7 +250,7 @@ static opjit_status describe(opjit_tensor *view)
     OPJIT_TORCH(aoti_torch_get_sizes(tensor, &sizes));
     OPJIT_TORCH(aoti_torch_get_strides(tensor, &strides));
     OPJIT_TORCH(aoti_torch_get_dtype(tensor, &dtype));
-    view->device_index = -1; /* also of a tensor on "cpu:0" */
+    view->device_index = -1; /* even for a tensor on "cpu:0" */
     if (view->device_type != torch_cpu)
         OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
     view->sizes = sizes;
@@ -371,7 +371,7 @@ opjit_status opjit_draw_seed(opjit_call *call, torch_ivalue generator, const uin
     torch_tensor *drawn = &call->blocks->tensor;
     OPJIT_TORCH(aoti_torch_empty_strided(1, &one, &one, torch_dtypes[OPJIT_INT64], call->device_type,
                                          call->device_index, drawn));
-    if (generator) { /* torch takes what it is called with, so it gets a copy */
+    if (generator) { /* torch takes ownership of its arguments, so it gets a copy */
         torch_ivalue *cell;
         torch_generator copy;
         OPJIT_TORCH(torch_new_generator_handle((torch_generator)(uintptr_t)opjit_cell(generator), &copy));
@@ -411,7 +411,7 @@ opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *
                                  opjit_dtype dtype, const opjit_tensor *like)
 {
     int64_t packed[OPJIT_MAX_DIM], *made_sizes = NULL, *made_strides = NULL;
-    uint64_t step = 1; /* torch refuses what does not fit */
+    uint64_t step = 1; /* torch refuses values that do not fit */
     OPJIT_CHECK(!out->handle, "this output was already made: make each output once");
     OPJIT_CHECK((unsigned)dtype < OPJIT_DTYPE_COUNT, "an output needs a dtype that opjit.h names");
     OPJIT_CHECK(dim >= 0 && dim <= OPJIT_MAX_DIM, "an output has 0 to %d dimensions, not %lld", OPJIT_MAX_DIM,
@@ -456,7 +456,7 @@ static bool is_dense(const opjit_tensor *t)
         while (d < t->dim && (t->strides[d] != step || t->sizes[d] < 2))
             d++;
         if (d == t->dim)
-            return t->contiguous; /* of an empty tensor, too */
+            return t->contiguous; /* even for an empty tensor */
         step *= t->sizes[d];
     }
     return true;
@@ -771,7 +771,7 @@ typedef struct opjit_interrupts {
 static void count_interrupt(int number, siginfo_t *info, void *context);
 
 static opjit_interrupts own_interrupts = {.handler = count_interrupt};
-static opjit_interrupts *interrupts = &own_interrupts; /* or those of the first library in the process */
+static opjit_interrupts *interrupts = &own_interrupts; /* or the handlers of the first library in the process */
 
 /* Of Python's C interface; missing in a process without Python. */
 __attribute__((weak)) int Py_IsInitialized(void);
@@ -946,8 +946,8 @@ static void entry(torch_ivalue *stack, uint64_t num_args, uint64_t num_outputs)
 }
 
 /*
- * An op with variants, which are kernels of other libraries of the same source: one for each bucket of sizes. The bucket
- * of a call follows from the dtypes of its tensors, and their sizes to the next power of two.
+ * An op with variants, which are kernels of other libraries of the same source: one for each bucket of sizes. The
+ * bucket of a call follows from the dtypes of its tensors, and their sizes to the next power of two.
  */
 enum { BUCKETS = 256 };
 static struct {
@@ -1022,7 +1022,7 @@ OPJIT_EXPORT void opjit_vary(void);
 OPJIT_EXPORT uint64_t opjit_force(torch_boxed_kernel *kernel);
 OPJIT_EXPORT void opjit_choose(uint64_t bucket, torch_boxed_kernel *kernel);
 
-/* From now on, let the op in Python choose for each bucket, anew. One thread at a time calls this and opjit_choose. */
+/* From now on, let the Python op choose again for each bucket. One thread at a time calls this and opjit_choose. */
 void opjit_vary(void)
 {
     for (uint64_t place = 0; place < BUCKETS; place++)
@@ -1037,7 +1037,7 @@ uint64_t opjit_force(torch_boxed_kernel *kernel)
     return asked;
 }
 
-/* Run a variant in all calls of a bucket. Where all places are taken, each call asks. */
+/* Run a variant in all calls of a bucket. If the table is full, each call asks Python. */
 void opjit_choose(uint64_t bucket, torch_boxed_kernel *kernel)
 {
     uint64_t place = place_of(bucket);
@@ -1095,8 +1095,8 @@ static torch_error define(torch_library library)
 
 /*
  * For a process without Python, where nothing has declared the op: make its schema and tags known to torch, then
- * register the kernel. Returns 0, or 1 when torch refused, as where the op is known: another device's library of it takes
- * opjit_register().
+ * register the kernel. Returns 0, or 1 when torch refused, as where the op is known: another device's library of it
+ * takes opjit_register().
  */
 int opjit_define(void)
 {
@@ -1112,7 +1112,7 @@ int opjit_define(void)
     return 1;
 }
 
-/* Take it back: calls fall through to opjit's Python kernel again. */
+/* Undo it: calls fall through to opjit's Python kernel again. */
 int opjit_unregister(void)
 {
     torch_library library = registration;

@@ -1,12 +1,12 @@
 /*
  * opjit_shim.h - the part of torch's stable C interface that opjit calls.
  *
- * torch's own headers are C++ and take seconds to compile, so the prototypes are repeated here in C.
+ * torch's headers are C++ and need seconds to compile, so the prototypes are repeated here in C.
  * The list is complete: ops and glue call nothing else in libtorch, so one binary serves every torch
  * from 2.10 on. If you write an op you need not read on; opjit.h wraps it all.
  *
  * A function that came after 2.10 is weak, and the comment at its declaration names the version: a binary also loads
- * where it is missing. Functions of CUDA are in libtorch_cuda, the others in libtorch_cpu.
+ * where it is missing. Functions of CUDA are in libtorch_cuda, all other functions in libtorch_cpu.
  *
  * Sources: torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h and
  * torch/csrc/stable/c/shim_function_versions.txt of pytorch/pytorch.
@@ -126,7 +126,7 @@ torch_error aoti_torch_library_init_impl(const char *ns, const char *dispatch_ke
                                          torch_library *library);
 torch_error aoti_torch_library_init_fragment(const char *ns, const char *file, uint32_t line, torch_library *library);
 torch_error aoti_torch_library_def(torch_library library, const char *schema);
-/* 2.12, as are the tags' numbers */
+/* 2.12, like the numbers of the tags */
 __attribute__((weak)) torch_error torch_library_def_with_tags(torch_library library, const char *schema,
                                                               const int32_t *tags, int32_t num_tags);
 __attribute__((weak)) int32_t torch_tag_core(void);

@@ -234,6 +234,7 @@ def of_c(path: Path) -> Iterator[Sentence]:
     for comment in re.finditer(r"/\*(.*?)\*/|//([^\n]*)", source, re.DOTALL):
         line = source.count("\n", 0, comment.start()) + 1
         text = re.sub(r"^\s*\* ?", "", comment[1] or comment[2] or "", flags=re.MULTILINE)
+        text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)  # an example's code
         for part in re.split(r"\n\s*\n", text):
             yield from _split(f"{name}:{line}", part)
 

@@ -1,9 +1,9 @@
 /*
  * add_custom on the CPU: self + other, with torch.add's broadcasting, dtypes and results.
  *
- * Additions are plain loops over elements of one dtype that lie side by side; the compiler vectorizes them. Operands
- * that lie otherwise, or have another dtype than the result, are first converted into a buffer of PIECE elements, which
- * stays in the first cache. float16 and bfloat16 are added as float32 and rounded, as in torch.
+ * Additions are plain loops over contiguous elements of one dtype, and the compiler vectorizes them. Operands that are
+ * not contiguous, or have another dtype than the result, are first converted into a buffer of PIECE elements, which
+ * stays in the L1 cache. float16 and bfloat16 are added as float32 and rounded, like in torch.
  *
  * Large additions run at the speed of memory: tests/benchmarks/elementwise.py.
  */
@@ -76,7 +76,7 @@ typedef struct element {
 } element;
 
 /*
- * n elements in the dtype to add in, side by side: where they lie, or in the buffer. There, an element that is
+ * n contiguous elements in the dtype of the addition: in place, or in the buffer. There, an element that is
  * broadcast to the row stays from the first piece on.
  */
 static const void *load(const sum *s, bool first, int64_t n, const void *data, int64_t stride, opjit_dtype dtype,
@@ -99,7 +99,7 @@ static const void *load(const sum *s, bool first, int64_t n, const void *data, i
     return buffer;
 }
 
-/* The result is dense and the first operand, so its elements lie side by side. */
+/* The result is dense and the first operand, so its elements are contiguous. */
 static void add_row(int64_t n, void *const *data, const int64_t *strides, const void *context)
 {
     const sum *s = (const sum *)context;

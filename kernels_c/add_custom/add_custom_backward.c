@@ -1,7 +1,7 @@
 /*
  * add_custom_backward on the CPU: two copies of a gradient, which is read once.
  *
- * A row that lies side by side is copied in parts that stay in the first cache between the two copies.
+ * A contiguous row is copied in parts that stay in the L1 cache between the two copies.
  */
 #include "opjit_convert.h"
 #include "opjit_elementwise.h"

@@ -1,10 +1,10 @@
 /*
  * allreduce on the CPU: the sum of all elements, with torch.sum's dtype rules.
  *
- * The elements, in memory order, are cut into chunks whose length depends on their number alone. Threads add up chunks;
- * the chunks' totals are added in order, so the result does not depend on the number of threads. Long rows are added
- * where they lie (lanes.h). Short or strided rows, and elements that torch.sum would convert first, are collected in a
- * piece of memory that stays in the first cache.
+ * The elements, in memory order, are divided into chunks with a length that depends only on their number. Threads sum
+ * chunks, and the totals are added in order, so the result does not depend on the number of threads. Long rows are
+ * added in place (lanes.h). Short or strided rows, and elements that torch.sum would convert first, are collected in a
+ * buffer that stays in the L1 cache.
  *
  * Large sums run at the speed of memory: tests/benchmarks/floors.py and `opjit bench allreduce` show it.
  */
@@ -43,7 +43,7 @@ static void add_piece(chunk *c)
     c->collected = 0;
 }
 
-/* Add n elements that lie strides[0] elements apart. */
+/* Add n elements that are strides[0] elements apart. */
 static void add_row(int64_t n, void *const *data, const int64_t *strides, const void *context)
 {
     chunk *c = *(chunk *const *)context;

@@ -1,10 +1,10 @@
 /*
  * allreduce on CUDA: the sum of all elements, with torch.sum's dtype rules.
  *
- * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. A small tensor takes one
- * block. Otherwise a full grid of blocks writes its sums to scratch memory, waits for each other and lets the first
- * block add them. Only a cooperative launch guarantees that all blocks are resident, so that they can wait; it takes
- * the host 0.4 us longer than another launch, while a second launch would take 2.5 us.
+ * A block sums its share of the tensor with 16-byte loads, several in flight in every thread. A small tensor needs one
+ * block. Otherwise, a full grid of blocks writes its sums to scratch memory. The blocks wait for each other, and the
+ * first block adds the sums. Only a cooperative launch guarantees that all blocks are resident, so that they can wait.
+ * It costs the host 0.4 us more than another launch, but a second launch would cost 2.5 us.
  *
  * Sums are added in a fixed order and nothing is kept between calls: the op gives the same bits each time, on any
  * stream and under CUDA graphs. Elements that a stride of 0 repeats are added once, and the sum is multiplied.
@@ -12,11 +12,11 @@
  * Accuracy: a thread adds at most 128 bytes of float16, bfloat16 or float32 in float; all else is added in double.
  * Integers and bool are added modulo 2^64.
  *
- * Large sums take as long as reading the memory once: tests/benchmarks/bandwidth.py.
+ * Large sums are as fast as reading the memory once: tests/benchmarks/bandwidth.py.
  *
  * Layout of this file: elements, kernels, launcher.
  */
-#define _CG_LIMIT_INCLUDED_DEPENDENCIES /* without libcu++, which takes nvcc 3 s to read */
+#define _CG_LIMIT_INCLUDED_DEPENDENCIES /* without libcu++, which nvcc needs 3 s to read */
 #include <cooperative_groups.h>
 
 #include "opjit_convert.h"
@@ -28,8 +28,8 @@
 #define THREADS 512
 #define BLOCKS_PER_SM 2      /* resident at once */
 #define IN_FLIGHT 8          /* 16-byte loads of a thread before it adds */
-#define ELEMENTS 4           /* the same where it loads single elements */
-#define ONE_BLOCK_LOADS 4096 /* the most for one block, which then takes no longer than waiting for others would */
+#define ELEMENTS 4           /* the same if it loads single elements */
+#define ONE_BLOCK_LOADS 4096 /* the maximum for one block, which is then as fast as waiting for other blocks */
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Elements: a thread adds a few in the type `few`; all else is added in the type `many`          */

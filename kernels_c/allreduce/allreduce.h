@@ -24,7 +24,7 @@ static int64_t without_repeats(const opjit_tensor *x, int64_t sizes[OPJIT_MAX_DI
     return repeats;
 }
 
-/* torch.sum's rule: integers and bool give int64, floating dtypes their own, and `dtype` overrides both. */
+/* torch.sum's rule: integers and bool give int64, floating dtypes stay the same, and `dtype` overrides both. */
 static opjit_status result_dtype(const opjit_tensor *x, const opjit_dtype *dtype, opjit_dtype *result)
 {
     *result = dtype ? *dtype : opjit_is_integral(x->dtype) ? OPJIT_INT64 : x->dtype;

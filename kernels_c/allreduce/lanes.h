@@ -1,18 +1,18 @@
 /*
- * lanes.h - how allreduce.c adds elements that lie side by side at the speed of memory.
+ * lanes.h - add contiguous elements at the speed of memory, for allreduce.c.
  *
- * The compiler may not reorder additions of floats, so a plain loop waits for each one. Here four vectors take turns,
- * and each lane of a vector is an accumulator of its own: nothing waits, and rounding errors stay small. After a block
- * of 16 steps the lanes are added to wider ones:
+ * The compiler must not reorder additions of floats, so a plain loop waits for each addition. Here, four vectors
+ * alternate, and each lane of a vector is a separate accumulator. Therefore nothing waits, and rounding errors stay
+ * small. After a block of 16 steps, the lanes are added to wider lanes:
  *
  *   float16, bfloat16, float32   float lanes, which add at most 32 elements, then double lanes
- *   float64                      double lanes; block sums are added by TwoSum, which keeps what rounding takes away
- *   8, 16 and 32-bit integers    64-bit words hold several: the lower and the upper one of each pair are added in
- *                                lanes of twice the width. Signed elements get their sign bit flipped, which moves
- *                                them into the unsigned range; the end subtracts that again.
- *   64-bit integers              lanes that wrap around, as torch's do
+ *   float64                      double lanes; block sums are added by TwoSum, which keeps the rounding errors
+ *   8, 16 and 32-bit integers    64-bit words with several elements: both of each pair are added in
+ *                                lanes of twice the width. The sign bit of signed elements is flipped, which moves
+ *                                them into the unsigned range. At the end, this offset is subtracted.
+ *   64-bit integers              lanes that wrap around, like in torch
  *
- * Vectors are written out because autovectorised loops for all dtypes take gcc three times as long
+ * The code uses explicit vectors, because with autovectorized loops for all dtypes, gcc is 3x slower
  * (tests/benchmarks/cold.py).
  */
 #ifndef LANES_H
@@ -176,7 +176,7 @@ static kernel *kernel_of(opjit_dtype dtype, bool as_double)
     }
 }
 
-/* Add n elements that lie side by side; float32 in double lanes, if wanted. */
+/* Add n contiguous elements, float32 optionally in double lanes. */
 static void add_elements(const void *from, opjit_dtype dtype, bool as_double, int64_t n, total *to)
 {
     kernel *add = kernel_of(dtype, as_double);

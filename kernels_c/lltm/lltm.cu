@@ -1,24 +1,24 @@
 /*
  * The LLTM cell on CUDA; lltm.h has its formulas.
  *
- * Launches and latency, not arithmetic, take the time of a small cell. So with up to FUSED_WORK multiplications an op
- * is one launch, products included, and follows the strides of its arguments:
+ * The time of a small cell consists of launches and latency, not arithmetic. Therefore, with up to FUSED_WORK
+ * multiplications, an op is one launch, including the products, and follows the strides of its arguments:
  *   forward   A warp adds up the three gates of one state for a few rows of the batch, its lanes side by side along the
  *             depth (the S + F columns of the weights). Then one lane for each row computes the results.
- *   backward  Some blocks make gradients of the weights, for a few states each; the others make those of input and
- *             old_h, for a few rows each. Both compute the elements of dz that they need: faster than waiting for them.
+ *   backward  Some blocks make gradients of the weights, for a few states each. The other blocks make gradients of
+ *             input and old_h, for a few rows each. Both compute the dz that they need, which is faster than waiting.
  * A larger cell is faster with torch's matrix product (cuBLAS) and one kernel for the gates.
  *
  * Each sum has a fixed order, so the bits are the same in each run, on any stream and in a CUDA graph. Products round
- * float32 to TF32 only where torch is set to do so, and only in large cells.
+ * float32 to TF32 only if torch is set to do so, and only in large cells.
  *
- * A forward of batch 16, 32 features and 128 states that autograd records takes 14.4 us on an H200, most of them on the
- * host. `python tests/benchmarks/lltm.py` shows it, and in its "device" rows the GPU's share.
+ * A recorded forward with batch 16, 32 features and 128 states needs 14.4 us on an H200, most of it on the host.
+ * `python tests/benchmarks/lltm.py` shows it, and in its "device" rows the GPU's share.
  */
 #include "lltm.h"
 #include "opjit_reduce.h"
 
-#define FUSED_WORK ((int64_t)1 << 26) /* multiplications; where both ways took the same time on an H200 */
+#define FUSED_WORK ((int64_t)1 << 26) /* multiplications at which both ways are equally fast on an H200 */
 #define FEW_ROWS 2  /* of the batch for each warp of a forward, in batches of up to SMALL_BATCH rows */
 #define MANY_ROWS 8 /* in larger ones */
 #define SMALL_BATCH 32
@@ -48,14 +48,14 @@ static matrix<real> view(const opjit_tensor *t)
     return m;
 }
 
-/* NULL for an output that is not wanted, which has no elements. */
+/* NULL for an output without elements, which is not needed. */
 template <typename real>
 static real *elements(const opjit_tensor *t)
 {
     return t->numel > 0 ? (real *)t->data : nullptr;
 }
 
-/* Is one launch, products included, faster? It also takes every cell with an empty part. */
+/* Is one launch, products included, faster? It also computes every cell with an empty part. */
 static bool is_fused(const lltm_sizes *n)
 {
     return n->features == 0 || (double)n->batch * 3 * n->state * (n->state + n->features) <= (double)FUSED_WORK;
@@ -118,7 +118,7 @@ static __device__ void add_up(real (&sum)[3][rows], const matrix<real> &x, const
     }
 }
 
-/* A block has some warps, in y, for one state. Block x takes state x mod S, and the (x div S)-th part of the batch. */
+/* A block has some warps, in y, for one state. Block x computes state x mod S, for part x div S of the batch. */
 template <typename real, int rows>
 static __global__ void __launch_bounds__(THREADS) forward_fused(const __grid_constant__ forward_call<real> call)
 {
@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(THREADS) forward_fused(const __grid_con
         call.finish(first + threadIdx.x, s, z0, z1, z2);
 }
 
-/* The gates alone, from products that lie where i, o and g will. */
+/* Only the gates, from products in the memory of i, o and g. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS) forward_gates(const __grid_constant__ forward_call<real> call)
 {
@@ -234,7 +234,7 @@ struct backward_call {
 
 /* Sums have two levels, SHORT_SUM rows or INPUT_STATES states and their sums, so that rounding errors grow slowly. */
 #define STATES 2     /* for which one block makes gradients of the weights */
-#define BATCH 32     /* rows of dz that such a block holds at once */
+#define BATCH 32     /* rows of dz that such a block keeps at a time */
 #define SHORT_SUM 16 /* rows that are added up before they are added to the total */
 #define INPUT_ROWS 4 /* of the batch, in a block for 32 columns of the gradients of input or old_h */
 #define INPUT_STATES (THREADS / INPUT_ROWS) /* for which such a block holds dz at once */

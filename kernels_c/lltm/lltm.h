@@ -1,5 +1,5 @@
 /*
- * The LLTM cell: what lltm.c and lltm.cu share, which is all but their loops.
+ * The LLTM cell: the code that lltm.c and lltm.cu share, everything except their loops.
  *
  * An LLTM cell ("long long-term memory": an LSTM without a forget gate, with an elu) computes, for a batch of B rows,
  * F features and S states,
@@ -8,8 +8,8 @@
  *     i  = sigmoid(z0)   o = sigmoid(z1)   g = elu(z2)
  *     new_cell = old_cell + g i     t = tanh(new_cell)     new_h = t o
  *
- * weights are (3S, S + F): old_h's columns come first. `gates` holds i, o, g and t side by side, (B, 4S): all that the
- * backward needs of z, since i' = i (1 - i), o' = o (1 - o), t' = 1 - t^2, and elu' is 1 where g > 0, else g + 1. With
+ * weights are (3S, S + F): old_h's columns come first. `gates` contains i, o, g and t, (B, 4S). The backward needs no
+ * other part of z, because i' = i (1 - i), o' = o (1 - o), t' = 1 - t^2, and elu' is 1 if g > 0, otherwise g + 1. With
  * the gradients h and c of new_h and new_cell,
  *
  *     grad_old_cell = c + h o t'
@@ -30,7 +30,7 @@ typedef struct lltm_sizes {
     int64_t batch, features, state;
 } lltm_sizes;
 
-/* The sizes of a call, from x and old_h, whose features and states may be any. */
+/* The sizes of a call, from x and old_h, with any number of features and states. */
 static opjit_status lltm_read_sizes(const char *op, const opjit_tensor *x, const opjit_tensor *old_h, lltm_sizes *n)
 {
     OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 || x->dtype == OPJIT_FLOAT64, "%s takes float32 and float64, not %s", op,

@@ -1,5 +1,5 @@
 /*
- * round_ste on the CPU: 1 where x > 0.5, else 0, in x's dtype. A comparison with NaN is false, so NaN gives 0.
+ * round_ste on the CPU: 1 if x > 0.5, otherwise 0, in the dtype of x. A comparison with NaN is false, so NaN gives 0.
  *
  * float16 and bfloat16 are compared as the integers of their bits: positive numbers have the same order, and infinity
  * comes last, before the NaNs.

@@ -1,5 +1,5 @@
 /*
- * round_ste on CUDA: 1 where x > 0.5, else 0, in x's dtype.
+ * round_ste on CUDA: 1 if x > 0.5, otherwise 0, in the dtype of x.
  *
  * Written as a Caffe layer's .cu file: a kernel that is one CUDA_KERNEL_LOOP over `count` elements from the bottom blob
  * to the top blob, a launch of CAFFE_GET_BLOCKS blocks, and CUDA_POST_KERNEL_CHECK. Two things are added. A loop over

@@ -1,5 +1,5 @@
 /*
- * tensor_negate on the CPU: -x, as torch.neg.
+ * tensor_negate on the CPU: -x, like torch.neg.
  *
  * Negation is (x ^ flip) + carry on the bits. For an integer flip is all ones and carry 1 (two's complement); for a
  * floating number flip is the sign bit and carry 0, which also turns the sign of zero, infinity and NaN. So one loop

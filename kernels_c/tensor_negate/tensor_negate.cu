@@ -1,5 +1,5 @@
 /*
- * tensor_negate on CUDA: -x, as torch.neg, with the arithmetic of tensor_negate.c.
+ * tensor_negate on CUDA: -x, like torch.neg, with the arithmetic of tensor_negate.c.
  *
  * Packed tensors are negated at the bandwidth of the memory: tests/benchmarks/elementwise.py.
  */
