@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
@@ -18,7 +19,7 @@ import opjit
 from opjit.errors import OpjitError
 from tests.stale.case import HERE, State, arrange, changed
 
-SECONDS = 120.0  # for the requests of a child
+SECONDS = 300.0  # for the requests of a child
 EXTRA = 1 << 24  # is added to the value where the library exports `extra`
 OP_PY = """\
 import opjit
@@ -227,6 +228,7 @@ Step = tuple[State, State | None]  # a state, and the one that the folder is in
 def _serve(
     pipe: Connection, kind: str, steps: Sequence[Step], places: tuple[Path, Path], quiet: bool
 ) -> None:
+    os.setsid()
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
@@ -247,6 +249,8 @@ def ask(
     receiving, sending = context.Pipe(duplex=False)
     child = context.Process(target=_serve, args=(sending, kind, steps, (root, store), quiet))
     child.start()
+    started = child.pid
+    assert started is not None
     sending.close()
     answers: list[Outcome] = []
     try:
@@ -263,6 +267,8 @@ def ask(
     finally:
         receiving.close()
         child.kill()
+        with suppress(ProcessLookupError):  # compilers that it has started
+            os.killpg(started, signal.SIGKILL)
         child.join()
     missing = len(steps) - len(answers)
     return answers + [Outcome(error="not asked", ours=False)] * missing

@@ -30,7 +30,7 @@ def run(cases: Iterable[Named], seconds: float, whole: bool) -> list[Compared]:
     results: list[Compared] = []
     shown: set[tuple[str, str, str]] = set()
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "case"
+        place = Path(folder)
         for options, case in cases:
             compared = compare(case, place)
             results.append(compared)
@@ -68,5 +68,5 @@ def report(results: Sequence[Compared]) -> str:
 def _reason(compared: Compared) -> str:
     """Why a case cannot be built, without paths."""
     piece = compared.case.name.partition(":")[0]
-    message = re.sub(r"\S*/case/", "", str(compared.first))
+    message = re.sub(r"\S*/(?=pro)", "", str(compared.first))
     return f"no build: {compared.case.kind}, {piece}: {message}"

@@ -1,6 +1,6 @@
 """Run a case: the answers with a cache that saw the program before the edit, against those with an empty one."""
 
-import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,16 +66,14 @@ def _answers(case: Case, root: Path, cache: Path) -> list[Outcome]:
 
 
 def compare(case: Case, folder: Path) -> Compared:
-    """Run a case in a folder, which is removed."""
-    shutil.rmtree(folder, ignore_errors=True)
-    root = folder / case.root
-    root.mkdir(parents=True)
-    try:
-        first, again, *later = _answers(case, root, new_cache(case.kind, folder / "cache"))
-        empty = new_cache(case.kind, folder / "empty")
+    """Run a case in a new folder inside `folder`."""
+    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as made:
+        place = Path(made)
+        root = place / case.root
+        root.mkdir()
+        first, again, *later = _answers(case, root, new_cache(case.kind, place / "cache"))
+        empty = new_cache(case.kind, place / "empty")
         [clean] = ask(case.kind, [(case.after, case.after)], root, empty)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     hit = first.value is not None and again.place == first.place
     if first.error and clean.error and first.ours and clean.ours:
         wrong = [each for each in later if not each.error]

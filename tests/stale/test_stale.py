@@ -31,7 +31,7 @@ ask.prepare(["remembered"])
 before = State(files={"a.c": "int value(void) { return 1; }", "unused.h": ""}, cflags=("-O2",))
 after = changed(before, files={"a.c": "int value(void) { return 2; }", "unused.h": ""})
 with tempfile.TemporaryDirectory() as folder:
-    place = Path(folder, "case")
+    place = Path(folder)
     found = compare.compare(Case("a source changes", "remembered", before, after), place)
     print(minimize.script(minimize.minimized(found, place)))
 """
