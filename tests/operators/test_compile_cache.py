@@ -218,3 +218,41 @@ def test_a_compiled_function_compiles_again_after_a_value_that_is_read_changed()
     values["times"] = 3
     exec(grow(3, fake), values)
     assert compiled(torch.ones(1)).tolist() == [3.0] * 3
+
+
+def test_a_reload_compiles_again_after_another_declaration_and_not_after_another_kernel(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "same"
+    folder.mkdir()
+
+    def write(value: str, tags: str = "", more: str = "") -> None:
+        text = OP_PY.replace("cachetest", "reloadedtest").format(tags=tags)
+        (folder / "op.py").write_text(text + more)
+        (folder / "same.c").write_text(C.replace("VALUE", value))
+
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    write("1")
+    opjit.add_path(folder)
+    compiled = torch.compile(
+        lambda x: torch.ops.reloadedtest.same(x), backend=count, fullgraph=True
+    )
+    assert compiled(torch.ones(1)).item() == 1
+    tags = ", tags=[torch.Tag.needs_exact_strides]"
+    backward = "@same.backward\ndef backward(ctx, grad):\n    return grad\n"
+    for value, declared, more, compiles in (
+        ("2", "", "", 1),
+        ("3", "", "# a comment\n", 1),
+        ("4", tags, "", 2),
+        ("5", tags, backward, 3),
+        ("6", tags, backward, 3),
+    ):
+        write(value, declared, more)
+        opjit.reload("reloadedtest::same", "cpu")
+        assert compiled(torch.ones(1)).item() == float(value)
+        assert len(graphs) == compiles, value
