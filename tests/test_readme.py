@@ -147,6 +147,11 @@ def test_the_readme_has_snippets_and_both_commands() -> None:
         pytest.param(
             "16_variants/use.py", "every variant's transpose is torch's\n", marks=pytest.mark.slow
         ),
+        pytest.param(
+            "17_across_gpus/use.py",
+            "both ranks have the largest elements and the sum\n",
+            marks=pytest.mark.slow,
+        ),
         ("15_top_k/use.py", "[4, 2, 4, 4, 3, 4] [3, 4, 3, 4, 4, 4]\n"),
         ("notebook/inline.py", "[2.5, 2.5, 2.5] [3.5, 3.5, 3.5]\n"),
         pytest.param(

@@ -1,0 +1,51 @@
+"""A kernel across ranks: `python examples/17_across_gpus/use.py` starts two CPU ranks, or `torchrun --nproc-per-node=2` two GPUs."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import opjit
+import opjit.distributed
+
+opjit.add_path(Path(__file__).parent / "largest")
+
+
+def on_a_rank(device: str) -> None:
+    # begin: use
+    group = opjit.distributed.peers(device=device, bytes=1 << 20, timeout=30)
+    x = torch.arange(4.0, device=device) * (1 if group.rank else -1)
+    assert torch.ops.demo.largest(x, group.name).tolist() == [0, 1, 2, 3]
+
+    total = torch.ops.opjit.all_reduce_ranks(x, group.name)
+    assert torch.equal(total, torch.zeros(4, device=device))
+    group.check()  # raises PeerLost if a rank was lost
+    # end: use
+
+
+def cpu_rank(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    on_a_rank("cpu")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    if "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+        on_a_rank("cuda")
+        dist.destroy_process_group()
+        return
+    opjit.get("demo::largest", "cpu")
+    opjit.get("all_reduce_ranks", "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(cpu_rank, (f"{folder}/store",), nprocs=2)
+    print("both ranks have the largest elements and the sum")
+
+
+if __name__ == "__main__":
+    main()
