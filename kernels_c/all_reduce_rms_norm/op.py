@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import opjit
-import opjit.distributed
 
 TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 Tensor = torch.Tensor

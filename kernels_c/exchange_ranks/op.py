@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 import opjit
-import opjit.distributed
 
 SUMMED = (
     torch.float16,

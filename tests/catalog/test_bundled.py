@@ -143,3 +143,10 @@ def test_an_unknown_op_is_answered_with_the_closest_names(name: str) -> None:
 def test_an_unknown_op_like_no_other_is_answered_with_the_command_that_lists_them() -> None:
     with pytest.raises(UnknownOp, match="opjit list"):
         opjit.get("zzzzzzzz")
+
+
+def test_an_import_of_opjit_imports_no_tool_and_none_of_torch_s_compilers() -> None:
+    """A bundled op's op.py runs with each import: `opjit.distributed` is imported when it is used."""
+    code = "import sys, torch, opjit\nprint(sorted(each for each in {!r} if each in sys.modules))"
+    tools = ["opjit.distributed", "opjit.cpp_extension", "opjit.testing", "torch._dynamo"]
+    assert fresh(code.format(tools)).stdout == "[]\n"
