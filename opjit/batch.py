@@ -50,7 +50,7 @@ def requests(
 ) -> list[OpBinary]:
     """Return the requests of pairs, with the ops' variants; `failed` gets the errors of those whose sources cannot be read or compiled."""
     scan = scan or Scan()
-    compilers: dict[tuple[str, str], list[dict[str, str]]] = {}
+    compilers: dict[tuple[str, str], list[toolchain.ToolVersions]] = {}
     found: list[OpBinary] = []
     for op, target in pairs:
         name = f"{op.qualified} for {target}"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError
 from opjit.recipe import toolchain
-from opjit.recipe.document import base_key
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
@@ -111,16 +110,14 @@ class OpBinary(NamedTuple):
         return self.target
 
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
-        return store.folder(self.op.qualified, self.target)
+        document = self.recipe.document() if manifest is None else manifest.document
+        return store.folder(self.op.qualified, self.target, document)
 
     def names(self, entry: Entry) -> set[str]:
-        return {entry.key, self.recipe.base}
+        return {*self.recipe.keys, self.recipe.base}
 
     def accepts(self, manifest: Manifest) -> bool:
-        return (
-            self.recipe.key in (None, manifest.key)
-            and base_key(manifest.document) == self.recipe.base
-        )
+        return self.recipe.fits(manifest.document)
 
     @property
     def by_torch(self) -> bool:

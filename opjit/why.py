@@ -45,6 +45,7 @@ _NAMES = {
     "dispatch_key": "dispatch key",
     "kernel": "source's name",
     "debug": "debug build",
+    "search": "folders of headers",
 }
 # The kinds of differences, the most frequent first; all others come last.
 _LIKELY = (
@@ -93,9 +94,7 @@ class Explanation:
         start = f"{self.op} for {self.target}"
         if self.found is not None:
             return f"{start} is built already: {self.found}"
-        unusable = [
-            why for folder, why in self.unusable if folder.name == self.key or not self.differences
-        ]
+        unusable = [why for folder, why in self.unusable if not self.differences]
         if unusable:
             return f"{start} is in no usable cache: {unusable[0]}"
         if self.differences:
@@ -155,7 +154,8 @@ _Candidate = tuple[
 
 def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanation:
     """Explain the result of a request for a recipe; `found` is the folder of the entry that it found."""
-    qualified, wanted = recipe.schema.qualified, root.folder(recipe.schema.qualified, recipe.target)
+    qualified = recipe.schema.qualified
+    wanted = root.folder(qualified, recipe.target, recipe.document())
     locations = [
         _Location(
             "the binaries beside its source", Store(recipe.folder / layers.FOLDER), recipe.source
@@ -183,7 +183,8 @@ def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanati
         [
             (location, folder)
             for location in locations
-            for folder in location.store.folder(qualified, recipe.target).glob("[!.]*")
+            for place in layers.folders(location.store, recipe)
+            for folder in place.glob("[!.]*")
         ],
         recipe,
     )
@@ -191,11 +192,9 @@ def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanati
     if problem is not None:
         unusable.insert(0, (root.root, problem))
     unusable += [
-        (folder, f"it is for {folder.suffix[1:]}, not {recipe.target.host}")
+        (folder, f"it is for {folder.name[:-21].rpartition('.')[2]}, not {recipe.target.host}")
         for location in locations
-        for folder in _for_other_hosts(
-            location.store.folder(qualified, recipe.target), recipe.target.host
-        )
+        for folder in _for_other_hosts(location.store, recipe)
     ]
     nearest, differing = min(
         candidates, default=(None, ()), key=lambda candidate: len(candidate[1])
@@ -220,13 +219,14 @@ def _compiler(found: Path) -> str:
     return ""
 
 
-def _for_other_hosts(wanted: Path, host: str) -> list[Path]:
+def _for_other_hosts(store: Store, recipe: Recipe) -> list[Path]:
     """Return the folders of entries that differ from a target's in the host only, which the name of a CPU's folder does not end with."""
-    return (
-        sorted({*wanted.parent.glob(f"{wanted.name.removesuffix(host)}*")} - {wanted})
-        if wanted.name.endswith(f".{host}")
-        else []
-    )
+    host = recipe.target.host
+    place = store.folder(recipe.schema.qualified, recipe.target, recipe.document())
+    if not recipe.target.folder.endswith(f".{host}"):
+        return []
+    start = recipe.target.folder.removesuffix(host)
+    return sorted({*place.parent.glob(f"{start}*")} - {*layers.folders(store, recipe)})
 
 
 def _candidates(
@@ -234,9 +234,9 @@ def _candidates(
 ) -> tuple[list[_Candidate], list[tuple[Path, str]]]:
     """Return the usable entries of the op and target, and the unusable ones with reasons; first the requested one, then the newest."""
     usable, unusable = [], []
-    for location, folder in sorted(
-        entries, key=lambda entry: (entry[1].name != recipe.key, -_changed(entry[1]))
-    )[:_MOST_CANDIDATES]:
+    for location, folder in sorted(entries, key=lambda entry: -_changed(entry[1]))[
+        :_MOST_CANDIDATES
+    ]:
         try:
             _, manifest = verify(folder, recipe.target, trusted_as=location.trusted_as)
             usable.append((folder, differences(manifest, recipe, location.trusted_as is not None)))
@@ -271,6 +271,9 @@ def differences(
     before, now = dict(manifest.document), recipe.document()
     sources = {recipe.source.name, str(before.get("kernel"))}
     found = document_differences(before, now, sources)
+    if not found:
+        with suppress(EntryError):  # it does not list what its build read
+            found = tuple(_of_build(recipe.changes(manifest.document)))
     if shipped:
         tools = {
             name
@@ -288,13 +291,19 @@ def document_differences(
 ) -> tuple[Difference, ...]:
     """Return how two documents differ, the likeliest reason for a miss first; `sources` names inputs that are not headers."""
     before, now = dict(before), dict(now)
-    found = [*_inputs(_mapping(before.pop("inputs", {})), now.pop("inputs"), sources)]
+    found = [*_inputs(_mapping(before.pop("known", {})), now.pop("known"), sources)]
+    for part in ("inputs", "absent"):
+        before.pop(part, None)
+        now.pop(part, None)
     then_flags, now_flags = _mapping(before.pop("flags", {})), now.pop("flags")
     for kind in sorted({*then_flags, *now_flags}, key=str):
         found += _flags(
             _FLAGS.get(kind, f"{kind} flag"), then_flags.get(kind, []), now_flags.get(kind, [])
         )
     tools, wanted_tools = _mapping(before.pop("toolchain", {})), now.pop("toolchain")
+    if tools != wanted_tools:  # another compiler has other folders
+        before.pop("search", None)
+        now.pop("search", None)
     if wanted_tools is not None:  # without a compiler, any compiler's binary matches
         before, now = {**tools, **before}, {**wanted_tools, **now}
     if before.pop("glue", None) != now.pop("glue", None):
@@ -311,6 +320,13 @@ def document_differences(
         )
     order = {what: place for place, what in enumerate(_LIKELY)}
     return tuple(sorted(found, key=lambda difference: order.get(difference.what, len(order))))
+
+
+def _of_build(changes: Iterator[str]) -> Iterator[Difference]:
+    """Yield what changed of the files that a build read."""
+    for text in changes:
+        name = text.partition(" ")[0]
+        yield Difference("library" if name.endswith((".a", ".o", ".so")) else "header", text)
 
 
 def _inputs(

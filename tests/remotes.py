@@ -15,11 +15,12 @@ import pytest
 
 from opjit import request
 from opjit.backends import targets
-from opjit.cache import transfer
+from opjit.cache import transfer, verification
 from opjit.catalog import registry
 from opjit.operators.op import Op
 from opjit.recipe.recipe import Recipe
 from opjit.share import remote, trust
+from opjit.store import manifest
 from opjit.store.bundle import Bundle, parse
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -62,6 +63,7 @@ class Published(NamedTuple):
     public: str
     name: str
     pointer: str
+    base: str  # the pointer of machines without a compiler
     content: bytes
 
     @property
@@ -95,21 +97,19 @@ def publish(folder: Path, namespace: str = NAMESPACE, amount: float = 1.0) -> Pu
         patch.setenv("OPJIT_CACHE", str(folder / "cache"))
         entry = ask(op).entry
         transfer.push((folder / "remote").as_uri(), sign=private, ops=[op.qualified])
-    names = {
-        path.suffix: path.relative_to(folder / "remote").as_posix()
-        for path in (folder / "remote").rglob("*.*")
-        if path.is_file()
-    }
-    (name, pointer) = (names[".opjit"], names[".key"])
+    described = manifest.parse((entry.folder / manifest.NAME).read_bytes())
+    origin = verification.origin(described)
+    base, pointer = origin.pointers
     return Published(
         op,
         entry,
         folder / "remote",
         private,
         public,
-        name,
+        origin.name,
         pointer,
-        (folder / "remote" / name).read_bytes(),
+        base,
+        (folder / "remote" / origin.name).read_bytes(),
     )
 
 

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 import opjit
 from opjit import cli, request, why
 from opjit.backends import targets
-from opjit.errors import CacheWarning
 from opjit.recipe import recipe
 from opjit.recipe.document import document_key
 from opjit.recipe.recipe import Recipe
@@ -174,7 +173,7 @@ def test_no_part_of_a_key_can_change_without_being_named(built_once: tuple[Path,
     described = manifest.parse((built_once[1].folder / manifest.NAME).read_bytes())
     assert why.differences(described, wanted) == ()
     document = json.dumps(described.document)
-    for name in described.document:
+    for name in described.document.keys() - {"inputs", "absent"}:
         for other in ("else", None, 5, [], {}, ["x"], {"x": "y"}):
             changed = {**json.loads(document), name: other}
             assert why.differences(described._replace(document=changed), wanted), (name, other)
@@ -242,11 +241,12 @@ def test_an_entry_that_is_not_used_is_named_with_the_reason_that_the_warning_giv
     [folder] = helpers.entries(cache)
     DAMAGES[damage](folder)
     found = why.compare(describe(op), Store(cache))
-    with pytest.warns(CacheWarning) as caught:
+    with helpers.cache_warnings() as texts:
         assert Store(cache).find(describe(op)) is None
     [(named, reason)] = found.unusable
     assert named == folder
-    assert f"{folder} is not used: {reason}" in str(caught[0].message)
+    if damage != "of-another-format":  # of another opjit, which may share the store
+        assert f"{folder} is not used: {reason}" in texts[0]
     assert f"{folder}: {reason}" in str(found)
     assert reason in found.reason
 
@@ -368,7 +368,7 @@ def test_the_command_s_text_and_json_say_the_same_and_an_error_is_a_sentence(
         return only
 
     entry = build_it(declared)
-    arch = entry.folder.parent.name
+    arch = entry.folder.parent.name[:-21]
     assert fields() == {
         "op": declared.qualified,
         "target": f"cpu {arch}",

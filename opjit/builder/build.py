@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from opjit import files, progress, resources
+from opjit import files, progress
 from opjit.backends import Flags, Shared
 from opjit.builder import (
     budget,
@@ -39,12 +39,14 @@ from opjit.builder.compile_step import (
 )
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
-from opjit.builder.publish import Made, Subject, publish, write_entry
+from opjit.builder.publish import Made, Subject, publish, remember, write_entry
 from opjit.errors import BuildError, EntryError, ToolMissing
-from opjit.recipe import headers, libraries, nvcc_flags, toolchain
+from opjit.recipe import headers, libraries, nvcc_flags, reads, toolchain, unreported
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
+from opjit.recipe.reads import NOTHING, Moment, Reads
 from opjit.recipe.recipe import Recipe
+from opjit.recipe.reports import LINKED, Changed, ReportReader, Search, trusted_prefixes
 from opjit.recipe.toolchain import INSTALL_NVRTC, Compiler, Nvrtc
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
@@ -73,7 +75,7 @@ def build(
         name,
         str(target),
         target,
-        lambda store, _: store.folder(name, target),
+        lambda store, manifest: store.folder(name, target, manifest.document),
         must_store,
     )
     if _UNNAMEABLE.search(str(recipe.folder)):
@@ -84,20 +86,31 @@ def build(
     output = ""
 
     unread = headers.unreadable(recipe.inputs)
+    if unread and must_store:
+        raise subject.fault(f"{unread}; make it readable")
+    started = 0
 
     def make(staged: Path, base: Path) -> Made:
-        nonlocal output
+        nonlocal output, started
         with workspace(staged) as work:
+            started = files.tick(work)
             try:
-                manifest, output = _make_entry(recipe, subject, tools, work, staged / "entry", base)
+                manifest, output, doubt = _make_entry(
+                    recipe, subject, tools, work, staged / "entry", base, started
+                )
+            except Changed as changed:
+                raise subject.fault(
+                    f"sources changed during compilation: {changed}; ask for it again"
+                ) from None
             finally:
                 if inspect is not None:
                     inspect(work)
         if not unread and recipe.inputs_now() != recipe.inputs:
             raise subject.fault("sources changed during compilation; ask for it again")
-        return Made(manifest, unread or "", recipe.base)
+        return Made(manifest, unread or doubt, recipe.key or recipe.base)
 
     entry = publish(subject, store, make)
+    remember(entry, store, recipe.naming, started)
     _warn(recipe, output)
     return entry
 
@@ -218,27 +231,35 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
 
 
 def _make_entry(
-    recipe: Recipe, subject: Subject, tools: BuildTools, work: Path, entry: Path, base: Path
-) -> tuple[Manifest, str]:
-    """Compile in `work`, check the binary, and write a complete entry. Returns its manifest, and the compilers' output."""
+    recipe: Recipe,
+    subject: Subject,
+    tools: BuildTools,
+    work: Path,
+    entry: Path,
+    base: Path,
+    started: int,
+) -> tuple[Manifest, str, str]:
+    """Compile in `work`, check the binary, and write a complete entry. Returns its manifest, the compilers' output, and why it must not
+    be cached."""
     sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
-    started = time.perf_counter()
+    begun = time.perf_counter()
     progress.step("compiling")
     name = f"opjit_{files.unique()}"
     library = _compile(recipe, name, sources, work, tools, base)
     recipe = recipe._replace(toolchain=library.toolchain)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - begun
     progress.step("checking")
+    read = _reads(recipe, subject, tools, work, library, started)
     content = _checked(recipe, subject, work, name, tools)
     manifest = write_entry(
         entry,
         f"{recipe.schema.namespace}.{recipe.schema.name}.so",
         content,
         [*sources, work / "build.ninja"],
-        recipe.document(),
+        recipe.document(read),
         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", **library.remark},
     )
-    return manifest, library.output
+    return manifest, library.output, read.doubt
 
 
 class _CompiledLibrary(NamedTuple):
@@ -247,6 +268,7 @@ class _CompiledLibrary(NamedTuple):
     toolchain: dict[str, str]  # the compilers' identity
     output: str  # theirs, with their warnings
     remark: Mapping[str, str] = MappingProxyType({})  # on them, for the manifest
+    parts: Reads = NOTHING  # what opjit's parts were made of
 
 
 def _compile(
@@ -372,6 +394,7 @@ def _link(
     c = [
         *include,
         compile_warnings.LARGE_FRAME,
+        unreported.DATE_WARNING,
         *(flag.format(**places) for flag in flags.c),
         *listing,
     ]
@@ -397,6 +420,7 @@ def _link(
         *libraries.arguments(flags),
         *([] if flags.debug else ["-Wl,-s"]),
         "-Wl,-z,defs",
+        f"-Wl,--dependency-file={LINKED},--verbose",
     ]
     environment = {
         **toolchain.NEUTRAL,
@@ -443,29 +467,7 @@ def _diagnosed(recipe: Recipe, output: str, base: Path) -> BuildError:
 
 
 def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: BuildTools) -> bytes:
-    """Check which files the compilers read, and what the library needs and defines. Returns its bytes."""
-    read, assembled = (
-        dict.fromkeys(
-            path
-            for listing in work.rglob(names)
-            for path in headers.read_dependencies(listing.read_text("utf-8", "surrogateescape"))
-        )
-        for names in ("*.deps", f"*{toolchain.ASSEMBLED}")
-    )
-    _check_dependencies(recipe, subject, work, read, tools)
-    own = files.inside([str(work)])
-    taken = [
-        path
-        for path in assembled
-        if not (
-            _FROM_COMPILER.fullmatch(str(path)) or os.path.realpath(work / path).startswith(own)
-        )
-    ]
-    if taken:
-        raise subject.fault(
-            f"its assembly takes in {taken[0]} with .incbin, so a change of that file would go unnoticed; put its bytes "
-            "into a header (xxd -i)"
-        )
+    """Check what the library needs and defines. Returns its bytes."""
     try:
         content = elf.without_run_path((work / name).read_bytes())
         check_library(content, recipe.target, recipe.flags.link)
@@ -477,26 +479,49 @@ def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: Bui
     return content
 
 
-def _check_dependencies(
-    recipe: Recipe, subject: Subject, work: Path, read: Iterable[Path], tools: BuildTools
-) -> None:
-    """Compare the files that the compilers read with those that the key covers: it must cover all that decide the binary."""
-    include, folder, added = (
-        str(resources.folder("kernels_c")),
-        str(recipe.folder),
-        recipe.flags.include,
-    )
+def _reads(
+    recipe: Recipe,
+    subject: Subject,
+    tools: BuildTools,
+    work: Path,
+    library: _CompiledLibrary,
+    started: int,
+) -> Reads:
+    """Return what the tools of a build read. Raises BuildError for a header of torch or Python, Changed for a file that changed."""
     own = recipe.target.backend.compiler
-    trusted = files.inside(
+    trusted = trusted_prefixes(
         [
-            str(work),
-            *tools.compiler.includes.split(":"),
             *([tools.nvcc.root] if tools.nvcc else []),
-            *(map(os.path.realpath, own.folders) if own else ()),
-            *libraries.include_folders(recipe.flags.shared),
+            *(own.folders if own else ()),
             *(tools.nvrtc.headers.split(":") if tools.nvrtc else []),
-        ]
+            *([tools.nvrtc.runtime] if tools.nvrtc else []),
+            *libraries.include_folders(recipe.flags.shared),
+            *(os.path.dirname(each.path) for each in recipe.flags.shared),
+        ],
+        recipe.naming.system,
     )
+    reader = ReportReader(str(work), str(work), Moment(), recipe.naming.system, trusted, started)
+    read = [path for listing in work.rglob("*.deps") for path in _named(listing)]
+    _refuse_torch(subject, read)
+    assembled = [
+        path for listing in work.rglob(f"*{toolchain.ASSEMBLED}") for path in _named(listing)
+    ]
+    search = Search((), recipe.searched)
+    words = [*recipe.flags.c, *recipe.flags.cuda]
+    compiled = reader.compiled(read, assembled, search, library.output, words)
+    linked = reader.linked(work / LINKED, torch_builder.output_of(work))
+    return compiled.joined(linked)
+
+
+def _named(listing: Path) -> list[str]:
+    """Return the paths in a tool's list; those of a split CUDA file are the paths of the files that it is a part of."""
+    split = f"{listing.parent}/host/files/"
+    found = (os.path.join(listing.parent, path) for path in reads.listed([listing]))
+    return [os.sep + path.removeprefix(split) if path.startswith(split) else path for path in found]
+
+
+def _refuse_torch(subject: Subject, read: Iterable[str]) -> None:
+    """Raise BuildError for a header that would tie an op to one version of torch or Python."""
     forbidden = files.inside(
         [
             os.path.dirname(torch.__file__),
@@ -508,28 +533,9 @@ def _check_dependencies(
         os.path.realpath
     )  # it asks the kernel about each part of a path, and many files lie in few folders
     for path in read:
-        real = os.path.join(place(os.path.join(work, path.parent)), path.name)
-        real = os.path.realpath(real) if os.path.islink(real) else real
-        if real.startswith(forbidden):
+        folder, name = os.path.split(path)
+        if os.path.join(place(folder), name).startswith(forbidden):
             raise subject.fault(
                 f"it includes {path}: an op is plain C over opjit.h; torch's and Python's headers would tie its binary to "
                 "one version of them"
-            )
-        if real.startswith(trusted):
-            continue
-        names = {
-            headers.portable_name(
-                headers.normalized(os.path.join(work, path)), folder, include, added
-            ),
-            headers.portable_name(
-                real,
-                os.path.realpath(folder),
-                os.path.realpath(include),
-                tuple(map(os.path.realpath, added)),
-            ),
-        }
-        if not names & recipe.inputs.keys():
-            raise subject.fault(
-                f"it includes {path} in a way that a scan of its #include lines does not find, so a change of that "
-                "file would go unnoticed; name the file in an #include line"
             )

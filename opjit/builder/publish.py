@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 from opjit import files, progress
 from opjit.backends.targets import Target
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
+from opjit.recipe import reads
 from opjit.recipe.document import document_key
+from opjit.recipe.reads import Places
+from opjit.store import manifest as manifests
 from opjit.store import prune, usage
 from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest
@@ -98,6 +101,14 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
     if store.root == default_root():  # other stores are never pruned
         prune.after_build(store)
     return entry
+
+
+def remember(entry: Entry, store: Store, places: Places, started: int) -> None:
+    """Note what stat says of the files that a build read, which began at a time of `files.tick`."""
+    if store.base in entry.folder.parents:
+        text = files.read(entry.folder / NAME, manifests.MAX_BYTES)
+        inputs = manifests.parse(text).document["inputs"]
+        reads.remember(inputs, places, store.seen(entry.key), started)
 
 
 def _private(subject: Subject, store: Store, made: Made) -> Store:

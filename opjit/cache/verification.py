@@ -2,8 +2,8 @@
 load compares the two."""
 
 import os
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from opjit import backends, files
 from opjit.backends.targets import Target
@@ -39,28 +39,31 @@ def origin(manifest: Manifest) -> Origin:
     document = manifest.document
     if document.get("made_by") is None:
         schema, target = op_of(manifest)
-        folder = remote.folder_name(schema.qualified, target)
+        folder = remote.folder_name(schema.qualified, target, document)
         return Origin(
             f"{schema.qualified} for {target}",
             folder,
             manifest.key,
             target,
-            (f"{folder}/{base_key(document)}.key",),
-            1,
+            _pointers(folder, document),
+            remote.MOST_KEYS,
         )
     kind = "library" if document["made_by"] == LIBRARY else "extension"
     folder = f"{VERSION}/{entries_folder(document)}"
-    pointers = dict.fromkeys(
-        f"{folder}/{key}.key" for key in (base_key(document), request_key(document))
-    )  # see remote.py
     return Origin(
         f"the {kind} {document['name']}",
         folder,
         manifest.key,
         None,
-        tuple(pointers),
+        _pointers(folder, document),
         remote.MOST_KEYS,
     )
+
+
+def _pointers(folder: str, document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the objects that name an entry: by what is known before a build, with and without compilers."""
+    keys = dict.fromkeys((base_key(document), request_key(document)))
+    return tuple(f"{folder}/{key}.key" for key in keys)
 
 
 class Finding(NamedTuple):

@@ -211,7 +211,8 @@ class _ExtensionBuild(NamedTuple):
     def compile(self, around: AbstractContextManager[None], by_nvrtc: bool = False) -> None:
         """Have torch write the build file, and ninja run in a block, for objects that are not kept."""
         environment: dict[str, str | None] = {
-            "LC_ALL": "C",
+            **toolchain.NEUTRAL,
+            **toolchain.honoured(),
             "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": None,
             "CCACHE_BASEDIR": str(self.work),
             "CCACHE_NOHASHDIR": "1",
@@ -359,7 +360,11 @@ class _ExtensionBuild(NamedTuple):
         # Messages, __FILE__ and debug information shall name no temporary folder: the last map that fits counts.
         names = [f"-ffile-prefix-map={self.work}=.", f"-ffile-prefix-map={self.work}/="]
         names += [unreported.DATE_WARNING, "-Wno-error=date-time"]
-        passed["extra_cflags"] = [*map(torch_builder.quote, names), *(passed["extra_cflags"] or ())]
+        first = ["-include", os.devnull]  # a precompiled header is taken for the first header only
+        passed["extra_cflags"] = [
+            *map(torch_builder.quote, [*first, *names]),
+            *(passed["extra_cflags"] or ()),
+        ]
         passed["extra_cuda_cflags"] = [
             *map(torch_builder.quote, nvcc_flags.for_nvcc(names, [])),
             *(passed["extra_cuda_cflags"] or ()),

@@ -127,8 +127,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Dif
         inline = {name: document_key({name: value}) for name, value in document["inline"].items()}
         return {
             **document,
-            "inputs": {**document["known"], **document["inputs"], **inline},
-            "known": {},
+            "known": {**document["known"], **document["inputs"], **inline},
             "inline": {},
         }
 

@@ -177,7 +177,7 @@ def _searched(
     folder = (
         os.path.dirname(sources[0]) if sources else os.path.abspath(call.build_directory or os.sep)
     )
-    system = reports.system_folders([cxx] if cxx else [])
+    system = toolchain.system_folders([cxx] if cxx else [])
     found = searched(call, cxx, memory) if cxx else None
     include = [*extra, *folders(every), *reports.others([found], system)]
     own = trusted_folders()

@@ -93,7 +93,8 @@ def put_binary(
     op: OpState, target: Target, entry: Entry, manifest: Manifest, source_folder: Path
 ) -> Path:
     """Write a binary where `layers` looks for it beside the op's source. Returns the library's path."""
-    folder = Store(source_folder / layers.FOLDER).folder(op.qualified, target) / entry.key
+    store = Store(source_folder / layers.FOLDER)
+    folder = store.folder(op.qualified, target, manifest.document) / entry.key
     folder.mkdir(parents=True)
     (folder / manifest.library).write_bytes(entry.library.read_bytes())
     (folder / manifests.NAME).write_bytes(manifest.dump())

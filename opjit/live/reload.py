@@ -16,7 +16,7 @@ from opjit.operators.op import Op
 from opjit.operators.registration import redeclare, refuse_second
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
-from opjit.wanted import describe
+from opjit.wanted import OpBinary, describe
 
 _reloading = (
     processes.Lock()
@@ -104,7 +104,8 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
             continue
         target = targets.here(backend)
         try:
-            recipe = describe(newer, target, Store(default_root()))
+            store = Store(default_root())
+            recipe = describe(newer, target, store)
         except NoKernel:
             if backend in extra:
                 raise
@@ -113,7 +114,9 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
             ):  # else the kernel may come from a library, without a source
                 entries[backend.name] = None
             continue
-        if backend.name not in loaded or loaded[backend.name].key not in recipe.keys:
+        found = OpBinary(newer, target, recipe).find(store, warn=False, hashed=False)
+        current_key = loaded[backend.name].key if backend.name in loaded else None
+        if found is None or found.key != current_key:
             entry = entries[backend.name] = request.entry(newer, target)
             loader.open_library(
                 entry, newer.qualified, newer.declaration.libraries(target)

@@ -24,6 +24,4 @@ def request_key(document: Mapping[str, Any]) -> str:
 
 def base_key(document: Mapping[str, Any]) -> str:
     """Return the key of what is known before a build where there are no compilers."""
-    if "search" not in document:  # an op's, whose inputs are known
-        return document_key({**document, "toolchain": None})
     return document_key({**document, **_OF_BUILD, **_OF_TOOLS})

@@ -42,6 +42,8 @@ class Places(NamedTuple):
         """Return the portable name of an absolute path without ``..``."""
         if f"{path}/".startswith((GENERATED, INLINE)):
             return path[1:]
+        if path == self.folder:
+            return "."
         folder = self.folder.rstrip(os.sep) + os.sep
         if path.startswith(folder):
             return path[len(folder) :]
@@ -216,7 +218,7 @@ def remember(
 def normalized(path: str) -> str:
     """Return a path to the same file without ``..``, which after a symbolic link leads to the parent of the link's target."""
     normal = os.path.normpath(path)
-    if ".." in path and not (os.path.exists(normal) and os.path.samefile(normal, path)):
+    if ".." in path and os.path.realpath(normal) != os.path.realpath(path):
         return os.path.realpath(path)
     return normal
 

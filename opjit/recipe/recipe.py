@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +11,9 @@ from typing import Any, NamedTuple
 from opjit import files, resources
 from opjit.backends import Flags
 from opjit.backends.targets import Target
-from opjit.recipe import headers, libraries
-from opjit.recipe.document import FORMAT, base_key, document_key
+from opjit.recipe import headers, libraries, reads
+from opjit.recipe.document import FORMAT, base_key, request_key
+from opjit.recipe.reads import Moment, Places, Reads
 from opjit.recipe.schema import Schema
 
 GLUE_GENERATOR = 7  # increase it when opjit makes another library of the same text; tests/builder/test_generated.py says when
@@ -49,8 +51,28 @@ class Recipe(NamedTuple):
     def folder(self) -> Path:
         return self.source.parent
 
-    def document(self) -> dict[str, Any]:
+    @property
+    def naming(self) -> Places:
+        """The folders that give files portable names."""
+        system = getattr(self.toolchain, "folders", ())
+        return Places(str(self.folder), self.flags.include, (), system)
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The folders that the C compiler searches for headers. It drops one that is missing, or that is there again as its own."""
+        kept = dict[tuple[int, int], str]()
+        system: tuple[str, ...] = getattr(self.toolchain, "headers", ())
+        for folder in (*system, *self.include_path):
+            with suppress(OSError):
+                status = os.stat(folder)
+                kept.setdefault((status.st_dev, status.st_ino), folder)
+        return (*(folder for folder in kept.values() if folder not in system), *system)
+
+    def document(self, read: Reads = reads.NOTHING) -> dict[str, Any]:
         """Return the document whose SHA-256 is the key: content only, no path, date or host, but for a debug build's folders."""
+        found = read.document(self.naming)
+        for name in self.inputs.keys() & found["inputs"].keys():
+            del found["inputs"][name]
         flags, linked = self.flags, _linked(self.flags, str(self.folder))
         include = str(resources.folder("kernels_c"))
         sources = [
@@ -70,7 +92,7 @@ class Recipe(NamedTuple):
             "host": self.target.host,
             "kernel": self.source.name,
             "glue": glue_digest(),
-            "inputs": dict(sorted(self.inputs.items())),
+            "known": dict(sorted(self.inputs.items())),
             "flags": {
                 "c": list(flags.c),
                 "cuda": list(flags.cuda),
@@ -81,18 +103,43 @@ class Recipe(NamedTuple):
             },
             **({"stream": [field or "" for field in stream]} if stream else {}),
             "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
+            "search": None
+            if self.toolchain is None
+            else [self.naming.name(each) for each in self.searched],
+            **found,
             **debug,
         }
 
     @property
     def key(self) -> str | None:
-        return None if self.toolchain is None else document_key(self.document())
+        """The key of all that is known before a build; None without compilers."""
+        return None if self.toolchain is None else request_key(self.document())
 
     @property
     def keys(self) -> list[str]:
-        """The keys of all binaries that match: of the preferred compilers, then of the others."""
-        ways = [self.toolchain, *self.others] if self.toolchain is not None else []
-        return [document_key(self._replace(toolchain=way).document()) for way in ways]
+        """The keys of all requests that match: of the preferred compilers, then of the others."""
+        return [request_key(self._replace(toolchain=way).document()) for way in self.ways]
+
+    @property
+    def ways(self) -> list[Mapping[str, str]]:
+        """The versions of the compilers whose binaries match, the preferred first; empty without compilers."""
+        return [self.toolchain, *self.others] if self.toolchain is not None else []
+
+    def fits(self, document: Mapping[str, Any], note: Path | None = None) -> bool:
+        """Return whether an entry with a document is wanted: all that is known is equal, and so are the files that its build read.
+        Without a compiler here, the binary of any compiler is; `note` keeps signatures of the files."""
+        made_by = document.get("toolchain")
+        of_build = {name: document.get(name) for name in ("inputs", "absent")}
+        wanted = {**self.document(), **of_build, "toolchain": made_by}
+        if made_by not in self.ways:
+            wanted["search"] = document.get("search")
+        if document != wanted or not (made_by in self.ways or self.takes(made_by)):
+            return False
+        return not any(self.changes(document, note))
+
+    def changes(self, document: Mapping[str, Any], note: Path | None = None) -> Iterator[str]:
+        """Yield how the files differ from those that the build of an entry read."""
+        return reads.changes(document, self.naming, Moment(), note)
 
     def takes(self, made_by: Any) -> bool:
         """Return whether a binary with another key matches, by the versions of the compilers that made it: those that are here did not."""

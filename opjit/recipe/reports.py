@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from opjit import files
 from opjit.recipe import interface, reads, toolchain, unreported
 from opjit.recipe.reads import GENERATED, INLINE, Moment, Places, Reads
-from opjit.recipe.toolchain import Compiler
 
 _LISTS = re.compile(
     r'#include "\.\.\." search starts here:\n(.*?)#include <\.\.\.> search starts here:\n(.*?)End of search list',
@@ -73,17 +72,6 @@ def _stamps(folders: Iterable[str]) -> dict[str, list[int] | None]:
         else:
             found[folder] = [status.st_dev, status.st_ino]
     return found
-
-
-def system_folders(compilers: Iterable[Compiler]) -> tuple[str, ...]:
-    """Return the folders of headers and libraries that compilers search without a flag."""
-    found = [
-        folder
-        for tool in compilers
-        for folder in (*tool.includes.split(":"), *tool.libraries.split(":"))
-        if folder
-    ]
-    return tuple(dict.fromkeys(found))
 
 
 def trusted_prefixes(folders: Iterable[str], system: Collection[str]) -> tuple[str, ...]:
@@ -150,16 +138,10 @@ class ReportReader:
         order = (*searched.quote, *generated, *searched.angle) if searched else ()
         headers = self._digests(read)
         others = self._digests(_without_names(assembled, read, self.folder))
-        sources = {self._path(raw) for raw in read[:1]}
         absent = {*self._before(read, order, beside=True), *self._before(assembled, order)}
         doubt = unreported.used_date(output)
         if searched is None:
             doubt = doubt or "the compiler does not print the folders that it searches"
-        for path in headers.keys() - sources:
-            if not self._is_system(path) and not path.startswith(GENERATED):
-                if self.moment.exists(f"{path}.gch"):
-                    doubt = doubt or f"{path}.gch lies beside the header"
-                absent.add(f"{path}.gch")
         present, missing, reason = self._asked(headers, order, words)
         doubt = doubt or reason or self._dates(headers, words)
         doubt = doubt or ("" if assembled else self._assembly(headers))
@@ -170,7 +152,9 @@ class ReportReader:
         if not listing.is_file():
             return Reads({}, frozenset(), "the linker does not list the files that it reads")
         opened = [line for line in _body(output).splitlines() if self._names_file(line)]
-        digests = self._digests([*reads.listed([listing]), *opened], linked=True)
+        text = listing.read_text("utf-8", "surrogateescape").partition("\n\n")[0]
+        named = [line.removesuffix("\\").strip() for line in text.splitlines()[1:]]
+        digests = self._digests([*named, *opened], linked=True)
         paths = (self._path(each) for each in _ATTEMPT.findall(output))
         absent = {self._missing(path) for path in paths if path is not None}
         return Reads(digests, frozenset(absent), "")
@@ -186,7 +170,7 @@ class ReportReader:
             return path
         if path.startswith(generated):
             return GENERATED + os.path.normpath(path[len(generated) :])
-        if path.startswith(self.work + os.sep):
+        if path.startswith(self.work + os.sep) or path == os.devnull:
             return None
         folder = os.path.dirname(path)
         real = self._real.get(folder)

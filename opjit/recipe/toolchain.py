@@ -459,7 +459,10 @@ def _probe_compiler(path: str, language: str = "c") -> Compiler:
 def _program_version(compiler: str, name: str) -> str:
     """Return what the assembler or linker of a compiler prints for its version."""
     program = shutil.which(_output(compiler, f"-print-prog-name={name}").strip())
-    return _output(program, "--version").partition("\n")[0] if program else ""
+    if not program:
+        return ""
+    script = f" {files.digest(program)}" if _is_script(program) else ""
+    return _output(program, "--version").partition("\n")[0] + script
 
 
 def _commands(path: str, language: str) -> str:
@@ -508,6 +511,24 @@ def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
     return Own(path, lines[0], files.digest(path))
 
 
+class ToolVersions(dict[str, str]):
+    """What a key has of the tools of an op, and the folders that the C compiler searches without a flag."""
+
+    headers: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()  # of headers and libraries
+
+
+def system_folders(compilers: Iterable[Compiler]) -> tuple[str, ...]:
+    """Return the folders of headers and libraries that compilers search without a flag."""
+    found = [
+        folder
+        for tool in compilers
+        for folder in (*tool.includes.split(":"), *tool.libraries.split(":"))
+        if folder
+    ]
+    return tuple(dict.fromkeys(found))
+
+
 def versions_of(compiler: Compiler, name: str) -> dict[str, str]:
     """Return what a key has of a compiler, its assembler and its linker, under names that start with `name`."""
     found = {
@@ -518,8 +539,10 @@ def versions_of(compiler: Compiler, name: str) -> dict[str, str]:
     return found | ({f"{name}.script": compiler.script} if compiler.script else {})
 
 
-def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> dict[str, str]:
-    versions = versions_of(compiler, "cc")
+def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> ToolVersions:
+    versions = ToolVersions(versions_of(compiler, "cc"))
+    versions.headers = tuple(filter(None, compiler.includes.split(":")))
+    versions.folders = system_folders([compiler])
     if isinstance(device, Nvrtc):
         versions["nvrtc.version"] = device.version
     elif isinstance(device, Nvcc):
@@ -529,7 +552,7 @@ def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> dict[str,
     return versions
 
 
-def identities_of(target: Target, notes: Path | None) -> list[dict[str, str]]:
+def identities_of(target: Target, notes: Path | None) -> list[ToolVersions]:
     """Return the versions of a target's compilers, NVRTC before nvcc. Empty if one is missing: then any compiler's binary matches."""
     backend = target.backend
     try:

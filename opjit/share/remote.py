@@ -9,7 +9,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from opjit import progress
 from opjit.backends.targets import Target
 from opjit.errors import CacheWarning, EntryError, RemoteError
+from opjit.recipe.document import base_key
 from opjit.recipe.recipe import Recipe
 from opjit.share import trust
 from opjit.share.transport import Objects, with_timeout
@@ -45,8 +46,9 @@ _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST a
 class Query(NamedTuple):
     name: str  # its name in messages
     folder: str  # the common prefix of its objects' names
-    keys: Sequence[str]  # keys of the entries that match, in the order to ask for them
-    pointer: str | None  # the name of an object with more keys; None if no other key can match
+    pointers: Sequence[
+        str
+    ]  # the names of objects with keys of entries, in the order to ask for them
     target: Target | None  # the op's; None for a C++ extension
     # Whether the entry with this key and document is to be used; it raises EntryError about one that no honest remote has there.
     fits: Callable[[str, dict[str, Any]], bool]
@@ -54,22 +56,15 @@ class Query(NamedTuple):
 
 def query_for(recipe: Recipe) -> Query:
     def fits(key: str, document: dict[str, Any]) -> bool:
-        made_by = document.get("toolchain")
-        if document != {**recipe.document(), "toolchain": made_by} or not (
-            key in recipe.keys or recipe.takes(made_by)
-        ):
+        if base_key(document) != recipe.base:
             raise EntryError(MISMATCH)
-        return True
+        return recipe.fits(document)
 
-    others = recipe.toolchain is None or recipe.target.backend.uses_nvcc
-    return Query(
-        str(recipe),
-        folder_name(recipe.schema.qualified, recipe.target),
-        recipe.keys,
-        f"{recipe.base}.key" if others else None,
-        recipe.target,
-        fits,
-    )
+    keys = recipe.keys
+    if recipe.toolchain is None or recipe.target.backend.uses_nvcc:
+        keys = [*keys, recipe.base]
+    folder = folder_name(recipe.schema.qualified, recipe.target, recipe.document())
+    return Query(str(recipe), folder, [f"{key}.key" for key in keys], recipe.target, fits)
 
 
 def fetch(wanted: Query, store: Store) -> Entry | None:
@@ -109,18 +104,20 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
 
 def _ask(wanted: Query, objects: Objects) -> tuple[str, Bundle] | None:
     """Look up an entry within the time limits above. An extension's gets more time once a pointer shows that the remote answers."""
-    if wanted.target is None and wanted.pointer is not None:
-        pointer = f"{wanted.folder}/{wanted.pointer}"
-        try:
-            keys = pointed(_read_from(objects, lambda read, trusted: read(pointer, _POINTER_BYTES)))
-        except FileNotFoundError:
-            return None
-        wanted = wanted._replace(keys=keys, pointer=None)
+    keys = dict.fromkeys(_read_from(objects, lambda read, trusted: [*_keys(wanted, read)]))
+    if not keys:
+        return None
     return _read_from(
         objects,
-        lambda read, trusted: _look_up(wanted, read, trusted),
+        lambda read, trusted: _look_up(wanted, list(keys), read, trusted),
         _EXTENSION if wanted.target is None else None,
     )
+
+
+def _keys(wanted: Query, read: _Read) -> Iterator[str]:
+    for pointer in wanted.pointers:
+        with suppress(FileNotFoundError):
+            yield from pointed(read(f"{wanted.folder}/{pointer}", _POINTER_BYTES))
 
 
 def problem() -> str | None:
@@ -166,16 +163,12 @@ def _read_from(
     )
 
 
-def _look_up(wanted: Query, read: _Read, trusted: Trust) -> tuple[str, Bundle] | None:
+def _look_up(
+    wanted: Query, keys: Sequence[str], read: _Read, trusted: Trust
+) -> tuple[str, Bundle] | None:
     """Return the key and the entry that is sought, checked, or None. Raises `read`'s errors, EntryError if it is not trusted or another."""
 
-    def keys() -> Iterator[str]:
-        yield from wanted.keys
-        if wanted.pointer is not None:
-            with suppress(FileNotFoundError):
-                yield from pointed(read(f"{wanted.folder}/{wanted.pointer}", _POINTER_BYTES))
-
-    for key in keys():
+    for key in keys:
         try:
             content = read(f"{wanted.folder}/{key}.opjit", MAX_BYTES)
         except FileNotFoundError:
@@ -194,9 +187,9 @@ def pointed(content: bytes) -> list[str]:
     return content.decode("ascii").split()
 
 
-def folder_name(qualified: str, target: Target) -> str:
-    """Return the common prefix of the names of an op's objects for a target."""
-    return f"{VERSION}/{qualified.replace('::', '.')}/{target.folder}"
+def folder_name(qualified: str, target: Target, document: Mapping[str, Any]) -> str:
+    """Return the common prefix of the names of an op's objects for a target that have a document's base key."""
+    return f"{VERSION}/{qualified.replace('::', '.')}/{target.folder}-{base_key(document)[:20]}"
 
 
 def examine(manifest: Manifest, library: bytes, key: str, target: Target | None) -> None:

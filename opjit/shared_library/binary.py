@@ -105,8 +105,7 @@ class ContentBinary(Generic[B]):
             remote.Query(
                 str(self),
                 f"{stores.VERSION}/{way.place_of_entries}",
-                (),
-                f"{way.key}.key",
+                [f"{way.key}.key"],
                 None,
                 is_wanted,
             ),

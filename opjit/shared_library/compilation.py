@@ -94,7 +94,10 @@ def _compilers(
         (f"{library.folder}/", ""),
         (f"{work}/generated/", ""),
     ]
+    # A precompiled header, which no list has, is taken for the first header only.
     common = [
+        "-include",
+        os.devnull,
         "-fPIC",
         f"-ffile-prefix-map={os.getcwd()}=.",
         *(f"-ffile-prefix-map={folder}={name}" for folder, name in places),

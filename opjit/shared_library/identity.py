@@ -15,8 +15,8 @@ from opjit.recipe import nvcc_flags, reports, toolchain, unreported
 from opjit.recipe.build_inputs import LIBRARY, BuildInputs
 from opjit.recipe.command_line import folders, here, portable
 from opjit.recipe.reads import GENERATED, Places, Reads
-from opjit.recipe.reports import Search, named_search, others, system_folders
-from opjit.recipe.toolchain import Compiler, Nvcc
+from opjit.recipe.reports import Search, named_search, others
+from opjit.recipe.toolchain import Compiler, Nvcc, system_folders
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)

@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 from opjit import files, progress
 from opjit.builder.compile_step import workspace
-from opjit.builder.publish import Made, Subject, publish, write_entry
+from opjit.builder.publish import Made, Subject, publish, remember, write_entry
 from opjit.errors import EntryError
-from opjit.recipe import reads
 from opjit.recipe.build_inputs import BuildInputs, entries_folder
 from opjit.recipe.reads import Reads
 from opjit.recipe.reports import Changed
 from opjit.store import elf
-from opjit.store import manifest as manifests
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 
@@ -92,10 +90,5 @@ def build_and_publish(
             return Made(manifest, inputs.doubt or made.read.doubt, inputs.key)
 
     entry = publish(subject, store, make)
-    note = store.seen(entry.key) if store.base in entry.folder.parents else None
-    if note is not None:
-        document = manifests.parse(
-            files.read(entry.folder / manifests.NAME, manifests.MAX_BYTES)
-        ).document
-        reads.remember(document["inputs"], inputs.places, note, started)
+    remember(entry, store, inputs.places, started)
     return entry

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from opjit.store.store import OBJECTS, SPECIAL, Store
 
+_BASE = re.compile(r"-[0-9a-f]{20}$")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -39,7 +40,13 @@ def scan(store: Store) -> Iterator[Item]:
             for entry in _folders(arch.path):
                 if _KEY.fullmatch(entry.name):
                     with suppress(OSError):
-                        yield _item(entry, op.name.replace(".", "::", 1), arch.name)
+                        yield _item(entry, op.name.replace(".", "::", 1), _arch(op.name, arch.name))
+
+
+def _arch(op: str, folder: str) -> str:
+    """Return the target that a folder of an op's entries is for, without the base key."""
+    of_op = not op.startswith(("cpp_extension.", "shared_library."))
+    return _BASE.sub("", folder) if of_op else folder
 
 
 def objects(store: Store) -> list[Item]:

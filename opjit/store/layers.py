@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opjit.recipe import reads
+from opjit.recipe.reads import Moment
 from opjit.store.entry import Entry
-from opjit.store.store import VERSION, Store, first
+from opjit.store.store import VERSION, Store, default_root, first
 
 if TYPE_CHECKING:
     from opjit.recipe.recipe import Recipe
@@ -34,18 +37,27 @@ def holds(library: Path) -> bool:
 def _entries(recipe: Recipe, hashed: bool) -> Iterator[Entry | None]:
     beside = recipe.folder / FOLDER
     if os.path.isdir(beside):
-        store, wanted = Store(beside), _as_shipped(recipe.document())
-        folder = store.folder(recipe.schema.qualified, recipe.target)
-        if store.trusted(folder.parent, folder, trusted_as=recipe.source):
-            yield first(
-                folder,
-                recipe.target,
-                lambda document: _as_shipped(document) == wanted,
-                trusted_as=recipe.source,
-                hashed=hashed,
-            )
+        store = Store(beside)
+        for folder in folders(store, recipe):
+            if store.trusted(folder.parent, folder, trusted_as=recipe.source):
+                yield first(
+                    folder,
+                    recipe.target,
+                    functools.partial(_fits_as_shipped, recipe),
+                    trusted_as=recipe.source,
+                    hashed=hashed,
+                )
     for root in named():
-        yield Store(root).find(recipe, hashed=hashed)
+        yield Store(root).find(recipe, hashed=hashed, notes=Store(default_root()))
+
+
+def folders(store: Store, recipe: Recipe) -> list[Path]:
+    """Return the folders of all entries of an op and target in a store."""
+    place = store.folder(recipe.schema.qualified, recipe.target, recipe.document())
+    start = f"{recipe.target.folder}-"
+    return sorted(
+        each for each in place.parent.glob(f"{start}*") if len(each.name) == len(place.name)
+    )
 
 
 def named() -> list[Path]:
@@ -56,12 +68,26 @@ def named() -> list[Path]:
     ]
 
 
+def _fits_as_shipped(recipe: Recipe, document: dict[str, Any]) -> bool:
+    """Return whether a binary beside its source is wanted: all but opjit's files, the glue, the compilers and their folders is equal."""
+    if _as_shipped(document) != _as_shipped(recipe.document()):
+        return False
+    inputs = {
+        name: digest
+        for name, digest in document["inputs"].items()
+        if not name.startswith("<opjit>/")
+    }
+    anywhere = recipe.naming._replace(system=())
+    return not any(reads.changes({**document, "inputs": inputs}, anywhere, Moment()))
+
+
 def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's document without opjit's own files, the glue and the compilers."""
-    inputs = document.get("inputs")
+    """Return a document without opjit's own files, the glue, the compilers and what these read."""
+    known = document.get("known")
     own = (
-        {name: digest for name, digest in inputs.items() if not name.startswith("<opjit>/")}
-        if isinstance(inputs, dict)
+        {name: digest for name, digest in known.items() if not name.startswith("<opjit>/")}
+        if isinstance(known, dict)
         else None
     )
-    return {**document, "inputs": own, "toolchain": None, "glue": None}
+    others = dict.fromkeys(("toolchain", "glue", "search", "inputs", "absent"))
+    return {**document, **others, "known": own}

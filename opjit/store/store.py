@@ -8,14 +8,15 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opjit import files
 from opjit.errors import CacheWarning, EntryError, UntrustedFolder
+from opjit.recipe.document import base_key, document_key
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, NotWanted, verify
 from opjit.store.manifest import Manifest
@@ -34,6 +35,7 @@ TUNED = "tuned"  # the folder of choices among variants
 SPECIAL = frozenset(
     {"staging", "toolchain", "parts", "logs", OBJECTS, SEEN, SETS, TUNED}
 )  # folders that hold no entries
+_DIGITS = frozenset("0123456789abcdef")
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
 _trusted_roots: set[tuple[Path, Path | None]] = (
@@ -62,6 +64,11 @@ def _from_here(path: str) -> Path:
     return Path(os.path.abspath(path))
 
 
+def is_key(name: str) -> bool:
+    """Return whether a folder's name is that of an entry."""
+    return len(name) == 64 and all(character in _DIGITS for character in name)
+
+
 class Store(NamedTuple):
     """A local store. Constructing one does not access the disk."""
 
@@ -81,32 +88,32 @@ class Store(NamedTuple):
         """The note with signatures of the files that the build of an entry read; None where `notes` is."""
         return None if self.notes is None else self.base / SEEN / key
 
-    def folder(self, qualified: str, target: Target) -> Path:
-        return self.base / qualified.replace("::", ".") / target.folder
+    def folder(self, qualified: str, target: Target, document: Mapping[str, Any]) -> Path:
+        """Return the folder of the entries of an op and target that have a document's base key."""
+        name = f"{target.folder}-{base_key(document)[:20]}"
+        return self.base / qualified.replace("::", ".") / name
 
-    def find(self, recipe: Recipe, warn: bool = True, hashed: bool = True) -> Entry | None:
-        """Return the verified entry of a recipe, or None. Without a compiler the key is unknown: then any compiler's entry of the same
-        sources, flags and target matches, as does one of nvcc where there is only NVRTC, or the other way round."""
-        folder = self.folder(recipe.schema.qualified, recipe.target)
+    def find(
+        self, recipe: Recipe, warn: bool = True, hashed: bool = True, notes: Store | None = None
+    ) -> Entry | None:
+        """Return the verified entry of a recipe, or None: that of the preferred compilers first. `notes` is the store that keeps what stat
+        says of files."""
+        folder = self.folder(recipe.schema.qualified, recipe.target, recipe.document())
         if not self.trusted(folder.parent, folder):
             return None
-        for key in recipe.keys:
-            found = _read(folder / key, recipe.target, warn, hashed=hashed)
+        seen = (notes or self).seen
+
+        def fits(way: object, document: dict[str, Any]) -> bool:
+            wanted = way is None or document.get("toolchain") == way
+            return wanted and recipe.fits(document, seen(document_key(document)))
+
+        preferred = recipe.ways[:1] if recipe.others else []
+        for way in (*preferred, None):
+            found = first(folder, recipe.target, partial(fits, way), warn, hashed=hashed)
             if found is not None:
                 return found
-        if recipe.toolchain is not None and (recipe.others or not recipe.target.backend.uses_nvcc):
-            return None  # with nvcc and NVRTC both here, the keys are those of all
-        wanted = recipe.document()
-        return first(
-            folder,
-            recipe.target,
-            lambda document: (
-                document == {**wanted, "toolchain": document.get("toolchain")}
-                and recipe.takes(document["toolchain"])
-            ),
-            warn,
-            hashed=hashed,
-        )
+            warn = False  # again
+        return None
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot. An entry's path must keep its
@@ -221,7 +228,7 @@ def first(
 ) -> Entry | None:
     """Return the first verified entry whose document `fits`, or None. `fits` may raise EntryError; `warn` is about unverified ones."""
     try:
-        names = sorted(os.listdir(folder))
+        names = sorted(name for name in os.listdir(folder) if is_key(name))
     except OSError:
         return None
     for name in names:

@@ -11,6 +11,7 @@ import pytest
 
 import opjit
 from opjit import cache
+from opjit.backends import targets
 from opjit.cache import verification
 from opjit.errors import BadSetting
 from opjit.store import manifest
@@ -56,7 +57,7 @@ def test_ls_shows_op_arch_size_last_use_and_key_without_reading_a_file(entry: En
     size = sum(path.stat().st_size for path in entry.folder.iterdir())
     assert (
         cache_command("ls").output
-        == f"keytest::plus  {entry.folder.parent.name}  {size / 1024:.1f} KiB  3 d ago  {entry.key}\n"
+        == f"keytest::plus  {targets.here(helpers.cpu()).folder}  {size / 1024:.1f} KiB  3 d ago  {entry.key}\n"
         f"1 entry, {size / 1024:.1f} KiB\n"
     )
     (entry.folder / manifest.NAME).write_text("damaged")
@@ -71,7 +72,7 @@ def test_ls_as_json_is_what_python_gets(entry: Entry) -> None:
     assert found == {
         "folder": str(entry.folder),
         "op": "keytest::plus",
-        "arch": entry.folder.parent.name,
+        "arch": targets.here(helpers.cpu()).folder,
         "key": entry.key,
         "size": item.size,
         "read": item.read,

@@ -480,8 +480,14 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return ask
 
 
+def asked() -> str:
+    """What ranks call the request of `shared`."""
+    op, target = registry.find("jobtest::add1"), targets.here(helpers.cpu())
+    return OpBinary(op, target, describe(op, target, Store(default_root()))).name
+
+
 def told(store: Any, key: str, content: bytes) -> None:
-    store.set(f"result/{key}", json.dumps({"key": key, "parts": 1}))
+    store.set(f"result/{asked()}", json.dumps({"key": key, "parts": 1}))
     store.set(f"bytes/{key}/0", content)
 
 
@@ -499,7 +505,7 @@ def test_bytes_that_are_not_the_entry_are_refused_and_it_is_built(shared: Any, d
             "other-entry": content,
         }
         if damage == "no-bytes":
-            store.set(f"result/{good.key}", json.dumps({"key": good.key, "parts": 3}))
+            store.set(f"result/{asked()}", json.dumps({"key": good.key, "parts": 3}))
         else:
             told(store, good.key, bad[damage])
 
@@ -522,7 +528,7 @@ def test_bytes_that_are_not_the_entry_are_refused_and_it_is_built(shared: Any, d
     ],
 )
 def test_an_invalid_result_is_a_one_line_error(shared: Any, text: str) -> None:
-    outcome = shared(lambda store, good: store.set(f"result/{good.key}", text))
+    outcome = shared(lambda store, good: store.set(f"result/{asked()}", text))
     assert isinstance(outcome.error, errors.BuildError)
     assert "do all ranks have the same opjit?" in str(outcome.error)
 
@@ -530,7 +536,7 @@ def test_an_invalid_result_is_a_one_line_error(shared: Any, text: str) -> None:
 @pytest.mark.parametrize("in_source", [True, False])
 def test_another_rank_s_error_is_raised_here(shared: Any, in_source: bool) -> None:
     record = {"error": "x.c:1: error", "in_source": in_source}
-    outcome = shared(lambda store, good: store.set(f"result/{good.key}", json.dumps(record)))
+    outcome = shared(lambda store, good: store.set(f"result/{asked()}", json.dumps(record)))
     assert type(outcome.error) is (CompileError if in_source else errors.BuildError)
     assert (str(outcome.error), outcome.error.op) == ("x.c:1: error", "jobtest::add1")
 
@@ -540,7 +546,7 @@ def test_a_rank_that_cannot_build_gives_up_when_the_builder_has_died(
 ) -> None:
     def fill(store: Any, good: Any) -> None:
         monkeypatch.setenv("OPJIT_OFFLINE", "1")
-        store.set(f"claim/{good.key}", "rank-7-on-x")
+        store.set(f"claim/{asked()}", "rank-7-on-x")
 
     monkeypatch.setattr(job, "GIVE_UP_TIMEOUT", 0.5)
     assert isinstance(shared(fill).error, errors.DeviceUnavailable)
@@ -560,7 +566,7 @@ def test_a_claim_without_a_result_and_a_result_without_bytes_or_an_entry_are_bui
 ) -> None:
     outcome = shared(
         lambda store, good: store.set(
-            f"{kind}/{good.key}", content % good.key if kind == "result" else content
+            f"{kind}/{asked()}", content % good.key if kind == "result" else content
         )
     )
     assert (outcome.origin, outcome.error) == ("built", None)

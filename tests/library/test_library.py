@@ -145,7 +145,9 @@ def test_a_build_directory_holds_a_folder_of_ops_with_binaries_as_a_wheel_does(
     arch = targets.here(helpers.cpu()).arch
     (folder,) = (each for each in built.parents[1].iterdir())
     assert folder.name.rpartition(".")[0] == f"keytest.plus.{arch}"
-    entry = f"plus/prebuilt/v2/keytest.plus/{arch}/{built.resolve().parent.name}"
+    inside = built.resolve().parent
+    assert inside.parent.name.startswith(f"{arch}-")
+    entry = f"plus/prebuilt/v2/keytest.plus/{inside.parent.name}/{inside.name}"
     assert sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")

@@ -107,7 +107,6 @@ def test_every_holder_of_an_op_calls_its_changed_source(folder: Folder) -> None:
 def test_unchanged_files_cost_no_build(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     op = folder.reload()
     monkeypatch.setattr("opjit.builder.build", None)
-    monkeypatch.setattr("opjit.store.store.Store.find", None)
     assert folder.reload() is op
 
 

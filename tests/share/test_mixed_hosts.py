@@ -72,7 +72,7 @@ def plant(op: tuple[Path, bytes], target: Target, cache: Path) -> Entry:
         hashlib.sha256(content).hexdigest(),
         {},
     )
-    folder = Store(cache).folder(made.schema.qualified, target) / made.key
+    folder = Store(cache).folder(made.schema.qualified, target, made.document()) / made.key
     folder.mkdir(parents=True, mode=0o700)
     (folder / described.library).write_bytes(content)
     (folder / manifest.NAME).write_bytes(described.dump())
@@ -163,7 +163,7 @@ def test_the_list_of_entries_and_why_show_the_host(
     assert f"not used: {entry.folder.parent}: it is for {other}, not {own}" in str(miss)
     assert miss.reason.endswith(f"is in no usable cache: it is for {other}, not {own}")
     found = plant(op, here.target, tmp_path)
-    assert f"/sm_90.cuda13.{own}/" in str(why.compare(here, Store(tmp_path), found.folder))
+    assert f"/sm_90.cuda13.{own}-" in str(why.compare(here, Store(tmp_path), found.folder))
     assert f"for cuda sm_90.cuda13 on {other}: a hit" in str(
         why.compare(there, Store(tmp_path), entry.folder)
     )

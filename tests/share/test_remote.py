@@ -105,6 +105,7 @@ def test_an_entry_that_somebody_signed_and_pushed_is_fetched_and_is_a_hit_then(
     assert was_fetched(ask(published.op), published)
     assert remote.problem() is None
     shutil.rmtree(held)
+    assert was_fetched(ask(published.op), published)
     before = helpers.snapshot(tmp_path / "cache")
     assert was_fetched(ask(published.op), published)
     assert helpers.snapshot(tmp_path / "cache") == before
@@ -127,7 +128,7 @@ def test_a_web_server_s_files_are_a_remote_also_when_it_takes_its_time(
     with serving(from_folder(published.folder, latency)) as server:
         monkeypatch.setenv("OPJIT_REMOTE", f"{server.url}/")
         assert was_fetched(ask(published.op), published)
-        assert server.asked == [f"/{published.name}"]
+        assert server.asked == [f"/{published.pointer}", f"/{published.name}"]
 
 
 def test_a_large_entry_over_a_slow_line_is_fetched(published: Published, no_build: None) -> None:
@@ -135,6 +136,9 @@ def test_a_large_entry_over_a_slow_line_is_fetched(published: Published, no_buil
         handler.send_response(200)
         handler.end_headers()
         time.sleep(0.2)
+        if handler.path.endswith(".key"):
+            handler.wfile.write((published.folder / published.pointer).read_bytes())
+            return
         for start in range(0, len(published.content), 8192):
             handler.wfile.write(published.content[start : start + 8192])
             time.sleep(0.02)
@@ -227,7 +231,7 @@ def test_of_many_processes_of_a_machine_one_fetches(
     with remote_at(from_folder(published.folder, 0.3)) as server:
         children = [_started(published, tmp_path / "cache") for _ in range(6)]
         assert [_succeeded(child) for child in children] == [True] * 6
-        assert server.asked == [f"/{published.name}"]
+        assert server.asked == [f"/{published.pointer}", f"/{published.name}"]
 
 
 def test_a_cache_that_cannot_be_written_leaves_what_was_fetched_to_this_process(
@@ -396,7 +400,7 @@ def test_what_is_not_there_is_no_failure(published: Published, other: Published)
         first = ask(other.op)
         assert (first.was_built, first.warnings) == (True, [])
         assert was_fetched(ask(published.op), published)
-        assert len(server.asked) == 2
+        assert server.asked[1:] == [f"/{published.pointer}", f"/{published.name}"]
 
 
 def test_a_process_ends_while_its_remote_still_hangs(published: Published) -> None:
@@ -765,7 +769,7 @@ def test_a_hostile_body_is_refused_with_one_warning_whether_or_not_a_signature_i
 def test_a_pointer_that_names_no_key_is_refused(
     published: Published, held: Path, tmp_path: Path, content: bytes
 ) -> None:
-    (held / published.pointer).write_bytes(content)
+    (held / published.base).write_bytes(content)
     refused(published, tmp_path, published.recipe(tmp_path)._replace(toolchain=None))
 
 
@@ -775,7 +779,7 @@ def test_a_pointer_leads_to_nothing_that_was_built_from_something_else(
     """Pointers are unsigned: a writer can name any entry that the trusted key ever signed."""
     old = trust.signer(published.private)(other.bundle)
     (held / published.name).with_name(f"{other.entry.key}.opjit").write_bytes(old.dump())
-    (held / published.pointer).write_text(other.entry.key)
+    (held / published.base).write_text(other.entry.key)
     assert "built from other sources" in refused(
         published, tmp_path, published.recipe(tmp_path)._replace(toolchain=None)
     )

@@ -97,7 +97,17 @@ def test_the_example_is_what_a_writer_writes_and_has_the_keys_that_it_names() ->
     )
     assert (
         base_key(described.document)
-        == sha256(canonical({**described.document, "toolchain": None}))
+        == sha256(
+            canonical(
+                {
+                    **described.document,
+                    "toolchain": None,
+                    "search": None,
+                    "inputs": {},
+                    "absent": {},
+                }
+            )
+        )
         == base
     )
 

@@ -133,6 +133,7 @@ DAMAGES: dict[str, Callable[[Entry], None]] = {
     "library-missing": lambda entry: entry.library.unlink(),
 }
 SILENT = (
+    "another-s-entry",  # it is of other inputs
     "folder-is-a-file",
     "manifest-missing",
     "library-missing",
@@ -208,9 +209,11 @@ def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(
     recipe, store = describe(op), Store(here)
     assert store.find(recipe) == entry
     FIELDS[damage](entry)
-    with pytest.warns(CacheWarning, match=entry.key) as seen:
+    with cache_warnings() as seen:
         assert store.find(recipe) is None
-    assert len(seen) == 1
+    of_another_format = damage.startswith("format-")  # another opjit may share the store
+    assert len(seen) == (not of_another_format)
+    assert all(entry.key in text for text in seen)
     assert store.find(recipe, warn=False) is None
 
 
