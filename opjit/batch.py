@@ -25,7 +25,7 @@ def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) ->
         )
     if hosts:
         raise BadSetting(
-            f"hosts are {', '.join(hosts)}, without archs to build for; name them, too: sm_90, neoverse-v2, x86-64-v3"
+            f"hosts are {', '.join(hosts)}, without architectures to build for; add --arch, for example sm_90, neoverse-v2 or x86-64-v3"
         )
     return [
         targets.here(backend) for backend in backends.all_backends() if backend.available() is None

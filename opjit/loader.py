@@ -175,4 +175,4 @@ def advice(error: Exception) -> str:
     """Return advice on an error of the dynamic loader, or an empty text."""
     if "failed to map segment" not in f"{error} {error.__cause__}":  # torch wraps it
         return ""
-    return "; if its filesystem is mounted noexec, set OPJIT_CACHE to a folder of your own on another one"
+    return "; if its filesystem is mounted noexec, set OPJIT_CACHE to a directory on another filesystem"

@@ -113,8 +113,8 @@ def obtain(wanted: W, store: Store) -> Entry:
             str(wanted).partition(" for ")[0], (store, *map(Store, layers.named()))
         )
         raise wanted.refusal(
-            f"{wanted} is in no cache, and OPJIT_OFFLINE forbids building it and asking a remote; build it ahead "
-            f"with `opjit precompile`, or unset OPJIT_OFFLINE{listed}"
+            f"{wanted} is not cached, and OPJIT_OFFLINE forbids building or downloading it; run `opjit precompile` "
+            f"without OPJIT_OFFLINE, or unset OPJIT_OFFLINE{listed}"
         )
     if wanted.by_torch:
         import_builder()

@@ -99,7 +99,7 @@ class Explanation:
             return f"{start} is in no usable cache: {unusable[0]}"
         if self.differences:
             texts = [difference.text for difference in self.differences]
-            return f"{start} is in no cache: {'; '.join(texts[:3])}{f'; and {len(texts) - 3} more' if texts[3:] else ''}"
+            return f"{start} is not cached: {'; '.join(texts[:3])}{f'; and {len(texts) - 3} more' if texts[3:] else ''}"
         return f"{start} was never built"
 
     def fields(self) -> dict[str, Any]:
@@ -255,9 +255,9 @@ def _outcome(recipe: Recipe, found: Path | None) -> str:
             else ""
         )
     if is_on("OPJIT_OFFLINE"):
-        return "a request would fail, as OPJIT_OFFLINE forbids building it"
+        return "a request would fail, because OPJIT_OFFLINE forbids building it"
     outcome = (
-        "fail, as no compiler works here (`opjit doctor` says more)"
+        "fail, because no compiler works here (run `opjit doctor`)"
         if recipe.key is None
         else "build it"
     )

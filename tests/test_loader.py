@@ -127,6 +127,6 @@ def test_an_op_in_a_noexec_cache_is_an_error_that_names_the_way_out(op: Path, he
     with tmpfs(here, "noexec"):
         for _ in range(2):
             done = fresh(code)
-            assert "noexec, set OPJIT_CACHE to a folder of your own on another one" in done.stdout
+            assert "noexec, set OPJIT_CACHE to a directory on another filesystem" in done.stdout
             assert done.stderr == ""
         assert len(helpers.entries(here)) == 1

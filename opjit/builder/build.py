@@ -193,7 +193,7 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
         if wanted and cross:
             raise ToolMissing(
                 wanted.command,
-                f"{wanted.command} is not known to build for {target.host}; build {recipe} on such a machine",
+                f"{wanted.command} cannot build for {target.host}; build {recipe} on such a machine",
             )
         return BuildTools(
             compiler,
@@ -209,7 +209,7 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
     if cross and nvrtc is None:
         raise ToolMissing(
             "NVRTC",
-            f"no NVRTC for {target.runtime}, which compiles {recipe}, as nvcc builds for this machine only; "
+            f"cannot cross-compile {recipe}: this needs NVRTC for {target.runtime}, because nvcc builds for this machine only; "
             f"{INSTALL_NVRTC}",
         )
     nvcc = (

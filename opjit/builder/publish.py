@@ -140,7 +140,7 @@ def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
     warnings.warn(
         CacheWarning(
             f"the cache cannot be used, so {subject.name} is built for this process only: {reason}; set OPJIT_CACHE to "
-            "a folder of your own"
+            "a directory that only you can write"
         ),
         stacklevel=3,
     )

@@ -167,8 +167,8 @@ def pull(
     place = _Remote(url)
     if place.objects.is_http:
         raise RemoteError(
-            f"{place.shown} cannot list its entries: set OPJIT_REMOTE to it, and requests and `opjit precompile` fetch what "
-            "they need"
+            f"{place.shown} cannot list its entries, because HTTP has no listing; set OPJIT_REMOTE to it, and requests and "
+            "`opjit precompile` download entries when they need them"
         )
     return _take_in(place, remote.required_trust(place.shown), ops, say)
 
@@ -197,7 +197,7 @@ def _take_in(
             root.receive(received, folder, belongs.target)
         except (OSError, EntryError) as error:  # the entry is good, so the cache is at fault
             raise RemoteError(
-                f"the cache {root.root} cannot be written: {error}; set OPJIT_CACHE to a folder of your own"
+                f"the cache {root.root} cannot be written: {error}; set OPJIT_CACHE to a directory that only you can write"
             ) from error
         report.moved.append(name)
         say(name)

@@ -134,8 +134,8 @@ def _check(ops: Iterable[Op]) -> None:
         for each in (each for each in linked if os.path.isabs(each) and each.endswith(".so")):
             if not (_has_op_py(op) and Path(each).resolve().is_relative_to(op.folder.resolve())):
                 raise DeclarationError(
-                    f"{op.qualified} is linked with {each}, which lies outside the folder of its op.py and so is not "
-                    "in the library; move it there"
+                    f"{op.qualified} is linked with {each}, which is outside the directory of its op.py, so it would "
+                    "not be in the op package; move it there"
                 )
         if not _has_op_py(op):
             continue

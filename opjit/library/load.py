@@ -91,8 +91,8 @@ def _folders(place: Path, shown: Path, path: str | os.PathLike[str]) -> list[Pat
         raise EntryError(f"there is no {folder / 'op.py'}")
     elif place.is_file():
         raise LoadError(
-            f"{shown} is not loaded: it lies outside the folder of its library; copy the folder from opjit.build_library as a "
-            "whole"
+            f"{shown} is not loaded: the rest of its op package is missing; copy the directory from opjit.build_library as a "
+            "whole, and load it from there"
         )
     raise LoadError(
         f"there is no library {os.fspath(path)!r}: expected a path that opjit.build_library returned"

@@ -82,8 +82,8 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
             _failed.add(identity)
             warnings.warn(
                 CacheWarning(
-                    f"the remote {objects.shown} failed and is not used again: {reason(error)}. What is in no cache is "
-                    "built here"
+                    f"the remote {objects.shown} failed and is not used again: {reason(error)}. Missing entries are built "
+                    "by this process"
                 ),
                 stacklevel=2,
             )

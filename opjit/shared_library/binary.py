@@ -1,4 +1,4 @@
-"""A request for a binary from any sources: how a look-up recognises its entry, whose key covers headers that only a build found."""
+"""A request for a binary from any sources: how a look-up recognizes its entry, whose key covers headers that only a build found."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ContentBinary(Generic[B]):
         return None
 
     def miss(self, store: Store) -> str:
-        return f"{self} is in no cache"
+        return f"{self} is not cached"
 
     def fault(self, text: str) -> BuildError:
         return BuildError(text, op=self.content.name, target=self.content.purpose)

@@ -144,8 +144,8 @@ class Store(NamedTuple):
             _warned.add(problem)
             warnings.warn(
                 CacheWarning(
-                    f"the cache {self.root} is not used: {problem}; deny others write access, or use a folder of your "
-                    "own: OPJIT_CACHE names the cache, OPJIT_LAYERS the layers"
+                    f"the cache {self.root} is not used: {problem}; or set OPJIT_CACHE (for a read-only cache, "
+                    "OPJIT_LAYERS) to a directory that only you can write"
                 ),
                 stacklevel=3,
             )
@@ -210,7 +210,7 @@ class Store(NamedTuple):
             warnings.warn(
                 CacheWarning(
                     f"the cache cannot be used, so {name} is kept for this process only: {error}. Set OPJIT_CACHE "
-                    "to a folder of your own"
+                    "to a directory that only you can write"
                 ),
                 stacklevel=3,
             )

@@ -97,7 +97,7 @@ def test_what_is_missing_for_a_cross_build_is_named(
         opjit.precompile(["allreduce"], [LEVELS[OTHER]])
     with pytest.raises(UnknownArch, match="unknown host 'arm64'; known: x86_64, aarch64"):
         opjit.precompile(["allreduce"], ["sm_90"], hosts=["arm64"])
-    with pytest.raises(BadSetting, match=f"hosts are {OTHER}, without archs to build for"):
+    with pytest.raises(BadSetting, match=f"hosts are {OTHER}, without architectures to build for"):
         opjit.precompile(["allreduce"], hosts=[OTHER])
 
 

@@ -233,7 +233,7 @@ def test_a_pull_that_trusts_nobody_says_what_to_do(
     [
         (
             ("pull", "https://host/opjit"),
-            "https://host/opjit cannot list its entries: set OPJIT_REMOTE",
+            "https://host/opjit cannot list its entries, because HTTP has no listing; set OPJIT_REMOTE",
         ),
         (
             ("push", "https://host/opjit", "--unsigned"),

@@ -78,7 +78,7 @@ def is_missed(tmp_path: Path, name: str, source: Path, **changes: str | None) ->
     """Whether a process with an empty cache that may not build finds the extension nowhere."""
     settings = {"OPJIT_CACHE": str(tmp_path / "elsewhere"), "OPJIT_OFFLINE": "1", **changes}
     done = helpers.ended(LOAD.format(name=name, source=str(source)), settings)
-    return done.returncode != 0 and "is in no cache" in done.stderr
+    return done.returncode != 0 and "is not cached" in done.stderr
 
 
 # --- layers ---------------------------------------------------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ def test_a_shared_library_of_the_author_comes_along_unless_it_lies_outside_the_o
     registry.add_path(outside)
     with pytest.raises(
         DeclarationError,
-        match=r"outside::plus is linked with .*libamount\.so, which lies outside the folder",
+        match=r"outside::plus is linked with .*libamount\.so, which is outside the directory",
     ):
         opjit.build_library("outside::plus", tmp_path / "build", "cpu")
     code = (

@@ -50,7 +50,7 @@ def test_a_cold_request_logs_why_it_builds_how_long_it_took_and_where_it_went_an
         caplog.clear()
         (op.folder / "amount.h").write_text("#define AMOUNT 2.0f\n")
         request(op)
-        assert caplog.messages[0] == f"{start} is in no cache: amount.h changed"
+        assert caplog.messages[0] == f"{start} is not cached: amount.h changed"
 
 
 def test_the_commands_are_logged_at_debug_and_those_of_a_build_that_fails_too(

@@ -216,7 +216,8 @@ def test_offline_builds_nothing_and_takes_what_is_there(monkeypatch: pytest.Monk
     monkeypatch.setenv("OPJIT_OFFLINE", "1")
     assert opjit.build("adder", generated=ADDER) == path
     with pytest.raises(
-        BuildError, match=r"adder for .* is in no cache, and OPJIT_OFFLINE forbids building it"
+        BuildError,
+        match=r"adder for .* is not cached, and OPJIT_OFFLINE forbids building or downloading it",
     ):
         opjit.build("adder", generated={**ADDER, "k.h": "#define K 5\n"})
 
