@@ -333,6 +333,7 @@ def test_binaries_beside_a_source_that_others_can_swap_are_not_used(
     (package if danger == "package" else package / "plus" / "prebuilt").chmod(0o777)
     store._trusted_roots.clear()
     with pytest.warns(
-        CacheWarning, match=r"\(mode 777\), so others .*; chmod go-w .*a directory that only you can write"
+        CacheWarning,
+        match=r"\(mode 777\), so others .*; chmod go-w .*a directory that only you can write",
     ):
         assert layers.find(recipe) is None
