@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opjit import backends, resources
-from opjit.builder import cuda, glue, host_device_split, nvrtc
+from opjit.builder import cuda, glue, host_device_split, layouts, nvrtc
 from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.recipe.schema import parse
 from tests.stub_device import Stub
@@ -61,7 +61,7 @@ def test_other_generated_text_has_another_number(
         *sorted(halves.internal),
         *map(str, halves.variables),
     ]
-    layout = host_device_split.Layout("job", "j", ("a", "b"))
+    layout = layouts.Layout("job", "j", ("a", "b"))
     found += [layout.note(3), layout.check([[16, 8, 0, 8]])]
     found += [cuda._registration({"_Z1a": "_Z1b"}, [(True, 16, "_Z1c", "_Z1d")])]
     found += [
