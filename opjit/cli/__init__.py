@@ -458,6 +458,11 @@ def new(
     is_flag=True,
     help="Run CUDA kernels on the CPU, with checks for races and bounds, as `--device cuda` does without a GPU.",
 )
+@click.option(
+    "--ranks",
+    type=int,
+    help="Only compare the samples with the reference, on so many ranks at once: CPU ranks or, with --device cuda, GPUs.",
+)
 @json_option
 @_interruptible()
 def test(
@@ -471,6 +476,7 @@ def test(
     last_failed: bool,
     junit: Path | None,
     emulate: bool,
+    ranks: int | None,
     print_json: PrintJson,
 ) -> None:
     """Run every check of an op.
@@ -483,6 +489,10 @@ def test(
     from opjit.testing.command import Options, exit_code, run
     from opjit.testing.sanitize import parse
 
+    if ranks is not None:
+        from opjit.testing import across_ranks
+
+        sys.exit(across_ranks.run(ops, ranks, device))
     demanded = (
         click.get_current_context().get_parameter_source("sanitize") is ParameterSource.COMMANDLINE
     )

@@ -24,6 +24,7 @@ from opjit.cpp_extension.identity import Unsupported
 from opjit.distributed import ranks
 from opjit.distributed.job import Job, RankTask
 from opjit.distributed.peer_groups import (
+    MAX_RANKS,
     Peers,
     check,
     gathered,
@@ -38,6 +39,7 @@ from opjit.store.store import Store, default_root
 from opjit.wanted import Wanted
 
 __all__ = [
+    "MAX_RANKS",
     "Peers",
     "check",
     "gathered",

@@ -261,3 +261,55 @@ def test_a_time_limit_is_seconds_above_0(timeout: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("OPJIT_PEER_TIMEOUT", timeout)
     with pytest.raises(BadSetting, match="expected seconds above 0"):
         opjit.distributed.peers(device="cpu")
+
+
+def test_the_command_tests_an_op_on_several_ranks() -> None:
+    done = helpers.command("test", "reduce_scatter_ranks", "--ranks", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "opjit::reduce_scatter_ranks on 2 ranks (cpu): ok, 60 samples" in done.stdout
+
+
+def test_the_command_names_the_rank_with_a_wrong_result(tmp_path: Path) -> None:
+    """An op that forgets the other ranks is right on one rank only."""
+    folder = tmp_path / "forgets"
+    folder.mkdir()
+    (folder / "op.py").write_text(
+        textwrap.dedent(
+            """
+            import torch
+            import opjit, opjit.distributed
+
+            @opjit.op("peertest::forgets(Tensor x, str group) -> Tensor")
+            def forgets(x, group):
+                return x.new_empty(x.shape)
+
+            @forgets.reference
+            def reference(x, group):
+                return sum(opjit.distributed.gathered(x, group))
+
+            @forgets.samples
+            def samples(device):
+                group = opjit.distributed.peers(device=device)
+                yield (torch.ones(3, device=device), group.name), {}
+            """
+        )
+    )
+    (folder / "forgets.c").write_text(
+        textwrap.dedent(
+            """
+            #include "opjit_peers.h"
+            opjit_status forgets_cpu(const opjit_tensor *x, const char *group, opjit_tensor *out)
+            {
+                opjit_peers p;
+                OPJIT_TRY(opjit_peers_of(&p, group, 0));
+                OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+                memcpy(out->data, x->data, (size_t)x->numel * 4);
+                return OPJIT_OK;
+            }
+            """
+        )
+    )
+    done = helpers.command("test", folder, "--ranks", "2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED" in done.stdout
+    assert "rank 0: " in done.stdout
