@@ -84,6 +84,10 @@ class BuildError(OpjitError):
         self.op, self.target, self.command, self.log = op, target, command, log
 
 
+class NotCached(BuildError):
+    """No cache has the binary, and OPJIT_OFFLINE forbids building it."""
+
+
 class CompileError(BuildError):
     """The compiler or the linker rejected the op's source; the first line is its first real error."""
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from opjit.errors import BuildError, CompileError, DeviceUnavailable, OpjitError
+from opjit.errors import BuildError, CompileError, NotCached, OpjitError
 from opjit.recipe import toolchain
 from opjit.store import layers
 from opjit.store.entry import Entry
@@ -134,7 +134,7 @@ class OpBinary(NamedTuple):
         return why.compare(self.recipe, store).reason
 
     def refusal(self, text: str) -> OpjitError:
-        return DeviceUnavailable(text)
+        return NotCached(text, op=self.op.qualified, target=str(self.target))
 
     def fault(self, text: str) -> BuildError:
         return BuildError(text, op=self.op.qualified, target=str(self.target))

@@ -21,6 +21,7 @@ EXAMPLES: list[OpjitError] = [
     errors.ToolMissing("nvcc", "g"),
     errors.BuildError("h", op="o", target="t", command="gcc", log=Path("/log")),
     errors.CompileError("i", op="o", target="t"),
+    errors.NotCached("i", op="o", target="t"),
     errors.LoadError("j"),
     errors.RemoteError("k"),
     errors.EntryError("l"),

@@ -229,7 +229,12 @@ def read_dependencies(text: str) -> list[str]:
     names = [
         name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())
     ]
-    return [re.sub(r"\\([ #:])", r"\1", name).replace("$$", "$") for name in names if name]
+    return [re.sub(r"\\+(?=[ #:])", _half, name).replace("$$", "$") for name in names if name]
+
+
+def _half(slashes: re.Match[str]) -> str:
+    """Return the backslashes that stand for those before a blank: each is there twice, and the blank has one."""
+    return slashes[0][: len(slashes[0]) // 2]
 
 
 def listed(listings: Iterable[Path]) -> list[str]:

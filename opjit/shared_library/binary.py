@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from opjit import processes
-from opjit.errors import BuildError, EntryError
+from opjit.errors import BuildError, EntryError, NotCached
 from opjit.recipe.build_inputs import B, entries_folder
 from opjit.recipe.document import base_key, document_key
 from opjit.shared_library.identity import Library
@@ -79,7 +79,8 @@ class ContentBinary(Generic[B]):
     def fault(self, text: str) -> BuildError:
         return BuildError(text, op=self.content.name, target=self.content.purpose)
 
-    refusal = fault
+    def refusal(self, text: str) -> BuildError:
+        return NotCached(text, op=self.content.name, target=self.content.purpose)
 
     def in_store(self: _B) -> _B:
         return replace(self, must_store=True)

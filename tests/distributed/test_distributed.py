@@ -436,7 +436,7 @@ def test_where_no_rank_has_a_compiler_all_say_so_in_bounded_time(
     results = cluster.run([Node(tmp_path / name, missing).rank() for name in "cd"])
     assert [each["error"][0] for each in results] == ["ToolMissing"] * 2
     results = cluster.run([Node(tmp_path / name, {"OPJIT_OFFLINE": "1"}).rank() for name in "ef"])
-    assert [each["error"][0] for each in results] == ["DeviceUnavailable"] * 2
+    assert [each["error"][0] for each in results] == ["NotCached"] * 2
 
 
 def test_a_node_whose_cache_cannot_be_written_works_from_what_it_is_sent(cluster: Cluster) -> None:
@@ -549,7 +549,7 @@ def test_a_rank_that_cannot_build_gives_up_when_the_builder_has_died(
         store.set(f"claim/{asked()}", "rank-7-on-x")
 
     monkeypatch.setattr(job, "GIVE_UP_TIMEOUT", 0.5)
-    assert isinstance(shared(fill).error, errors.DeviceUnavailable)
+    assert isinstance(shared(fill).error, errors.NotCached)
 
 
 @pytest.mark.parametrize(
