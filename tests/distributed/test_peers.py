@@ -87,6 +87,7 @@ def test_all_ranks_get_the_bits_of_the_sum_in_rank_order(tmp_path: Path, world: 
     assert run(tmp_path, body, world, bytes=100_000) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["all_gather_ranks", "all_to_all_ranks", "reduce_scatter_ranks", "all_reduce_rms_norm"]
 )
@@ -263,12 +264,14 @@ def test_a_time_limit_is_seconds_above_0(timeout: str, monkeypatch: pytest.Monke
         opjit.distributed.peers(device="cpu")
 
 
+@pytest.mark.slow
 def test_the_command_tests_an_op_on_several_ranks() -> None:
     done = helpers.command("test", "reduce_scatter_ranks", "--ranks", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "opjit::reduce_scatter_ranks on 2 ranks (cpu): ok, 60 samples" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_names_the_rank_with_a_wrong_result(tmp_path: Path) -> None:
     """An op that forgets the other ranks is right on one rank only."""
     folder = tmp_path / "forgets"
