@@ -72,7 +72,7 @@ typedef struct opjit_peers {
     void *buffer[OPJIT_RANKS];     /* each rank's memory, at least the bytes that you asked for */
     void *inbox[OPJIT_RANKS];      /* each rank's memory for words and tiles (5); NULL on the CPU */
     uint64_t *signal[OPJIT_RANKS]; /* each rank's signals: counts, and what was called */
-    uint32_t *count;               /* own memory: how often each slot has signalled and waited */
+    uint32_t *count;               /* own memory: how often each slot has signaled and waited */
     uint32_t *lost;                /* pinned host memory of the machine: [0] 1 + a missing rank, [1 + rank] why */
     uint64_t timeout;              /* of a wait, in nanoseconds */
     uint32_t call;                 /* the op and the bytes: ranks that differ in it are not in the same call */

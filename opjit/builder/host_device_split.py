@@ -348,7 +348,7 @@ class _Splitter:
             raise NvccOnly("a kernel is a member of a class")
         internal = self._external(begin + declared, parameters)
         at = parameters - 1
-        if self.tokens[at].text == ">":  # an explicit specialisation
+        if self.tokens[at].text == ">":  # an explicit specialization
             at = matching_angle(self.tokens, at) - 1
         name = self.tokens[at].text
         arguments = (

@@ -19,7 +19,7 @@ _MOST_CALLS = 20_000
 _SHORT = 10e-6  # device seconds of a call below which a graph issues the calls
 _GRAPH_CALLS = 64  # of one set of inputs
 _QUEUE = 64  # calls that a device's queue holds without making the host wait
-_LATENCY = 200e-6  # of a synchronisation, at most
+_LATENCY = 200e-6  # of a synchronization, at most
 
 
 def plan_of(

@@ -207,7 +207,7 @@ def _reason(flag: str, allowed: str) -> str | None:
     if re.fullmatch(allowed, flag) and (reason is None or flag.startswith("-std=")):
         return None
     return reason or (
-        "opjit does not know its effect; it knows macros, optimisation, warnings and code generation (-f...), with values "
+        "opjit does not know its effect; it knows macros, optimization, warnings and code generation (-f...), with values "
         "that are plain words"
     )
 

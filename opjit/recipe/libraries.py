@@ -129,7 +129,7 @@ def require_plain(op: str, flags: Flags) -> None:
     for path in files(flags):
         if _LTO.search(Path(path).read_bytes()):
             raise DeclarationError(
-                f"{op} links with {path}, which holds code for link-time optimisation; compile that with -fno-lto, or "
+                f"{op} links with {path}, which holds code for link-time optimization; compile that with -fno-lto, or "
                 f"take the code out: objcopy -R '.gnu.lto_*' {path}"
             )
 

@@ -25,7 +25,7 @@ def run(cache: Path, **variables: str) -> str:
 def test_the_demo_builds_loads_and_compares_the_op_and_what_it_says_to_try_next_works(
     tmp_path: Path,
 ) -> None:
-    """Layers, a remote and OPJIT_OFFLINE do not change what a cold start is. Nothing is wider than a terminal, or coloured, in a pipe. On a
+    """Layers, a remote and OPJIT_OFFLINE do not change what a cold start is. Nothing is wider than a terminal, or colored, in a pipe. On a
     cold disk an import of torch takes seconds: one process builds for every device, one loads."""
     (tmp_path / "sitecustomize.py").write_text(f"""\
 import atexit, os, sys

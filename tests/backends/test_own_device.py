@@ -232,9 +232,9 @@ def test_a_kernel_that_does_not_match_the_schema_is_told_what_was_expected(
             "no {compiler}, which compiles kernels for stub: there is no such program; install the Stub SDK",
         ),
         (
-            "echo no licence; exit 3",
+            "echo no license; exit 3",
             ToolMissing,
-            "{compiler} is not a working compiler: `{compiler} --version` printed 'no licence'; install the Stub SDK",
+            "{compiler} is not a working compiler: `{compiler} --version` printed 'no license'; install the Stub SDK",
         ),
         (
             "exit 0",

@@ -417,7 +417,7 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
         },
     )
     install_package(
-        site, "gamma", "gammaops = gamma_ops", {"gamma_ops.py": "raise OSError('no licence')\n"}
+        site, "gamma", "gammaops = gamma_ops", {"gamma_ops.py": "raise OSError('no license')\n"}
     )
     code = """
         import sys, warnings
@@ -447,7 +447,7 @@ def test_an_installed_package_s_ops_are_found_by_name(tmp_path: Path) -> None:
     assert done.stdout.count("no op named 'gammaops::has_this'") == 2
     assert (
         done.stderr.count(
-            "the ops of the entry point gammaops = gamma_ops of gamma are missing: OSError: no licence"
+            "the ops of the entry point gammaops = gamma_ops of gamma are missing: OSError: no license"
         )
         == 1
     )

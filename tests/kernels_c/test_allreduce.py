@@ -181,7 +181,7 @@ def _hard_sums(n: int) -> dict[str, Callable[[torch.Generator], torch.Tensor]]:
                 torch.rand(n, generator=g, dtype=torch.float64),
             ]
         ),
-        "cancelling": lambda g: torch.cat(
+        "canceling": lambda g: torch.cat(
             [
                 (x := torch.randn(n // 2, generator=g, dtype=torch.float64)),
                 -x.flip(0),

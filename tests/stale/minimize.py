@@ -13,7 +13,7 @@ TRIALS = 150  # at most; each is some builds
 
 
 def _without_words(case: Case) -> Iterator[Case]:
-    """The case without one or two neighbouring words of a list, in both states."""
+    """The case without one or two neighboring words of a list, in both states."""
     for name in LISTS:
         before, after = getattr(case.before, name), getattr(case.after, name)
         if len(before) != len(after):
