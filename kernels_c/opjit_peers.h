@@ -19,7 +19,7 @@
  *         opjit_peers peers;
  *         OPJIT_TRY(opjit_peers_of(&peers, group, x->numel * 4));
  *         OPJIT_TRY(opjit_empty(out, OPJIT_SIZES(peers.world, x->numel), x->dtype, x));
- *         OPJIT_TRY(opjit_peers_launch(&peers, (const void *)gather_kernel, 16, 256, stream));
+ *         OPJIT_TRY(opjit_peers_launch(&peers, (const void *)gather_kernel, 16, 256, 0, stream));
  *         gather_kernel<<<16, 256, 0, stream>>>(peers, (const float *)x->data, (float *)out->data, (int)x->numel);
  *         return OPJIT_LAUNCHED();
  *     }
