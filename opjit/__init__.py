@@ -124,8 +124,13 @@ else:
 
 def _declare() -> None:
     from opjit import api
+    from opjit.environment import is_on
 
     api.declare_all()
+    if is_on("OPJIT_EMULATE"):
+        from opjit.emulate import serve
+
+        serve.serve()
 
 
 if not _is_command():

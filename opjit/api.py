@@ -65,6 +65,7 @@ def get(name: str, device: object = None) -> torch._ops.OpOverload:
     try:
         op = registry.find(name)
         backend = backends.for_device(targets.device_type(device))
+        backend = backends.serving(backend, op.backends())
         request.ready(op, backend)
     except OpjitError as error:
         # A user learns nothing from the frames below.

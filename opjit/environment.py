@@ -10,6 +10,7 @@ VARIABLES = {
     "OPJIT_CACHE_SIZE": "size limit of the cache, for example `5GiB`. Default: `10GiB`. `0` means no limit",
     "OPJIT_CPP_AUTOGRAD": "`0`: don't compile the C++ autograd kernel, so that calls without a gradient go through Python",
     "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, like `opjit get --debug`",
+    "OPJIT_EMULATE": "`1`: without a GPU, CPU tensors run ops' CUDA kernels, checked for races and bounds; `fast`: unchecked",
     "OPJIT_FAST": "`0`: compile C++ extensions with torch's full headers and nvcc",
     "OPJIT_JOBS": (
         "largest number of compilers in all your processes. Default: `MAX_JOBS`, or a number that "

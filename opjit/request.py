@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from opjit import files, processes, progress
 from opjit.environment import is_on
@@ -87,7 +87,13 @@ def stores() -> Iterator[Store]:
 
 
 def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
-    """Return an op's verified entry for a target, from a layer, the store, the remote or the compiler."""
+    """Return an op's verified entry for a target, from a layer, the store, the remote or the compiler.
+
+    A backend with a method `entry` makes it: the emulated device, whose binaries no cache holds.
+    """
+    own = getattr(target.backend, "entry", None)
+    if own is not None:
+        return cast("Entry", own(op, target))
     store = store or Store(default_root())
     wanted = OpBinary(op, target, describe(op, target, store))
     return look(wanted, store) or obtain(wanted, store)

@@ -154,8 +154,9 @@ static const char *remedy_for(const access &earlier, int flags)
     if ((earlier.flags | flags) & IS_ATOMIC && earlier.id / THREADS == self->in->number)
         return "one of them is no atomic, and no barrier is between them";
     if (earlier.id / THREADS != self->in->number)
-        return (earlier.flags | flags) & IS_ATOMIC ? "one of them is no atomic, and no fence orders them"
-                                                   : "nothing orders the two blocks: an atomic or a fence with a flag would";
+        return (earlier.flags | flags) & IS_ATOMIC
+                   ? "one of them is no atomic, and no fence orders them"
+                   : "nothing orders the two blocks: an atomic or a fence with a flag would";
     if (earlier.id / LANES == self->order->id / LANES)
         return "a __syncwarp() or __syncthreads() is missing between them";
     return "a __syncthreads() is missing between them";
@@ -276,8 +277,8 @@ extern "C" void emu_check_written(const void *memory, size_t element, const char
         if (!written[at] && missing++ == 0)
             first = at / element;
     if (missing)
-        finding_add(std::string("unwritten") + name, name, "%zu of %zu elements were never written; the first is %zu", missing,
-                    written.size() / element, first);
+        finding_add(std::string("unwritten") + name, name, "%zu of %zu elements were never written; the first is %zu",
+                    missing, written.size() / element, first);
 }
 
 static std::map<void *, size_t> allocated; /* by cudaMalloc */
@@ -390,8 +391,9 @@ static void check_shared(uintptr_t address, size_t size, int flags, const void *
             report_bounds(place, what + "out of bounds: byte " + std::to_string((long)at - SHARED_FIRST) + " of " +
                                      std::to_string(dynamic) + " bytes of dynamic shared memory");
         const emu_variable *near = variable->variable;
-        report_bounds(place, what + "out of bounds: byte " + std::to_string(at - variable->offset) + " of shared memory `" +
-                                 near->name + "`, which has " + std::to_string(near->size) + " bytes");
+        report_bounds(place, what + "out of bounds: byte " + std::to_string(at - variable->offset) +
+                                 " of shared memory `" + near->name + "`, which has " + std::to_string(near->size) +
+                                 " bytes");
     }
     if (flags & IS_WRITE)
         memset(&in->written[at], 1, size);
@@ -422,16 +424,15 @@ static void check_global(uintptr_t address, size_t size, int flags, const void *
     const region_place found = region_of(address, size);
     if (found == regions.end()) {
         if (!regions.empty() && !is_static(address))
-            report_bounds(finding_place(code),
-                          says(verb(flags), size) + "out of bounds: " + near_regions(address));
+            report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: " + near_regions(address));
         return;
     }
     region *known = &found->second;
     const size_t offset = address - found->first;
     if (address + size > known->end)
         report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: the last " +
-                                               std::to_string(known->end - address) + " of them are in `" + known->name +
-                                               "`");
+                                               std::to_string(known->end - address) + " of them are in `" +
+                                               known->name + "`");
     if (known->written.empty())
         return;
     char *written = &known->written[offset];
@@ -655,25 +656,73 @@ static void see_volatile(uintptr_t address, size_t size, bool write, const void 
 
 #define CODE __builtin_return_address(0)
 #define ACCESSES(size_) \
-    void __tsan_read##size_(void *place) { see_access((uintptr_t)place, size_, 0, CODE); } \
-    void __tsan_write##size_(void *place) { see_access((uintptr_t)place, size_, IS_WRITE, CODE); } \
-    void __tsan_unaligned_read##size_(void *place) { see_access((uintptr_t)place, size_, 0, CODE); } \
-    void __tsan_unaligned_write##size_(void *place) { see_access((uintptr_t)place, size_, IS_WRITE, CODE); } \
-    void __tsan_volatile_read##size_(void *place) { see_volatile((uintptr_t)place, size_, false, CODE); } \
-    void __tsan_volatile_write##size_(void *place) { see_volatile((uintptr_t)place, size_, true, CODE); } \
-    void __tsan_unaligned_volatile_read##size_(void *place) { see_volatile((uintptr_t)place, size_, false, CODE); } \
-    void __tsan_unaligned_volatile_write##size_(void *place) { see_volatile((uintptr_t)place, size_, true, CODE); }
+    void __tsan_read##size_(void *place) \
+    { \
+        see_access((uintptr_t)place, size_, 0, CODE); \
+    } \
+    void __tsan_write##size_(void *place) \
+    { \
+        see_access((uintptr_t)place, size_, IS_WRITE, CODE); \
+    } \
+    void __tsan_unaligned_read##size_(void *place) \
+    { \
+        see_access((uintptr_t)place, size_, 0, CODE); \
+    } \
+    void __tsan_unaligned_write##size_(void *place) \
+    { \
+        see_access((uintptr_t)place, size_, IS_WRITE, CODE); \
+    } \
+    void __tsan_volatile_read##size_(void *place) \
+    { \
+        see_volatile((uintptr_t)place, size_, false, CODE); \
+    } \
+    void __tsan_volatile_write##size_(void *place) \
+    { \
+        see_volatile((uintptr_t)place, size_, true, CODE); \
+    } \
+    void __tsan_unaligned_volatile_read##size_(void *place) \
+    { \
+        see_volatile((uintptr_t)place, size_, false, CODE); \
+    } \
+    void __tsan_unaligned_volatile_write##size_(void *place) \
+    { \
+        see_volatile((uintptr_t)place, size_, true, CODE); \
+    }
 
 /* The compiler's own atomics: the host's, in code that is compiled with checks. */
 #define HOST_ATOMICS(bits_, type_) \
-    type_ __tsan_atomic##bits_##_load(const volatile type_ *p, int) { return __atomic_load_n(p, 5); } \
-    void __tsan_atomic##bits_##_store(volatile type_ *p, type_ v, int) { __atomic_store_n(p, v, 5); } \
-    type_ __tsan_atomic##bits_##_exchange(volatile type_ *p, type_ v, int) { return __atomic_exchange_n(p, v, 5); } \
-    type_ __tsan_atomic##bits_##_fetch_add(volatile type_ *p, type_ v, int) { return __atomic_fetch_add(p, v, 5); } \
-    type_ __tsan_atomic##bits_##_fetch_sub(volatile type_ *p, type_ v, int) { return __atomic_fetch_sub(p, v, 5); } \
-    type_ __tsan_atomic##bits_##_fetch_and(volatile type_ *p, type_ v, int) { return __atomic_fetch_and(p, v, 5); } \
-    type_ __tsan_atomic##bits_##_fetch_or(volatile type_ *p, type_ v, int) { return __atomic_fetch_or(p, v, 5); } \
-    type_ __tsan_atomic##bits_##_fetch_xor(volatile type_ *p, type_ v, int) { return __atomic_fetch_xor(p, v, 5); } \
+    type_ __tsan_atomic##bits_##_load(const volatile type_ *p, int) \
+    { \
+        return __atomic_load_n(p, 5); \
+    } \
+    void __tsan_atomic##bits_##_store(volatile type_ *p, type_ v, int) \
+    { \
+        __atomic_store_n(p, v, 5); \
+    } \
+    type_ __tsan_atomic##bits_##_exchange(volatile type_ *p, type_ v, int) \
+    { \
+        return __atomic_exchange_n(p, v, 5); \
+    } \
+    type_ __tsan_atomic##bits_##_fetch_add(volatile type_ *p, type_ v, int) \
+    { \
+        return __atomic_fetch_add(p, v, 5); \
+    } \
+    type_ __tsan_atomic##bits_##_fetch_sub(volatile type_ *p, type_ v, int) \
+    { \
+        return __atomic_fetch_sub(p, v, 5); \
+    } \
+    type_ __tsan_atomic##bits_##_fetch_and(volatile type_ *p, type_ v, int) \
+    { \
+        return __atomic_fetch_and(p, v, 5); \
+    } \
+    type_ __tsan_atomic##bits_##_fetch_or(volatile type_ *p, type_ v, int) \
+    { \
+        return __atomic_fetch_or(p, v, 5); \
+    } \
+    type_ __tsan_atomic##bits_##_fetch_xor(volatile type_ *p, type_ v, int) \
+    { \
+        return __atomic_fetch_xor(p, v, 5); \
+    } \
     int __tsan_atomic##bits_##_compare_exchange_strong(volatile type_ *p, type_ *c, type_ v, int, int) \
     { \
         return __atomic_compare_exchange_n(p, c, v, false, 5, 5); \
@@ -738,7 +787,8 @@ void __ubsan_handle_type_mismatch_v1(void *data, uintptr_t address)
     if (!self || address % alignment == 0)
         return;
     const std::string place = finding_place(emu_place{mismatch->at.file, (int)mismatch->at.line});
-    finding_add("aligned" + place, place, "misaligned: %s uses an address that is no multiple of %zu as one of a type that is",
+    finding_add("aligned" + place, place,
+                "misaligned: %s uses an address that is no multiple of %zu as one of a type that is",
                 finding_thread(self).c_str(), (size_t)alignment);
     launch_stop(cudaErrorMisalignedAddress);
 }
@@ -749,7 +799,7 @@ void __ubsan_handle_out_of_bounds(void *data, uintptr_t index)
     if (!self)
         return;
     const std::string place = finding_place(emu_place{at->file, (int)at->line});
-    finding_add("index" + place, place, "%s uses index %ld, which is outside of the array", finding_thread(self).c_str(),
-                (long)index);
+    finding_add("index" + place, place, "%s uses index %ld, which is outside of the array",
+                finding_thread(self).c_str(), (long)index);
 }
 }

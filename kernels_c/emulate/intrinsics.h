@@ -27,9 +27,9 @@ using std::signbit;
 /* Comparisons of two types, which std:: lacks                                                    */
 
 template <typename a, typename b>
-using emu_common = std::enable_if_t<std::is_arithmetic<a>::value && std::is_arithmetic<b>::value &&
-                                        !std::is_same<a, b>::value,
-                                    std::common_type_t<a, b>>;
+using emu_common =
+    std::enable_if_t<std::is_arithmetic<a>::value && std::is_arithmetic<b>::value && !std::is_same<a, b>::value,
+                     std::common_type_t<a, b>>;
 
 template <typename a, typename b>
 EMU_OWN constexpr emu_common<a, b> max(a x, b y)
@@ -46,8 +46,14 @@ EMU_OWN constexpr emu_common<a, b> min(a x, b y)
 }
 
 #define EMU_MIN_MAX(type_, min_, max_) \
-    EMU_OWN static type_ min_(type_ x, type_ y) { return x < y ? x : y; } \
-    EMU_OWN static type_ max_(type_ x, type_ y) { return x > y ? x : y; }
+    EMU_OWN static type_ min_(type_ x, type_ y) \
+    { \
+        return x < y ? x : y; \
+    } \
+    EMU_OWN static type_ max_(type_ x, type_ y) \
+    { \
+        return x > y ? x : y; \
+    }
 EMU_MIN_MAX(unsigned, umin, umax)
 EMU_MIN_MAX(long long, llmin, llmax)
 EMU_MIN_MAX(unsigned long long, ullmin, ullmax)
@@ -69,7 +75,10 @@ EMU_MIN_MAX(unsigned long long, ullmin, ullmax)
 #define __tanhf emu_tanhf
 
 #define EMU_OF_ONE(type_, name_, expression_) \
-    EMU_OWN static type_ name_(type_ x) { return expression_; }
+    EMU_OWN static type_ name_(type_ x) \
+    { \
+        return expression_; \
+    }
 EMU_OF_ONE(float, rsqrtf, 1.0f / sqrtf(x))
 EMU_OF_ONE(double, rsqrt, 1.0 / sqrt(x))
 EMU_OF_ONE(float, rsqrt, 1.0f / sqrtf(x))
@@ -97,7 +106,10 @@ EMU_OF_ONE(float, normcdff, 0.5f * erfcf(-0.70710678118654752f * x))
 EMU_OF_ONE(double, normcdf, 0.5 * erfc(-0.70710678118654752 * x))
 
 #define EMU_OF_TWO(type_, name_, expression_) \
-    EMU_OWN static type_ name_(type_ x, type_ y) { return expression_; }
+    EMU_OWN static type_ name_(type_ x, type_ y) \
+    { \
+        return expression_; \
+    }
 EMU_OF_TWO(float, __powf, powf(x, y))
 EMU_OF_TWO(float, fdividef, x / y)
 EMU_OF_TWO(float, __fdividef, x / y)
@@ -176,7 +188,10 @@ EMU_OWN to emu_saturated(from value)
 }
 
 #define EMU_CONVERTS(name_, from_, to_, expression_) \
-    EMU_OWN static to_ name_(from_ x) { return expression_; }
+    EMU_OWN static to_ name_(from_ x) \
+    { \
+        return expression_; \
+    }
 EMU_CONVERTS(__float_as_int, float, int, emu_bits<int>(x))
 EMU_CONVERTS(__int_as_float, int, float, emu_bits<float>(x))
 EMU_CONVERTS(__float_as_uint, float, unsigned, emu_bits<unsigned>(x))

@@ -105,8 +105,8 @@ EMU_OWN static void emu_configured(emu_place at, dim3 grid, dim3 block, size_t s
  * An argument of a thread. As on a GPU, its bytes are copied without a constructor or destructor. The ABI passes an object
  * with a constructor or destructor by address, and other objects by value.
  */
-template <typename type, bool plain = std::is_trivially_copy_constructible<type>::value &&
-                                      std::is_trivially_destructible<type>::value>
+template <typename type,
+          bool plain = std::is_trivially_copy_constructible<type>::value && std::is_trivially_destructible<type>::value>
 struct emu_argument {
     typedef type passed;
     type *from;
@@ -358,7 +358,8 @@ enum emu_access { EMU_LOADS = 1, EMU_STORES = 2, EMU_UPDATES = 3 };
 /* Called before the access, from functions that are not inlined: their return address is the author's line. */
 void emu_atomic(const void *place, int size, emu_access access, const void *caller);
 #define EMU_ATOMIC __attribute__((noinline, no_sanitize_thread, no_sanitize_undefined, no_sanitize_coverage, unused))
-#define EMU_SEES(place_, access_) emu_atomic((const void *)(place_), sizeof *(place_), access_, __builtin_return_address(0))
+#define EMU_SEES(place_, access_) \
+    emu_atomic((const void *)(place_), sizeof *(place_), access_, __builtin_return_address(0))
 
 template <size_t size>
 struct emu_word;
@@ -481,9 +482,19 @@ EMU_ATOMIC value emu_add_release(value *place, emu_as<value> by)
 /* ---------------------------------------------------------------------------------------------- */
 /* Loads and stores with a hint for the caches                                                    */
 
-#define EMU_PLAIN template <typename value> __attribute__((always_inline)) static inline
-#define EMU_LOAD(name_) EMU_PLAIN value name_(const value *place) { return *place; }
-#define EMU_STORE(name_) EMU_PLAIN void name_(value *place, emu_as<value> stored) { *place = stored; }
+#define EMU_PLAIN \
+    template <typename value> \
+    __attribute__((always_inline)) static inline
+#define EMU_LOAD(name_) \
+    EMU_PLAIN value name_(const value *place) \
+    { \
+        return *place; \
+    }
+#define EMU_STORE(name_) \
+    EMU_PLAIN void name_(value *place, emu_as<value> stored) \
+    { \
+        *place = stored; \
+    }
 EMU_LOAD(__ldg)
 EMU_LOAD(__ldca)
 EMU_LOAD(__ldcg)

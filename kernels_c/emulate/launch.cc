@@ -19,10 +19,10 @@ EMU_TLS int emu_lane;
 EMU_TLS thread *self;
 
 enum {
-    BUDGET = 256,         /* branches of a thread before others may go on, without checks */
+    BUDGET = 256, /* branches of a thread before others may go on, without checks */
     CHECKED_BUDGET = 2000,
-    SIDE_BY_SIDE = 2048,  /* threads of checked blocks that run at once */
-    SPINS = 1000,         /* pauses without progress before more blocks begin */
+    SIDE_BY_SIDE = 2048,                                       /* threads of checked blocks that run at once */
+    SPINS = 1000,                                              /* pauses without progress before more blocks begin */
     ROOM = EMU_MULTIPROCESSORS * EMU_THREADS_OF_MULTIPROCESSOR /* threads that a GPU like ours has at once */
 };
 
@@ -143,10 +143,11 @@ static void report_left(block *of)
 {
     const std::string place = finding_place(of->barrier);
     const int gone = (int)of->threads.size() - of->alive;
-    finding_add("left" + place, place,
-                "divergent barrier: %d of %zu threads of block %u do not come to this __syncthreads(): they have returned "
-                "after %u barriers",
-                gone, of->threads.size(), of->index.x, of->left_after);
+    finding_add(
+        "left" + place, place,
+        "divergent barrier: %d of %zu threads of block %u do not come to this __syncthreads(): they have returned "
+        "after %u barriers",
+        gone, of->threads.size(), of->index.x, of->left_after);
 }
 
 static void release_barrier(block *of)
@@ -212,8 +213,9 @@ void emu_grid_barrier(emu_place at)
     wait_at("grid.sync()", at);
     if (!self->in->of->how.cooperative) {
         const std::string place = finding_place(at);
-        finding_add("cooperative" + place, place,
-                    "grid.sync() in a launch that is not cooperative: launch the kernel with cudaLaunchCooperativeKernel");
+        finding_add(
+            "cooperative" + place, place,
+            "grid.sync() in a launch that is not cooperative: launch the kernel with cudaLaunchCooperativeKernel");
         launch_stop(cudaErrorLaunchFailure);
     }
     size_t alive = 0;
@@ -370,7 +372,8 @@ void *emu_shared(const emu_variable *variable)
         all += known.variable->size;
     if (all > std::max<size_t>(shared_limit, EMU_SHARED) || offset + variable->size > SHARED_SLOT) {
         finding_add(std::string("size") + variable->name, finding_place(variable->at),
-                    "a block needs %zu bytes of shared memory with `%s`; it has %zu", all, variable->name, shared_limit);
+                    "a block needs %zu bytes of shared memory with `%s`; it has %zu", all, variable->name,
+                    shared_limit);
         launch_stop(cudaErrorInvalidValue);
     }
     in->used = offset + variable->size;
@@ -708,7 +711,8 @@ void (*emu_call_of(const void *function))(void **arguments)
 }
 
 /* The rules of a launch's configuration. Returns an error's code. */
-static cudaError_t refuse_configuration(const emu_kernel &kernel, const emu_configuration &how, unsigned long long threads)
+static cudaError_t refuse_configuration(const emu_kernel &kernel, const emu_configuration &how,
+                                        unsigned long long threads)
 {
     const std::string place = finding_place(how.at);
     const dim3 grid_size = how.grid, size = how.block;
@@ -721,19 +725,22 @@ static cudaError_t refuse_configuration(const emu_kernel &kernel, const emu_conf
         return cudaErrorInvalidConfiguration;
     }
     if (kernel.max_threads && threads > (unsigned)kernel.max_threads) {
-        finding_add("bounds" + place, place, "%s is launched with %llu threads in a block, more than its __launch_bounds__(%d)",
-                    kernel.name, threads, kernel.max_threads);
+        finding_add("bounds" + place, place,
+                    "%s is launched with %llu threads in a block, more than its __launch_bounds__(%d)", kernel.name,
+                    threads, kernel.max_threads);
         return cudaErrorLaunchOutOfResources;
     }
     if (how.shared > shared_limit) {
-        finding_add("dynamic" + place, place,
-                    "%s gets %zu bytes of dynamic shared memory, more than %zu; allow it more with cudaFuncSetAttribute",
-                    kernel.name, how.shared, shared_limit);
+        finding_add(
+            "dynamic" + place, place,
+            "%s gets %zu bytes of dynamic shared memory, more than %zu; allow it more with cudaFuncSetAttribute",
+            kernel.name, how.shared, shared_limit);
         return cudaErrorInvalidValue;
     }
     if (how.cooperative && (unsigned long long)grid_size.x * grid_size.y * grid_size.z * threads > ROOM) {
-        finding_add("together" + place, place, "a cooperative launch of %s has more than %d threads, which is the room here",
-                    kernel.name, (int)ROOM);
+        finding_add("together" + place, place,
+                    "a cooperative launch of %s has more than %d threads, which is the room here", kernel.name,
+                    (int)ROOM);
         return cudaErrorCooperativeLaunchTooLarge;
     }
     return cudaSuccess;

@@ -75,7 +75,8 @@ static void emu_begin(void)
 static opjit_status emu_end(opjit_status status)
 {
     for (const auto &[result, name] : emu_call.outputs)
-        if (status == OPJIT_OK && result->data && emu_bytes(result) == (size_t)result->numel * opjit_dtype_size(result->dtype))
+        if (status == OPJIT_OK && result->data &&
+            emu_bytes(result) == (size_t)result->numel * opjit_dtype_size(result->dtype))
             emu_check_written(result->data, opjit_dtype_size(result->dtype), name);
     for (const void *each : emu_call.memory)
         emu_forget(each);
@@ -91,7 +92,8 @@ static opjit_status emu_made(opjit_status status, const opjit_tensor *result)
     const char *name = "a tensor that the call made";
     for (const auto &[expected, of] : emu_call.outputs)
         name = expected == result ? of : name;
-    const bool known = !emu_call.memory.empty() && emu_call.memory.back() == result->data; /* one of them calls another */
+    const bool known =
+        !emu_call.memory.empty() && emu_call.memory.back() == result->data; /* one of them calls another */
     if (status == OPJIT_OK && result->numel && !known)
         emu_see_memory(result->data, emu_bytes(result), name, true);
     return status;
@@ -100,7 +102,10 @@ static opjit_status emu_made(opjit_status status, const opjit_tensor *result)
 #ifdef OPJIT_EMULATE_CHECKED
 #define EMU_WRAPPED(name_, parameters_, arguments_) \
     opjit_status __real_##name_ parameters_; \
-    opjit_status __wrap_##name_ parameters_ { return emu_made(__real_##name_ arguments_, out); }
+    opjit_status __wrap_##name_ parameters_ \
+    { \
+        return emu_made(__real_##name_ arguments_, out); \
+    }
 
 extern "C" {
 EMU_WRAPPED(opjit_empty_strided,

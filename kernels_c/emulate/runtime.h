@@ -107,9 +107,9 @@ struct block {
 enum { SHARED_SLOT = 256 << 10, SHARED_FIRST = 64 }; /* in bytes. Dynamic shared memory begins at SHARED_FIRST */
 
 extern __thread thread *self __attribute__((tls_model("initial-exec")));
-extern bool checking;     /* the grid that runs is compiled with checks */
-extern bool in_call;      /* an op is called: findings become its error, and launches succeed */
-extern uint32_t era;      /* grows where all that came before is ordered */
+extern bool checking; /* the grid that runs is compiled with checks */
+extern bool in_call;  /* an op is called: findings become its error, and launches succeed */
+extern uint32_t era;  /* grows where all that came before is ordered */
 extern std::vector<launch *> running;
 
 unsigned launch_random(unsigned below);
@@ -135,9 +135,9 @@ void finding_add(const std::string &key, const std::string &place, const char *f
     __attribute__((format(printf, 3, 4)));
 bool finding_is_known(const std::string &key);
 std::string finding_place(emu_place at);
-std::string finding_place(const void *code); /* of an address that a call returns to */
+std::string finding_place(const void *code);                                 /* of an address that a call returns to */
 std::string finding_line(const std::string &place, const std::string &from); /* "line 16", or "other.h:16" */
-extern "C" const char *emu_first_finding(void); /* NULL without one */
+extern "C" const char *emu_first_finding(void);                              /* NULL without one */
 extern "C" void emu_forget_findings(void);
 std::string finding_thread(const thread *who);
 std::string finding_thread(uint32_t block, int thread);

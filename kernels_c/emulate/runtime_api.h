@@ -304,7 +304,10 @@ EMU_OWN static cudaError_t cudaEventElapsedTime(float *, cudaEvent_t, cudaEvent_
 }
 
 #define EMU_DONE(name_, ...) \
-    EMU_OWN static cudaError_t name_(__VA_ARGS__) { return cudaSuccess; }
+    EMU_OWN static cudaError_t name_(__VA_ARGS__) \
+    { \
+        return cudaSuccess; \
+    }
 EMU_DONE(cudaStreamDestroy, cudaStream_t)
 EMU_DONE(cudaStreamSynchronize, cudaStream_t)
 EMU_DONE(cudaStreamQuery, cudaStream_t)
@@ -321,7 +324,12 @@ enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
-enum cudaFuncCache { cudaFuncCachePreferNone, cudaFuncCachePreferShared, cudaFuncCachePreferL1, cudaFuncCachePreferEqual };
+enum cudaFuncCache {
+    cudaFuncCachePreferNone,
+    cudaFuncCachePreferShared,
+    cudaFuncCachePreferL1,
+    cudaFuncCachePreferEqual
+};
 
 struct cudaFuncAttributes {
     size_t sharedSizeBytes, localSizeBytes;

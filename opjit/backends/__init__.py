@@ -1,7 +1,7 @@
 """Backends: how to build for a kind of device, and what it can run. opjit has `cpu` and `cuda`. A package adds another device with
 `opjit.register_backend`, as examples/09_own_device does."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -170,6 +170,16 @@ def for_device(device_type: str) -> Backend:
 
 def for_dispatch_key(key: str) -> Backend | None:
     return next((backend for backend in all_backends() if backend.dispatch_key == key), None)
+
+
+def serving(backend: Backend, sources: Sequence[str]) -> Backend:
+    """Return the backend with the kernel for another one's tensors, for an op that has sources for the backends in `sources`.
+
+    It is the same backend, unless a later one has its dispatch key and a source: the emulated device that `opjit.emulate` registers.
+    """
+    key = backend.dispatch_key
+    found = [each for each in all_backends() if each.dispatch_key == key and each.name in sources]
+    return found[-1] if found else backend
 
 
 def of_source(path: str) -> Backend | None:

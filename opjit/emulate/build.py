@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,15 +19,15 @@ from opjit.backends.targets import Target, here
 from opjit.builder import glue, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
 from opjit.builder.diagnosis import diagnose
+from opjit.declare.op_state import OpState
 from opjit.emulate.translate import translate
 from opjit.errors import NoKernel, OpjitError
 from opjit.loader import Loaded
-from opjit.operators.op import Op
 from opjit.recipe import headers, nvcc_flags, toolchain
 from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.store.store import Store, default_root
 
-_RUNTIME = "libopjit_emulate.so"
+RUNTIME = "libopjit_emulate.so"
 _BINARY = "emulated.so"
 _SOURCES = ("fiber.cc", "launch.cc", "check.cc", "finding.cc")
 # CUDA's headers by the emulation's, which has their content.
@@ -82,7 +82,7 @@ class _Emulated(NamedTuple):
     uses_nvcc: bool = False
 
 
-def load(op: Op, checked: bool) -> Loaded:
+def load(op: OpState, checked: bool) -> Loaded:
     """Build an op's CUDA kernel for the emulation and open it; torch does not call it yet.
 
     Raises:
@@ -98,13 +98,13 @@ def load(op: Op, checked: bool) -> Loaded:
 @cache
 def runtime() -> ctypes.CDLL:
     """Open the runtime library of the emulation, for the whole process, and build it first if no cache has it."""
-    library = ctypes.CDLL(str(_runtime_folder() / _RUNTIME))
+    library = ctypes.CDLL(str(runtime_folder() / RUNTIME))
     library.emu_set_patience.argtypes = (ctypes.c_double,)
     library.emu_finding.restype = ctypes.c_char_p
     return library
 
 
-def _runtime_folder() -> Path:
+def runtime_folder() -> Path:
     compiler = toolchain.require_compiler(_base())
     flags = [
         *_COMMON[:-1],
@@ -113,14 +113,14 @@ def _runtime_folder() -> Path:
         *_SOURCES,
         "-lstdc++",
         "-ldl",
-        f"-Wl,-soname,{_RUNTIME}",
+        f"-Wl,-soname,{RUNTIME}",
     ]
 
     def make(staged: Path) -> None:
-        run_tool([compiler.path, *flags, "-o", str(staged / _RUNTIME)], _folder())
+        run_tool([compiler.path, *flags, "-o", str(staged / RUNTIME)], _folder())
 
     content = [_own_text(), compiler.version, compiler.machine, flags]
-    return runtime_objects.kept(_base(), content, (_RUNTIME,), make)
+    return runtime_objects.kept(_base(), content, (RUNTIME,), make)
 
 
 def _base() -> Path:
@@ -138,7 +138,7 @@ def _own_text() -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
 
 
-def binary(op: Op, checked: bool) -> Path:
+def binary(op: OpState, checked: bool) -> Path:
     """Return the path of an op's emulated library, and build it unless a cache has it. Raises as `load` does."""
     op.write_code()
     source = op.declaration.source(backends.for_device("cuda"))
@@ -167,7 +167,7 @@ def binary(op: Op, checked: bool) -> Path:
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
             work = Path(folder)
             try:
-                write_translated(read, work)
+                write_translated(read, work, {str(source): _shown(op, source)})
                 _write_wrappers(op, sources, work)
                 every = includes(work, include)
                 for unit in sources:
@@ -194,13 +194,19 @@ def compiler_flags(checked: bool, target: Target) -> list[str]:
     return [*_COMMON, *(_CHECKED if checked else _FAST), *march]
 
 
-def write_translated(read: Iterable[str], work: Path) -> None:
-    """Write the author's files and opjit's, translated, below the folder ``files``."""
+def _shown(op: OpState, source: Path) -> str:
+    """Return the name of an op's source in messages: the user does not know the path of a source that is text."""
+    code = op.declaration.code
+    return str(source) if code is None else code.shown or source.name
+
+
+def write_translated(read: Iterable[str], work: Path, names: Mapping[str, str]) -> None:
+    """Write the author's files and opjit's, translated, below the folder ``files``. `names` has names for messages."""
     for path in read:
         place = work / f"files{path}"
         place.parent.mkdir(parents=True, exist_ok=True)
         text = Path(path).read_text("utf-8", "surrogateescape")
-        place.write_text(translate(text, path), "utf-8", "surrogateescape")
+        place.write_text(translate(text, names.get(path, path)), "utf-8", "surrogateescape")
 
 
 def write_headers(work: Path) -> None:
@@ -212,7 +218,7 @@ def write_headers(work: Path) -> None:
             place.write_text(f'#include "{_folder() / name}"\n', "utf-8")
 
 
-def _write_wrappers(op: Op, sources: Sequence[Path], work: Path) -> None:
+def _write_wrappers(op: OpState, sources: Sequence[Path], work: Path) -> None:
     """Write the glue, CUDA's headers, and a C++ file for each source, which includes it."""
     rendered = glue.render(op.schema, _Emulated(), sources[0].name)  # type: ignore[arg-type]
     (work / "opjit_glue.c").write_text(rendered["opjit_glue.c"], "utf-8")
@@ -224,7 +230,7 @@ def _write_wrappers(op: Op, sources: Sequence[Path], work: Path) -> None:
         (work / f"{source.stem}.emulated.cc").write_text(text, "utf-8")
 
 
-def _entry(op: Op, source: str) -> str:
+def _entry(op: OpState, source: str) -> str:
     """Return the C++ file of an op: its source, and the function that the glue calls around the author's."""
     schema = op.schema
     parameters = glue.parameters(schema)
@@ -241,6 +247,7 @@ def _entry(op: Op, source: str) -> str:
     function = glue.function_name(schema, "cuda")
     lines = [
         '#include "opjit_calls.h"',
+        '#include "opjit_cuda.h"',
         f"#define OPJIT_OP_{schema.name} 1",
         source,
         f'extern "C" opjit_status opjit_{function}({", ".join(declared)})',
@@ -275,8 +282,8 @@ def _link(
         *(
             f"-L{parts}",
             "-ltorch_cpu",
-            f"-L{_runtime_folder()}",
-            f"-l:{_RUNTIME}",
+            f"-L{runtime_folder()}",
+            f"-l:{RUNTIME}",
             "-lstdc++",
             "-lm",
         ),
@@ -284,7 +291,7 @@ def _link(
     ]
 
 
-def _explained(op: Op, output: str) -> OpjitError:
+def _explained(op: OpState, output: str) -> OpjitError:
     """Make the error of a file that g++ refuses: a table names the missing feature, or the compiler's message is the reason."""
     error = diagnose(output, op.qualified, "cuda, emulated", _base() / "logs")
     first = str(error).partition("\n")[0]

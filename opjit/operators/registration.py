@@ -239,7 +239,7 @@ def _first_call(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
             f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them"
         )
     try:
-        request.ready_for_call(op, backend)
+        request.ready_for_call(op, backends.serving(backend, op.backends()))
     except OpjitError as error:
         raise error.with_traceback(
             None

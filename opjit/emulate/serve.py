@@ -1,0 +1,52 @@
+"""OPJIT_EMULATE=1: the CUDA kernels of ops serve CPU tensors in this process, for `opjit.get`, `opjit.inline`, cells and plain calls."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from opjit import backends, files
+from opjit.backends import Flags, Stream, cpu
+from opjit.backends.targets import Target
+from opjit.declare.op_state import OpState
+from opjit.emulate import build
+from opjit.store.entry import Entry
+from opjit.store.store import Store, default_root
+from opjit.wanted import describe
+
+_WARNING = "CUDA kernels run emulated on the CPU, as OPJIT_EMULATE is set: results, races and bounds; their time means nothing"
+
+
+class EmulatedCuda(cpu.Cpu):
+    """CUDA in name and sources, the CPU in tensors."""
+
+    name = "cuda"
+    suffix = ".cu"
+    stream: Stream | None = Stream("cudaStream_t", "opjit_cuda.h", "")
+
+    def host_arch(self) -> str:
+        return "emulated"
+
+    def takes(self, arch: str) -> bool:
+        return False  # nobody names it: `opjit precompile` and wheels build for GPUs
+
+    def flags(self, arch: str, runtime: str) -> Flags:
+        """Return the flags of the key. A debug binary goes to no remote and into no wheel."""
+        return super().flags(super().host_arch(), runtime)._replace(debug=True)
+
+    def entry(self, op: OpState, target: Target) -> Entry:
+        """Build an op's emulated kernel, unless it is built, in place of the store's entry."""
+        checked = os.environ.get("OPJIT_EMULATE") != "fast"
+        build.runtime().emu_set_checking(int(checked))
+        library = build.binary(op, checked)
+        warnings.warn(_WARNING, stacklevel=2)
+        recipe = describe(op, target, Store(default_root()))
+        with library.open("rb") as file:
+            identity = files.identity(file.fileno())
+        return Entry(library.parent, recipe.key or recipe.base, library, "store", identity)
+
+
+def serve() -> None:
+    """Let CUDA kernels serve CPU tensors from now on, unless this machine can run them."""
+    if backends.for_device("cuda").available() is not None:
+        backends.register_backend(EmulatedCuda())
