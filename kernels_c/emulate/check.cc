@@ -80,7 +80,7 @@ static knowledge *snapshot(void)
 /* ---------------------------------------------------------------------------------------------- */
 /* Records of accesses                                                                            */
 
-enum { IS_WRITE = 1, IS_ATOMIC = 2 };
+enum { IS_WRITE = 1, IS_ATOMIC = 2, NEEDS_OLD = 4 }; /* NEEDS_OLD: an update that reads what was there */
 
 struct access {
     uint32_t id, time, epoch, era;
@@ -200,7 +200,7 @@ static void record(uintptr_t word, uint8_t bytes, int flags, const void *code)
         const bool before = is_before(each), both_atomic = each.flags & flags & IS_ATOMIC;
         if (!before && (each.flags | flags) & IS_WRITE && !both_atomic)
             report_race(each, flags, code, word);
-        const bool own_and_less = each.id == own->id && (each.flags & ~flags) == 0;
+        const bool own_and_less = each.id == own->id && (each.flags & ~flags & ~NEEDS_OLD) == 0;
         const bool overwritten = before && flags & IS_WRITE && (bytes & each.bytes) == each.bytes;
         if (!replaces && (own_and_less || overwritten)) {
             place = &each;
@@ -379,6 +379,12 @@ static bool is_written(const char *from, size_t size)
     return std::all_of(from, from + size, [](char byte) { return byte != 0; });
 }
 
+/* Whether an access depends on what was written before. */
+static bool needs_old(int flags)
+{
+    return !(flags & IS_WRITE) || flags & NEEDS_OLD;
+}
+
 static void check_shared(uintptr_t address, size_t size, int flags, const void *code)
 {
     block *in = self->in;
@@ -395,9 +401,10 @@ static void check_shared(uintptr_t address, size_t size, int flags, const void *
                                  " of shared memory `" + near->name + "`, which has " + std::to_string(near->size) +
                                  " bytes");
     }
+    const bool unset = needs_old(flags) && !is_written(&in->written[at], size);
     if (flags & IS_WRITE)
         memset(&in->written[at], 1, size);
-    if (flags == IS_WRITE || is_written(&in->written[at], size))
+    if (!unset)
         return;
     long offset = 0;
     const std::string place = finding_place(code), name = name_memory(address, &offset);
@@ -436,7 +443,7 @@ static void check_global(uintptr_t address, size_t size, int flags, const void *
     if (known->written.empty())
         return;
     char *written = &known->written[offset];
-    if (flags != IS_WRITE && !is_written(written, size)) {
+    if (needs_old(flags) && !is_written(written, size)) {
         const std::string place = finding_place(code);
         finding_add("unset" + place, place, "%s reads `%s` at byte %zu, which nothing has written",
                     finding_thread(self).c_str(), known->name.c_str(), offset);
@@ -469,7 +476,7 @@ static void see_access(uintptr_t address, size_t size, int flags, const void *co
             bytes &= 15u >> (word + WORD - address - size);
         record(word, (uint8_t)bytes, flags, code);
     }
-    if (flags & IS_WRITE)
+    if ((flags & (IS_WRITE | IS_ATOMIC)) == IS_WRITE)
         launch_progress();
 }
 
@@ -584,7 +591,8 @@ static void hand_over(uintptr_t address, bool update)
         released.erase(address);
     if (fenced)
         learn(&released[address], fenced);
-    launch_progress();
+    if (!update)
+        launch_progress();
 }
 
 void emu_atomic(const void *place, int size, emu_access access, const void *caller)
@@ -596,17 +604,20 @@ void emu_atomic(const void *place, int size, emu_access access, const void *call
         self->caller = caller;
         emu_pause(); /* before the access: what it sees is what the checks know */
     }
-    if (!checking) {
-        if (access != EMU_LOADS)
-            launch_progress();
+    if (!checking)
         return;
-    }
     const uintptr_t address = (uintptr_t)place;
-    see_access(address, (size_t)size, IS_ATOMIC | (access == EMU_LOADS ? 0 : IS_WRITE), caller);
+    const int writes = access & EMU_STORES ? IS_WRITE : 0, needs = access == EMU_UPDATES ? NEEDS_OLD : 0;
+    see_access(address, (size_t)size, IS_ATOMIC | writes | needs, caller);
     if (access & EMU_LOADS)
         learn_from(address, self->order->fenced != nullptr);
     if (access & EMU_STORES)
-        hand_over(address, access == EMU_UPDATES);
+        hand_over(address, access & EMU_LOADS);
+}
+
+void emu_progress(void)
+{
+    launch_progress();
 }
 
 void emu_acquire(const void *place, int size, const void *caller)

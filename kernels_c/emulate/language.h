@@ -353,10 +353,12 @@ EMU_OWN static unsigned __activemask(void)
 /* ---------------------------------------------------------------------------------------------- */
 /* Atomics are relaxed, as in CUDA                                                                   */
 
-enum emu_access { EMU_LOADS = 1, EMU_STORES = 2, EMU_UPDATES = 3 };
+/* An exchange loads, but does not depend on the old value. */
+enum emu_access { EMU_LOADS = 1, EMU_STORES = 2, EMU_UPDATES = 3, EMU_EXCHANGES = 7 };
 
 /* Called before the access, from functions that are not inlined: their return address is the author's line. */
 void emu_atomic(const void *place, int size, emu_access access, const void *caller);
+void emu_progress(void); /* a value has changed, for which others may wait */
 #define EMU_ATOMIC __attribute__((noinline, no_sanitize_thread, no_sanitize_undefined, no_sanitize_coverage, unused))
 #define EMU_SEES(place_, access_) \
     emu_atomic((const void *)(place_), sizeof *(place_), access_, __builtin_return_address(0))
@@ -399,6 +401,8 @@ EMU_OWN value emu_update(value *place, function next)
     memcpy((void *)&old, &before, sizeof old);
     const value updated = next(old);
     memcpy(&after, (const void *)&updated, sizeof after);
+    if (after != before)
+        emu_progress();
     __atomic_store_n((word *)place, after, __ATOMIC_RELAXED);
     return old;
 }
@@ -416,7 +420,6 @@ EMU_OWN value emu_update(value *place, function next)
     EMU_ATOMIC_OF_SCOPE(name_##_system, expression_)
 EMU_ATOMIC_UPDATE(atomicAdd, old + by)
 EMU_ATOMIC_UPDATE(atomicSub, old - by)
-EMU_ATOMIC_UPDATE(atomicExch, by)
 EMU_ATOMIC_UPDATE(atomicMin, by < old ? by : old)
 EMU_ATOMIC_UPDATE(atomicMax, by > old ? by : old)
 EMU_ATOMIC_UPDATE(atomicAnd, old &by)
@@ -424,6 +427,17 @@ EMU_ATOMIC_UPDATE(atomicOr, old | by)
 EMU_ATOMIC_UPDATE(atomicXor, old ^ by)
 EMU_ATOMIC_UPDATE(atomicInc, old >= by ? 0 : old + 1)
 EMU_ATOMIC_UPDATE(atomicDec, old == 0 || old > by ? by : old - 1)
+
+#define EMU_ATOMIC_EXCHANGE(name_) \
+    template <typename value> \
+    EMU_ATOMIC value name_(value *place, emu_as<value> by) \
+    { \
+        EMU_SEES(place, EMU_EXCHANGES); \
+        return emu_update(place, [&](value) -> value { return by; }); \
+    }
+EMU_ATOMIC_EXCHANGE(atomicExch)
+EMU_ATOMIC_EXCHANGE(atomicExch_block)
+EMU_ATOMIC_EXCHANGE(atomicExch_system)
 
 #define EMU_ATOMIC_CAS(name_) \
     template <typename value> \
@@ -514,9 +528,6 @@ EMU_STORE(__stwt)
 long long emu_ticks(void);
 unsigned long long emu_nanoseconds(void);
 bool emu_is_shared(const void *place);
-
-#undef assert
-#define assert(condition_) ((condition_) ? (void)0 : emu_assertion(#condition_, EMU_HERE))
 
 EMU_OWN static void __trap(emu_place at = EMU_HERE)
 {

@@ -5,6 +5,7 @@
 #ifndef OPJIT_EMULATE_RUNTIME_API_H
 #define OPJIT_EMULATE_RUNTIME_API_H
 
+#include "assert.h"
 #include "intrinsics.h"
 
 typedef enum cudaError {

@@ -22,7 +22,8 @@ from opjit import __version__, processes, progress
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
 from opjit.cli.help import PrintJson, json_option
-from opjit.errors import CacheWarning, CompileWarning, OpjitError, UnknownOp
+from opjit.environment import is_on
+from opjit.errors import BadSetting, CacheWarning, CompileWarning, OpjitError, UnknownOp
 
 _default_format = warnings.formatwarning  # of Python, or of the program that embeds it
 
@@ -347,6 +348,11 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
         )
     for text in (*map(str, explanations), *map(str, extensions)):
         click.echo(text)
+    if found and is_on("OPJIT_EMULATE"):
+        click.echo(
+            "OPJIT_EMULATE is set: without a GPU, CUDA kernels serve CPU tensors, emulated on the CPU; no cache "
+            "has their binaries as entries"
+        )
 
 
 @main.command(epilog=helps.examples("opjit doctor"))
@@ -515,6 +521,12 @@ def test(
     if print_json is not None:
         print_json([result.fields() for result in results])
     sys.exit(exit_code(results))
+
+
+def _refuse_emulated() -> None:
+    """Raise BadSetting if kernels would run emulated in a command that measures them."""
+    if is_on("OPJIT_EMULATE"):
+        raise BadSetting("an emulated kernel has no time that means anything; unset OPJIT_EMULATE")
 
 
 def _lacks_gpu(device: str | None) -> bool:
@@ -760,6 +772,7 @@ def bench(
     rate is in B/s, or in FLOP/s if the benchmark case declares its operations. On CUDA, the time is device time, "host us" is the CPU time
     to issue a call, and "roof" is the reached part of the roofline.
     """
+    _refuse_emulated()
     from opjit.author.bench import benchmark
 
     sys.exit(benchmark(ops, device, only, json_file, plot_file, against, cold))
@@ -781,6 +794,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
     OP is the name or the directory of an op. For each benchmark case, the command builds and measures all variants, and records the fastest
     one in the cache. Calls with these sizes then measure nothing.
     """
+    _refuse_emulated()
     from opjit import backends
     from opjit import tune as tuning
     from opjit.catalog import arguments

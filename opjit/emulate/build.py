@@ -36,6 +36,7 @@ _HEADERS = {
         "cuda.h cuda_runtime.h cuda_runtime_api.h device_launch_parameters.h device_functions.h "
         "math_constants.h vector_types.h vector_functions.h sm_30_intrinsics.h driver_types.h"
     ),
+    "assert.h": "assert.h",
     "half.h": "cuda_fp16.h cuda_bf16.h cuda_fp8.h",
     "cooperative_groups.h": "cooperative_groups.h cooperative_groups/reduce.h",
 }

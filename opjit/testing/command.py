@@ -322,7 +322,8 @@ class _Table:
             ):
                 line = event.line() if isinstance(event, Death) else event
                 command = _repeating(name, line, "cuda")
-                shown = line._replace(note=f"emulated: {line.note}")
+                note = re.sub(r"^RuntimeError: \S+ emulated: ", "", line.note)
+                shown = line._replace(note=f"emulated: {note}")
                 self.add(shown, command=f"{command} --emulate" if command else "")
                 if self.stopped:
                     return

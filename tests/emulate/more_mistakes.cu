@@ -66,7 +66,7 @@ __global__ void give(const int *x, int *y)
                 break;
         }
     }
-    y[lane] = BUG ? value : __shfl_sync(0xffffffffu, value, 3);
+    y[lane] = BUG == 8 ? value : __shfl_sync(0xffffffffu, value, 3); // B9
 }
 
 /* 5: a matrix of 5 x 9, by blocks of 4 x 4 */

@@ -1,0 +1,71 @@
+"""OPJIT_EMULATE=1: CUDA kernels serve CPU tensors, with a warning, and no cache gets a CUDA binary."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import command, fresh
+
+CODE = """
+    import torch, opjit, warnings
+    K = r'''
+    static __global__ void roll(const float *x, float *y, int n)
+    {
+        __shared__ float s[64];
+        const int t = threadIdx.x;
+        s[t] = t < n ? x[t] : 0;
+        __syncthreads();
+        if (t < n)
+            y[t] = s[(t + 1) % 64];
+    }
+    opjit_status turn_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
+    {
+        OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+        roll<<<1, 64, 0, stream>>>((const float *)x->data, (float *)out->data, (int)x->numel);
+        return OPJIT_LAUNCHED();
+    }'''
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        turn = opjit.inline("turn(Tensor x) -> Tensor", cuda=K, like="x")
+        print(turn(torch.arange(64.))[:3].tolist())
+        print([str(each.message)[:44] for each in caught])
+    try:
+        opjit.inline("turn(Tensor x) -> Tensor", cuda=K.replace("__syncthreads();", ""), like="x")
+        turn(torch.arange(64.))
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_a_cuda_kernel_serves_cpu_tensors_and_says_so(no_gpu: None) -> None:
+    done = fresh(CODE, {"OPJIT_EMULATE": "1"})
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[1.0, 2.0, 3.0]", done
+    assert lines[1] == "['CUDA kernels run emulated on the CPU, as OPJI']"
+    assert lines[2].startswith("inline::turn: emulated: "), done
+    assert "shared memory `s`" in lines[2]
+
+
+def test_it_never_happens_by_default(no_gpu: None) -> None:
+    done = fresh(
+        CODE.replace("    try:", "    raise SystemExit\n    try:"), {"OPJIT_EMULATE": None}
+    )
+    assert "no kernel" in done.stderr or "NoKernel" in done.stderr, done
+
+
+def test_the_store_gets_no_entry_of_it(tmp_path: Path, no_gpu: None) -> None:
+    code = "import torch, opjit; print(opjit.get('add_custom', 'cuda')(torch.ones(2), torch.ones(2)).tolist())"
+    done = fresh(code, {"OPJIT_EMULATE": "fast", "OPJIT_CACHE": str(tmp_path)})
+    assert done.stdout == "[2.0, 2.0]\n", done
+    assert [path for path in tmp_path.glob("v*/*add_custom*") if path.is_dir()] == []
+    why = command("why", "add_custom", OPJIT_EMULATE="1")
+    assert "emulated on the CPU" in why.stdout
+
+
+@pytest.mark.parametrize("name", ["bench", "tune"])
+def test_nothing_emulated_is_timed(name: str, no_gpu: None) -> None:
+    done = command(name, "add_custom", OPJIT_EMULATE="1")
+    assert done.returncode == 1
+    assert "an emulated kernel has no time" in done.stderr + done.stdout
+    assert os.environ.get("OPJIT_EMULATE") is None
