@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import command, fresh
+from tests.helpers import command, ended, fresh
 
 CODE = """
     import torch, opjit, warnings
@@ -42,13 +42,13 @@ def test_a_cuda_kernel_serves_cpu_tensors_and_says_so(no_gpu: None) -> None:
     done = fresh(CODE, {"OPJIT_EMULATE": "1"})
     lines = done.stdout.splitlines()
     assert lines[0] == "[1.0, 2.0, 3.0]", done
-    assert lines[1] == "['CUDA kernels run emulated on the CPU, as OPJI']"
+    assert lines[1] == "['CUDA kernels run emulated on the CPU, as OPJ']"
     assert lines[2].startswith("inline::turn: emulated: "), done
     assert "shared memory `s`" in lines[2]
 
 
 def test_it_never_happens_by_default(no_gpu: None) -> None:
-    done = fresh(
+    done = ended(
         CODE.replace("    try:", "    raise SystemExit\n    try:"), {"OPJIT_EMULATE": None}
     )
     assert "no kernel" in done.stderr or "NoKernel" in done.stderr, done

@@ -18,4 +18,5 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 @row_sum.samples
 def samples(device: str) -> Iterator[tuple[torch.Tensor]]:
     for rows, columns in ((1, 1), (2, 64), (3, 100), (5, 256)):
-        yield (torch.randint(-8, 8, (rows, columns), device=device).float(),)
+        elements = torch.arange(rows * columns, device=device) % 7
+        yield (elements.reshape(rows, columns).float(),)
