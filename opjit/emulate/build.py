@@ -196,7 +196,7 @@ def compiler_flags(checked: bool, target: Target) -> list[str]:
 
 
 def _shown(op: OpState, source: Path) -> str:
-    """Return the name of an op's source in messages: the user does not know the path of a source that is text."""
+    """Return the name of an op's source in messages. A text has a temporary path, so its label is used."""
     code = op.declaration.code
     return str(source) if code is None else code.shown or source.name
 

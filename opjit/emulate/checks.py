@@ -15,7 +15,7 @@ from opjit.testing.checks import Check, add
 from opjit.testing.command import Emulator
 from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, trials
 
-_LARGEST = 100_000  # elements of a sample; a thread takes 20 ns or, with a barrier, 80
+_LARGEST = 100_000  # elements of a sample, so that a call lasts milliseconds
 _CALLS = 32  # with checks: samples of different kinds first, then of other sizes
 _SCHEDULES = 3  # of each
 _LONG = 2.0  # seconds after which the next sample is tried
