@@ -99,6 +99,13 @@ GLUE = (
 )
 
 
+def features(arch: str) -> set[str]:
+    """Return the features in /proc/cpuinfo that a CPU needs for an arch: each level includes all lower ones."""
+    levels = _LEVELS[machine_of(arch) or ""]
+    lower = list(levels)[list(levels).index(arch) :]
+    return set().union(*(levels[level] for level in lower))
+
+
 class Cpu:
     name = "cpu"
     device_type = "cpu"

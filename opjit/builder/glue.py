@@ -192,25 +192,15 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     """Return the glue files of an op for a backend, by file name: the C glue, which includes the author's source, a kernel in C; for a
     device with a compiler of its own, beside it the file that this compiler takes."""
     function, stream = function_name(schema, backend.name), backend.stream
-    shim = (resources.folder("kernels_c") / "opjit_shim.h").read_text(
-        encoding="utf-8"
-    )  # it lacks some of torch's tags
-    literal = re.sub(
-        r'[\\"?\n]',
-        lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}",
-        schema.text.partition("::")[2],
-    )
     text = {
         "op": schema.qualified,
         "schema": schema.text.replace("*/", "* /"),
         "backend": backend.name,
         "namespace": schema.namespace,
         "name": schema.name,
-        "schema_literal": f'"{literal}"',
-        "tags": ", ".join(
-            f"torch_tag_{name}" for name in schema.all_tags if f" torch_tag_{name}(" in shim
-        ),
-        "tensors": f"UINT64_C({sum(1 << i for i, each in enumerate(schema.arguments[:64]) if each.plain):#x})",
+        "schema_literal": schema_literal(schema),
+        "tags": ", ".join(tags(schema)),
+        "tensors": tensor_bits(schema),
         "dispatch_key": backend.dispatch_key,
         "function": function,
         "source": source,
@@ -237,6 +227,28 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
         schema, text, device, declared, kernel, f"opjit_{function}", "stream" if stream else None
     )
     return {"opjit_glue.c": c_glue, beside: _wrapper(schema, text, stream)}
+
+
+def schema_literal(schema: Schema) -> str:
+    """Return the schema without its namespace as a string literal of C."""
+    literal = re.sub(
+        r'[\\"?\n]',
+        lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}",
+        schema.text.partition("::")[2],
+    )
+    return f'"{literal}"'
+
+
+def tags(schema: Schema) -> list[str]:
+    """Return the functions of torch's C interface that give the op's tags; it lacks some of torch's tags."""
+    shim = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
+    return [f"torch_tag_{name}" for name in schema.all_tags if f" torch_tag_{name}(" in shim]
+
+
+def tensor_bits(schema: Schema) -> str:
+    """Return an integer of C with bit i set if argument i is a Tensor, neither optional nor in a list."""
+    bits = sum(1 << i for i, each in enumerate(schema.arguments[:64]) if each.plain)
+    return f"UINT64_C({bits:#x})"
 
 
 def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str:

@@ -137,15 +137,19 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
         list(pool.map(compile_one, RUNTIME))
     for headers_read in work.glob("*.deps"):  # only an op's build needs these lists
         headers_read.unlink()
-    header = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
-    declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
     for library in flags.stubs:
-        functions = [
-            name for name in declared if bool(_OF_CUDA.search(name)) == (library == "libtorch_cuda")
-        ]
-        stub(compiler, f"{library}.so", functions, work)
+        stub_of_torch(library, compiler, work)
     for name in _UNUSED:
         (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
+
+
+def stub_of_torch(library: str, compiler: Compiler, work: Path) -> None:
+    """Make a stub of one of torch's libraries, ``"libtorch_cpu"``, in a folder."""
+    header = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
+    declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
+    of_cuda = library == "libtorch_cuda"
+    functions = [name for name in declared if bool(_OF_CUDA.search(name)) == of_cuda]
+    stub(compiler, f"{library}.so", functions, work)
 
 
 def stub(compiler: Compiler, soname: str, functions: Iterable[str], work: Path) -> None:

@@ -235,7 +235,8 @@ def get(
     """Build ops, and print the paths of their binaries.
 
     OP is the name or the directory of an op. Ops that are cached are not built again. With
-    --build-directory, the command prints the path of the op package.
+    --build-directory, the command prints the path of the op package; with --name, also that of a shared
+    library for torch.ops.load_library, which needs no opjit and serves all architectures of --arch.
 
     Debug builds are cached separately, and are never added to a wheel or a remote cache. To use one, run
     OPJIT_DEBUG=1 gdb --args python program.py.
@@ -253,11 +254,6 @@ def get(
             "--name needs --build-directory DIR, because it names the op package in that directory"
         )
     archs: list[str | None] = [each.strip() for each in arch.split(",")] if arch else [None]
-    if name is not None and archs[1:]:
-        raise click.UsageError(
-            "--name needs exactly one --arch, because each architecture has a separate op package; "
-            "leave out --name, or name one architecture"
-        )
     targets, ops = (
         [target_of(device, each) for each in archs],
         [op for text in named for op in arguments.ops(text)],
@@ -269,6 +265,12 @@ def get(
             diagnostics.show_usage(ops, each)
     if build_directory is not None:
         names = [op.qualified for op in ops]
+        if name is not None:
+            named_archs = [each for each in archs if each is not None]
+            requested = names[0] if len(names) == 1 else names
+            click.echo(build_library(requested, build_directory, device, named_archs or None, name))
+            click.echo(build_directory / f"{name}.so")
+            return
         for wanted in archs:
             click.echo(
                 build_library(

@@ -4,6 +4,7 @@
         <folder>/op.py, .c, .cu          a copy of each op's folder
         <folder>/prebuilt/v2/…           its binaries, as in a wheel: a read-only store
         <namespace>.<op>.so              a link to the binary of each op
+    DIR/<name>.so                        for torch.ops.load_library, without opjit; see standalone.py
 
 The folder appears complete by one rename, and opjit never changes it. It may be moved, and other users may read it. `opjit.add_path` and
 OPJIT_PATH take it, too."""

@@ -14,6 +14,7 @@ from opjit.backends.targets import Target
 from opjit.catalog import registry
 from opjit.declare.op_state import OpState
 from opjit.errors import BuildError, DeclarationError, EntryError, NoKernel
+from opjit.library import standalone
 from opjit.operators.op import Op
 from opjit.store import layers
 from opjit.store import manifest as manifests
@@ -32,7 +33,7 @@ def build_library(
     ops: str | Sequence[str],
     build_directory: str | os.PathLike[str],
     device: object = None,
-    arch: str | None = None,
+    arch: str | Sequence[str] | None = None,
     name: str | None = None,
 ) -> Path:
     """Build ops, or take them from the cache, and copy them with their declarations to a folder. Loads nothing.
@@ -41,12 +42,17 @@ def build_library(
     sources, as in a wheel. Ops of one op.py go together. An op that no op.py declares, such as one of `opjit.inline`, is known there by
     its schema alone.
 
+    With a name, there is also ``DIR/<name>.so``, for programs that use torch without opjit: ``torch.ops.load_library`` of it defines the
+    ops. It contains all binaries, so it can be copied without the folder. Fake kernels and backwards are Python and are not in it.
+
     Args:
         ops: ``"allreduce"``, ``"namespace::name"``, or a list of such names.
         build_directory: created if missing. The library gets a folder of its own in it, which can be copied as a whole. Nothing is
             ever overwritten: another build gets another folder.
-        device: build for this machine's device of that kind; None means the current accelerator, else the CPU.
-        arch: build for this arch (``"sm_90"``, ``"x86-64-v3"``) instead, which this machine need not have.
+        device: build for this machine's device of that kind; None means the current accelerator, else the CPU. With a name, None means
+            all devices of this machine that the ops have kernels for.
+        arch: build for this arch (``"sm_90"``, ``"x86-64-v3"``) instead, which this machine need not have. With a name, you can give
+            several.
         name: the name of the library's folder; the default is made of the first op, the arch and the content.
 
     Returns:
@@ -67,26 +73,58 @@ def build_library(
     requested = [registry.find(each) for each in ([ops] if isinstance(ops, str) else ops)]
     if not requested:
         raise BuildError("a library of no op: name one or more", op="", target="")
-    target, shown = target_of(device, arch), ", ".join(op.qualified for op in requested)
+    targets = _targets(requested, device, arch, name)
+    shown = ", ".join(op.qualified for op in requested)
+    wanted = ", ".join(map(str, targets))
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise BuildError(
             f"{name!r} cannot be a library's name: expected letters, digits, '_', '.', '+' and '-', with a letter or digit "
             "first, at most 100",
             op=shown,
-            target=str(target),
+            target=wanted,
         )
-    entries = {op: request.entry(op, target) for op in _together(requested, target)}
+    entries: dict[Op, list[tuple[Target, Entry]]] = {}
+    for target in targets:
+        for op in _together(requested, target):
+            entries.setdefault(op, []).append((target, request.entry(op, target)))
     _check(entries)
+    directory = Path(build_directory)
     try:
-        root = _write(requested[0], target, entries, Path(build_directory), name)
+        root = _write(requested[0], targets, entries, directory, name)
+        if name is not None:
+            standalone.write(directory / f"{name}.so", entries)
     except (OSError, EntryError) as error:
         raise BuildError(
-            f"{shown} for {target} cannot be copied to {os.fspath(build_directory)!r}: {error}; choose a folder that "
+            f"{shown} for {wanted} cannot be copied to {os.fspath(build_directory)!r}: {error}; choose a folder that "
             "you can write",
             op=shown,
-            target=str(target),
+            target=wanted,
         ) from error
     return root / f"{_dotted(requested[0])}.so" if isinstance(ops, str) else root
+
+
+def _targets(
+    requested: Sequence[Op], device: object, arch: str | Sequence[str] | None, name: str | None
+) -> list[Target]:
+    """Return the targets of a library, this machine's CPU first."""
+    if name is None and not isinstance(arch, str | None):
+        raise BuildError(
+            "a library of several architectures needs a name; pass name=, or one architecture",
+            op=requested[0].qualified,
+            target=", ".join(arch),
+        )
+    if arch is not None:
+        archs = [arch] if isinstance(arch, str) else list(arch)
+        targets = [target_of(device, each) for each in archs]
+    elif device is None and name is not None:
+        kernels = {backend for op in requested for backend in op.devices()}
+        targets = [target_of(each, None) for each in sorted(kernels)]
+    else:
+        targets = []
+    found = targets or [target_of(device, None)]
+    if name is not None:
+        standalone.require_one_host(name, found)
+    return sorted(dict.fromkeys(found), key=lambda target: target.backend.name != "cpu")
 
 
 def put_binary(
@@ -153,23 +191,28 @@ def _check(ops: Iterable[Op]) -> None:
 
 
 def _write(
-    first: Op, target: Target, entries: dict[Op, Entry], directory: Path, name: str | None
+    first: Op,
+    targets: Sequence[Target],
+    entries: dict[Op, list[tuple[Target, Entry]]],
+    directory: Path,
+    name: str | None,
 ) -> Path:
     """Put the library's folder into a directory, unless it is there. Raises OSError or EntryError if that fails."""
     directory.mkdir(parents=True, exist_ok=True)
     staged = directory / f".{files.unique()}"
     staged.mkdir(mode=0o755)
     try:
-        for op, entry in entries.items():
-            _copy(op, target, entry, staged)
+        for op, found in entries.items():
+            for target, entry in found:
+                _copy(op, target, entry, staged)
         digests = _digests(staged, seal=True)
         digest = hashlib.sha256(repr(digests).encode()).hexdigest()
-        place = directory / (name or f"{_dotted(first)}.{target.folder}.{digest[:20]}")
+        place = directory / (name or f"{_dotted(first)}.{targets[0].folder}.{digest[:20]}")
         if not files.put_if_free(staged, place) and _digests(place) != digests:
             raise BuildError(
                 f"{place} holds something else already, and nothing is overwritten; remove it, or choose another name",
                 op=first.qualified,
-                target=str(target),
+                target=", ".join(map(str, targets)),
             )
         return place
     finally:
@@ -194,7 +237,9 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
         )
     manifest = manifests.parse(files.read(entry.folder / manifests.NAME, manifests.MAX_BYTES))
     library = put_binary(op, target, entry, manifest, to)
-    (root / f"{_dotted(op)}.so").symlink_to(library.relative_to(root))
+    link = root / f"{_dotted(op)}.so"
+    if not link.is_symlink():  # the first target's
+        link.symlink_to(library.relative_to(root))
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:

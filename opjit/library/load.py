@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from opjit import backends, files, processes
 from opjit.backends.targets import Target
 from opjit.catalog import registry
 from opjit.errors import DeclarationError, DeviceUnavailable, EntryError, LoadError, OpjitError
+from opjit.library.standalone import rank
 from opjit.operators.op import Op
 from opjit.recipe.schema import Schema, parse
 from opjit.store import elf, layers
@@ -47,6 +49,8 @@ def load_library(path: str | os.PathLike[str]) -> Any:
         True
     """
     place, shown = Path(os.path.realpath(path)), Path(os.path.abspath(path))
+    if place.is_file() and place.suffix == ".so" and place.with_suffix("").is_dir():
+        place = place.with_suffix("")  # the folder beside the library for plain torch
     try:
         _refuse_swappable(shown, shown)
         found = {
@@ -62,19 +66,21 @@ def load_library(path: str | os.PathLike[str]) -> Any:
         raise LoadError(
             f"{shown} is not loaded: {error}; build it again with opjit.build_library"
         ) from error
-    for _, schema, target in (each for binaries in found.values() for each in binaries):
-        _refuse_elsewhere(shown, schema, target)
+    usable = {folder: _usable(shown, place, binaries) for folder, binaries in found.items()}
     with processes.reading:
         ops = [
             (_declared(shown, folder, schema), entry, target)
-            for folder, binaries in found.items()
+            for folder, binaries in usable.items()
             for entry, schema, target in binaries
         ]
     for op, entry, target in ops:
         with op.lock:
             op.replace_kernel(target.backend.name, entry, op.declaration.libraries(target))
     if place.is_file():
-        return next(op.overload for op, entry, _ in ops if entry.library == place)
+        named = next(
+            schema for entry, schema, _ in found[place.parents[5]] if entry.library == place
+        )
+        return next(op.overload for op, *_ in ops if op.qualified == named.qualified)
     return [op.overload for op in sorted({op for op, *_ in ops}, key=lambda op: op.qualified)]
 
 
@@ -139,6 +145,30 @@ def origin(manifest: Manifest) -> tuple[Schema, Target]:
     if host not in elf.MACHINES or not re.fullmatch(r"\w*", runtime):  # parts of a folder's name
         raise EntryError(f"its manifest names the runtime {runtime!r} and the host {host!r}")
     return parse(schema), Target(backend, arch, runtime, host)
+
+
+def _usable(
+    shown: Path, place: Path, binaries: Sequence[tuple[Entry, Schema, Target]]
+) -> list[tuple[Entry, Schema, Target]]:
+    """Return the binaries that this process can run: for each op, the best of each kind of device. Raises an error if an op has none, or
+    if it is not the one that the user named."""
+    best: dict[tuple[str, str], tuple[Entry, Schema, Target]] = {}
+    refused: dict[str, Exception] = {}
+    for entry, schema, target in binaries:
+        try:
+            _refuse_elsewhere(shown, schema, target)
+        except (DeviceUnavailable, LoadError) as error:
+            if entry.library == place:
+                raise
+            refused[schema.qualified] = error
+            continue
+        key = (schema.qualified, target.backend.name)
+        if key not in best or rank(target) > rank(best[key][2]):
+            best[key] = (entry, schema, target)
+    for qualified, error in refused.items():
+        if all(qualified != op for op, _ in best):
+            raise error
+    return list(best.values())
 
 
 def _refuse_elsewhere(shown: Path, schema: Schema, target: Target) -> None:

@@ -1,9 +1,13 @@
 """Makes an op known to torch: its schema, its fake kernel, its backward and a first-call kernel, which the first call on a device reaches.
 It readies the device's C kernel and calls the op again; from then on torch calls the C kernel."""
 
+import ctypes
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +24,7 @@ from opjit.recipe.schema import Schema
 half_declared: dict[
     str, Any
 ] = {}  # torch's objects for ops that a thread with `processes.declaring` is declaring, None before it has one
+_ORIGIN = re.compile(r"^debug: registered at (.+):\d+$", re.MULTILINE)
 _look_up = torch._ops._OpNamespace.__getattr__
 _placeholders: dict[
     str, torch.library.Library
@@ -38,7 +43,7 @@ def define(op: Op, earlier: Op | None) -> None:
     try:
         with _hidden(op):
             try:
-                library.define(op.schema.text.partition("::")[2], tags=_tags(op.schema))
+                _define_schema(library, op)
             except RuntimeError as error:
                 raise DeclarationError(
                     f"torch refuses the op {op.qualified}, so choose another name or namespace: "
@@ -58,6 +63,32 @@ def define(op: Op, earlier: Op | None) -> None:
     except BaseException:
         forget(op)
         raise
+
+
+def _define_schema(library: torch.library.Library, op: Op) -> None:
+    """Define an op's schema. If a library for plain torch defined it before, that library gives it up."""
+    text = op.schema.text.partition("::")[2]
+    try:
+        library.define(text, tags=_tags(op.schema))
+    except RuntimeError:
+        if not _released(op):
+            raise
+        library.define(text, tags=_tags(op.schema))
+
+
+def _released(op: Op) -> bool:
+    """Have the library that defined an op take it back, if `opjit.build_library` made that library; see opjit_standalone.h."""
+    origin = _ORIGIN.search(torch._C._dispatch_dump(op.qualified))
+    if origin is None or not Path(origin[1]).is_absolute():
+        return False
+    try:
+        release = ctypes.CDLL(origin[1], mode=os.RTLD_NOW | os.RTLD_NOLOAD).opjit_release
+    except (OSError, AttributeError):  # another program's, or removed from the disk
+        return False
+    _keep(op)
+    release.restype = None
+    release(op.qualified.encode())
+    return True
 
 
 @contextmanager
@@ -188,11 +219,7 @@ def forget(op: Op) -> None:
     if library is None:
         return
     op.library = None
-    if op.qualified not in _placeholders:
-        _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
-        _placeholders[op.qualified].impl(
-            op.schema.name, partial(_refuse, f"{op.qualified} has no kernel for Vulkan"), "Vulkan"
-        )
+    _keep(op)
     for loaded in op.loaded.values():
         loaded.unload()
     op.loaded.clear()
@@ -200,6 +227,16 @@ def forget(op: Op) -> None:
     graph_cache.remove(op.qualified)
     library._destroy()
     library._op_defs.clear()  # a traceback may hold the library: torch frees it later, and would take the next op of the name back, too
+
+
+def _keep(op: Op) -> None:
+    """Keep torch's entry for an op alive, once for the process: overloads that a program holds refer to it."""
+    if op.qualified in _placeholders:
+        return
+    _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
+    _placeholders[op.qualified].impl(
+        op.schema.name, partial(_refuse, f"{op.qualified} has no kernel for Vulkan"), "Vulkan"
+    )
 
 
 def _refuse(message: str, *args: Any, **kwargs: Any) -> Any:

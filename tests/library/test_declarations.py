@@ -150,7 +150,7 @@ print(opjit.build_library(["libone::scale", "keytest::plus"], {str(tmp_path / "b
         "both",
         **settings,
     )
-    assert done.stdout == f"{tmp_path}/by/both\n", done.stderr
+    assert done.stdout == f"{tmp_path}/by/both\n{tmp_path}/by/both.so\n", done.stderr
     by, beside = (
         [path.relative_to(tmp_path / each) for path in sorted((tmp_path / each).rglob("*"))]
         for each in ("by", "build")
@@ -182,7 +182,11 @@ def test_a_name_is_taken_once_and_nothing_is_overwritten(tmp_path: Path) -> None
     with pytest.raises(BuildError, match="holds something else already"):
         opjit.build_library("libname::scale", tmp_path / "build", "cpu", name="notes")
     assert (tmp_path / "build" / "notes").read_text() == "years"
-    assert sorted(each.name for each in (tmp_path / "build").iterdir()) == ["mine", "notes"]
+    assert sorted(each.name for each in (tmp_path / "build").iterdir()) == [
+        "mine",
+        "mine.so",
+        "notes",
+    ]
 
 
 def test_a_name_that_is_no_folder_name_and_a_library_of_no_op_are_refused(tmp_path: Path) -> None:
