@@ -165,9 +165,9 @@ def _usable(
         key = (schema.qualified, target.backend.name)
         if key not in best or rank(target) > rank(best[key][2]):
             best[key] = (entry, schema, target)
-    for qualified, error in refused.items():
+    for qualified, reason in refused.items():
         if all(qualified != op for op, _ in best):
-            raise error
+            raise reason
     return list(best.values())
 
 

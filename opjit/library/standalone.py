@@ -106,7 +106,7 @@ static void {name}_entry(torch_ivalue *stack, uint64_t num_args, uint64_t num_ou
 
 def rank(target: Target) -> int:
     """Return a number that is larger for an architecture that uses more of a device."""
-    known = target.backend.archs()
+    known = list(target.backend.archs())
     if target.backend.name == "cpu":
         return -known.index(target.arch)
     return max((known.index(part) for part in target.arch.split("+") if part in known), default=-1)
