@@ -30,7 +30,7 @@ _answered: dict[tuple[str, object], tuple[Op, str]] = {}
 
 @cache
 def declare_all() -> None:
-    """Register opjit's own backends, declare the bundled ops to torch, and let torch.ops find the others; once in a process."""
+    """Register the backends of opjit, declare the bundled ops to torch, and let torch.ops find other ops. Runs once per process."""
     backends.register_backend(Cpu())
     backends.register_backend(Cuda())
     registry.declare_bundled()
@@ -38,11 +38,11 @@ def declare_all() -> None:
 
 
 def get(name: str, device: object = None) -> torch._ops.OpOverload:
-    """Make an op ready for a device, building it if no cache has it, and return it.
+    """Return an op for a device, and build it if it is not cached.
 
     Args:
         name: ``"allreduce"`` or ``"namespace::name"``.
-        device: ``"cpu"``, ``"cuda"`` or a torch.device; None means the current accelerator, else the CPU.
+        device: ``"cpu"``, ``"cuda"`` or a torch.device. None means the current accelerator, or the CPU.
 
     Returns:
         The torch operator, ``torch.ops.opjit.allreduce.default``.
@@ -78,12 +78,12 @@ def get(name: str, device: object = None) -> torch._ops.OpOverload:
 def explain(op: str | Op, device: object = None, arch: str | None = None) -> Explanation:
     """Explain whether `opjit.get` would find an op's binary, and where, or what changed since the nearest one was built.
 
-    It covers ops, not the extensions of `opjit.load`. It does not ask the remote; an entry that only the remote has is a miss.
+    It supports ops, not the extensions of `opjit.load`. It does not query the remote cache, so an entry that is only there is a miss.
 
     Args:
         op: an op or its name.
-        device: this machine's device of that kind; None means the current accelerator, else the CPU.
-        arch: this arch (``"sm_90"``, ``"x86-64-v3"``) instead, which this machine need not have.
+        device: a kind of device of this machine. None means the current accelerator, or the CPU.
+        arch: another architecture, for example ``"sm_90"`` or ``"x86-64-v3"``, which this machine need not have.
 
     Raises:
         UnknownOp, UnknownDevice, UnknownArch, DeviceUnavailable, NoKernel: see `opjit.errors`.

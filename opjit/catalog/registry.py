@@ -221,16 +221,16 @@ def declare_bundled() -> None:
 
 
 def add_path(folder: str | os.PathLike[str]) -> list[Op]:
-    """Declare the ops of a folder by running its op.py; nothing is compiled.
+    """Declare the ops of a directory by running its op.py. Nothing is compiled.
 
     Args:
-        folder: an op's folder, or a folder of such folders. An op.py runs once.
+        folder: an op folder, or a directory of op folders. An op.py runs once.
 
     Returns:
         Its ops, sorted by name.
 
     Raises:
-        DeclarationError: the folder has no op, or an op elsewhere has the same name.
+        DeclarationError: the directory does not contain an op, or another op has the same name.
 
     Example:
         >>> opjit.add_path("my_ops")
@@ -339,33 +339,33 @@ def op(
     elementwise: bool = False,
     tags: Sequence[torch.Tag] = (),
 ) -> Callable[[Function], Op]:
-    """Declare an op; the decorated function is its fake kernel.
+    """Declare an op. The decorated function is its fake kernel.
 
-    The op's C and CUDA sources lie beside the declaring file: ``<name>.c`` defines ``<name>_cpu``, ``<name>.cu`` defines
+    The C and CUDA sources of the op are next to the declaring file. ``<name>.c`` defines ``<name>_cpu``, and ``<name>.cu`` defines
     ``<name>_cuda``. The first request or call compiles them.
 
     Args:
-        text: a torch schema, such as ``"mylib::scale(Tensor x, float a) -> Tensor"``, with your namespace.
-        extra_cflags: flags for the ``.c`` kernel, after opjit's own, one argument each (no shell splits them): ``["-DTILE=64"]``.
-        extra_cuda_cflags: the same for the ``.cu`` kernel: ``["--use_fast_math", "-Xptxas=-O2"]``.
-        extra_ldflags: libraries that the kernels call, for every backend. ``"-lz"`` is a system library: like libc, each machine
-            provides it, and its content is not part of the key. ``"vendor/libfft.a"`` and ``"table.o"`` are a static archive and an
-            object, relative to the op's folder; ``"-Lvendor", "-lfft"`` is a library in a folder. Their content is part of the key.
-            opjit opens a shared library in such a folder before the op's, so a wheel needs the folder inside the op's own.
-        extra_cuda_ldflags: the same for CUDA alone. ``["-lcublas"]`` and other CUDA libraries that torch needs are those of torch,
-            wherever pip, the CUDA Toolkit or the system put them.
+        text: a torch schema, for example ``"mylib::scale(Tensor x, float a) -> Tensor"``, with your namespace.
+        extra_cflags: flags for the ``.c`` kernel, after the flags of opjit, one argument each, for example ``["-DTILE=64"]``.
+        extra_cuda_cflags: the same for the ``.cu`` kernel, for example ``["--use_fast_math", "-Xptxas=-O2"]``.
+        extra_ldflags: libraries that the kernels call, for every backend. ``"-lz"`` is a system library, which each machine must
+            provide. ``"vendor/libfft.a"`` and ``"table.o"`` are a static archive and an object file, relative to the op's directory.
+            ``"-Lvendor", "-lfft"`` is a library in a directory, which opjit opens before the op's library. Keep these files inside
+            the op's directory if you build a wheel. Their content is part of the key.
+        extra_cuda_ldflags: the same for CUDA only. For ``["-lcublas"]`` and other CUDA libraries of torch, opjit links the copies that
+            torch uses.
         extra_sources: more sources, relative to the op's folder: ``["solver.c", "solver.cu"]``. Each is compiled separately, for the
-            backend of its suffix; kernels and device functions of one ``.cu`` are unknown in another.
-        extra_include_paths: more header folders, relative to the op's folder; headers included from them enter the key.
-        differentiable: False makes autograd treat the results as constants. An op without a backward raises an error in
-            ``backward()`` otherwise, as one of torch.library.custom_op does.
-        elementwise: each element of a result depends only on the elements at its place in the arguments, which may broadcast. Then
-            torch.vmap calls the op once, for the whole batch, and DTensor's shards stay where they are.
-        tags: what torch's compilers may know of the op: ``[torch.Tag.needs_fixed_stride_order]``. opjit adds pt2_compliant_tag and, with
-            a ``Generator?``, nondeterministic_seeded.
+            backend of its suffix; a ``.cu`` file cannot call kernels or device functions of another.
+        extra_include_paths: more directories of headers, relative to the op's directory. Included headers are part of the key.
+        differentiable: False makes autograd treat the results as constants. Otherwise an op without a backward raises an error
+            in ``backward()``, like with torch.library.custom_op.
+        elementwise: each element of a result depends only on the elements at the same index of the arguments, which may broadcast.
+            Then torch.vmap calls the op once for the whole batch, and DTensor keeps its shards.
+        tags: properties of the op for torch's compilers, for example ``[torch.Tag.needs_fixed_stride_order]``. opjit adds
+            pt2_compliant_tag and, with a ``Generator?``, nondeterministic_seeded.
 
     Raises:
-        SchemaError: torch cannot parse the schema, or a type has no C form.
+        SchemaError: torch cannot parse the schema, or C does not support a type.
         DeclarationError: the schema has no namespace; the fake kernel cannot be called with the schema's arguments; an op of that name
             is declared elsewhere; or a flag would break a promise of opjit about its binaries,
             and the message names an alternative.

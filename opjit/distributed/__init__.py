@@ -56,18 +56,18 @@ _OFFER_TIMEOUT = 2.0  # the same for a rank that misses nothing
 
 
 def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOverload]:
-    """Ready ops on all ranks of a job. Call it on every rank, before or after `init_process_group`.
+    """Make ops available on all ranks of a job. Call it on every rank, before or after `init_process_group`.
 
-    One rank builds a missing entry, once in the whole job, and the job's store passes the bytes to the nodes that lack it. Each rank
-    builds one entry at a time. Ranks with different archs or compilers have separate entries. A rank that dies delays the others by up
-    to 60 s. A late rank finds the results. A rank that cannot build waits for those that can, 10 minutes at most. If the store is
+    One rank builds a missing entry, once per job, and nodes that lack it download it through the store of the job. Each rank builds one
+    entry at a time. Ranks with different architectures or compilers use separate entries. When a rank dies, it delays the job by up to
+    60 s. A late rank finds the results. A rank that cannot build waits for at most 10 minutes for a rank that can. If the store is
     unreachable, each rank builds alone, with one warning. In a process that is not a rank, this is `opjit.get` for each name.
 
-    The environment tells the ranks of torchrun, Slurm's srun and MPI; see `opjit.distributed.ranks`. Without torchrun and without a
+    opjit reads the rank from the variables of torchrun, Slurm's srun and MPI, see `opjit.distributed.ranks`. Without torchrun and without a
     process group, rank 0 hosts the store on MASTER_PORT until it exits; `init_process_group` shares that store.
 
-    Trust: entries come from the job's store, so anyone who can reach its port can make the ranks run code, as with torch.distributed
-    itself. A received entry must be complete, have the requested key and fit this machine.
+    Trust: entries come from the job's store, so anyone who can reach its port can make the ranks run code, like with
+    torch.distributed. A received entry must be complete, have the requested key and fit this machine.
 
     Args:
         names: as for `opjit.get`.
@@ -99,10 +99,10 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
 
 
 def load(name: str, sources: str | list[str], **arguments: Any) -> Any:
-    """`opjit.load` on all ranks of a job: a missing extension is built once in the whole job, as `ready` builds an op.
+    """Call `opjit.load` on all ranks of a job, and build a missing extension once per job.
 
-    Call it on every rank. A rank whose torch, Python, flags or headers differ has an entry of its own. What only torch can build, each rank
-    loads through torch.
+    Call it on every rank. Ranks with different versions of torch and Python, flags or headers use separate entries. If only torch can
+    build an extension, each rank loads it through torch.
 
     Args:
         arguments: as for `opjit.load`.

@@ -38,33 +38,33 @@ def inline(
     differentiable: bool = True,
     elementwise: bool = False,
 ) -> Op:
-    """Declare an op whose sources are strings. Like any op, it is compiled at the first call or `opjit.get`.
+    """Declare an op from strings. Like any op, it is compiled at the first call or `opjit.get`.
 
-    If the same module declares it again with other code, it stays the same op: its loaded kernels are rebuilt at once, and the op and
-    its overload run the new code, also in other threads and in compiled code. After an error, the earlier code stays in use.
+    When the same module declares it again with other code, its loaded kernels are rebuilt immediately. The op and its overload then run
+    the new code, even in other threads and in compiled code. After an error, the earlier code stays in use.
 
     Args:
-        schema: a torch schema; the default namespace is ``inline``.
-        c: C code that defines ``<name>_cpu``; it need not include ``opjit.h``.
-        cuda: CUDA C code that defines ``<name>_cuda``; it need not include ``opjit_cuda.h``.
-        like: the Tensor argument whose shape, strides, dtype and device the result has; for several results, a list of names.
-        fake: the fake kernel, as under `opjit.op`, for any other result. Without `like` and `fake` the op runs, but cannot be traced.
-        extra_cflags: as in `opjit.op`, and so are the following; relative paths start from the current folder.
+        schema: a torch schema. The default namespace is ``inline``.
+        c: C code that defines ``<name>_cpu``. It need not include ``opjit.h``.
+        cuda: CUDA C code that defines ``<name>_cuda``. It need not include ``opjit_cuda.h``.
+        like: the Tensor argument that determines the shape, strides, dtype and device of the result. For several results, a list of names.
+        fake: the fake kernel, for any other result, see `opjit.op`. Without `like` and `fake` the op runs, but cannot be traced.
+        extra_cflags: as in `opjit.op`. Relative paths of all arguments start from the current directory.
         extra_cuda_cflags: flags for the CUDA compiler.
         extra_ldflags: flags for the linker.
-        extra_include_paths: folders of headers.
+        extra_include_paths: directories of headers.
         extra_cuda_ldflags: flags for the linker of the CUDA library.
-        extra_sources: files beside the code.
+        extra_sources: more source files.
         differentiable: as in `opjit.op`.
         elementwise: as in `opjit.op`.
 
     Returns:
-        The op, which is also ``torch.ops.inline.<name>``. Call it, or add a backward with ``.backward``, as under `opjit.op`.
+        The op, which is also ``torch.ops.inline.<name>``. Call it, or add a backward with ``.backward``, see `opjit.op`.
 
     Raises:
-        SchemaError: torch cannot parse the schema, or C has no type for part of it.
+        SchemaError: torch cannot parse the schema, or C does not support a type.
         DeclarationError: there is no code, or `like` does not match the schema.
-        CompileError: the new code of an op in use does not compile. Line numbers are those of the string.
+        CompileError: the new code of an op in use does not compile. Line numbers refer to the string.
 
     Example:
         >>> scale = opjit.inline("scale(Tensor x, float a) -> Tensor", like="x", c='''

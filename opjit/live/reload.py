@@ -26,7 +26,7 @@ _reloading = (
 def reload(name: str, device: object = None) -> torch._ops.OpOverload:
     """Check an op's files again, and rebuild the op if they changed, for a device and for each device that it was used on.
 
-    Other threads may keep calling the op; after an error it stays as it was. A changed op.py runs again, but not the modules that it
+    Other threads may keep calling the op. After an error it does not change. A changed op.py runs again, but not the modules that it
     imports. A changed schema makes a new torch operator: then use the returned overload instead of the old one.
 
     Args:

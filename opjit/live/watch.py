@@ -93,17 +93,17 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
 
 
 def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> FolderWatch:
-    """Add a folder of ops, as `opjit.add_path` does, and reload an op whenever one of its files is saved.
+    """Declare the ops of a directory like `opjit.add_path`, and reload an op when you save one of its files.
 
-    Each reload is an ``opjit.reload(name)``, in a background thread: it rebuilds an op for the devices it was used on, while
-    the program continues. After an error, the op keeps its old code; the logger ``opjit`` reports the error, by default to stderr.
+    Each reload is an ``opjit.reload(name)``, in a background thread. It rebuilds an op for the devices on which it was used, while
+    the program continues. After an error, the op keeps its old code, and the logger ``opjit`` reports the error, by default to stderr.
 
     Args:
-        folder: an op's folder, or a folder of op folders.
+        folder: an op folder, or a directory of op folders.
         interval: seconds between two checks of the files' dates.
 
     Raises:
-        DeclarationError: the folder has no op.
+        DeclarationError: the directory does not contain an op.
 
     Example:
         >>> with opjit.watch("my_ops"):

@@ -27,35 +27,36 @@ def build(
     launcher: Sequence[str] = (),
     compile_commands: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Compile sources into one shared library, or take it from the cache. The caller opens it: ctypes, dlopen, tvm_ffi.load_module.
+    """Compile sources into one shared library, or find it in the cache.
 
-    The key is content: sources, the headers that they include, flags, archs and the compilers' versions. It has no path, torch or Python.
-    Layers, remotes, OPJIT_OFFLINE, OPJIT_JOBS, pruning, `opjit record`, `precompile` and `why` serve libraries as they do
-    extensions.
+    The caller opens the library, for example with ctypes, dlopen or tvm_ffi.load_module. The key covers the content of sources and
+    headers, flags, architectures and compilers, but not paths, torch or Python. Read-only caches, remote caches, OPJIT_OFFLINE,
+    OPJIT_JOBS, pruning, `opjit record`, `precompile` and `why` work with libraries as with extensions.
 
     Args:
-        name: the library's; libraries with other content may have it, too.
+        name: the name of the library. Libraries with other content may have the same name.
         sources: files that end with .c, .cc, .cpp, .cxx or .cu. They are linked in this order.
-        generated: texts of further files by name, such as ``{"kernel_f16.cu": text, "config.h": text}``. Sources among them are compiled,
-            too, and all #include lines find the others.
+        generated: texts of more files by name, for example ``{"kernel_f16.cu": text, "config.h": text}``. Sources among them are also
+            compiled, and all #include lines find the other files.
         cflags: arguments for the C and C++ compilers, for example ``["-O3"]``. Without ``-std``, C++ is C++17.
         cuda_cflags: arguments for nvcc, for example ``["-rdc=true"]``. Without ``-std``, CUDA C++ is C++17.
-        ldflags: arguments for the linker, for example ``["-lcuda"]``. The key has the content of static libraries and the
-            names of shared ones.
-        include: folders of headers.
-        archs: for CUDA code, such as ``["9.0a", "10.3a", "12.0f", "9.0+PTX"]`` or ``["sm_90a"]``; None is OPJIT_ARCH, else
-            TORCH_CUDA_ARCH_LIST.
-        launcher: a program that gets each compiler's command, such as ``["sccache"]``, else as in ``CXX="ccache c++"``; not in the key.
-        compile_commands: where to write the commands for editors and clang-tidy, such as ``"build/compile_commands.json"``; generated
-            files go into ``generated`` beside it.
+        ldflags: arguments for the linker, for example ``["-lcuda"]``. Static libraries count by content,
+            and shared libraries by their interface.
+        include: directories of headers.
+        archs: architectures of CUDA code, for example ``["9.0a", "10.3a", "12.0f", "9.0+PTX"]`` or ``["sm_90a"]``. None means
+            OPJIT_ARCH, or TORCH_CUDA_ARCH_LIST.
+        launcher: a program that runs each compiler's command, for example ``["sccache"]``. The default is the launcher in ``CXX``. It is
+            not part of the key.
+        compile_commands: a file for the commands, for editors and clang-tidy, for example ``"build/compile_commands.json"``. Generated
+            files go into ``generated`` next to it.
 
     Returns:
-        The path of the verified library in the cache. It stays as it is while the process keeps it open.
+        The path of the verified library in the cache. It does not change while the process keeps it open.
 
     Raises:
-        BuildError: an argument is wrong, or the build failed; as CompileError, at the line that a compiler refused.
-        UnknownArch: no compiler knows an arch, or CUDA code has none.
-        ToolMissing: a compiler is missing; the message says what to install.
+        BuildError: an argument is wrong, or the build failed. For a compile error, it is a CompileError with the line.
+        UnknownArch: no compiler supports an architecture, or CUDA code lacks one.
+        ToolMissing: a compiler is missing. The message names the package to install.
 
     Example:
         >>> import ctypes
