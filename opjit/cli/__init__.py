@@ -235,8 +235,9 @@ def get(
     """Build ops, and print the paths of their binaries.
 
     OP is the name or the directory of an op. Ops that are cached are not built again. With
-    --build-directory, the command prints the path of the op package; with --name, also that of a shared
-    library for torch.ops.load_library, which needs no opjit and serves all architectures of --arch.
+    --build-directory, the command prints the path of the op package. With --name, it also prints the
+    path of a shared library for torch.ops.load_library, which works without opjit and contains all
+    architectures of --arch.
 
     Debug builds are cached separately, and are never added to a wheel or a remote cache. To use one, run
     OPJIT_DEBUG=1 gdb --args python program.py.

@@ -1,4 +1,4 @@
-"""``opjit test``, and the same checks in a project's own pytest: every check of an op, on the samples that it declares.
+"""``opjit test``, and the same checks in a project's own pytest: every check of an op, with its sample inputs.
 
     from opjit import testing
 
@@ -44,7 +44,7 @@ def load(folder: str | os.PathLike[str]) -> list[Op]:
     """The ops of a folder, which OPJIT_PATH need not name.
 
     Raises:
-        DeclarationError: an op cannot be declared, or waives what is no check.
+        DeclarationError: an op cannot be declared, or waives an unknown check.
 
     Example:
         >>> opjit.testing.load("my_ops")
@@ -72,11 +72,11 @@ def check(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> None:
 
 
 def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[Line]:
-    """Build the op, then run one check for each line that the caller takes.
+    """Build the op, then yield the result of one check after another.
 
     Raises:
         CompileError, NoKernel, …: the op cannot be built for the device.
-        DeclarationError: the op has no reference or no samples, or waives what is no check.
+        DeclarationError: the op lacks a reference or sample inputs, or waives an unknown check.
 
     Example:
         >>> [scale] = opjit.testing.load("my_ops")
@@ -88,13 +88,13 @@ def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[L
 
 
 def prepare(op: Op, device: str) -> None:
-    """Build the op, unless it is built, and have what the checks need of it."""
+    """Build the op if necessary, and evaluate the values that the checks need."""
     request.ready(refuse_unknown_waivers(op), backends.for_device(device))
     _ = op.reference_function, list(op.samples_on(device))
 
 
 def refuse_unknown_waivers(op: Op) -> Op:
-    """Return the op. Raises DeclarationError if it waives what is no check: its author believes that one is left out."""
+    """Return the op. Raises DeclarationError if it waives an unknown check, because its author expects that one is skipped."""
     names = [check.name for check in CHECKS]
     for name in op.declaration.waived:
         if name not in names:

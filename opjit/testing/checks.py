@@ -104,7 +104,7 @@ def outcome_of(name: str, run: Callable[[], str]) -> Line:
     except unittest.SkipTest as reason:
         note = str(reason)
         status = "skipped"
-    except Exception as error:  # torch's own checks raise errors of any type
+    except Exception as error:  # torch's checks raise errors of any type
         note = _one_line(error)
         status = "failed"
     return Line(name, status, note, seconds=time.monotonic() - start)

@@ -100,7 +100,7 @@ def run(
 
     `before` receives all ops first. Returns the table's lines; `exit_code` judges them.
     """
-    # A process that asks CUDA itself, instead of NVML, cannot fork children that use CUDA.
+    # A process that queries CUDA, instead of NVML, cannot fork children that use CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # Tuning for the checks' many sizes would take long; "results" tests each variant.
     os.environ["OPJIT_TUNE"] = "0"

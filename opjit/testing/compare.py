@@ -1,4 +1,4 @@
-"""Comparing an op's results with the reference's: how near is near enough, and where they differ."""
+"""Compare the results of an op with the reference: tolerances, and the first difference."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Checks of gradients: against the reference's, against the derivative, and of what the forward keeps for the backward."""
+"""Checks of gradients: compared with the reference, with the numerical derivative, and of saved tensors."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checks in child processes: an op that ends or blocks its process fails the check that called it, and the others go on.
+"""Run checks in child processes. If an op ends or blocks its process, only the check that called it fails.
 A child is a fork of this process, which has imported torch but called no op. A pipe says at which call it is: a death has a place."""
 
 import ctypes

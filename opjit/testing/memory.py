@@ -1,4 +1,4 @@
-"""Checks of memory: inputs and what lies around them stay as they are, and calls keep none."""
+"""Checks of memory: calls change neither inputs nor the bytes around them, and keep no memory."""
 
 import ctypes
 import gc
