@@ -36,33 +36,32 @@ def build_library(
     arch: str | Sequence[str] | None = None,
     name: str | None = None,
 ) -> Path:
-    """Build ops, or take them from the cache, and copy them with their declarations to a folder. Loads nothing.
+    """Build ops if they are not cached, and write them with their declarations into an op package. Loads nothing.
 
-    The folder holds all that another process needs: the folder of each op, so fake kernels and backwards, and the binaries beside its
-    sources, as in a wheel. Ops of one op.py go together. An op that no op.py declares, such as one of `opjit.inline`, is known there by
-    its schema alone.
+    An op package is a directory with everything that another process needs: the directory of each op with its fake kernel and backward,
+    and binaries next to the sources, like in a wheel. Ops of one op.py go together. An op without an op.py, for example from
+    `opjit.inline`, has only its schema there.
 
-    With a name, there is also ``DIR/<name>.so``, for programs that use torch without opjit: ``torch.ops.load_library`` of it defines the
-    ops. It contains all binaries, so it can be copied without the folder. Fake kernels and backwards are Python and are not in it.
+    With a name, opjit also writes ``DIR/<name>.so`` for programs that use torch without opjit: ``torch.ops.load_library`` of it defines the
+    ops. It contains all binaries, so it can be copied alone. Fake kernels and backwards are Python, and are not part of it.
 
     Args:
         ops: ``"allreduce"``, ``"namespace::name"``, or a list of such names.
-        build_directory: created if missing. The library gets a folder of its own in it, which can be copied as a whole. Nothing is
-            ever overwritten: another build gets another folder.
-        device: build for this machine's device of that kind; None means the current accelerator, else the CPU. With a name, None means
-            all devices of this machine that the ops have kernels for.
-        arch: build for this arch (``"sm_90"``, ``"x86-64-v3"``) instead, which this machine need not have. With a name, you can give
-            several.
-        name: the name of the library's folder; the default is made of the first op, the arch and the content.
+        build_directory: created if missing. It gets a directory for the op package, which can be copied as a whole. Nothing is ever
+            overwritten, so another build gets another directory.
+        device: a kind of device of this machine. None means the current accelerator, or the CPU. With a name, None means all devices
+            of this machine that the ops support.
+        arch: another architecture, for example ``"sm_90"`` or ``"x86-64-v3"``, which this machine need not have. With a name, you can
+            pass several.
+        name: the name of the op package. The default is derived from the first op, the architecture and the content.
 
     Returns:
-        The path of the op's ``.so``, or, for a list, of the library's folder; `opjit.load_library` takes both. The ``.so`` is a link.
+        The path of the op's ``.so``, which is a link, or for a list, of the op package. `opjit.load_library` accepts both.
 
     Raises:
         UnknownOp, UnknownDevice, UnknownArch, DeviceUnavailable, NoKernel, ToolMissing, CompileError: see `opjit.errors`.
-        DeclarationError: an op.py changed since it was read, or an op is linked with a library outside its folder.
-        BuildError: the folder is not writable, the name has other characters than letters, digits and ``_.+-``, or another library
-            has it.
+        DeclarationError: an op.py changed since it was read, or an op is linked with a library outside its directory.
+        BuildError: the directory is not writable, the name exists, or it has characters other than letters, digits and ``_.+-``.
 
     Example:
         >>> opjit.build_library("allreduce", "build", "cpu", name="sums")
