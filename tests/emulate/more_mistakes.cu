@@ -215,7 +215,7 @@ __global__ void normalize(const float *x, float *total, float *y)
     atomicAdd(total, x[i]); // B27
     if (BUG == 28 ? blockIdx.x > 0 : BUG != 27)
         cg::this_grid().sync(); // B28
-    y[i] = x[i] / *total;       // B27
+    y[i] = x[i] / *total;       // B27 B28
 }
 
 /* 15: a tile of 8 threads */
@@ -225,7 +225,7 @@ __global__ void tiles(const int *x, int *y)
     __shared__ int s[64];
     cg::thread_block_tile<8> tile = cg::tiled_partition<8>(cg::this_thread_block());
     const int t = threadIdx.x;
-    s[t] = x[t]; // B29
+    s[t] = x[t]; // B29 B30
     if (BUG != 29)
         tile.sync();
     int sum = 0;
