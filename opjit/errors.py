@@ -94,7 +94,7 @@ class CompileError(BuildError):
 
 class PrecompileError(OpjitError):
     """`opjit.precompile` could not build some entries, or `opjit.check_precompiled` misses some: `failed` has each error and the name of
-    its op and target; all others are there."""
+    its op and target; all other entries exist."""
 
     def __init__(self, message: str, failed: list[tuple[str, OpjitError]]) -> None:
         super().__init__(message)

@@ -65,7 +65,7 @@ class Flags(NamedTuple):
         link: after the objects. ``-lNAME`` is a library that each machine has; a path's content is part of the key.
         stubs: torch's libraries that the binary links to: their sonames, without ``.so``.
         needed: all libraries that the binary may need, in addition to those in `link`.
-        include: folders on the include path: the backend's, then those that an op's author adds.
+        include: directories on the include path: first the backend's directories, and then the directories of the op.
         device: arguments of `Backend.compiler`. The additional placeholders are ``{source}``, ``{object}``, ``{dependencies}``
             (the list of read files, which the compiler must write in the syntax of make) and ``{path}``. An argument with
             ``{path}`` is repeated for each directory of the include path:
@@ -152,7 +152,7 @@ def register_backend(backend: Backend) -> None:
 
 
 def all_backends() -> list[Backend]:
-    """Return all backends in the order of their registration: `cpu`, `cuda`, then others."""
+    """Return all backends in the order of their registration: `cpu`, `cuda`, then the other backends."""
     return list(_backends.values())
 
 
