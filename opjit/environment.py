@@ -13,8 +13,8 @@ VARIABLES = {
     "OPJIT_EMULATE": "`1`: without a GPU, CPU tensors run ops' CUDA kernels, checked for races and bounds; `fast`: unchecked",
     "OPJIT_FAST": "`0`: compile C++ extensions with torch's full headers and nvcc",
     "OPJIT_JOBS": (
-        "largest number of compilers in all your processes. Default: `MAX_JOBS`, or a number that "
-        "fits the CPUs, the free memory and the cgroup"
+        "largest number of compilers in all your processes. Default: a number that fits the CPUs, the free memory "
+        "and the cgroup. `MAX_JOBS` limits one build"
     ),
     "OPJIT_LAYERS": "read-only caches that opjit searches first, separated by `:`",
     "OPJIT_OFFLINE": "`1`: never build and never query a remote cache. If an op is not cached, it raises an error",

@@ -30,8 +30,8 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
-    """Return the number of jobs to run at once: as asked, else OPJIT_JOBS, else MAX_JOBS, else as many as fit that need so many bytes each.
-    Raises OpjitError if a given number is not positive."""
+    """Return the number of jobs to run at once: as asked, else OPJIT_JOBS, else as many as fit that need so many bytes each. Raises
+    OpjitError if a given number is not positive."""
     setting = os.environ.get("OPJIT_JOBS", "") if asked is None else str(asked)
     if setting and (not setting.strip().isdecimal() or int(setting) < 1):
         from opjit.errors import OpjitError
@@ -41,10 +41,17 @@ def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
     return int(setting or _given() or max(1, min(cpus(root), memory(root) // need)))
 
 
+def width(need: int) -> int:
+    """Return the number of compilers that one build runs at once: `jobs`, and at most MAX_JOBS, as for torch's builder."""
+    most = os.environ.get("MAX_JOBS", "").strip()
+    found = jobs(need)
+    return min(found, int(most)) if most.isdecimal() and int(most) else found
+
+
 def _given() -> int:
-    """The number in OPJIT_JOBS or, as for torch's builder, in MAX_JOBS; 0 without one."""
-    settings = (os.environ.get(name, "").strip() for name in ("OPJIT_JOBS", "MAX_JOBS"))
-    return next((int(setting) for setting in settings if setting.isdecimal() and int(setting)), 0)
+    """Return the number in OPJIT_JOBS, which limits the compilers of all builds; 0 without one."""
+    setting = os.environ.get("OPJIT_JOBS", "").strip()
+    return int(setting) if setting.isdecimal() else 0
 
 
 def launcher(need: int) -> list[str]:

@@ -393,7 +393,7 @@ def _link(
     )
     c = [
         *include,
-        compile_warnings.LARGE_FRAME,
+        *compile_warnings.DEFAULT,
         unreported.DATE_WARNING,
         *(flag.format(**places) for flag in flags.c),
         *listing,

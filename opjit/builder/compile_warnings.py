@@ -17,8 +17,8 @@ _WARNING = re.compile(
 )
 _NOTE = re.compile(r"(?P<file>[^\s:][^:]*):(?P<line>\d+):\d+: note: (?P<text>.+)")
 _OF_PTXAS = re.compile(r"ptxas(?P<where> .*)?warning ?: (?P<text>.+)")
-# Not part of the key, as it changes no byte; before an author's flags, so that they can change it.
-LARGE_FRAME = f"-Wframe-larger-than={1 << 20}"
+# Not part of the key, because they change no byte; before an author's flags, so that they can change them.
+DEFAULT = (f"-Wframe-larger-than={1 << 20}", "-Wformat")
 _IS_LARGE = re.compile(r"(the|stack) frame size .*\[-Wframe-larger-than=?\]")
 _ADVICE = (
     ": a thread's stack has some MB, and a process whose stack overflows dies of SIGSEGV; take the memory from opjit_scratch, or "

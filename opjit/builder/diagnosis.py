@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from opjit import files, processes
+from opjit.builder.tokens import CLOSING, Malformed, Token, tokenize
 from opjit.errors import BuildError, CompileError
 
 _COMPLAINT = re.compile(
@@ -134,6 +135,9 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINITION = re.compile(
     r"^[ \t]*[A-Za-z_][\w\"* \t]*[\s*](?P<name>\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE
 )
+_AT_END = re.compile(
+    r"error: (?:expected .* at end of input|expected ['\"]?\}|expected a ['\"]\}|unterminated argument list)"
+)
 _SHOWN = 16  # lines of the compiler's output in the message
 _NOTE = re.compile(r"(?P<place>[^\s:]+:\d+:\d+): note: in expansion of macro '(?P<macro>\w+)'")
 _HEADER = re.compile(r"(?:\S*/)?opjit\w*\.h(?::|$)")
@@ -158,6 +162,8 @@ def diagnose(
         if expected
         else None
     )
+    if expected and mismatch is None and any(map(_AT_END.search, lines)):
+        mismatch = _unclosed(Path(expected[0]))
     if mismatch is not None:
         return CompileError(mismatch, op=op, target=target, command=command, log=log)
     first = next((index for index, line in enumerate(lines) if _COMPLAINT.search(line)), None)
@@ -181,6 +187,28 @@ def diagnose(
     message += f"\nfull output: {log}" if log else ""
     kind = BuildError if _DIED.search(output) else CompileError
     return kind(message, op=op, target=target, command=command, log=log)
+
+
+def _unclosed(source: Path) -> str | None:
+    """Return the complaint about a bracket that a source does not close. Compilers see its end at the end of the generated wrapper."""
+    try:
+        text = source.read_text("utf-8", "replace")
+        tokens = tokenize(text)
+    except (OSError, Malformed):
+        return None
+    opened: list[Token] = []
+    for token in tokens:
+        if token.text in CLOSING and token.kind == "mark":
+            opened.append(token)
+        elif token.text in CLOSING.values() and token.kind == "mark":
+            if not opened or CLOSING[opened[-1].text] != token.text:
+                break  # the innermost one is open here
+            opened.pop()
+    if not opened:
+        return None
+    line = text.count("\n", 0, opened[-1].start) + 1
+    column = opened[-1].start - text.rfind("\n", 0, opened[-1].start)
+    return f"{source}:{line}:{column}: error: this '{opened[-1].text}' is not closed"
 
 
 def _at_author(lines: list[str], source: str) -> list[str]:

@@ -261,7 +261,7 @@ def run_ninja(
     Raises NinjaFailed if a tool failed. An interrupt ends ninja's compilers, too."""
     text = (work / "build.ninja").read_text("utf-8", "surrogateescape")
     rules = [rule for out, rule in _COMPILES.findall(text) if not objects or out in objects]
-    program = [os.path.join(ninja, "ninja"), "-v", "-j", str(budget.jobs(budget.C_JOB))]
+    program = [os.path.join(ninja, "ninja"), "-v", "-j", str(budget.width(budget.C_JOB))]
     launchers = [shlex.join(budget.launcher(need)) for need in needs]
     with (
         budget.share(needs["cuda_compile" in rules])

@@ -81,14 +81,25 @@ def _op_py_error(error: Exception) -> str | None:
     callback=helps.print_include,
     help="Print the directory of opjit.h, for editors and other builds.",
 )
+@click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Color the output. auto: on a terminal, unless NO_COLOR is set.",
+)
 @click.pass_context
-def main(context: click.Context) -> None:
+def main(context: click.Context, color: str) -> None:
     """Write torch operators in plain C or CUDA C: built on first use, cached, verified and shared.
 
     \b
     To complete commands, ops and architectures in bash (or zsh, fish), run:
       eval "$(_OPJIT_COMPLETE=bash_source opjit)"
     """
+    if color == "never" or (color == "auto" and os.environ.get("NO_COLOR")):
+        context.color = False
+    elif color == "always":
+        context.color = True
     if context.invoked_subcommand is None:
         click.echo(helps.FIRST_STEPS, nl=False)
     warnings.formatwarning = _format_warning
@@ -142,6 +153,22 @@ def _interruptible() -> Iterator[None]:
 
 
 main.add_command(cache)
+
+
+@main.command(name="help", cls=click.Command, epilog=helps.examples("opjit help", "opjit help get"))
+@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@click.pass_context
+def show_help(context: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command."""
+    found: click.Command = main
+    shown = context.find_root()
+    for word in words:
+        child = found.get_command(shown, word) if isinstance(found, click.Group) else None
+        if child is None:
+            raise click.UsageError(f"no such command: {word!r}; `opjit help` lists all", shown)
+        shown = click.Context(child, info_name=word, parent=shown)
+        found = child
+    click.echo(found.get_help(shown))
 
 
 @main.command(cls=click.Command, epilog=helps.examples("opjit demo"))
@@ -678,15 +705,21 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     The command runs COMMAND and writes an op list. Child processes are included. The command exits with the code of COMMAND.
     """
     from opjit.ahead.record import record as record_ops
+    from opjit.declare.oplist import read_list
 
-    sys.exit(record_ops(command, output))
+    code = record_ops(command, output)
+    ops, extensions = read_list(output)
+    hint = "" if ops or extensions else "; the program called no op and loaded no C++ extension"
+    click.echo(
+        f"wrote {output}: {len(ops)} ops and {len(extensions)} C++ extensions{hint}", err=True
+    )
+    sys.exit(code)
 
 
 @main.command(
     context_settings={
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,
-        "help_option_names": ["--help"],
     },
     epilog=helps.examples(
         "opjit run train.py --epochs 3", "opjit run setup.py build_ext --inplace"

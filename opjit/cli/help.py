@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 # The commands under each heading. Their summaries are the first sentences of their docstrings.
 SECTIONS = {
-    "Start": ["demo", "list", "get", "doctor"],
+    "Start": ["demo", "list", "get", "doctor", "help"],
     "Write an op": ["new", "test", "bench", "tune", "judge", "wheel"],
     "Existing programs": ["run", "record", "why"],
     "Many machines": ["precompile", "cache", "keygen"],

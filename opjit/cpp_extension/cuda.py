@@ -134,7 +134,7 @@ def compiled(
         work / "cuda" / edge["out"]: re.sub(r"\$([$ :])", r"\1", edge["source"]) for edge in edges
     }
     others = [edge["out"] for edge in _OTHER.finditer(written)]
-    with processes.pool(1 + budget.jobs(budget.CXX_JOB)) as pool:
+    with processes.pool(1 + budget.width(budget.CXX_JOB)) as pool:
         rest = (
             pool.submit(
                 torch_builder.run_ninja,

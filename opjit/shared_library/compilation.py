@@ -214,7 +214,7 @@ class _LibraryBuild:
         complaint."""
         commands = _sources(self.library, self.before, self.work)
         try:
-            with processes.pool(budget.jobs(budget.C_JOB)) as pool:
+            with processes.pool(budget.width(budget.C_JOB)) as pool:
                 read = list(pool.map(self._compile if len(commands) > 1 else self._once, commands))
             linker, linked = self._link([command[-1] for command in commands])
         except CompilerFailed as failed:

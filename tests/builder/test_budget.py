@@ -141,9 +141,20 @@ def test_what_the_user_asks_for_is_taken_argument_before_environment(
     assert budget.jobs(GIB) == 7
     assert budget.jobs(GIB, 3) == 3
     monkeypatch.setenv("MAX_JOBS", "5")  # torch's
-    assert budget.jobs(GIB) == 7
-    monkeypatch.delenv("OPJIT_JOBS")
-    assert budget.jobs(GIB) == 5
+    assert (budget.jobs(GIB), budget.width(GIB)) == (7, 5)
+    monkeypatch.setenv("OPJIT_JOBS", "3")
+    assert (budget.jobs(GIB), budget.width(GIB)) == (3, 3)
+    monkeypatch.setenv("MAX_JOBS", "all")  # torch ignores it, too
+    assert budget.width(GIB) == 3
+
+
+def test_max_jobs_is_the_width_of_one_build_and_another_build_does_not_wait_for_it(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_JOBS", "1")
+    monkeypatch.setattr(budget, "cpus", lambda: 2)
+    with budget.share(1) as first, budget.share(1) as second:
+        assert first == second == []  # both have their share
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-2", "1.5"])
@@ -167,7 +178,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(budget.launcher(GIB)[3])
 
 
-@pytest.mark.parametrize(("setting", "most"), [("OPJIT_JOBS=2", 2), ("MAX_JOBS=3", 3), ("", 1)])
+@pytest.mark.parametrize(("setting", "most"), [("OPJIT_JOBS=2", 2), ("", 1)])
 def test_two_builds_of_many_files_share_what_there_is(
     alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, most: int
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from opjit import backends
 from opjit.backends import targets
 from opjit.builder import build, diagnosis
-from opjit.errors import BuildError, CacheWarning, CompileError, ToolMissing
+from opjit.errors import BuildError, CacheWarning, CompileError, CompileWarning, ToolMissing
 from opjit.recipe import toolchain
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -235,6 +235,31 @@ def test_a_source_that_breaks_off_no_matter_where_or_is_no_text_is_an_error_of_o
         refusal(op, tmp_path / "cache")
     (op / "plus.c").write_bytes(bytes(range(256)) * 4)
     assert isinstance(refusal(op, tmp_path / "cache"), CompileError)
+
+
+def test_a_brace_that_is_not_closed_is_reported_at_its_line(op: Path, tmp_path: Path) -> None:
+    source = (op / "plus.c").read_text()
+    line = source.count("\n", 0, source.index("    return OPJIT_OK;")) + 1
+    block = """    OPJIT_DISPATCH_FLOATING(x->dtype, "plus", { // not the '{' of a comment
+        (void)sizeof(scalar_t);
+    )
+    return OPJIT_OK;"""
+    (op / "plus.c").write_text(source.replace("    return OPJIT_OK;", block, 1))
+    place = f"{op}/plus.c:{line}:47: error: this '{{' is not closed"
+    assert str(refusal(op, tmp_path / "cache")).startswith(place)
+    (op / "plus.c").write_text(source.rstrip().removesuffix("}"))
+    assert "error: this '{' is not closed" in str(refusal(op, tmp_path / "cache"))
+    (op / "plus.c").write_text(source)
+
+
+def test_a_format_that_does_not_fit_its_argument_is_warned_of_at_the_line(
+    op: Path, tmp_path: Path
+) -> None:
+    source = (op / "plus.c").read_text()
+    check = 'OPJIT_CHECK(x->dim >= 0, "expected a tensor, got %s", 1.5);\n    return OPJIT_OK;'
+    (op / "plus.c").write_text(source.replace("return OPJIT_OK;", check, 1))
+    with pytest.warns(CompileWarning, match=r"format '%s' expects argument of type 'char \*'"):
+        built(op, tmp_path / "cache")
 
 
 # --- compilers that lie -------------------------------------------------------------------------------------------------------------------

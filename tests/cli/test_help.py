@@ -170,3 +170,40 @@ def test_what_only_writes_files_does_not_wait_for_torch(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert imported("-m", "opjit", *line.split()) == ["opjit.cli.help"]
     assert (tmp_path / "made").is_dir()
+
+
+def test_help_is_a_command_too() -> None:
+    run = CliRunner().invoke
+    whole = run(main, ["--help"])
+    assert run(main, ["help"]).output == whole.output
+    for words in (["get"], ["cache", "push"], ["run"]):
+        asked = run(main, ["help", *words]).output
+        assert asked == run(main, [*words, "--help"]).output
+    assert command("run", "-h").stdout.startswith("Usage: opjit run ")
+    missing = run(main, ["help", "gett"])
+    assert missing.exit_code == 2
+    assert "no such command: 'gett'" in missing.output
+
+
+def test_colors_follow_no_color_and_the_option() -> None:
+    """Text for a terminal; a pipe gets none anyway."""
+    import click
+
+    @main.command(name="colors-of-a-test", cls=click.Command)
+    def colors() -> None:
+        click.secho("green", fg="green")
+
+    try:
+        for words, variables, colored in (
+            (["--color", "always"], {}, True),
+            (["--color", "always"], {"NO_COLOR": "1"}, True),
+            (["--color", "never"], {}, False),
+            ([], {"NO_COLOR": "1"}, False),
+            ([], {}, True),
+        ):
+            done = CliRunner().invoke(
+                main, [*words, "colors-of-a-test"], env=variables, color=colored or not words
+            )
+            assert ("\x1b[" in done.output) == colored, (words, variables)
+    finally:
+        del main.commands["colors-of-a-test"]
