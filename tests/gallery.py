@@ -220,6 +220,32 @@ CASES = [
         fix="Build the op in advance with `opjit precompile`, or unset `OPJIT_OFFLINE`.",
     ),
     Case(
+        "No device",
+        'opjit.get("allreduce", "cuda")',
+        "",
+        "opjit get OP --arch sm_90",
+        cause="The process cannot use a device of this kind, for example because torch is a CPU build.",
+        fix="Run the op on another device, or only build it with `opjit get OP --arch sm_90`.",
+    ),
+    Case(
+        "Lost rank",
+        """opjit.get("all_reduce_ranks", "cpu")
+rank = 0 if os.fork() else 1
+store = f"file://{os.path.abspath('store')}"
+torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+group = opjit.distributed.peers(device="cpu", timeout=2)
+if rank == 1:
+    os._exit(0)
+try:
+    torch.ops.opjit.all_reduce_ranks(torch.ones(3), group.name)
+except RuntimeError:
+    opjit.distributed.check(group.name)""",
+        "rank 1 has ended",
+        "make a smaller group",
+        cause="A rank ended, was late, or called another op of the group.",
+        fix="If the rank was only late, raise the time limit with `timeout=` or `OPJIT_PEER_TIMEOUT`. Otherwise make a group without it.",
+    ),
+    Case(
         "Directory not writable",
         'opjit.build_library("round_ste", "/proc/build", "cpu")',
         "'/proc/build'",
@@ -371,6 +397,9 @@ def changes(folder: Path) -> dict[str, str | None]:
 def plain(message: str, folder: Path) -> str:
     """A message without what differs between runs and machines."""
     text = message.replace(f"{folder}/", "…/").replace(str(folder), "…").replace(str(ROOT), "…")
+    # The page has the message of a CUDA build of torch. A CPU build has a similar one.
+    cpu_build = r"torch \S+ is a build without CUDA; install .* or only build it:"
+    text = re.sub(cpu_build, "no CUDA GPU is visible to torch; you can still build the op:", text)
     text = re.sub(r"\.\d{8}-\d{6}\.[0-9a-f]{32}\.log", ".….log", text)
     text = re.sub(r"cpu x86-64-v\d", "cpu x86-64-v3", text)
     text = re.sub(r"\bx86-64-v\d\.[0-9a-f]{20}\b", "x86-64-v3.…", text)
