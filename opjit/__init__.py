@@ -42,6 +42,13 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 
+_archive = getattr(__spec__ and __spec__.loader, "archive", None)  # a zip, on sys.path
+if _archive is not None:
+    raise ImportError(
+        f"opjit cannot run from the archive {_archive}: compilers read its headers and templates as files; install it "
+        "with pip, or unpack the archive"
+    )
+
 
 def _is_command() -> bool:
     """Return whether this process is ``python -m opjit`` or the script ``opjit`` that pip installed.

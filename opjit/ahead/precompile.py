@@ -168,7 +168,7 @@ def build_plan(
         else:
             _build_missing(plan, jobs, report, stream, write)
         if is_on("OPJIT_CPP_AUTOGRAD", unset=True) and any(wanted.kind for wanted in plan.wanted):
-            make_autograd_part(plan.store)
+            make_autograd_part(plan.store, on_build=write)
     finally:
         for item in (
             inventory.scan(plan.store) if plan.shared else ()

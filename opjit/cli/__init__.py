@@ -1,5 +1,7 @@
 """The command ``opjit``. Each subcommand is a few lines that call the library."""
 
+from __future__ import annotations
+
 import linecache
 import os
 import shlex
@@ -8,12 +10,12 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import click
 from click.core import ParameterSource
@@ -24,6 +26,10 @@ from opjit.cli.cache import cache
 from opjit.cli.help import PrintJson, json_option
 from opjit.environment import is_on
 from opjit.errors import BadSetting, CacheWarning, CompileWarning, OpjitError, UnknownOp
+
+if TYPE_CHECKING:  # help and completion don't import torch
+    from opjit.backends.targets import Target
+    from opjit.operators.op import Op
 
 _default_format = warnings.formatwarning  # of Python, or of the program that embeds it
 
@@ -248,6 +254,7 @@ def list_ops(print_json: PrintJson) -> None:
     is_flag=True,
     help="Print registers, shared memory, stack and spills of each CUDA kernel.",
 )
+@json_option
 @_interruptible()
 def get(
     named: tuple[str, ...],
@@ -258,6 +265,7 @@ def get(
     debug: bool,
     all_warnings: bool,
     verbose: bool,
+    print_json: PrintJson,
 ) -> None:
     """Build ops, and print the paths of their binaries.
 
@@ -269,10 +277,8 @@ def get(
     Debug builds are cached separately, and are never added to a wheel or a remote cache. To use one, run
     OPJIT_DEBUG=1 gdb --args python program.py.
     """
-    from opjit import files, request
     from opjit.catalog import arguments
     from opjit.cli import diagnostics
-    from opjit.library import build_library
     from opjit.wanted import target_of
 
     if debug:
@@ -281,41 +287,62 @@ def get(
         raise click.UsageError(
             "--name needs --build-directory DIR, because it names the op package in that directory"
         )
-    archs: list[str | None] = [each.strip() for each in arch.split(",")] if arch else [None]
-    targets, ops = (
-        [target_of(device, each) for each in archs],
-        [op for text in named for op in arguments.ops(text)],
-    )
+    archs = [each.strip() for each in arch.split(",")] if arch else []
+    targets = [target_of(device, each) for each in archs] or [target_of(device, None)]
+    ops = [op for text in named for op in arguments.ops(text)]
     if all_warnings:
         diagnostics.show_warnings(ops, targets)
     for each in targets:
         if verbose and each.backend.uses_nvcc:
             diagnostics.show_usage(ops, each)
     if build_directory is not None:
-        names = [op.qualified for op in ops]
-        if name is not None:
-            named_archs = [each for each in archs if each is not None]
-            requested = names[0] if len(names) == 1 else names
-            click.echo(build_library(requested, build_directory, device, named_archs or None, name))
-            click.echo(build_directory / f"{name}.so")
-            return
-        for wanted in archs:
-            click.echo(
-                build_library(
-                    names[0] if len(names) == 1 else names, build_directory, device, wanted, name
-                )
-            )
+        found = _packages(ops, build_directory, device, archs, name)
+    else:
+        found = _entries(ops, targets, load=arch is None)
+    if print_json is not None:
+        print_json(list(found))
         return
-    for found, target in ((op, target) for target in targets for op in ops):
-        entry = request.entry(found, target)
+    for row in found:
+        click.echo(row["path"])
+
+
+def _packages(
+    ops: Sequence[Op], directory: Path, device: str | None, archs: Sequence[str], name: str | None
+) -> Iterator[dict[str, object]]:
+    """Write op packages into a directory, and yield their paths."""
+    from opjit.library import build_library
+
+    names = [op.qualified for op in ops]
+    requested = names[0] if len(names) == 1 else names
+    if name is not None:
+        yield {
+            "ops": names,
+            "path": build_library(requested, directory, device, archs or None, name),
+        }
+        yield {"ops": names, "path": directory / f"{name}.so"}
+        return
+    wanted: list[str | None] = [*archs] or [None]
+    for arch in wanted:
+        yield {"ops": names, "path": build_library(requested, directory, device, arch)}
+
+
+def _entries(
+    ops: Sequence[Op], targets: Sequence[Target], load: bool
+) -> Iterator[dict[str, object]]:
+    """Build ops into the cache, and yield their binaries."""
+    from opjit import files, request
+
+    for op, target in ((op, target) for target in targets for op in ops):
+        entry = request.entry(op, target)
         if files.is_own(entry.folder):
             raise OpjitError(
-                f"{found.qualified} for {target} was built, but cannot be cached; set OPJIT_CACHE to a directory that only you "
+                f"{op.qualified} for {target} was built, but cannot be cached; set OPJIT_CACHE to a directory that only you "
                 "can write, or pass --build-directory"
             )
-        if arch is None:
-            request.ready(found, target.backend, entry)
-        click.echo(entry.library)
+        if load:
+            request.ready(op, target.backend, entry)
+        backend = target.backend.name
+        yield {"op": op.qualified, "backend": backend, "arch": target.arch, "path": entry.library}
 
 
 @main.command(epilog=helps.examples("opjit why allreduce", "opjit why allreduce --arch x86-64-v3"))
@@ -650,6 +677,7 @@ def wheel(
     type=helps.FOLDER,
     help="Fill this directory instead of the cache, for an image or for OPJIT_LAYERS. All users can read it.",
 )
+@json_option
 @_interruptible()
 def precompile(
     ops: tuple[str, ...],
@@ -661,6 +689,7 @@ def precompile(
     jobs: int | None,
     extensions: bool,
     store: Path | None,
+    print_json: PrintJson,
 ) -> None:
     """Build ops in advance, for any architecture.
 
@@ -685,7 +714,18 @@ def precompile(
     report = build_plan(plan, jobs, sys.stdout, click.echo)
     for complaint in error_texts(report.failed):
         click.echo(f"Error: {complaint}", err=True)
-    click.echo(report)
+    if print_json is None:
+        click.echo(report)
+    else:
+        print_json(
+            {
+                "built": [str(wanted) for wanted in report.built],
+                "there": [str(wanted) for wanted in report.there],
+                "skipped": report.skipped,
+                "failed": {failed: str(error) for failed, error in report.failed},
+                "seconds": report.seconds,
+            }
+        )
     sys.exit(1 if report.failed else 0)
 
 

@@ -70,8 +70,9 @@ def stats(print_json: helps.PrintJson) -> None:
     click.echo(f"hits {found.hits}, fetches {found.fetches}, builds {found.builds}; {since}")
 
 
-@cache.command(epilog=helps.examples("opjit cache verify"))
-def verify() -> None:
+@cache.command(epilog=helps.examples("opjit cache verify", "opjit cache verify --json"))
+@helps.json_option
+def verify(print_json: helps.PrintJson) -> None:
     """Compare every entry with its manifest.
 
     The exit code is 1 if an entry is bad. The next request replaces a bad entry.
@@ -80,15 +81,25 @@ def verify() -> None:
     from opjit.cache.verification import BAD, GOOD
 
     found = cache.verify()
-    for each in found:
+    if print_json is not None:
+        print_json(
+            [
+                {**each.item._asdict(), "verdict": each.verdict, "reason": each.reason}
+                for each in found
+            ]
+        )
+    for each in found if print_json is None else ():
         if each.reason:
             click.echo(
                 f"{each.verdict}: {each.item.op}  {each.item.arch}  {each.item.key}: {each.reason}"
             )
+    bad = any(each.verdict == BAD for each in found)
+    if print_json is not None:
+        sys.exit(1 if bad else 0)
     counts = [(verdict, sum(each.verdict == verdict for each in found)) for verdict in (GOOD, BAD)]
     parts = [f"{count} {verdict}" for verdict, count in counts if count]
     click.echo(f"{_entries(len(found))}{': ' if parts else ''}{', '.join(parts)}")
-    sys.exit(1 if any(each.verdict == BAD for each in found) else 0)
+    sys.exit(1 if bad else 0)
 
 
 @cache.command(epilog=helps.examples("opjit cache prune --size 5GiB --age 30d"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,8 +16,9 @@ from opjit.errors import CompileError, CompileWarning, OpjitError
 from opjit.store.store import Store, default_root
 
 
-def make(store: Store | None = None) -> None:
-    """Fetch or build it, unless the store or, without one, a layer or the cache has it. After an error, the kernel in Python serves."""
+def make(store: Store | None = None, on_build: Callable[[str], object] = lambda line: None) -> None:
+    """Fetch or build it, unless the store or, without one, a layer or the cache has it. After an error, the kernel in Python serves.
+    `on_build` gets a line before it is built, which takes up to a minute."""
     must_store, store = store is not None, store or Store(default_root())
     call = LoadCall(
         name=cpp_autograd.NAME,
@@ -32,7 +34,9 @@ def make(store: Store | None = None) -> None:
             warnings.simplefilter(
                 "error", CompileWarning
             )  # such as that of a second C++ library: no risk for some microseconds
-            request.look(wanted, store) or request.obtain(wanted, store)
+            if request.look(wanted, store) is None:
+                on_build(f"building autograd's kernel in C++ for torch {torch.__version__}")
+                request.obtain(wanted, store)
     except (CompileError, CompileWarning) as error:
         cpp_autograd.refused(store, error)
         progress.log(

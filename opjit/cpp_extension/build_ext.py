@@ -92,7 +92,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         if sys.platform != "linux" or torch.version.hip:
             return "opjit builds C++ for Linux, and CUDA"
         if not self._wants_ninja:
-            return "use_ninja=False asks for setuptools' own builder"
+            return "use_ninja=False asks for setuptools' own builder; set use_ninja=True to build with the cache"
         if type(ext) is not setuptools.Extension:
             return f"it is a {type(ext).__name__}"
         if getattr(ext, "py_limited_api", False):

@@ -20,6 +20,8 @@ from opjit.recipe.toolchain import Compiler, Nvcc, system_folders
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
+# No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
+_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
 _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?")
@@ -187,7 +189,12 @@ def _problems(
         if isinstance(value, (str, bytes)):
             yield f"{parameter} is one string, {value!r}; expected a list of them"
     for path in paths:
-        if os.path.splitext(path)[1] not in LANGUAGES:
+        if _UNNAMEABLE.search(path):
+            yield (
+                f"the path of its source, {path!a}, has a control character or a byte that is not UTF-8, which no build "
+                "file can name; rename it"
+            )
+        elif os.path.splitext(path)[1] not in LANGUAGES:
             yield f"{path} has the suffix of no source; expected one of {' '.join(LANGUAGES)}"
         elif not os.path.isfile(path):
             yield f"there is no source {path}"

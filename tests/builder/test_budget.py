@@ -246,3 +246,15 @@ def test_a_process_that_can_take_no_share_builds_all_the_same(
     alone.parent.chmod(0o777)  # others could write there
     with budget.share(GIB) as words:
         assert words == []
+
+
+def test_nothing_is_made_through_a_link_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp" / f"opjit-{os.geteuid()}").symlink_to(home)
+    assert budget.launcher(GIB) == []
+    assert list(home.iterdir()) == []

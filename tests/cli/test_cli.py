@@ -1,11 +1,15 @@
 """The command in a terminal and a script: its warnings, errors, and signals."""
 
+import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -134,7 +138,8 @@ def test_get_takes_several_archs(op: Path, here: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(
         main, ["get", str(op), "--arch", ",".join(archs)], catch_exceptions=False
     )
-    assert [path.split("/")[-3] for path in done.stdout.split()] == archs
+    folders = [path.split("/")[-3] for path in done.stdout.split()]
+    assert [folder.rpartition("-")[0] for folder in folders] == archs
     refused = CliRunner().invoke(
         main,
         [
@@ -149,3 +154,38 @@ def test_get_takes_several_archs(op: Path, here: Path, tmp_path: Path) -> None:
         ],
     )
     assert "leave out --name, or name one architecture" in refused.output
+
+
+def test_get_precompile_and_verify_print_one_json_document(op: Path, here: Path) -> None:
+    def document(*words: str) -> Any:
+        done = CliRunner().invoke(main, [*words, "--json"], catch_exceptions=False)
+        assert done.exit_code == 0, done.stderr
+        return json.loads(done.stdout)
+
+    [binary] = document("get", str(op), "--device", "cpu")
+    assert (binary["op"], binary["backend"]) == ("keytest::plus", "cpu")
+    assert Path(binary["path"]).is_file()
+    report = document("precompile", str(op), "--arch", binary["arch"])
+    assert (report["built"], len(report["there"]), report["failed"]) == ([], 1, {})
+    verdicts = {each["op"]: each["verdict"] for each in document("cache", "verify")}
+    assert verdicts["keytest::plus"] == "good"
+    package, library = document(
+        "get", str(op), "--device", "cpu", "--build-directory", str(here / "build"), "--name", "lib"
+    )
+    assert Path(package["path"]).is_file()
+    assert library["path"] == str(here / "build" / "lib.so")
+
+
+def test_opjit_in_an_archive_says_that_it_must_be_unpacked(tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "opjit"), "zip", helpers.ROOT, "opjit")
+    code = f"import sys; sys.path.insert(0, {archive!r}); import opjit"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"ImportError: opjit cannot run from the archive {archive}" in done.stderr

@@ -151,7 +151,7 @@ def test_what_opjit_does_not_build_torch_does_and_the_reason_is_said(tmp_path: P
     package = Package(tmp_path, PLAIN, VALUE, options=".with_options(use_ninja=False)")
     done = package.python("setup.py", "build_ext", "--inplace")
     assert (
-        "without opjit's cache: use_ninja=False asks for setuptools' own builder"
+        "without opjit's cache: use_ninja=False asks for setuptools' own builder; set use_ninja=True to build with the cache"
         in done.stdout + done.stderr
     )
     assert package.value("_C.value") == "7\n"

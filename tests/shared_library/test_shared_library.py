@@ -157,6 +157,11 @@ def test_a_mistake_is_reported_at_its_line(tmp_path: Path) -> None:
         ),
         ({"sources": ["absent.c"]}, BuildError, "there is no source /.*absent.c"),
         ({"sources": "x.c"}, BuildError, "sources is one string"),
+        (
+            {"sources": ["n\nl.c"]},
+            BuildError,
+            r"its source, '/.*n\\nl\.c', has a control character",
+        ),
         ({"generated": ADDER, "cflags": "-O3"}, BuildError, "cflags is one string"),
         ({"generated": {"../x.c": ""}}, BuildError, "cannot be the name of a generated file"),
         (
