@@ -171,7 +171,9 @@ def show_help(context: click.Context, words: tuple[str, ...]) -> None:
     for word in words:
         child = found.get_command(shown, word) if isinstance(found, click.Group) else None
         if child is None:
-            raise click.UsageError(f"expected a command, got {word!r}; `opjit help` lists all", shown)
+            raise click.UsageError(
+                f"expected a command, got {word!r}; `opjit help` lists all", shown
+            )
         shown = click.Context(child, info_name=word, parent=shown)
         found = child
     click.echo(found.get_help(shown))
