@@ -194,6 +194,9 @@ def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothin
         "tunetest::numbered has 5 variants for cpu\n  eight                LOOPS=0 NUMBER=2"
         in done.stdout
     ), done.stderr
+    [row] = json.loads(command("tune", folder, "--json").stdout)
+    assert row["seconds"] > 0
+    assert (row["case"], row["variant"]) == ("eight", "LOOPS=0 NUMBER=2")
     assert len(log.read_text().split()) == 5
     [record] = (here / "v2" / "tuned").iterdir()
     assert json.loads(record.read_text())["variant"] == "LOOPS=0 NUMBER=2"

@@ -488,7 +488,11 @@ def new(
 @click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
 @helps.devices_option
 @click.option(
-    "--only", multiple=True, metavar="CHECK", help="Run only this check. Can be repeated."
+    "--only",
+    multiple=True,
+    metavar="CHECK",
+    shell_complete=helps.checks,
+    help="Run only this check. Can be repeated.",
 )
 @click.option(
     "--sample",
@@ -866,7 +870,8 @@ def bench(
 @click.option(
     "--only", default="", help="Tune only for the benchmark cases with this text in their label."
 )
-def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
+@json_option
+def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: PrintJson) -> None:
     """Autotune the variants of an op in advance.
 
     OP is the name or the directory of an op. For each benchmark case, the command builds and measures all variants, and records the fastest
@@ -878,6 +883,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
     from opjit.catalog import arguments
     from opjit.measure.units import format_time
 
+    rows = []
     for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):
         backend = backends.for_device(name)
         labels = op.declaration.labels(backend)
@@ -885,11 +891,22 @@ def tune(ops: tuple[str, ...], device: str | None, only: str) -> None:
         for each in op.workloads_on(name) if labels else ():
             if only in each.label:
                 choice = tuning.tune(op, backend, each.args, each.kwargs)
+                rows.append(
+                    {
+                        "op": op.qualified,
+                        "device": name,
+                        "case": each.label,
+                        "variant": choice.variant if choice else None,
+                        "seconds": choice.seconds if choice else None,
+                    }
+                )
                 click.echo(
                     f"  {each.label:<20} {choice.variant:<30} {format_time(choice.seconds)}"
                     if choice
                     else f"  {each.label}: fails"
                 )
+    if print_json is not None:
+        print_json(rows)
 
 
 @main.command(

@@ -109,6 +109,14 @@ def devices(
     ]
 
 
+def checks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of the checks of ``opjit test``."""
+    from opjit import testing
+
+    names = [check.name for check in testing.CHECKS]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 def _json_printer(ctx: click.Context, _: click.Parameter, asked: bool) -> PrintJson:
     """Redirect all other output of Python, for example of an op.py, to stderr."""
     if not asked:

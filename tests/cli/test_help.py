@@ -112,6 +112,7 @@ def test_a_shell_completes_ops_archs_and_devices() -> None:
     assert completed("get", "allreduce", "--arch", "sm_9") == ["sm_90"]
     assert completed("precompile", "--all", "--arch", "x86-64-v3,sm_9") == ["x86-64-v3,sm_90"]
     assert completed("bench", "--device", "cu") == ["cuda"]
+    assert completed("test", "allreduce", "--only", "gradc") == ["gradcheck"]
 
 
 @pytest.mark.parametrize(
