@@ -14,7 +14,7 @@ from opjit.cli import main
 from opjit.testing.checks import outcome_of
 from opjit.testing.gradients import assert_same_gradients
 from opjit.testing.samples import Skipped, rolled
-from tests.helpers import MakeOp, command
+from tests.helpers import ROOT, MakeOp, command
 from tests.testing.mistakes import BODY, Mistake
 
 CHECKS = {check.name: check for check in testing.CHECKS}
@@ -464,3 +464,12 @@ def test_an_op_without_samples_or_reference_is_told_what_is_missing(make_op: Mak
     done = CliRunner().invoke(main, ["test", op.qualified, "--device", "cpu", "--sanitize", "none"])
     assert done.exit_code == 1
     assert "declares no reference; add @bare.reference" in done.output
+
+
+@pytest.mark.slow
+def test_vmap_is_not_red_for_an_op_that_rejects_strided_tensors() -> None:
+    """The op of the chapter on Caffe, whose kernel takes contiguous tensors."""
+    folder = ROOT / "examples" / "06_from_caffe" / "round"
+    done = command("test", folder, "--device", "cuda", "--emulate", "--only", "vmap")
+    assert done.returncode == 0, done.stdout
+    assert "ok       vmap" in done.stdout
