@@ -43,7 +43,8 @@ def main(names: list[str]) -> int:
     if tool is None or missing:
         print(f"Skipped: {missing}. No kernel was checked.")
         return SKIPPED
-    ops = [op for op in map(registry.find, helpers.BUNDLED) if "cuda" in op.backends()]
+    known = map(registry.find, helpers.BUNDLED)
+    ops = [op for op in known if "cuda" in op.backends() and not sanitize.is_across_ranks(op)]
     print(
         f"{tool}, torch {torch.__version__}, {torch.cuda.get_device_name()}: {', '.join(op.qualified for op in ops)}",
         flush=True,

@@ -10,7 +10,7 @@ from time import thread_time
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from opjit import backends
 from opjit.declare.sample import Sample
@@ -198,6 +198,8 @@ def _special(op: Op, device: str) -> str:
     """NaN and infinities give the reference's results."""
 
     def has_floating_elements(sample: Sample) -> bool:
+        if _converts_to_integers(sample):
+            return False  # C does not define the integer of an infinity
         return floating(sample) and all(t.numel() for t in sample.tensors())
 
     samples = distinct_samples(op, device, 8, has_floating_elements, "with floating-point elements")
@@ -216,6 +218,12 @@ def _special(op: Op, device: str) -> str:
         expected = effects(op.reference_function, op, call)
         assert_same(effects(op.overload, op, call), expected, call)
     return "in every tensor"
+
+
+def _converts_to_integers(sample: Sample) -> bool:
+    """Return whether a dtype among the arguments is one of integers."""
+    dtypes = [value for value in tree_leaves(sample.values) if isinstance(value, torch.dtype)]
+    return any(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes)
 
 
 @add(CHECKS, "strides")

@@ -255,7 +255,8 @@ def resized(sample: Sample, sizes: Sequence[int], floating_only: bool = True) ->
 
     def change(t: torch.Tensor) -> torch.Tensor:
         shape = torch.Size(drawn.get(size, size) for size in t.shape)
-        return t.flatten()[torch.arange(shape.numel(), device=t.device) % t.numel()].reshape(shape)
+        times = math.ceil(shape.numel() / t.numel())
+        return t.flatten().repeat(times)[: shape.numel()].reshape(shape)
 
     return sample.map(change)
 

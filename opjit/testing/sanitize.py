@@ -120,11 +120,18 @@ def find_tool() -> str | None:
     return next(filter(None, map(shutil.which, [*beside, "compute-sanitizer"])), None)
 
 
+def is_across_ranks(op: Op) -> bool:
+    """Return whether an op takes a group of ranks, which its samples make on the device of their tensors."""
+    return any(argument.name == "group" for argument in op.schema.arguments)
+
+
 def check(op: Op, name: str) -> str:
     """Run one of compute-sanitizer's tools on an op's CUDA kernel. Returns the number of calls; raises Skipped where there is no tool."""
     tool = find_tool()
     if tool is None:
         raise Skipped("compute-sanitizer was not found: it comes with the CUDA Toolkit")
+    if is_across_ranks(op):
+        raise Skipped("compute-sanitizer sees one process, and the op runs on a group of ranks")
     done = under_tool(tool, name, [op])
     if done.returncode == 0:
         return ", ".join(re.findall(r"^\S+: (\d+ calls)$", done.stdout, re.MULTILINE))

@@ -45,12 +45,10 @@ def sanitizer() -> str:
 @pytest.mark.parametrize("tool", list(sanitize.FOR_CUDA))
 @pytest.mark.usefixtures("parts")
 def test_every_cuda_op_is_clean_under_compute_sanitizer(sanitizer: str, tool: str) -> None:
-    names = [
-        name
-        for name in (*BUNDLED, "optest::parts", "optest::joined")
-        if "cuda" in registry.find(name).backends()
-    ]
-    done = sanitize.under_tool(sanitizer, tool, [registry.find(name) for name in names])
+    known = map(registry.find, (*BUNDLED, "optest::parts", "optest::joined"))
+    ops = [op for op in known if "cuda" in op.backends() and not sanitize.is_across_ranks(op)]
+    names = [op.qualified for op in ops]
+    done = sanitize.under_tool(sanitizer, tool, ops)
     assert done.returncode == 0, done.stdout
     assert all(
         re.search(rf"^{name}: [1-9]\d* calls$", done.stdout, re.MULTILINE) for name in names

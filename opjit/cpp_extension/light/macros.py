@@ -4,6 +4,7 @@ torch/extension.h takes the preprocessor a second, whatever a program does with 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tempfile
@@ -54,6 +55,17 @@ class Surroundings(NamedTuple):
     flags: tuple[str, ...] = ()  # for folders that are searched later
     versions: tuple[str, ...] = ()  # of what these folders have
 
+    @property
+    def not_authors(self) -> tuple[str, ...]:
+        """The folders of headers that are not the author's: torch's, and CUDA's among the flags."""
+        return (*self.folders, *system_folders(self.flags))
+
+
+def system_folders(flags: Sequence[str]) -> list[str]:
+    """Return the folders that -isystem names in flags."""
+    pairs = itertools.pairwise(flags)
+    return [folder for flag, folder in pairs if flag == "-isystem"]
+
 
 def after(
     names: Sequence[str], flags: Sequence[str], around: Surroundings, base: Path, cxx: Compiler
@@ -90,7 +102,7 @@ def _dumped(
         lacking = place / "lacking"
         searched = [*system, *around.flags, "-idirafter", str(lacking)]
         command = [cxx.path, "-x", "c++", "-w", *flags, *searched, *wanted]
-        preprocessed.run(command, place, lacking, around.folders)
+        preprocessed.run(command, place, lacking, around.not_authors)
         listed = (place / "read.d").read_text("utf-8", "surrogateescape")
         printed = (place / "macros.txt").read_text("utf-8", "replace")
     return defined(printed), scanner.read_dependencies(listed)

@@ -22,7 +22,7 @@ from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.preprocessed import MACRO, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import macros
-from opjit.cpp_extension.light.macros import Macros, Surroundings
+from opjit.cpp_extension.light.macros import Macros, Surroundings, system_folders
 from opjit.recipe.toolchain import Compiler
 
 _JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their value here
@@ -216,12 +216,8 @@ class Preprocessor:
         lacking = self.scratch / "lacking"
         command = [self.cxx.path, "-w", *folders, *self.flags, "-idirafter", str(lacking), "-E"]
         command += [*more, self.source, "-o", str(printed)]
-        system = [
-            after
-            for flag, after in zip(self.flags, self.flags[1:], strict=False)
-            if flag == "-isystem"
-        ]
-        preprocessed.run(command, self.work, lacking, (*self.around.folders, *system))
+        theirs = (*self.around.not_authors, *system_folders(self.flags))
+        preprocessed.run(command, self.work, lacking, theirs)
         return printed.read_text("utf-8", "surrogateescape")
 
     @property
