@@ -1,2 +1,4 @@
 """Modules whose tests are not in the file of their name, and where these are:
-bench burst child command launch referee sandbox scheduler screen task verdict wire zygote: judge/test_judge.py"""
+audit bench burst command connection keeper launch operators pool protocol: judge/test_judge.py judge/test_isolation.py
+read_write_lock referee sandbox scheduler screen: judge/test_judge.py judge/test_isolation.py
+system_calls task trial verdict worker zygote: judge/test_judge.py judge/test_isolation.py"""
