@@ -27,7 +27,8 @@ class UnknownOp(OpjitError, KeyError):
     def __init__(self, name: str, closest: list[str]) -> None:
         hint = f"did you mean {' or '.join(closest)}?" if closest else "`opjit list` shows all ops"
         super().__init__(f"no op named {name!r} is declared; {hint}")
-        self.name, self.closest = name, closest
+        self.name = name
+        self.closest = closest
 
     __str__ = RuntimeError.__str__  # KeyError shows the quoted repr
 
@@ -81,7 +82,10 @@ class BuildError(OpjitError):
         log: Path | None = None,
     ):
         super().__init__(message)
-        self.op, self.target, self.command, self.log = op, target, command, log
+        self.op = op
+        self.target = target
+        self.command = command
+        self.log = log
 
 
 class NotCached(BuildError):
@@ -127,7 +131,9 @@ class PeerLost(OpjitError):
 
     def __init__(self, message: str, group: str, ranks: tuple[int, ...], op: str | None) -> None:
         super().__init__(message)
-        self.group, self.ranks, self.op = group, ranks, op
+        self.group = group
+        self.ranks = ranks
+        self.op = op
 
 
 class BadSetting(OpjitError, ValueError):

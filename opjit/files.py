@@ -156,7 +156,9 @@ def distrusted(
 def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
     """Who can write a file or folder, or put another in its place, and what to do; None if no other user can. Each folder and link on
     the way must belong to this user or root and not be writable by others, unless its sticky bit is set. `trusted_as`: see `distrusted`."""
-    here, links, rest = "/", 0, [part for part in reversed(str(path).split("/")) if part]
+    here = "/"
+    links = 0
+    rest = [part for part in reversed(str(path).split("/")) if part]
     try:
         known = os.stat(trusted_as) if trusted_as is not None else None
         top = status = os.lstat("/")
@@ -169,7 +171,8 @@ def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
             step = os.path.dirname(here) if name == ".." else f"{here.rstrip('/')}/{name}"
             found = os.lstat(step)
             if not stat.S_ISLNK(found.st_mode):
-                here, status = step, found
+                here = step
+                status = found
                 continue
             links += 1
             if found.st_uid not in _owners(known) or links > _LINKS:
@@ -213,7 +216,8 @@ def _own_group(path: str, group: int) -> bool:
     import pwd
 
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user = pwd.getpwuid(os.geteuid())
+        found = grp.getgrgid(group)
     except KeyError:
         return False
     own = group == user.pw_gid and found.gr_name == user.pw_name

@@ -71,7 +71,8 @@ def is_open(stream: object) -> bool:
 @contextmanager
 def status(message: str) -> Iterator[Callable[[str], None]]:
     """Show a status line during the block, and warn once with it when that has taken LONG. Yields a function that changes the line."""
-    show, now = STATUS.get() or log, message
+    show = STATUS.get() or log
+    now = message
     if show is not log:
         logger().info(message)
     show(message)
@@ -115,7 +116,10 @@ class Display:
     """Shows builds that run side by side: in place on a terminal, elsewhere a line for each that ends. Threads may report to it."""
 
     def __init__(self, write: Callable[[str], object], count: int, screen: Progress) -> None:
-        self._write, self._count, self._screen, self._done = write, count, screen, 0
+        self._write = write
+        self._count = count
+        self._screen = screen
+        self._done = 0
         self._running: dict[int, tuple[float, TaskID]] = {}  # start and line of each build
         self._head = screen.add_task(f"0 of {count} done", total=None)
 
@@ -144,10 +148,8 @@ def display(stream: TextIO | None, write: Callable[[str], object], count: int) -
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    columns, shown = (
-        (TextColumn("{task.description}", markup=False), TimeElapsedColumn()),
-        stream is not None and stream.isatty(),
-    )
+    columns = (TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    shown = stream is not None and stream.isatty()
     with Progress(
         *columns, console=Console(file=stream, quiet=not shown), transient=True, disable=not shown
     ) as screen:

@@ -75,7 +75,8 @@ def _load(op: OpState, target: Target, found: Entry | None) -> loader.Loaded:
                 cpp_autograd.make_later(store)
             return loader.load(chosen, op.qualified, op.declaration.libraries(target))
         except loader.Gone as error:
-            gone, found = error, None
+            gone = error
+            found = None
     raise gone
 
 

@@ -233,7 +233,8 @@ def _candidates(
     entries: list[_Found], recipe: Recipe
 ) -> tuple[list[_Candidate], list[tuple[Path, str]]]:
     """Return the usable entries of the op and target, and the unusable ones with reasons; first the requested one, then the newest."""
-    usable, unusable = [], []
+    usable = []
+    unusable = []
     for location, folder in sorted(entries, key=lambda entry: -_changed(entry[1]))[
         :_MOST_CANDIDATES
     ]:
@@ -268,7 +269,8 @@ def differences(
     manifest: Manifest, recipe: Recipe, shipped: bool = False
 ) -> tuple[Difference, ...]:
     """Return how an entry's inputs differ from the requested ones; of a shipped binary, without the compilers and opjit's version."""
-    before, now = dict(manifest.document), recipe.document()
+    before = dict(manifest.document)
+    now = recipe.document()
     sources = {recipe.source.name, str(before.get("kernel"))}
     found = document_differences(before, now, sources)
     if not found:
@@ -290,22 +292,26 @@ def document_differences(
     before: Mapping[str, Any], now: Mapping[str, Any], sources: set[str]
 ) -> tuple[Difference, ...]:
     """Return how two documents differ, the likeliest reason for a miss first; `sources` names inputs that are not headers."""
-    before, now = dict(before), dict(now)
+    before = dict(before)
+    now = dict(now)
     found = [*_inputs(_mapping(before.pop("known", {})), now.pop("known"), sources)]
     for part in ("inputs", "absent"):
         before.pop(part, None)
         now.pop(part, None)
-    then_flags, now_flags = _mapping(before.pop("flags", {})), now.pop("flags")
+    then_flags = _mapping(before.pop("flags", {}))
+    now_flags = now.pop("flags")
     for kind in sorted({*then_flags, *now_flags}, key=str):
         found += _flags(
             _FLAGS.get(kind, f"{kind} flag"), then_flags.get(kind, []), now_flags.get(kind, [])
         )
-    tools, wanted_tools = _mapping(before.pop("toolchain", {})), now.pop("toolchain")
+    tools = _mapping(before.pop("toolchain", {}))
+    wanted_tools = now.pop("toolchain")
     if tools != wanted_tools:  # another compiler has other folders
         before.pop("search", None)
         now.pop("search", None)
     if wanted_tools is not None:  # without a compiler, any compiler's binary matches
-        before, now = {**tools, **before}, {**wanted_tools, **now}
+        before = {**tools, **before}
+        now = {**wanted_tools, **now}
     if before.pop("glue", None) != now.pop("glue", None):
         found.append(Difference("opjit", "the glue's template changed"))
     for name in sorted({*before, *now}):
@@ -336,7 +342,8 @@ def _inputs(
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):
             continue
-        ends, is_source = Path(name).suffix, name in sources or backends.of_source(name) is not None
+        ends = Path(name).suffix
+        is_source = name in sources or backends.of_source(name) is not None
         what = (
             "opjit"
             if name.startswith("<opjit>/")
@@ -354,7 +361,8 @@ def _inputs(
 
 def _flags(what: str, before: Any, now: list[str]) -> Iterator[Difference]:
     then = [str(flag) for flag in before] if isinstance(before, list) else []
-    gone, new = Counter(then) - Counter(now), Counter(now) - Counter(then)
+    gone = Counter(then) - Counter(now)
+    new = Counter(now) - Counter(then)
     for flags, verb in ((new, "is new"), (gone, "was removed")):
         for flag in flags:
             yield Difference(what, f"{flag} {verb}")

@@ -187,10 +187,8 @@ def describe(
     target = target or targets.here(cpu())
     parsed = schema.parse(text)
     compilers = [compiler] if compiler is not None else toolchain.identities_of(target, None)
-    source, flags = (
-        folder / f"{parsed.name}{target.backend.suffix}",
-        target.backend.flags(target.arch, target.runtime),
-    )
+    source = folder / f"{parsed.name}{target.backend.suffix}"
+    flags = target.backend.flags(target.arch, target.runtime)
     return Recipe(
         parsed,
         target,
@@ -204,7 +202,8 @@ def describe(
 
 def built(folder: Path, cache: Path, target: Target | None = None, text: str = SCHEMA) -> Entry:
     """The entry of the op in a folder: found in the cache, or built into it."""
-    recipe, store = describe(folder, target, text), Store(cache)
+    recipe = describe(folder, target, text)
+    store = Store(cache)
     return store.find(recipe) or build.build(recipe, store)
 
 

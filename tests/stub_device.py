@@ -62,7 +62,8 @@ class Stub(Cpu):
     dispatch_key = "PrivateUse1"
 
     def __init__(self, sdk: Path, stream: Stream | None = STREAM, compiled: bool = True) -> None:
-        self.sdk, self.stream = sdk, stream
+        self.sdk = sdk
+        self.stream = stream
         self.compiler = (
             DeviceCompiler(str(sdk / "stubcc"), "install the Stub SDK") if compiled else None
         )

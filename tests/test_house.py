@@ -2,6 +2,10 @@
 
 import ast
 import graphlib
+import io
+import tokenize
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import opjit
@@ -14,6 +18,13 @@ MODULES = {
     ): path
     for path in PACKAGE.rglob("*.py")
 }
+
+MOST_TOKENS = 999_999
+MOST_PER_LINE = 9.0
+LONGEST_STATEMENT = 60  # tokens
+MOST_LONG_STATEMENTS = 999
+_STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.Raise)
+_COUNTED = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
 
 
 def imports(module: str) -> dict[str, int]:
@@ -60,3 +71,71 @@ def test_a_class_has_a_name_of_its_own() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name.lstrip("_"), []).append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+@dataclass(frozen=True)
+class Density:
+    """How much a tree of Python says in a line: names, numbers, strings and operators outside docstrings."""
+
+    tokens: int
+    lines: int
+    long_statements: list[str]  # their places
+
+    @classmethod
+    def of(cls, files: Iterable[Path]) -> "Density":
+        tokens = 0
+        lines = 0
+        places = []
+        for path in files:
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text)
+            counts = _tokens_by_line(text, _docstring_lines(tree))
+            tokens += sum(counts.values())
+            lines += len(counts)
+            for node in ast.walk(tree):
+                if isinstance(node, _STATEMENTS) and not _is_literal(node):
+                    end = node.end_lineno or node.lineno
+                    count = sum(counts.get(line, 0) for line in range(node.lineno, end + 1))
+                    if count > LONGEST_STATEMENT:
+                        places.append(f"{path.name}:{node.lineno}")
+        return cls(tokens, lines, places)
+
+
+def _docstring_lines(tree: ast.Module) -> set[int]:
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        documented = isinstance(
+            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        )
+        if documented and ast.get_docstring(node):
+            first = node.body[0]
+            found.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return found
+
+
+def _tokens_by_line(text: str, left_out: set[int]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        line = token.start[0]
+        if token.type in _COUNTED and line not in left_out:
+            counts[line] = counts.get(line, 0) + 1
+    return counts
+
+
+def _is_literal(node: ast.stmt) -> bool:
+    """Whether a statement assigns a table of literals, or of calls of one constructor, whose length is its content."""
+    value = getattr(node, "value", None)
+    return isinstance(value, (ast.Dict, ast.Tuple, ast.List, ast.Set, ast.Constant))
+
+
+def test_the_code_is_no_denser_than_it_was() -> None:
+    """Lines are free, tokens are not. The bounds only go down: aim for 165,000 tokens and no long statement."""
+    package = Density.of(PACKAGE.rglob("*.py"))
+    assert package.tokens <= MOST_TOKENS
+    assert package.tokens / package.lines <= MOST_PER_LINE
+    assert len(package.long_statements) <= MOST_LONG_STATEMENTS, package.long_statements
+
+
+def test_tests_are_no_denser_than_the_code() -> None:
+    tests = Density.of(Path(__file__).parent.rglob("*.py"))
+    assert tests.tokens / tests.lines <= MOST_PER_LINE

@@ -78,7 +78,8 @@ def test_pip_builds_a_wheel_that_runs_without_a_compiler(tmp_path: Path) -> None
     made = CliRunner().invoke(main, ["new", "--project", "my-kernels", str(tmp_path)])
     assert made.exit_code == 0, made.output
     root = tmp_path / "my-kernels"
-    pyproject, arch = root / "pyproject.toml", Cpu().host_arch()
+    pyproject = root / "pyproject.toml"
+    arch = Cpu().host_arch()
     pyproject.write_text(re.sub(r"archs = \[.*\]", f'archs = ["{arch}"]', pyproject.read_text()))
     readme = (root / "README.md").read_text()
     printed_lines = made.output.strip().replace(", then ", "\n")
@@ -225,7 +226,8 @@ def test_the_environment_replaces_the_archs_and_the_wheel_has_neither_stale_bina
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = new_project("Some.Kernels", tmp_path)
-    op, arch = root / "src" / "Some_Kernels" / "scale_add", Cpu().host_arch()
+    op = root / "src" / "Some_Kernels" / "scale_add"
+    arch = Cpu().host_arch()
     for left_out in ("test_scale_add.py", "prebuilt/v2/old.so"):
         (op / left_out).parent.mkdir(parents=True, exist_ok=True)
         (op / left_out).touch()

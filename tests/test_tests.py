@@ -86,7 +86,8 @@ def test_each_test_can_fail() -> None:
 
 
 def test_each_module_s_tests_are_in_the_file_of_its_name_or_where_the_room_says() -> None:
-    missing, wrong = [], []
+    missing = []
+    wrong = []
     for folder in [
         PACKAGE,
         *(path for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("*.py"))),

@@ -238,7 +238,8 @@ opjit_status fill_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
     fill = make_op("fill(Tensor x) -> Tensor", cuda=source, fake=torch.empty_like)
     fill.variants("cuda", NUMBER=(1, 2))
     opjit.get(fill.qualified, "cuda")
-    x, graph = torch.zeros(200, device="cuda"), torch.cuda.CUDAGraph()
+    x = torch.zeros(200, device="cuda")
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = fill(x)
     assert measured == []

@@ -80,7 +80,9 @@ class Tiers:
 
     def __init__(self, config: pytest.Config, has: Mapping[str, bool], hidden_gpu: bool) -> None:
         """`has` says of each need of a test whether this machine meets it, `hidden_gpu` whether a torch for CUDA does not see its GPU."""
-        self.config, self.has, self.hidden_gpu = config, has, hidden_gpu
+        self.config = config
+        self.has = has
+        self.hidden_gpu = hidden_gpu
         self.measured = durations()
         self.left: Counter[str] = Counter()
         self.kinds: dict[
@@ -159,7 +161,8 @@ class Tiers:
 
     def problems(self) -> list[str]:
         """What would be a lie if the run counted as passed."""
-        marker, parts = self.config.option.markexpr, int(self.config.option.part.split("/")[1])
+        marker = self.config.option.markexpr
+        parts = int(self.config.option.part.split("/")[1])
         names = (
             [marker]
             if marker

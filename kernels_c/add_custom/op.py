@@ -29,7 +29,8 @@ def add_custom(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             f"add_custom takes bool, integers, floating and complex dtypes, not {self.dtype} and {other.dtype}"
         ),
     )
-    dtype, sizes = torch.result_type(self, other), torch.broadcast_shapes(self.shape, other.shape)
+    dtype = torch.result_type(self, other)
+    sizes = torch.broadcast_shapes(self.shape, other.shape)
     torch._check(
         self.dtype == other.dtype or not dtype.is_complex,
         lambda: (
@@ -94,7 +95,8 @@ def samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     for dtype in (*INTEGRAL, *FLOATING, *COMPLEX):
         for shape in ((), (0,), (1,), (7,), (3, 0, 2), (129, 33)):
             yield (_numbers(shape, dtype, device), _numbers(shape, dtype, device, 3)), {}
-        x, y = _numbers((2, 3, 5, 4), dtype, device), _numbers((2, 3, 5, 4), dtype, device, 3)
+        x = _numbers((2, 3, 5, 4), dtype, device)
+        y = _numbers((2, 3, 5, 4), dtype, device, 3)
         last = torch.channels_last
         for pair in (
             (x.transpose(0, 3), y.transpose(0, 3)),
@@ -132,7 +134,8 @@ def samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         (torch.float32, torch.float64),
         (torch.int32, torch.float32),
     ):
-        x, y = _numbers((9, 70), one, device), _numbers((9, 70), two, device, 3)
+        x = _numbers((9, 70), one, device)
+        y = _numbers((9, 70), two, device, 3)
         for pair in ((x, y), (y, x), (x.t(), y.t()), (x, y[0, 0]), (x[0, 0], y), (x[:, :1], y[:1])):
             yield pair, {}
     special = torch.tensor(

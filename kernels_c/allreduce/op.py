@@ -44,7 +44,8 @@ allreduce.reference(torch.sum)
 def setup_context(
     ctx: Any, inputs: tuple[torch.Tensor], keyword_only_inputs: dict[str, Any], output: torch.Tensor
 ) -> None:
-    ctx.shape, ctx.dtype = inputs[0].shape, inputs[0].dtype
+    ctx.shape = inputs[0].shape
+    ctx.dtype = inputs[0].dtype
 
 
 @allreduce.backward

@@ -141,7 +141,9 @@ def forward_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     z = torch.nn.functional.linear(torch.cat([old_h, x], dim=1), weights, bias)
     i, o, g = z.chunk(3, dim=1)
-    i, o, g = torch.sigmoid(i), torch.sigmoid(o), torch.nn.functional.elu(g)
+    i = torch.sigmoid(i)
+    o = torch.sigmoid(o)
+    g = torch.nn.functional.elu(g)
     new_cell = old_cell + g * i
     t = torch.tanh(new_cell)
     return t * o, new_cell, torch.cat([i, o, g, t], dim=1)
@@ -309,7 +311,8 @@ def forward_samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, An
 def backward_samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     for (x, weights, bias, old_h, old_cell), _ in forward_samples(device):
         gates = forward_reference(x, weights, bias, old_h, old_cell)[2]
-        grad_h, grad_cell = old_cell.flip(0), old_h.flip(1) / 2
+        grad_h = old_cell.flip(0)
+        grad_cell = old_h.flip(1) / 2
         yield (grad_h, grad_cell, gates, x, weights, old_h, True, True), {}
     yield (grad_h, None, gates, x, weights, old_h, True, False), {}
     yield (None, grad_cell, gates, x, weights, old_h, False, True), {}

@@ -212,8 +212,10 @@ def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:
 
 def summary(rows: Sequence[Comparison]) -> str:
     """Say in how many workloads an op is faster or slower by more than 5 %, and the extreme ratios."""
-    faster, slower = sum(m.ratio < 0.95 for m in rows), sum(m.ratio > 1.05 for m in rows)
-    best, worst = min(rows, key=lambda m: m.ratio), max(rows, key=lambda m: m.ratio)
+    faster = sum(m.ratio < 0.95 for m in rows)
+    slower = sum(m.ratio > 1.05 for m in rows)
+    best = min(rows, key=lambda m: m.ratio)
+    worst = max(rows, key=lambda m: m.ratio)
     return (
         f"faster in {faster} of {len(rows)}, equal in {len(rows) - faster - slower}, slower in {slower}\n"
         f"ratio: median {statistics.median(m.ratio for m in rows):.2f}, best {best.ratio:.2f} ({best.label}), "
@@ -291,7 +293,8 @@ def _errors(
 ) -> tuple[float, float]:
     """Return the errors of `called` and of the reference, relative to the exact result. Raises AssertionError if a result is wrong."""
     sample = Sample(workload.args, workload.kwargs)
-    result, expected = effects(called, op, sample), effects(op.reference_function, op, sample)
+    result = effects(called, op, sample)
+    expected = effects(op.reference_function, op, sample)
     # The error of a sum over many elements grows like a random walk.
     longest = max(t.numel() for t in sample.tensors()) / max(
         [1, *(t.numel() for t in tensors_of(expected))]

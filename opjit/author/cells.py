@@ -90,10 +90,8 @@ def compare(sides: Sides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     for other in others:
         torch.testing.assert_close(first, other, equal_nan=True)
     tensors = tensors_of((args, kwargs, first))
-    device, moved = (
-        next((each.device.type for each in tensors), "cpu"),
-        sum(each.nbytes for each in tensors),
-    )
+    device = next((each.device.type for each in tensors), "cpu")
+    moved = sum(each.nbytes for each in tensors)
     return list(measure(plan_of(sides, Inputs(args, kwargs), device, moved=moved)).values())
 
 

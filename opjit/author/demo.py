@@ -131,13 +131,12 @@ def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
     from opjit.errors import ToolMissing
     from opjit.store.store import Store
 
-    imported, op, measured = (
-        time.perf_counter() - started,
-        registry.find("allreduce"),
-        dict[str, dict[str, float]](),
-    )
+    imported = time.perf_counter() - started
+    op = registry.find("allreduce")
+    measured = dict[str, dict[str, float]]()
     for device in op.devices():
-        target, began = targets.here(backends.for_device(device)), time.perf_counter()
+        target = targets.here(backends.for_device(device))
+        began = time.perf_counter()
         allreduce = api.get("allreduce", device)
         measured[str(target)] = {
             "get": imported + time.perf_counter() - began,
@@ -146,7 +145,8 @@ def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
         request.entry(op, target, Store(root))
     if "cuda" not in op.devices():
         with suppress(ToolMissing):
-            target, began = wanted.target_of("cuda", _WITHOUT_GPU), time.perf_counter()
+            target = wanted.target_of("cuda", _WITHOUT_GPU)
+            began = time.perf_counter()
             request.entry(op, target)
             measured[str(target)] = {"get": imported + time.perf_counter() - began}
             request.entry(op, target, Store(root))

@@ -103,11 +103,13 @@ class OpjitMagics(Magics):
 
     def _bench(self, op: Op, options: Mapping[str, Any]) -> None:
         """Time calls, and the same calls of a reference, and show a table of medians."""
-        given, sides = options["bench"], {op.schema.name: cast("Callable[..., Any]", op.overload)}
+        given = options["bench"]
+        sides = {op.schema.name: cast("Callable[..., Any]", op.overload)}
         if options["reference"]:
             sides[options["reference"]] = self._function("--reference", options["reference"])
         if not options["over"]:
-            name, rows = "arguments", {given: cells.compare(sides, *self._arguments(given))}
+            name = "arguments"
+            rows = {given: cells.compare(sides, *self._arguments(given))}
         else:
             name, _, values = options["over"].partition("=")
             if not values:
@@ -189,7 +191,8 @@ def _declare(op: Op, arch: str | None) -> Op:
     ]
     missing = {backend.name: reason for backend in sources if (reason := backend.available())}
     if "cuda" in missing and arch:
-        target, started = target_of("cuda", arch), time.perf_counter()
+        target = target_of("cuda", arch)
+        started = time.perf_counter()
         request.entry(op, target)
         print(
             f"{op.qualified} for {target}: compiled in {time.perf_counter() - started:.2f} s; no GPU here runs it"

@@ -65,7 +65,8 @@ def make(
             f"the ops have {len(namespaces)} namespaces, {' and '.join(namespaces)}; name the wheel with --name NAME"
         )
     name = name or f"{namespaces[0]}-ops"
-    package, targets = package_name(name), targets_for(every, archs, hosts)
+    package = package_name(name)
+    targets = targets_for(every, archs, hosts)
     values = {"ops": ", ".join(op.qualified for op in every), "archs": ", ".join(map(str, targets))}
     project = {
         "name": name,
@@ -132,7 +133,8 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
     """Put a binary of each op for each target next to the op's source, for the time when `root` is copied to `to`.
     `root` is the resolved folder of the wheel's package, or of the one op. Raises WheelError where an op includes a file from outside."""
     for op, target in batch.pairs(ops, targets):
-        entry, source = request.entry(op, target), op.declaration.source(target.backend)
+        entry = request.entry(op, target)
+        source = op.declaration.source(target.backend)
         manifest = manifests.parse((entry.folder / manifests.NAME).read_bytes())
         if "debug" in manifest.document:
             raise WheelError(

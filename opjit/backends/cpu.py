@@ -165,7 +165,8 @@ def machine_of(arch: str) -> str | None:
 
 @cache
 def _host_arch() -> str:
-    levels, flags = _LEVELS[platform.machine()], _cpu_flags()
+    levels = _LEVELS[platform.machine()]
+    flags = _cpu_flags()
     best = list(levels)[-1]
     for level in reversed(levels):
         if not levels[level] <= flags:

@@ -23,8 +23,11 @@ from pathlib import Path
 GIB = 1 << 30
 # A compiler's memory in bytes, rounded up. Measured in its largest process (nvcc 13.0, gcc 12): 0.04 GiB for a bundled C op, 0.18 GiB for a
 # bundled CUDA op, 0.67 GiB for a .cu with two instances of thrust::sort, 1.5 GiB and with nvcc 2.9 GiB for torch/extension.h.
-C_JOB, CXX_JOB, NVCC_JOB = GIB // 4, GIB // 2, GIB
-TORCH_CXX_JOB, TORCH_NVCC_JOB = 7 * GIB // 4, 13 * GIB // 4
+C_JOB = GIB // 4
+CXX_JOB = GIB // 2
+NVCC_JOB = GIB
+TORCH_CXX_JOB = 7 * GIB // 4
+TORCH_NVCC_JOB = 13 * GIB // 4
 _UNLIMITED = 1 << 60  # bytes
 _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
@@ -80,7 +83,8 @@ def launcher(need: int) -> list[str]:
 @contextmanager
 def share(need: int) -> Iterator[list[str]]:
     """Take a share for the block, whose command starts with what this yields: nothing if a share was free at once."""
-    words, taken = launcher(need) if need else [], None
+    words = launcher(need) if need else []
+    taken = None
     with suppress(OSError):  # no locks here, or another process is just looking
         taken = _take(need, Path(words[3]), fcntl.LOCK_NB) if words else None
     try:
@@ -95,7 +99,9 @@ def _take(need: int, folder: Path, flags: int = 0) -> int | None:
     """Return the descriptor of a share, or None if others leave too little for it now. A small op waits for a large extension's memory,
     not for its CPU. Somebody always has a share."""
     with _locked(folder / "gate", flags):
-        held, number, free = _held(folder), _given(), memory()
+        held = _held(folder)
+        number = _given()
+        free = memory()
         total = min((each for _, each in held), default=free)  # what was free when nobody had any
         scarce = not number and (sum(each for each, _ in held) + need > total or need > free)
         if held and (scarce or sum(each <= need for each, _ in held) >= (number or cpus())):

@@ -70,7 +70,8 @@ def build(
     CompileError or, where the tools left no valid binary or the store failed, BuildError. `inspect` gets the folder with the object files,
     also of a build that failed, and prevents the entry by raising an error."""
     tools = _tools(recipe, store)
-    name, target = recipe.schema.qualified, recipe.target
+    name = recipe.schema.qualified
+    target = recipe.target
     subject = Subject(
         name,
         str(target),
@@ -117,10 +118,8 @@ def build(
 
 def check(recipe: Recipe, store: Store) -> None:
     """Compile a recipe with -Wall and -Wextra, and give the compilers' warnings. Keeps nothing. Raises what `build` raises."""
-    flags, every = (
-        recipe.flags,
-        ("-Wall", "-Wextra"),
-    )  # before the others, so that the author's -Wno-... is heard
+    flags = recipe.flags
+    every = ("-Wall", "-Wextra")  # before the others, so that the author's -Wno-... is heard
     for_nvcc = tuple(part for flag in every for part in ("-Xcompiler", flag)) if flags.cuda else ()
     _warn(
         recipe,
@@ -155,7 +154,8 @@ def _output(recipe: Recipe, store: Store) -> str:
 
 def _warn(recipe: Recipe, output: str) -> None:
     """Give the compilers' warnings about the author's files."""
-    folder, source = str(recipe.folder), str(recipe.source)
+    folder = str(recipe.folder)
+    source = str(recipe.source)
     paths = [
         headers.normalized(headers.path_of(name, folder, recipe.flags.include))
         for name in recipe.inputs
@@ -318,7 +318,8 @@ def _compile(
         )
         linked = _parts(base, tools.compiler, flags, work)
         every = [*sources, *_including(shown, work)]
-        kernels, said = list[Path](), ""
+        kernels = list[Path]()
+        said = ""
         if tools.own:
             try:
                 kernels, said = compile_by_own(shown, every[1:], work, tools.own)
@@ -357,7 +358,8 @@ def _with_stubs(
 
 def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> Path:
     """Return the folder of parts to link with, by a path that a build file can name."""
-    folder, link = runtime_objects.folder(base, compiler, flags), work / "parts"
+    folder = runtime_objects.folder(base, compiler, flags)
+    link = work / "parts"
     if not link.is_symlink():  # as it is where nvcc follows NVRTC
         link.symlink_to(folder)
     return link
@@ -386,11 +388,10 @@ def _link(
     base: Path,
 ) -> str:
     """Compile sources, the glue first, and link them with object files, by torch's load. Returns the tools' output."""
-    flags, places = recipe.flags, {**recipe.places(work), "unique": torch_builder.UNIQUE}
-    include, listing = (
-        [f"-I{folder}" for folder in recipe.include_path],
-        toolchain.listing(tools.compiler, torch_builder.UNIQUE),
-    )
+    flags = recipe.flags
+    places = {**recipe.places(work), "unique": torch_builder.UNIQUE}
+    include = [f"-I{folder}" for folder in recipe.include_path]
+    listing = toolchain.listing(tools.compiler, torch_builder.UNIQUE)
     c = [
         *include,
         *compile_warnings.DEFAULT,

@@ -113,9 +113,11 @@ def compile_by_own(
 ) -> tuple[list[Path], str]:
     """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output. Raises CompilerFailed if
     the compiler refused a source, BuildError if it was killed, or left no object file or no list of the files that it read."""
-    objects, output = [], ""
+    objects = []
+    output = ""
     for source in sources:
-        compiled, listed = work / f"{source.stem}.o", work / f"{source.stem}.deps"
+        compiled = work / f"{source.stem}.o"
+        listed = work / f"{source.stem}.deps"
         places = {
             **recipe.places(work),
             "source": str(source),

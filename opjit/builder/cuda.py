@@ -369,7 +369,8 @@ def _layouts(halves: Halves, compiler: Compiler, work: Path) -> str:
     seen: dict[int, list[list[int]]] = {}
     at = 0
     while at < len(values):
-        number, count = values[at], values[at + 3]
+        number = values[at]
+        count = values[at + 3]
         seen.setdefault(number, []).append(
             [*values[at + 1 : at + 3], *values[at + 4 : at + 4 + count]]
         )

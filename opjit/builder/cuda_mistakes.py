@@ -102,7 +102,8 @@ def _returns(
     last = 0
     for begin in sorted(closing):
         if tokens[begin].text == "{" and tokens[begin - 1].text == ")" and begin >= last:
-            last, launched = closing[begin], False
+            last = closing[begin]
+            launched = False
             for match in _LAUNCH_OR_CHECK.finditer(code, tokens[begin].start, tokens[last].end):
                 if launched and match["at"]:
                     yield match.start(), _UNCHECKED

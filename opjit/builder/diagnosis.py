@@ -213,7 +213,8 @@ def _unclosed(source: Path) -> str | None:
 
 def _at_author(lines: list[str], source: str) -> list[str]:
     """Give a complaint about what a macro of opjit's expands to, or about a function that is nowhere, its place in the author's source."""
-    undefined, place = _UNDEFINED.search(lines[0]), _PLACE.match(lines[0].strip())
+    undefined = _UNDEFINED.search(lines[0])
+    place = _PLACE.match(lines[0].strip())
     if undefined:
         return [f"{_used(source, undefined['name'])}: error: {undefined[0]}", *lines[1:]]
     lines = _left_out(
@@ -245,7 +246,8 @@ def _left_out(
     lines: list[str], starts: Callable[[str], object], follows: Callable[[str], object]
 ) -> list[str]:
     """Leave out the lines at which remarks start, each with the lines that follow it."""
-    rest, inside = list[str](), False
+    rest = list[str]()
+    inside = False
     for line in lines:
         inside = bool(starts(line) or (inside and follows(line)))
         if not inside:

@@ -191,7 +191,8 @@ def write(schema: Schema, backend: Backend, source: str, folder: Path) -> list[P
 def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     """Return the glue files of an op for a backend, by file name: the C glue, which includes the author's source, a kernel in C; for a
     device with a compiler of its own, beside it the file that this compiler takes."""
-    function, stream = function_name(schema, backend.name), backend.stream
+    function = function_name(schema, backend.name)
+    stream = backend.stream
     text = {
         "op": schema.qualified,
         "schema": schema.text.replace("*/", "* /"),
@@ -208,7 +209,8 @@ def render(schema: Schema, backend: Backend, source: str) -> dict[str, str]:
     device = _device(stream, backend.name) if stream else ""
     if not (backend.compiler or backend.uses_nvcc):
         device = f'#include "{stream.header}"\n\n{device}' if stream else ""
-        declared, kernel = prototype(schema, backend), f'#include "{source}"'
+        declared = prototype(schema, backend)
+        kernel = f'#include "{source}"'
         return {
             "opjit_glue.c": _c_glue(
                 schema,
@@ -260,11 +262,10 @@ def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str
     parameters = [f"{of}{name}" for of, name in zip(types, numbered, strict=True)]
     headers = ["opjit.h"]
     if stream:
-        types, headers = [*types, stream.type], [stream.header, *headers]
-        numbered, parameters = (
-            [*numbered, f"({stream.type})opjit_stream"],
-            [*parameters, "void *opjit_stream"],
-        )
+        types = [*types, stream.type]
+        headers = [stream.header, *headers]
+        numbered = [*numbered, f"({stream.type})opjit_stream"]
+        parameters = [*parameters, "void *opjit_stream"]
     return Template(resources.template("kernel.in")).substitute(
         text,
         include="\n".join(f'#include "{header}"' for header in headers),

@@ -127,7 +127,8 @@ def split(text: str, macros: Mapping[str, set[str]], unnamed: str = "opjit_unnam
 
 
 def _edited(text: str, edits: list[_Edit]) -> str:
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for start, end, new in sorted(edits):
         if start >= at:  # else inside a part that is removed
             pieces += [text[at:start], new]
@@ -140,7 +141,9 @@ class _Splitter:
 
     def __init__(self, text: str, macros: Mapping[str, set[str]], unnamed: str) -> None:
         every = tokenize(text)
-        self.text, self.macros, self.unnamed = text, macros, unnamed
+        self.text = text
+        self.macros = macros
+        self.unnamed = unnamed
         self.tokens = [token for token in every if token.kind != "directive"]
         self.host: list[_Edit] = []
         self.device: list[_Edit] = []
@@ -202,7 +205,8 @@ class _Splitter:
             end = launch_end(tokens, closing, index)
             if end + 3 >= len(tokens) or tokens[end + 3].text != "(":
                 raise NvccOnly("it has a launch without arguments in parentheses")
-            first, last = tokens[callee_start(tokens, index, closing)], tokens[closing[end + 3]]
+            first = tokens[callee_start(tokens, index, closing)]
+            last = tokens[closing[end + 3]]
             configuration = self.text[token.end : tokens[end].start]
             self.host += [
                 (
@@ -235,7 +239,8 @@ class _Splitter:
     ) -> tuple[int, int]:
         """Handle a brace and the declaration before it. Returns where to go on, and where the declaration in progress begins."""
         begin = self._after_macros(begin, at)
-        head, close = self.tokens[begin:at], self.closing[at]
+        head = self.tokens[begin:at]
+        close = self.closing[at]
         words = [token.text for token in head]
         if "namespace" in words and "(" not in words:
             if words[-1] == "namespace":  # nvcc's and NVRTC's names of an unnamed namespace differ
@@ -279,7 +284,8 @@ class _Splitter:
         """Return the index after calls of macros, which need no semicolon, at the start of a declaration."""
         at = begin
         while at + 1 < end and self.tokens[at].text.isupper() and self.tokens[at + 1].text == "(":
-            begin, at = at, self.closing[at + 1] + 1
+            begin = at
+            at = self.closing[at + 1] + 1
         return at if at < end else begin
 
     def _outer(self, begin: int, end: int) -> Iterator[Token]:
@@ -289,7 +295,8 @@ class _Splitter:
 
     def _parameters(self, begin: int, end: int) -> int | None:
         """Return the index of the parenthesis that opens a function's parameters, or None."""
-        at, found = begin, None
+        at = begin
+        found = None
         while at < end and self.tokens[at].text != ":":
             before = self.tokens[at - 1]
             if (
@@ -364,7 +371,8 @@ class _Splitter:
         addresses = "".join(f"(void *)&{name}, " for name, _ in named)
         callee = self._source(self.tokens[at].start, self.tokens[parameters].start) + arguments
         notes = self._layouts_of(groups, [name for name, _ in named], self.tokens[body].end)
-        start, end = self.tokens[body].start, self.tokens[self.closing[body]].end
+        start = self.tokens[body].start
+        end = self.tokens[self.closing[body]].end
         stub = (
             f"{{ {notes}void *opjit_arguments[] = {{{addresses}nullptr}}; "
             f"opjit_launch((const void *)static_cast<void (*)({types})>(&{callee}), opjit_arguments); }}"
@@ -432,7 +440,8 @@ class _Splitter:
 
     def _groups(self, parameters: int) -> list[list[Token]]:
         """Return the tokens of each parameter; ``(void)`` and ``()`` have none."""
-        begin, end = parameters + 1, self.closing[parameters]
+        begin = parameters + 1
+        end = self.closing[parameters]
         ranges = split_at_commas(self.tokens, self.closing, begin, end)
         groups = [list(self.tokens[start:stop]) for start, stop in ranges]
         is_void = [token.text for group in groups for token in group] == ["void"]
@@ -522,14 +531,17 @@ def template_arguments(head: list[Token]) -> str:
     """Return ``<T, n>`` for ``template <typename T, int n>``."""
     if sum(token.text == "template" for token in head) > 1 or len(head) <= 3:
         return ""
-    names, last, depth = [], "", 0
+    names = []
+    last = ""
+    depth = 0
     skipping = False
     for token in head[2:]:
         outer = depth == 0
         depth += (token.text in "([{<") - (token.text in ")]}>")
         if outer and (token.text == "," or token.text == ">"):
             names.append(last)
-            last, skipping = "", False
+            last = ""
+            skipping = False
         elif outer and token.text == "=":
             skipping = True
         elif outer and not skipping and token.kind == "name":

@@ -46,18 +46,24 @@ def parse(output: str) -> list[KernelUsage]:
 
 def _entries(output: str) -> Iterator[KernelUsage]:
     """Yield each kernel's usage, by its symbol. ptxas prints the properties of the functions that a kernel calls, too."""
-    symbol, arch, of = "", "", ""
+    symbol = ""
+    arch = ""
+    of = ""
     stack = spilled = 0
     for line in output.splitlines():
         if entry := _ENTRY.search(line):
-            symbol, arch = entry["symbol"], entry["arch"]
+            symbol = entry["symbol"]
+            arch = entry["arch"]
         elif properties := _PROPERTIES.search(line):
             of = properties[1]
         elif (sizes := _STACK.search(line)) and of == symbol:
-            stack, spilled = int(sizes[1]), int(sizes[2]) + int(sizes[3])
+            stack = int(sizes[1])
+            spilled = int(sizes[2]) + int(sizes[3])
         elif (used := _USED.search(line)) and symbol:
             yield KernelUsage(symbol, arch, int(used[1]), int(used[2] or 0), stack, spilled)
-            symbol, stack, spilled = "", 0, 0
+            symbol = ""
+            stack = 0
+            spilled = 0
 
 
 def table(usages: Iterable[KernelUsage]) -> Table:

@@ -175,7 +175,8 @@ def compile_for(
 
 def answer() -> None:
     """Compile what another process sends, and send what came out."""
-    made, refused = tuple[object, ...](), None
+    made = tuple[object, ...]()
+    refused = None
     try:
         made = tuple(_compiled(*pickle.load(sys.stdin.buffer)))
     except CompilerFailed as failed:
@@ -198,7 +199,9 @@ def _compiled(
             *(text.encode("utf-8", "surrogateescape") for text in texts)
         )
 
-    library, program, included = _library(path), ctypes.c_void_p(), {**headers(), **more}
+    library = _library(path)
+    program = ctypes.c_void_p()
+    included = {**headers(), **more}
     _checked(
         library,
         library.nvrtcCreateProgram(
@@ -217,7 +220,8 @@ def _compiled(
         log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if refused:
             raise CompilerFailed(log)
-        symbols, symbol = dict[str, str](), ctypes.c_char_p()
+        symbols = dict[str, str]()
+        symbol = ctypes.c_char_p()
         for expression in expressions:
             _checked(
                 library,
@@ -249,13 +253,18 @@ def fatbin(codes: Mapping[str, bytes]) -> bytes:
     parts = []
     for arch, code in codes.items():
         padded = code + bytes(-len(code) % 8)
-        number, feature = int("".join(filter(str.isdigit, arch))), _FEATURES.get(arch[-1], 0)
+        number = int("".join(filter(str.isdigit, arch)))
+        feature = _FEATURES.get(arch[-1], 0)
         if arch.startswith("compute"):
-            kind, flags, more = 1, 0x11 | feature, struct.pack("<II8x", 72, 0)
+            kind = 1
+            flags = 0x11 | feature
+            more = struct.pack("<II8x", 72, 0)
             version = re.search(rb"^\.version (\d+)\.(\d+)", code, re.MULTILINE)
             major, minor = map(int, version.groups()) if version else (0, 0)
         else:
-            kind, major, minor = 2, 1, 8
+            kind = 2
+            major = 1
+            minor = 8
             compatible = _section(code, b".nv.compat") if number >= 100 else b""
             more = struct.pack("<IIx", 72, len(compatible)) + compatible if compatible else b""
             more += bytes(-len(more) % 8)

@@ -140,7 +140,8 @@ class _FlatText:
         else:
             name = self.shown(path).replace("\\", r"\\").replace('"', r"\"")
             self.lines.append(f'#line {number} "{name}"')
-        self.path, self.number = path, number
+        self.path = path
+        self.number = number
 
     def add(self, line: str) -> None:
         """Add a line."""

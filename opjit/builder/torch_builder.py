@@ -136,7 +136,8 @@ def _without_cuda() -> Iterator[None]:
     """During its import, torch's module looks for a GPU, and warns if there is none. Make it ask NVML, and silence the warning: asking
     CUDA takes 0.2 s, and children forked later could not use CUDA."""
     logger = logging.getLogger(_NAME)
-    level, is_set = logger.level, _ASK_NVML in os.environ
+    level = logger.level
+    is_set = _ASK_NVML in os.environ
     logger.setLevel(logging.ERROR)
     os.environ.setdefault(_ASK_NVML, "1")
     try:
@@ -160,7 +161,8 @@ def call(
     Returns ninja's output. Only torch and the compilers see `environment`, where None removes a variable. `needs` are the bytes that the
     compiler of C or C++ takes for a file, and nvcc. `around` is a block around ninja's run, to which it may give another build.ninja.
     Raises NinjaFailed if a tool failed, OSError if the disk is full."""
-    work, output = Path(arguments["build_directory"]), list[str]()
+    work = Path(arguments["build_directory"])
+    output = list[str]()
     path = os.pathsep.join(
         filter(None, (os.environ.get("PATH"), ninja))
     )  # last: the folder may have another compiler, too

@@ -96,7 +96,8 @@ def push(
 ) -> TransferReport:
     """Upload the cache's entries of `ops` (names as in `opjit cache ls`; default: all) that a remote, OPJIT_REMOTE's by default, does
     not have. Without a private key, `sign`, only OPJIT_TRUST=unsigned accepts them. Raises RemoteError for a bad remote or key."""
-    place, report = _Remote(url), TransferReport([], 0, [])
+    place = _Remote(url)
+    report = TransferReport([], 0, [])
     if place.objects.is_http:
         raise RemoteError(
             f"{place.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or copy the folder of "
@@ -176,7 +177,8 @@ def pull(
 def _take_in(
     place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], object]
 ) -> TransferReport:
-    root, report = Store(default_root()), TransferReport([], 0, [])
+    root = Store(default_root())
+    report = TransferReport([], 0, [])
     for name in _selected(place.names(), ops, report.problems, f"{place.shown} has no entry of it"):
         folder = root.root / name.removesuffix(".opjit")
         if os.path.isfile(folder / manifests.NAME):

@@ -18,7 +18,8 @@ from opjit.store.inventory import Item
 from opjit.store.manifest import Manifest
 from opjit.store.store import VERSION, Store
 
-GOOD, BAD = "good", "bad"
+GOOD = "good"
+BAD = "bad"
 
 
 class Origin(NamedTuple):

@@ -370,7 +370,8 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
     from opjit.store.store import Store, default_root
 
     explicit = op.startswith("cpp_extension.")
-    name, root = op.removeprefix("cpp_extension."), Store(default_root())
+    name = op.removeprefix("cpp_extension.")
+    root = Store(default_root())
     try:
         found = [] if explicit else arguments.ops(op)
     except UnknownOp:

@@ -33,10 +33,8 @@ Use opjit --help for all commands, and opjit COMMAND --help for examples.
 PrintJson = (
     Callable[[object], None] | None
 )  # None without --json, otherwise a function that prints a document
-FILE, FOLDER = (
-    click.Path(dir_okay=False, path_type=Path),
-    click.Path(file_okay=False, path_type=Path),
-)
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 def examples(*lines: str) -> str:

@@ -219,7 +219,9 @@ def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
 
 
 def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
-    name, directory, delivered = wanted.content.name, wanted.call.build_directory, entry.library
+    name = wanted.content.name
+    directory = wanted.call.build_directory
+    delivered = entry.library
     if wanted.call.verbose and entry.origin in ("layer", "store"):
         print(f"opjit: {name} is in the cache: {entry.folder}", file=sys.stderr)
     if directory:
@@ -230,7 +232,8 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
     )  # its folder is part of its run path
     with nullcontext(str(delivered)) if from_there else loader.pinned(entry) as library:
         status = os.stat(library)
-        file, opened = (status.st_dev, status.st_ino), _opened.get(name, set())
+        file = (status.st_dev, status.st_ino)
+        opened = _opened.get(name, set())
         torchs = getattr(
             sys.modules.get("torch.utils.cpp_extension"), "JIT_EXTENSION_VERSIONER", None
         )
@@ -262,7 +265,8 @@ def _open(name: str, path: str, place: Path, key: str, is_python_module: bool) -
     module = importlib.util.module_from_spec(spec)
     loader.name_as(ctypes.CDLL(path), place)
     module.__file__ = spec.origin = opens.path = str(place)
-    module.__name__, module.__package__ = name, name.rpartition(".")[0]
+    module.__name__ = name
+    module.__package__ = name.rpartition(".")[0]
     opens.exec_module(module)
     spec.name = name
     if unique in sys.modules:  # Python itself adds a module without phases

@@ -19,7 +19,8 @@ from opjit.store.store import Store, default_root
 def make(store: Store | None = None, on_build: Callable[[str], object] = lambda line: None) -> None:
     """Fetch or build it, unless the store or, without one, a layer or the cache has it. After an error, the kernel in Python serves.
     `on_build` gets a line before it is built, which takes up to a minute."""
-    must_store, store = store is not None, store or Store(default_root())
+    must_store = store is not None
+    store = store or Store(default_root())
     call = LoadCall(
         name=cpp_autograd.NAME,
         sources=[str(cpp_autograd.source())],

@@ -107,12 +107,15 @@ class ExtensionBinary(ContentBinary[Extension]):
         """Build with light headers and opjit's binding or, if that lacks a type, pybind11's; if these lack something, torch/extension.h."""
         from opjit.cpp_extension import build
 
-        reason, first, refused = self.without_light(), self._light[0], None
+        reason = self.without_light()
+        first = self._light[0]
+        refused = None
         for way in (first, replace(first, pybind11=True)) if reason is None else ():
             try:
                 return build.build(way, self.call, store, self.must_store)
             except light.MayLack as lack:
-                refused, reason = lack, str(lack).partition("\n")[0]
+                refused = lack
+                reason = str(lack).partition("\n")[0]
                 if policy.UNKNOWN_TYPE not in str(lack):
                     break
         if (
@@ -138,7 +141,8 @@ def with_entry(
         except (OSError, ImportError, LoadError) as error:
             if entry.library.exists() and not isinstance(error, loader.Gone):
                 raise
-            gone, found = error, None
+            gone = error
+            found = None
     raise gone
 
 

@@ -123,7 +123,8 @@ class _ExtensionBuild(NamedTuple):
 
     def compiled(self) -> Compiled:
         """Compile and link."""
-        extension, work = self.extension, self.work
+        extension = self.extension
+        work = self.work
         with_headers = (
             self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         )
@@ -180,7 +181,8 @@ class _ExtensionBuild(NamedTuple):
 
     def compile_all(self) -> tuple[Mapping[str, str] | None, str]:
         """Compile and link. Returns the compilers' identity if NVRTC is among them, and a remark on that."""
-        tools, extension = self.tools, self.extension
+        tools = self.tools
+        extension = self.extension
         if tools.nvrtc is None:
             self.compile(nullcontext())
             return None, ""
@@ -322,7 +324,8 @@ class _ExtensionBuild(NamedTuple):
             try:
                 self._check_source(edge, scratch, by_nvrtc)
             except (light.streams.Different, NvccOnly) as different:
-                name, purpose = self.extension.name, self.extension.purpose
+                name = self.extension.name
+                purpose = self.extension.purpose
                 raise light.MayLack(BuildError(str(different), op=name, target=purpose)) from None
             except CompilerFailed as failed:
                 error = self.diagnosed(str(failed))
@@ -347,7 +350,8 @@ class _ExtensionBuild(NamedTuple):
             name: list(value) if isinstance(value, (list, tuple)) else value
             for name, value in self.call.for_torch().items()
         }
-        include, link = passed["extra_include_paths"] or [], passed["extra_ldflags"] or []
+        include = passed["extra_include_paths"] or []
+        link = passed["extra_ldflags"] or []
         if self.prepared:
             include = [*self.prepared.folders, *include]
             link = [*map(torch_builder.quote, self.prepared.objects), *link]
@@ -402,10 +406,8 @@ class _ExtensionBuild(NamedTuple):
             not extension.sources
         ):  # flags for this change the binary only, not the compilers' messages
             output = output.replace(f"{self.work}{os.sep}", "").replace(str(self.work), ".")
-        error, name = (
-            diagnose(output, extension.name, extension.purpose, self.base / "logs"),
-            extension.name,
-        )
+        error = diagnose(output, extension.name, extension.purpose, self.base / "logs")
+        name = extension.name
         if not name.isidentifier() and re.search(
             "(?<!-D)TORCH_EXTENSION_NAME", output
         ):  # a macro that no compiler's message mentions

@@ -110,7 +110,8 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
 
     def _call(self, ext: Any) -> LoadCall:
         """Return the call of load that makes the binary of setuptools' and torch's commands."""
-        compiler, given = self.compiler, ext.extra_compile_args
+        compiler = self.compiler
+        given = ext.extra_compile_args
         cxx, nvcc = (
             (given.get("cxx", []), given.get("nvcc", []))
             if isinstance(given, dict)

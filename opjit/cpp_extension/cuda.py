@@ -129,7 +129,8 @@ def compiled(
     with_light = WithLight(prepared, nvrtc.headers, nvrtc.version)
     place = work / "build.ninja"
     written = place.read_text("utf-8", "surrogateescape")
-    flags, edges = _flags(written), list(_EDGE.finditer(written))
+    flags = _flags(written)
+    edges = list(_EDGE.finditer(written))
     sources = {
         work / "cuda" / edge["out"]: re.sub(r"\$([$ :])", r"\1", edge["source"]) for edge in edges
     }
@@ -317,9 +318,13 @@ def _adapted(unit: CudaFile, text: str) -> CudaFile:
 
 def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
     """nvcc's flags: folders of headers, flags for the host's compiler, others, and archs."""
-    include, host, others, archs = list[str](), list[str](), list[str](), list[str]()
+    include = list[str]()
+    host = list[str]()
+    others = list[str]()
+    archs = list[str]()
     for flag in flags:
-        arch, part = _ARCH.fullmatch(flag), nvcc_flags.part_of(flag)
+        arch = _ARCH.fullmatch(flag)
+        part = nvcc_flags.part_of(flag)
         name, _, value = flag.partition("=")
         if arch:
             archs += (

@@ -124,11 +124,13 @@ def describe(
         or torch.version.hip
     ):
         raise Unsupported
-    sources, texts = tuple[str, ...](), dict[str, bytes]()
+    sources = tuple[str, ...]()
+    texts = dict[str, bytes]()
     if isinstance(call, LoadCall):
         if call.is_standalone:
             raise Unsupported
-        sources, inline = _sources(call.sources), _as_json(call.newer)
+        sources = _sources(call.sources)
+        inline = _as_json(call.newer)
         languages = {os.path.splitext(path)[1] for path in sources}
     else:
         inline, texts = _inline(call)
@@ -306,7 +308,8 @@ def _sources(given: object) -> tuple[str, ...]:
 
 def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The arguments from which torch makes the sources, and the inline sources among them."""
-    found, texts = dict[str, Any](), dict[str, bytes]()
+    found = dict[str, Any]()
+    texts = dict[str, bytes]()
     for parameter, given in (
         ("cpp_sources", call.cpp_sources),
         ("cuda_sources", call.cuda_sources),

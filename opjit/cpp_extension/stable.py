@@ -20,7 +20,8 @@ from opjit.cpp_extension.light import headers, policy
 from opjit.recipe import reads, toolchain
 from opjit.recipe.toolchain import Compiler
 
-_MACRO, _PYTHON = "TORCH_TARGET_VERSION", "Py_LIMITED_API"
+_MACRO = "TORCH_TARGET_VERSION"
+_PYTHON = "Py_LIMITED_API"
 LISTING = ".read"  # the suffix of the files in which a C++ compiler lists all that it reads
 _FIRST = re.compile(
     rb"(?:\s|//[^\n]*\n|/\*.*?\*/)*#[ \t]*define[ \t]+" + _MACRO.encode() + rb"[ \t]+([^\n]+)",
@@ -110,7 +111,8 @@ def refusal(
     commands = (work / "build.ninja").read_text("utf-8", "surrogateescape")
     if len(listings) != commands.count("compile "):
         return "a compiler does not list what it reads"
-    limits, (major, minor) = _limits(extension), map(int, extension.stable.split("."))
+    limits = _limits(extension)
+    (major, minor) = map(int, extension.stable.split("."))
     include, python = (
         f"{os.path.realpath(folder)}/"
         for folder in (headers.INCLUDE, sysconfig.get_path("include"))

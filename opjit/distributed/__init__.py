@@ -88,7 +88,8 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
     if isinstance(names, str):
         raise BadSetting(one_string("opjit.distributed.ready", "names", names))
     target = targets.here(backends.for_device(targets.device_type(device)))
-    ops, store = [registry.find(name) for name in names], Store(default_root())
+    ops = [registry.find(name) for name in names]
+    store = Store(default_root())
     wanted = batch.requests(((op, target) for op in ops), store)
     for each, task in zip(wanted, share(wanted, store), strict=True):
         if each.op in ops:  # not one of its other variants, which may fail

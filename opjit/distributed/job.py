@@ -75,7 +75,9 @@ class RankTask:
     """A wanted binary, and what this rank has done to get its entry."""
 
     def __init__(self, wanted: Wanted, entry: Entry | None, store: Store) -> None:
-        self.wanted, self.entry, self.store = wanted, entry, store
+        self.wanted = wanted
+        self.entry = entry
+        self.store = store
         self.name = wanted.name  # what ranks with the same request call it
         self.able = wanted.buildable and not is_on("OPJIT_OFFLINE")
         self.error: OpjitError | None = None  # why there is no entry
@@ -83,10 +85,10 @@ class RankTask:
             None  # the error after which this rank is not able to build it
         )
         self.origin = "found"  # in a cache; or "built" by this rank, or "taken" from another rank
-        self.claim, self.since = (
-            b"",
-            0.0,
-        )  # the claim when this rank last read it, and when that was new by this rank's clock
+        self.claim = b""
+        self.since = (
+            0.0  # the claim when this rank last read it, and when that was new by this rank's clock
+        )
 
     def __str__(self) -> str:
         return str(self.wanted)
@@ -103,12 +105,14 @@ class RankTask:
                 os.listdir(
                     each
                 )  # NFS remembers a missing name for a minute, unless its folder is opened again
-        self.entry, self.origin = self.wanted.find(self.store, warn=False), "taken"
+        self.entry = self.wanted.find(self.store, warn=False)
+        self.origin = "taken"
         return self.entry is not None
 
     def build(self) -> None:
         try:
-            self.entry, self.origin = request.obtain(self.wanted, self.store), "built"
+            self.entry = request.obtain(self.wanted, self.store)
+            self.origin = "built"
         except OpjitError as error:
             self.error = error
 
@@ -130,7 +134,9 @@ class Job:
     """This rank's part in the job during one call; `show` shows a line of progress."""
 
     def __init__(self, jobstore: JobStore, rank: Rank, show: Callable[[str], None]) -> None:
-        self.jobstore, self.rank, self.show = jobstore, rank, show
+        self.jobstore = jobstore
+        self.rank = rank
+        self.show = show
         self.name = f"rank-{rank.number}-on-{socket.gethostname()}"
         self.poll_interval = max(
             0.02, rank.size * 1e-3
@@ -174,7 +180,8 @@ class Job:
             progress.status("waiting for the ranks that still need rank 0's store"),
         ):
             while (now := time.monotonic()) < end:
-                left, arrived = self.jobstore.add("left", 0), self.jobstore.add("arrived", 0)
+                left = self.jobstore.add("left", 0)
+                arrived = self.jobstore.add("arrived", 0)
                 late = (
                     arrived < self.rank.size
                     and not self.rank.one_node
@@ -195,7 +202,8 @@ class Job:
 
     def _read_claim(self, task: RankTask, claim: bytes) -> str:
         if claim != task.claim:
-            task.claim, task.since = claim, time.monotonic()
+            task.claim = claim
+            task.since = time.monotonic()
         return claim.decode(errors="replace")
 
     def _build(self, task: RankTask) -> None:
@@ -204,7 +212,8 @@ class Job:
         if task.entry is not None:
             self._publish(task, task.entry)
             return
-        error, name = task.error, task.name
+        error = task.error
+        name = task.name
         in_source = isinstance(error, CompileError)
         if in_source or self.jobstore.add(f"failed/{name}") >= _TRIES:
             self.jobstore.set(

@@ -124,7 +124,8 @@ def _on_devices(
         memory = torch.zeros(size, dtype=torch.uint8, device=device)
         return [memory.data_ptr()], memory
     name = exchange(secrets.token_hex(8))[0]
-    reason, found = "", None
+    reason = ""
+    found = None
     try:
         found = _symmetric(size, rank, len(ids), device, group, name)
     except (ImportError, AttributeError, RuntimeError, TypeError) as error:
@@ -172,7 +173,8 @@ def _by_ipc(size: int, rank: int, exchange: Exchange) -> tuple[list[int], Any]:
         if code != 0:
             raise OSError(f"{function}: CUDA error {code}")
 
-    own, handle = ctypes.c_void_p(), _IpcHandle()
+    own = ctypes.c_void_p()
+    handle = _IpcHandle()
     call("cudaMalloc", ctypes.byref(own), ctypes.c_size_t(size))
     call("cudaMemset", own, 0, ctypes.c_size_t(size))
     call("cudaDeviceSynchronize")

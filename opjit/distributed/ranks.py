@@ -89,7 +89,8 @@ def _address() -> tuple[str, int] | None:
     )
     if not host:
         return None
-    port, job = _number("MASTER_PORT"), _number("SLURM_JOB_ID")
+    port = _number("MASTER_PORT")
+    job = _number("SLURM_JOB_ID")
     if port is None:
         # Below 32768, where the ports that Linux assigns itself start.
         port = (

@@ -29,7 +29,8 @@ class JobStore:
 
     def __init__(self, connect: Callable[[], Any], hosted: bool = False) -> None:
         self.hosted = hosted
-        self._connect, self._store = connect, None
+        self._connect = connect
+        self._store = None
         self._lost: str | None = None
 
     def _call(self, method: str, *arguments: Any) -> Any:

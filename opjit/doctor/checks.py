@@ -27,7 +27,10 @@ from opjit.store import layers
 from opjit.store.store import Store, default_root
 from opjit.wanted import target_of
 
-OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+OK = "ok"
+NOTE = "note"
+WARNING = "warning"
+PROBLEM = "problem"
 TIMEOUT = 50.0  # seconds for one op, which needs two to five
 _ARCH = "sm_90"  # the arch of the CUDA op on a machine without a GPU
 _OP = "tensor_negate"
@@ -127,7 +130,8 @@ def gpus() -> Iterator[Observation]:
 def cuda_op() -> Iterator[Observation]:
     """Check NVRTC and nvcc, and an op for this machine's GPU or, without one, for another machine's."""
     backend = backends.for_device("cuda")
-    here, nvrtc = backend.available() is None, toolchain.find_nvrtc(backend.runtime(None), None)
+    here = backend.available() is None
+    nvrtc = toolchain.find_nvrtc(backend.runtime(None), None)
     if nvrtc is None:
         yield Observation(
             "NVRTC",
@@ -325,7 +329,8 @@ def remote() -> Iterator[Observation]:
     from opjit.share import remote, trust
     from opjit.share.transport import Objects
 
-    shown, started = Objects(os.environ["OPJIT_REMOTE"]).shown, time.monotonic()
+    shown = Objects(os.environ["OPJIT_REMOTE"]).shown
+    started = time.monotonic()
     trouble = remote.problem()
     if trouble is None:
         yield Observation("remote", OK, f"{shown} answers in {time.monotonic() - started:.2f} s")

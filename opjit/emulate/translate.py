@@ -138,7 +138,8 @@ class _File:
         bound = "0"
         parameters = index
         for at in outer_indices(self.brackets, index + 1, len(self.tokens)):
-            text, before = self.tokens[at].text, self.tokens[at - 1]
+            text = self.tokens[at].text
+            before = self.tokens[at - 1]
             if text == "(" and before.text == "__launch_bounds__":
                 first, last = split_at_commas(
                     self.tokens, self.brackets, at + 1, self.brackets[at]

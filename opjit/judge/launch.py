@@ -38,7 +38,8 @@ _OPERATIONS = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_GUARD, _GUARDED = 512, 0xA5  # bytes on each side of a result, and their value
+_GUARD = 512
+_GUARDED = 0xA5  # bytes on each side of a result, and their value
 _SHARED = 48 << 10  # bytes that a block may have without asking
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 

@@ -48,7 +48,8 @@ def load_library(path: str | os.PathLike[str]) -> Any:
         >>> opjit.load_library("build/my_ops/mylib.scale.so") is scale
         True
     """
-    place, shown = Path(os.path.realpath(path)), Path(os.path.abspath(path))
+    place = Path(os.path.realpath(path))
+    shown = Path(os.path.abspath(path))
     if place.is_file() and place.suffix == ".so" and place.with_suffix("").is_dir():
         place = place.with_suffix("")  # the folder beside the library for plain torch
     try:

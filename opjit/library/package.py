@@ -49,12 +49,10 @@ def aoti_compile_and_package(
         >>> opjit.aoti_compile_and_package(torch.export.export(model, (torch.ones(3),)), package_path="model.pt2")
         'model.pt2'
     """
-    configs, libraries, shims, defined = (
-        dict(inductor_configs or {}),
-        dict[str, Path](),
-        dict[Op, list[str]](),
-        "",
-    )
+    configs = dict(inductor_configs or {})
+    libraries = dict[str, Path]()
+    shims = dict[Op, list[str]]()
+    defined = ""
     for op, devices in _used(exported_program).items():
         names = {device: f"{op.qualified.replace('::', '.')}.so.{device}" for device in devices}
         libraries |= {
@@ -119,10 +117,8 @@ def _takes_shim(schema: Schema, device: str) -> bool:
     tensors = bool(schema.results) and not any(
         each.list or each.optional or each.kind != "Tensor" for each in schema.results
     )
-    headers, name = (
-        Path(torch.__file__).parent.glob("include/torch/csrc/inductor/aoti_torch/**/*.h"),
-        f"aoti_torch_{device}_{schema.name}(",
-    )
+    headers = Path(torch.__file__).parent.glob("include/torch/csrc/inductor/aoti_torch/**/*.h")
+    name = f"aoti_torch_{device}_{schema.name}("
     return (
         plain
         and tensors
@@ -132,10 +128,8 @@ def _takes_shim(schema: Schema, device: str) -> bool:
 
 def _shim(schema: Schema, device: str, library: str) -> str:
     """Return a C shim for an op, which calls the kernel in its library."""
-    arguments, results = (
-        [f"arg{i}" for i in range(len(schema.arguments))],
-        [f"ret{i}" for i in range(len(schema.results))],
-    )
+    arguments = [f"arg{i}" for i in range(len(schema.arguments))]
+    results = [f"ret{i}" for i in range(len(schema.results))]
     parameters = [
         f"{_C_TYPES[each.kind]} {'*' * each.optional}{name}"
         for each, name in zip(schema.arguments, arguments, strict=True)

@@ -19,7 +19,8 @@ from opjit.recipe import reads
 from opjit.recipe.document import FORMAT, base_key, request_key
 from opjit.recipe.reads import INLINE, Moment, Places, Reads
 
-LIBRARY, EXTENSION = "opjit.build", "torch.utils.cpp_extension"  # who made the document
+LIBRARY = "opjit.build"
+EXTENSION = "torch.utils.cpp_extension"  # who made the document
 _FOLDERS = {LIBRARY: "shared_library", EXTENSION: "cpp_extension"}
 _TARGET = re.compile(r"[\w.+-]+", re.ASCII)
 B = TypeVar("B", bound="BuildInputs")

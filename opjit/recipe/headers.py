@@ -75,7 +75,9 @@ def closure(
 ) -> dict[str, str]:
     """Return the SHA-256, by path, of the roots and of what any #include line leads to, `flags`' -D included; names found nowhere are
     the compiler's. Raises FileNotFoundError if a root is missing, DeclarationError for a pipe or a device; else see `unreadable`."""
-    scan, waiting, flags = scan or Scan(), list(roots), tuple(flags)
+    scan = scan or Scan()
+    waiting = list(roots)
+    flags = tuple(flags)
     known = tuple(waiting), include_path, flags
     digests = dict(scan.closures.get(known, ()))
     if digests:

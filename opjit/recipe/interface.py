@@ -8,9 +8,11 @@ import stat
 import struct
 from collections.abc import Iterator
 
-_DYNAMIC, _SYMBOLS = 6, 11  # types of sections
+_DYNAMIC = 6
+_SYMBOLS = 11  # types of sections
 _VERSIONS = (0x6FFFFFFD, 0x6FFFFFFF)  # of definitions, and of symbols
-_NEEDED, _SONAME = 1, 14  # tags of the dynamic section
+_NEEDED = 1
+_SONAME = 14  # tags of the dynamic section
 
 
 def is_shared(path: str) -> bool:

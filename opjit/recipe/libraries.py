@@ -154,7 +154,8 @@ def find_cuda_library(name: str, runtime: str) -> Shared | None:
         )
     if loaded:
         return Shared(loaded[2], loaded[1])
-    nvrtc, major = toolchain.find_nvrtc(runtime, None), runtime.removeprefix("cuda")
+    nvrtc = toolchain.find_nvrtc(runtime, None)
+    major = runtime.removeprefix("cuda")
     folders = [Path(nvrtc.runtime)] if nvrtc else []
     folders += [
         folder for wheel in toolchain.cuda_wheels() for folder in sorted(wheel.glob("*/lib"))

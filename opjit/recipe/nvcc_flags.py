@@ -5,14 +5,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-DEVICE, HOST, BOTH, NEITHER, FOLDER, NVCC = (
-    "device",
-    "host",
-    "both",
-    "neither",
-    "folder of headers",
-    "nvcc",
-)
+DEVICE = "device"
+HOST = "host"
+BOTH = "both"
+NEITHER = "neither"
+FOLDER = "folder of headers"
+NVCC = "nvcc"
 LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--generate-line-info"})
 
 
@@ -89,9 +87,11 @@ def part_of(flag: str) -> str:
 
 def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return flags as NVRTC and the host's compiler take them. Raises KeyError with the first one that neither has."""
-    device, host = [], []
+    device = []
+    host = []
     for flag in joined(flags):
-        part, (name, _, value) = part_of(flag), flag.partition("=")
+        part = part_of(flag)
+        (name, _, value) = flag.partition("=")
         if part in (NVCC, FOLDER):
             raise KeyError(flag)
         if name in ("-Xcompiler", "--compiler-options"):

@@ -165,7 +165,8 @@ def changes(
 ) -> Iterator[str]:
     """Yield how the files differ from those that an entry's document lists; nothing if they are the same. `note` keeps signatures.
     Raises EntryError if the document does not list them."""
-    inputs, absent = document.get("inputs"), document.get("absent")
+    inputs = document.get("inputs")
+    absent = document.get("absent")
     if not isinstance(inputs, dict) or not isinstance(absent, dict):
         raise EntryError("its manifest does not list the files that its build read")
     for folder, names in absent.items():

@@ -183,7 +183,8 @@ def read_inputs(
     source: Path, target: Target, flags: Flags, scan: headers.Scan | None = None
 ) -> dict[str, str]:
     """Return the SHA-256 of the files of `read_files`, by their portable names."""
-    include, folder = str(resources.folder("kernels_c")), str(source.parent)
+    include = str(resources.folder("kernels_c"))
+    folder = str(source.parent)
     linked = _linked(flags, folder)
     return {
         linked.get(path) or headers.portable_name(path, folder, include, flags.include): digest
@@ -195,12 +196,11 @@ def read_files(
     source: Path, target: Target, flags: Flags, scan: headers.Scan | None = None
 ) -> dict[str, str]:
     """Return the SHA-256, by path, of all files that are compiled, included or linked with. For `scan`, see `headers.closure`."""
-    include, folder = str(resources.folder("kernels_c")), str(source.parent)
+    include = str(resources.folder("kernels_c"))
+    folder = str(source.parent)
     shared = (*RUNTIME, *_OF_NVRTC) if target.backend.uses_nvcc else RUNTIME
-    roots, path = (
-        [str(source), *flags.sources, *(f"{include}/{name}" for name in shared)],
-        (folder, include, *flags.include),
-    )
+    roots = [str(source), *flags.sources, *(f"{include}/{name}" for name in shared)]
+    path = (folder, include, *flags.include)
     if target.backend.stream:  # the glue includes its header
         scan = scan or headers.Scan()
         roots += filter(

@@ -27,7 +27,9 @@ _TEMPORARY = re.compile(r".*/cc\w+\.s|(?:.*/)?tmpxft_\w+[.-].*")  # compilers' o
 _OF_LINKER = re.compile(
     r"attempt to open .*|opened script file .*|using internal linker script:|\S*ld: mode \S+|GNU ld .*|  Supported emulations:"
 )
-LISTED, ASSEMBLED, LINKED = ".d", toolchain.ASSEMBLED, "linked.d"
+LISTED = ".d"
+ASSEMBLED = toolchain.ASSEMBLED
+LINKED = "linked.d"
 
 
 class Search(NamedTuple):
@@ -245,7 +247,8 @@ class ReportReader:
         if any("has_include" in word for word in words):
             return {}, set(), "a flag has __has_include"
         asked, doubt = unreported.asked_headers(self._texts(headers))
-        present, absent = dict[str, str](), set[str]()
+        present = dict[str, str]()
+        absent = set[str]()
         for each in asked:
             for folder in (each.folder, *order) if each.quoted else order:
                 place = os.path.join(self.folder, folder, each.name)

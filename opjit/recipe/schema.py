@@ -167,7 +167,8 @@ def _argument(text: str, argument: Any) -> Argument:
     listed = torch_type.kind() == "ListType"
     if listed:
         torch_type = torch_type.getElementType()
-    kind, alias = _KINDS.get(torch_type.kind()), argument.alias_info
+    kind = _KINDS.get(torch_type.kind())
+    alias = argument.alias_info
     problem = None
     if kind is None:
         close = difflib.get_close_matches(str(torch_type), ("Tensor", "SymInt", *SCALARS), n=1)

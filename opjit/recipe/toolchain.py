@@ -176,7 +176,8 @@ def find_own(wanted: DeviceCompiler, notes: Path | None) -> Own | None:
 def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
     """Find NVRTC for a runtime (``"cuda13"``, or any for an empty text), as pip installs it with torch, or in the CUDA Toolkit."""
     major = runtime.removeprefix("cuda") or "[0-9]*"
-    nvcc, wheels = working_nvcc(notes), cuda_wheels()
+    nvcc = working_nvcc(notes)
+    wheels = cuda_wheels()
     targets_of = [f"targets/{name}-linux" for name in ("x86_64", "sbsa")]
     roots = [folder.parent for wheel in wheels for folder in sorted(wheel.glob("*/lib"))]
     roots += [Path(nvcc.root) / place for place in ("", *targets_of)] if nvcc else []
@@ -480,10 +481,8 @@ def _with_script(compiler: Compiler | None, language: str) -> Compiler | None:
 
 
 def _probe_nvcc(path: str) -> Nvcc:
-    text, dryrun = (
-        _output(path, "--version"),
-        _output(path, "--dryrun", "-E", "-x", "cu", os.devnull),
-    )
+    text = _output(path, "--version")
+    dryrun = _output(path, "--dryrun", "-E", "-x", "cu", os.devnull)
     release = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
     root = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
     if release is None or root is None:
@@ -499,9 +498,11 @@ def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
     command = [path, *wanted.version]
     try:
         done = run(command)
-        lines, failed = done.stdout.strip().splitlines(), done.returncode != 0
+        lines = done.stdout.strip().splitlines()
+        failed = done.returncode != 0
     except OSError as error:
-        lines, failed = [str(error)], True
+        lines = [str(error)]
+        failed = True
     if failed or not lines:
         printed = f"printed {' '.join(lines)[:200]!r}" if lines else "printed nothing"
         raise ToolMissing(

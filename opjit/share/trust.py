@@ -107,7 +107,8 @@ def _inline(text: str) -> bytes:
 
 def _read_public(name: str) -> bytes:
     """Read the key in a PEM file that no other user can have written."""
-    (exceptions, ed25519, serialization), path = _cryptography(), Path(os.path.expanduser(name))
+    (exceptions, ed25519, serialization) = _cryptography()
+    path = Path(os.path.expanduser(name))
     expected = "expected the absolute path of a PEM file with an Ed25519 public key, ed25519:<base64>, or the word unsigned"
     if not path.is_absolute():
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")

@@ -102,7 +102,9 @@ def _compilers(
         f"-ffile-prefix-map={os.getcwd()}=.",
         *(f"-ffile-prefix-map={folder}={name}" for folder, name in places),
     ]
-    c, cxx, nvcc = tools.get("c"), tools.get("c++"), tools.get("cuda")
+    c = tools.get("c")
+    cxx = tools.get("c++")
+    nvcc = tools.get("cuda")
     found: dict[str, list[str]] = {}
     if isinstance(c, Compiler):
         found["c"] = [c.path, "-O2", *common]
@@ -223,7 +225,8 @@ class _LibraryBuild:
 
     def _compile(self, command: list[str]) -> Reads:
         """Compile a source, unless its object is kept."""
-        source, place = command[-3], Path(command[-1])
+        source = command[-3]
+        place = Path(command[-1])
         text = shlex.join(command)
         if not self.objects.take(source, text, place):
             self.objects.keep(source, text, place, self._once(command))
@@ -251,7 +254,9 @@ class _LibraryBuild:
 
     def _link(self, objects: list[str]) -> tuple[str, Reads]:
         """Link objects: those with relocatable device code first for the device. Returns the linker, and what it read."""
-        library, nvcc, work = self.library, self.nvcc, self.work
+        library = self.library
+        nvcc = self.nvcc
+        work = self.work
         assert isinstance(self.driver, Compiler)
         cuda = list[str]()
         if isinstance(nvcc, Nvcc):

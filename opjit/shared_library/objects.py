@@ -24,7 +24,8 @@ from opjit.recipe.document import FORMAT
 from opjit.recipe.reads import Moment, Places, Reads
 from opjit.store.store import OBJECTS
 
-_OBJECT, _READS = "object.o", "reads.json"
+_OBJECT = "object.o"
+_READS = "reads.json"
 _MAX_BYTES = 1 << 30
 _EVERYWHERE = Places(os.sep)
 

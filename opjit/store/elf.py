@@ -8,11 +8,16 @@ from typing import NamedTuple
 from opjit.errors import EntryError
 
 MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's e_machine
-_PT_LOAD, _PT_DYNAMIC = 1, 2
-_NEEDED, _STRTAB, _RPATH, _RUNPATH = 1, 5, 15, 29
+_PT_LOAD = 1
+_PT_DYNAMIC = 2
+_NEEDED = 1
+_STRTAB = 5
+_RPATH = 15
+_RUNPATH = 29
 _FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
 _FATBIN_CUBIN = 2
-_ONLY_THIS_CHIP, _ONLY_THIS_FAMILY = 0x100000, 0x200000  # sm_90a, sm_100f
+_ONLY_THIS_CHIP = 0x100000
+_ONLY_THIS_FAMILY = 0x200000  # sm_90a, sm_100f
 
 
 class Binary(NamedTuple):
@@ -102,7 +107,8 @@ def _cuda_archs(content: bytes) -> list[str]:
     start = content.find(_FATBIN_MAGIC)
     while start >= 0:
         header_size, payload = struct.unpack_from("<HQ", content, start + 6)
-        at, end = start + header_size, min(start + header_size + payload, len(content) - 32)
+        at = start + header_size
+        end = min(start + header_size + payload, len(content) - 32)
         while at < end:
             kind, _, entry_header, entry_size = struct.unpack_from("<HHIQ", content, at)
             if entry_header < 32:

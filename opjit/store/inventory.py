@@ -71,11 +71,14 @@ def _folders(path: str | Path) -> list[os.DirEntry[str]]:
 
 def _item(entry: os.DirEntry[str], op: str, arch: str) -> Item:
     published = entry.stat(follow_symlinks=False).st_ctime
-    size, read, written = 0, 0.0, 0.0
+    size = 0
+    read = 0.0
+    written = 0.0
     with os.scandir(entry.path) as found:
         for file in found:
             status = file.stat(follow_symlinks=False)
             size += status.st_size
             if file.name.endswith(".so"):
-                read, written = max(read, status.st_atime), max(written, status.st_mtime)
+                read = max(read, status.st_atime)
+                written = max(written, status.st_mtime)
     return Item(Path(entry.path), op, arch, entry.name, size, read, written, published)

@@ -63,10 +63,8 @@ class _LockThread(threading.Thread):
 
     def __init__(self, key: str) -> None:
         super().__init__(name="opjit-lock", daemon=True)
-        self._key, self._note = (
-            key,
-            Path(os.devnull),
-        )  # until the thread has found a temporary folder
+        self._key = key
+        self._note = Path(os.devnull)  # until the thread has found a temporary folder
         self._owner = os.getpid()
         self._settled = threading.Event()  # acquired or failed
         self._trouble: str | None = None  # why it failed
@@ -90,11 +88,15 @@ class _LockThread(threading.Thread):
             )
 
     def _wait(self, on_wait: Callable[[str], None]) -> str | None:
-        reported, seen, since = "", None, time.monotonic()
+        reported = ""
+        seen = None
+        since = time.monotonic()
         while not self._settled.wait(POLL):
-            stamp, now = files.stamp(self._note), time.monotonic()
+            stamp = files.stamp(self._note)
+            now = time.monotonic()
             if stamp != seen:
-                seen, since = stamp, now
+                seen = stamp
+                since = now
             text = holder(self._note)
             if text != reported and not self._acquired:  # then the note is this process's own
                 reported = text
@@ -148,7 +150,8 @@ class _LockThread(threading.Thread):
             self._fail(error)
 
     def _hold(self) -> None:
-        since, step = time.strftime("%H:%M:%S"), "compiling"
+        since = time.strftime("%H:%M:%S")
+        step = "compiling"
         while step:
             files.write_note(
                 self._note,

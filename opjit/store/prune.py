@@ -76,13 +76,15 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
     """Remove entries unused for `age` seconds, then the least recently used until at most `size` bytes are left: object files first."""
     if not os.path.isdir(store.base):
         return Pruned(0, 0, 0, 0, 0, 0)
-    staging, now = _staging(store), time.time()
+    staging = _staging(store)
+    now = time.time()
     items = [
         *inventory.objects(store),
         *sorted(inventory.scan(store), key=lambda item: _used(item, now)),
     ]
     total = left = sum(item.size for item in items)
-    chosen, fresh = list[Item](), 0
+    chosen = list[Item]()
+    fresh = 0
     for item in items:
         if not (age and _used(item, now) < now - age) and not (size and left > size):
             continue

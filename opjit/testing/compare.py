@@ -69,7 +69,8 @@ def assert_same(
     within: Tolerance | None = None,
 ) -> None:
     """Raise AssertionError with the first difference in one line, of results or of `what`. `within`: in place of the sample's tolerance."""
-    mine, theirs = as_list(got), as_list(expected)
+    mine = as_list(got)
+    theirs = as_list(expected)
     where = f"{f' of {what}' if what else ''}{f' on ({sample})' if sample is not None else ''}"
     assert len(mine) == len(theirs), f"got {len(mine)} results, expected {len(theirs)}{where}"
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):

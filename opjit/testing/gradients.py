@@ -89,7 +89,8 @@ def _rounding(gradient: torch.Tensor) -> Tolerance | None:
     """The tolerance of a half-precision gradient, whose steps are each rounded: relative to the largest element, not to each."""
     if gradient.dtype not in (torch.float16, torch.bfloat16) or gradient.numel() == 0:
         return None
-    eps, largest = torch.finfo(gradient.dtype).eps, gradient.abs().nan_to_num(0, 0, 0).max().item()
+    eps = torch.finfo(gradient.dtype).eps
+    largest = gradient.abs().nan_to_num(0, 0, 0).max().item()
     return Tolerance(2 * eps, 8 * eps * largest)
 
 

@@ -21,7 +21,8 @@ from opjit.operators.op import Op
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.samples import CallWatch, watch
 
-_PR_SET_PDEATHSIG, _M_PERTURB = 1, -6
+_PR_SET_PDEATHSIG = 1
+_M_PERTURB = -6
 _DYING = 20.0  # seconds that a sanitizer gets for its report
 _LOOKS = 20  # at a call's threads within its time limit
 _MOST = 1 << 20  # bytes of stderr
@@ -34,7 +35,8 @@ class Child(AbstractContextManager["Child"]):
     """A forked process that runs `work`, which takes the pipe's end, and what it says through the pipe."""
 
     def __init__(self, work: Callable[[Connection], object]) -> None:
-        self._errors, self._read = tempfile.TemporaryFile(), 0  # noqa: SIM115 - closed in __exit__
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._read = 0
         self.messages, theirs = Pipe(duplex=False)
         self._process = get_context("fork").Process(target=self._run, args=(work, theirs))
         self._process.start()
@@ -109,7 +111,8 @@ def apart(work: Callable[[], object]) -> None:
 
 def _is_late(child: Child, limit: float) -> bool:
     """Whether no message comes until a thread has run for so long, or all have slept: a wait for a processor is not the call's."""
-    slept, start = 0.0, dict[str, float]()
+    slept = 0.0
+    start = dict[str, float]()
     while not child.messages.poll(limit / _LOOKS):
         now = _threads(child.pid)
         start = start or {number: seconds for number, seconds, _ in now}
@@ -167,7 +170,8 @@ def supervise(
 ) -> Iterator[Line | Death]:
     """Run checks, in one child while none dies. Yields each check's line, or its death. `prepare` runs first in each child; if it raises an
     error, no check is run. `seconds` are for one call's busiest thread, or sleep; torch's compiling gets a multiple. `only`: one."""
-    left, late = list(checks), 0
+    left = list(checks)
+    late = 0
     while left:
         with Child(lambda pipe: _run(pipe, op, device, left, prepare, only)) as child:
             for event in _events(child, left, seconds):
@@ -185,7 +189,10 @@ def supervise(
 
 def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | Death]:
     """Lines until the child ends, and its death if it ends early; takes their checks from the list."""
-    number, sample, late, subject = None, "", False, "kernel"
+    number = None
+    sample = ""
+    late = False
+    subject = "kernel"
     while left:
         limit = seconds * left[0].timeout_factor
         try:
@@ -216,7 +223,8 @@ def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | 
         elif isinstance(message, str):
             subject = message
         else:
-            (number, sample), subject = message, "kernel"
+            (number, sample) = message
+            subject = "kernel"
 
 
 def _is_lost(line: Line) -> bool:

@@ -122,7 +122,8 @@ def _changed(tensor: torch.Tensor, before: torch.Tensor, marked: bool) -> str | 
     )
     if not changed:
         return None
-    byte, end = changed[0], before.numel() - _GUARD
+    byte = changed[0]
+    end = before.numel() - _GUARD
     if byte < _GUARD:
         return f"{_GUARD - byte} bytes before"
     if byte >= end:
@@ -157,10 +158,12 @@ def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
         gc.collect()
         return measure()
 
-    level, least = call(_WARM_UP), 1 << 62
+    level = call(_WARM_UP)
+    least = 1 << 62
     for _ in range(10):
         now = call(_CALLS)
-        least, level = min(least, now - level), now
+        least = min(least, now - level)
+        level = now
         if least < _CALLS * _LEAK:
             return 0
     return least // _CALLS

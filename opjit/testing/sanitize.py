@@ -52,8 +52,10 @@ def parse(text: str) -> list[str]:
 def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> Path:
     """Build the op's CPU library with sanitizers, linked to this process's torch."""
     backend = backends.for_device("cpu")
-    target, source = targets.here(backend), op.declaration.source(backend)
-    headers, library = resources.folder("kernels_c"), folder / "sanitized.so"
+    target = targets.here(backend)
+    source = op.declaration.source(backend)
+    headers = resources.folder("kernels_c")
+    library = folder / "sanitized.so"
     sources = glue.write(op.schema, backend, source.name, folder)
     flags = op.declaration.flags(target)
     march = [flag for flag in flags.c if flag.startswith("-march=")]

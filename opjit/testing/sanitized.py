@@ -171,7 +171,8 @@ def main(name: str, seconds: str, scratch: str, pipe: str) -> None:
     compare.import_all()
     questions = Connection(int(pipe))
     while True:
-        question, places = questions.recv(), dict[str, str]()
+        question = questions.recv()
+        places = dict[str, str]()
         line = outcome_of(
             name, partial(_answer, question, name, float(seconds), Path(scratch), places)
         )
@@ -185,7 +186,8 @@ def _answer(
     place, qualified, only, number = question
     sanitize.need_declaration(place)
     registry.add_path(place)
-    op, names = registry.find(qualified), name.split("+")
+    op = registry.find(qualified)
+    names = name.split("+")
     library = sanitize.instrumented(
         op, names, toolchain.require_compiler(None).path, Path(tempfile.mkdtemp(dir=scratch))
     )
@@ -195,7 +197,8 @@ def _answer(
         len(os.listdir("/proc/self/task")) > 2 and monotonic() < deadline
     ):  # this thread, and the sanitizer's own
         sleep(0.01)
-    failures, ran = [], 0
+    failures = []
+    ran = 0
     number = number if _WITHIN_CHECKS.issuperset(names) else None
     for event in supervise(
         op, "cpu", chosen(names, only), seconds, lambda: _register(op, library), number
@@ -301,12 +304,15 @@ def _report() -> Iterator[Callable[[], str]]:
 
 def _error(text: str, folder: Path) -> str | None:
     """A report's error, as ``scale.c:12: heap-buffer-overflow, WRITE of size 4``, at the op's innermost place; None without a report."""
-    undefined, address = _UBSAN.search(text), _ASAN.search(text)
+    undefined = _UBSAN.search(text)
+    address = _ASAN.search(text)
     if undefined and (address is None or undefined.start() < address.start()):
         return f"{undefined['file'].removeprefix(f'{folder}/')}:{undefined['line']}: {undefined['what']}"
     if address is None:
         return None
-    access, region, place = _ACCESS.search(text), _REGION.search(text), _author_line(text, folder)
+    access = _ACCESS.search(text)
+    region = _REGION.search(text)
+    place = _author_line(text, folder)
     parts = [address["kind"] if address["kind"] != "ABRT" else "abort"]
     if access:
         parts.append(access["what"] or access["signal"])

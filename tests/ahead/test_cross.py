@@ -53,7 +53,8 @@ def test_a_login_node_fills_a_store_for_nodes_of_both_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvrtc = toolchain.find_nvrtc("cuda13", None) is not None
-    archs, store = [*LEVELS.values(), *(["sm_90"] if nvrtc else [])], tmp_path / "layer"
+    archs = [*LEVELS.values(), *(["sm_90"] if nvrtc else [])]
+    store = tmp_path / "layer"
     options = ("--arch", ",".join(archs), "--host", f"{HERE},{OTHER}", "--store", str(store))
     done = CliRunner().invoke(cli.main, ["precompile", "allreduce", *options])
     assert f"{4 if nvrtc else 2} built, 0 already there, 0 skipped, 0 failed" in done.output
@@ -63,7 +64,8 @@ def test_a_login_node_fills_a_store_for_nodes_of_both_processors(
     }
     monkeypatch.setattr(platform, "machine", lambda: OTHER)
     monkeypatch.setenv("CC", "/nonexistent")
-    op, node = registry.find("allreduce"), Store(store)
+    op = registry.find("allreduce")
+    node = Store(store)
     for target in (
         targets.named(arch, cuda_version="13.0") for arch in archs if cpu.machine_of(arch) != HERE
     ):

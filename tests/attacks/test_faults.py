@@ -73,7 +73,9 @@ _CACHED = {"warm", "reload", "push", "prune"}  # they begin with a built op
 def test_a_fault_at_any_step_gives_the_right_result_or_an_error_of_opjit(
     entry: Entry, op: Path, tmp_path: Path, name: str, fault: int | str
 ) -> None:
-    full, root, remote = tmp_path / "full", tmp_path / "cache", tmp_path / "remote"
+    full = tmp_path / "full"
+    root = tmp_path / "cache"
+    remote = tmp_path / "remote"
     root.rename(full)
     shutil.copytree(full, root)
     transfer.push(remote.as_uri(), sign=None)

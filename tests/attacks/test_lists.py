@@ -56,7 +56,8 @@ def lto_object(path: Path, victim: Path, *more: str) -> Path:
 def test_a_linked_object_with_lto_code_is_refused_as_its_options_reach_the_assembler(
     tmp_path: Path, archived: bool, fat: tuple[str, ...]
 ) -> None:
-    folder, victim = write_op(tmp_path / "plus"), tmp_path / "bashrc"
+    folder = write_op(tmp_path / "plus")
+    victim = tmp_path / "bashrc"
     path = lto_object(tmp_path / "l.o", victim, *fat)
     if archived:
         subprocess.run(["ar", "rcsD", tmp_path / "l.a", path], check=True)
@@ -67,7 +68,8 @@ def test_a_linked_object_with_lto_code_is_refused_as_its_options_reach_the_assem
 
 def test_the_link_itself_heeds_no_lto_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "require_plain", lambda *_: None)
-    folder, victim = write_op(tmp_path / "plus"), tmp_path / "bashrc"
+    folder = write_op(tmp_path / "plus")
+    victim = tmp_path / "bashrc"
     opjit.precompile(
         recorded=linking(folder, lto_object(tmp_path / "l.o", victim, "-ffat-lto-objects"))
     )
@@ -76,7 +78,8 @@ def test_the_link_itself_heeds_no_lto_code(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["x.a", "x.o", "libx.so", "libx.a"])
 def test_a_linker_script_is_no_library(tmp_path: Path, name: str) -> None:
-    folder, secret = write_op(tmp_path / "plus"), tmp_path / "secret.txt"
+    folder = write_op(tmp_path / "plus")
+    secret = tmp_path / "secret.txt"
     secret.write_text("the victim's")
     (tmp_path / name).write_text(f"TARGET(binary) INPUT({secret})")
     flags = {
@@ -100,7 +103,8 @@ def test_a_thin_archive_is_refused_as_it_names_other_files(tmp_path: Path) -> No
 def test_a_file_that_only_the_list_names_must_be_closed_to_others(
     tmp_path: Path, opened: str
 ) -> None:
-    folder, include = write_op(tmp_path / "plus"), tmp_path / "include"
+    folder = write_op(tmp_path / "plus")
+    include = tmp_path / "include"
     include.mkdir()
     (include / "other.h").write_text("#define OTHER 1\n")
     (folder / "plus.c").write_text('#include "other.h"\n' + helpers.PLUS)
@@ -218,7 +222,8 @@ def with_ops(group: click.Group = main, path: str = "") -> Iterator[str]:
 def test_a_folder_that_others_can_write_is_not_run_by(
     command: str, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, marker = tmp_path / "open" / "plus", tmp_path / "ran"
+    folder = tmp_path / "open" / "plus"
+    marker = tmp_path / "ran"
     write_op(
         folder, op_py=f"import pathlib\npathlib.Path({str(marker)!r}).write_text('')\n"
     ).parent.chmod(0o777)

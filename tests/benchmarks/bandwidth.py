@@ -17,7 +17,8 @@ from common import HERE
 import opjit
 from opjit.catalog import registry
 
-ROUNDS, CALLS = 15, 4
+ROUNDS = 15
+CALLS = 4
 BAR = 1.03
 
 
@@ -31,7 +32,8 @@ def recorded(op: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.cuda.CUD
 
 
 def microseconds(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     start.record()
     graph.replay()
     end.record()

@@ -106,7 +106,8 @@ def measured(name: str, side: str) -> None:
     }[name](side)
     start = time.perf_counter()
     request()
-    first, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    first = time.perf_counter() - start
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     request()
     print(
@@ -207,7 +208,8 @@ def compare(name: str, project: Project) -> None:
         return
     sides = (name, "opjit")
     with tempfile.TemporaryDirectory(prefix="opjit-builders-") as folder:
-        work, rows = Path(folder), list[tuple[str, list[dict[str, Any]]]]()
+        work = Path(folder)
+        rows = list[tuple[str, list[dict[str, Any]]]]()
         toolkits(work)
         place = work / "first"
         shutil.copytree(Path(found.origin).parent, place / project.package, symlinks=True)

@@ -89,7 +89,8 @@ def give_backward(qualified: str) -> None:
     """The same backward that opjit's allreduce has, registered in the same way."""
 
     def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        ctx.shape, ctx.dtype = inputs[0].shape, inputs[0].dtype
+        ctx.shape = inputs[0].shape
+        ctx.dtype = inputs[0].dtype
 
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad.to(ctx.dtype).expand(ctx.shape)
@@ -115,7 +116,8 @@ def measure_cpu(rounds: int) -> list[Row]:
 
     autograd_part.make()
     runpy.run_path(str(HERE / "ops" / "op.py"))
-    x, leaf = torch.ones(8), torch.ones(8, requires_grad=True)
+    x = torch.ones(8)
+    leaf = torch.ones(8, requires_grad=True)
     total = opjit.inline(
         "total(Tensor x) -> Tensor", c=TOTAL, fake=lambda x: x.new_empty(())
     ).overload
@@ -133,10 +135,8 @@ def measure_cpu(rounds: int) -> list[Row]:
     ]
     give_backward("peer::allreduce")
     allreduce, peer_allreduce = opjit.get("allreduce", "cpu"), torch.ops.peer.allreduce.default
-    scale, peer_scale = (
-        opjit.get("opjit_bench::scale_inplace", "cpu"),
-        torch.ops.peer.scale_inplace.default,
-    )
+    scale = opjit.get("opjit_bench::scale_inplace", "cpu")
+    peer_scale = torch.ops.peer.scale_inplace.default
     check_cpu(allreduce, scale)
     check_cpu(peer_allreduce, peer_scale)
 

@@ -95,7 +95,8 @@ def one_side(arch: str | None) -> dict[str, float]:
     """An op of one CUDA kernel, cold, then edited: to its result on a GPU, to its entry without one."""
     from opjit import request
 
-    times, x = {}, torch.ones(1000, device="cpu" if arch else "cuda")
+    times = {}
+    x = torch.ones(1000, device="cpu" if arch else "cuda")
     for name, code in (("first", ONE), ("next", ONE.replace("a * from", "a + from"))):
         start = perf_counter()
         import opjit

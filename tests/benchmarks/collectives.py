@@ -32,7 +32,8 @@ from opjit.distributed import peer_groups, peer_memory
 from opjit.testing.compare import assert_same
 from opjit.testing.samples import effects
 
-CALLS, ROUNDS = 50, 9
+CALLS = 50
+ROUNDS = 9
 KILOBYTES = (1, 4, 8, 32, 64, 128, 256, 512, 1024, 2048, 8192, 32768)
 WAYS = ("WORDS", "ONE_SHOT", "TWO_SHOTS")
 DTYPES = (

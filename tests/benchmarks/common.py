@@ -32,7 +32,8 @@ def ratio(
     what: str, ours: Sequence[float], peer: Sequence[float], at_most: float | None = None
 ) -> Row:
     """Medians of two series of seconds, and the first over the second."""
-    mine, theirs = median(ours), median(peer)
+    mine = median(ours)
+    theirs = median(peer)
     found = mine / theirs
     bar = "" if at_most is None else _ratio(at_most)
     return Row(what, seconds(mine), seconds(theirs), _ratio(found), bar, _verdict(found, at_most))
@@ -42,7 +43,8 @@ def difference(
     what: str, ours: Sequence[float], peer: Sequence[float], at_most: float | None = None
 ) -> Row:
     """Medians of two series of seconds, and by how much the first is longer."""
-    mine, theirs = median(ours), median(peer)
+    mine = median(ours)
+    theirs = median(peer)
     found = mine - theirs
     bar = "" if at_most is None else f"+{seconds(at_most)}"
     return Row(

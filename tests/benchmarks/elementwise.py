@@ -38,7 +38,8 @@ def arguments(name: str, power: int, dtype: torch.dtype, device: str) -> tuple[t
 def sides_of(name: str, power: int, dtype: torch.dtype, device: str) -> dict[str, Side]:
     """Both sides and a copy, with the same data."""
     args = arguments(name, power, dtype, device)
-    op, plain = opjit.get(name, device), registry.find(name).reference_function
+    op = opjit.get(name, device)
+    plain = registry.find(name).reference_function
     torch.testing.assert_close(op(*args), plain(*args), rtol=0, atol=0)
     return {
         "opjit": (op, args),
@@ -48,7 +49,8 @@ def sides_of(name: str, power: int, dtype: torch.dtype, device: str) -> dict[str
 
 
 def seconds_on_cuda(call: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(4):
         call(*args)
@@ -85,7 +87,8 @@ def show(name: str, power: int, dtype: torch.dtype, device: str) -> None:
     sides = sides_of(name, power, dtype, device)
     spent = measure(sides, device)
     size = sides["copy"][1][0].nbytes
-    moved, copied = (1 + len(sides["opjit"][1])) * size, 2 * size
+    moved = (1 + len(sides["opjit"][1])) * size
+    copied = 2 * size
     median = {side: statistics.median(values) for side, values in spent.items()}
     ratio = statistics.median(
         ours / theirs for ours, theirs in zip(spent["opjit"], spent["torch"], strict=True)

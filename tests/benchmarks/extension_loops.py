@@ -92,7 +92,8 @@ def measure(rounds: int) -> list[Row]:
     x = torch.rand(1000, 1000)
     rows = []
     for name, what in LOOPS.items():
-        function, peers = getattr(ours, name), getattr(peer, name)
+        function = getattr(ours, name)
+        peers = getattr(peer, name)
         argument: Any = 1 if name == "call" else x
         assert function(argument) == peers(argument), name
         times: dict[Any, list[float]] = {function: [], peers: []}

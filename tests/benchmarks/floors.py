@@ -35,7 +35,9 @@ from opjit.catalog import registry
 sys.path.insert(0, str(HERE.parents[1] / "examples" / "05_lltm"))
 from cells import LLTM, State, make
 
-BATCH, FEATURES, STATE = 16, 32, 128
+BATCH = 16
+FEATURES = 32
+STATE = 128
 MULTIPLICATIONS = BATCH * 3 * STATE * (FEATURES + STATE) + 4 * BATCH * STATE * 12
 
 
@@ -53,7 +55,8 @@ def against(what: str, floor: Call, peer: Call, bar: float, rounds: int) -> Row:
 
 
 def operators(rounds: int) -> Iterator[Row]:
-    scalar, like = torch.ops.peer.scalar.default, torch.ops.peer.like.default
+    scalar = torch.ops.peer.scalar.default
+    like = torch.ops.peer.like.default
     for power, bar in ((10, 1.05), (12, 0.8), (14, 0.8)):
         x = torch.randn(1 << power)
         yield against(

@@ -121,7 +121,8 @@ async def each_takes(
     ask: Callable[[str], Awaitable[str]], text: str, lanes: int, seconds: float
 ) -> float:
     """Ask for new texts in so many lanes for some seconds, and print the words of all. Returns the seconds for each."""
-    stamps, words = itertools.count(time.time_ns() % 1_000_000_000), Counter[str]()
+    stamps = itertools.count(time.time_ns() % 1_000_000_000)
+    words = Counter[str]()
 
     async def lane() -> None:
         first = True

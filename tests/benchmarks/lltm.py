@@ -124,7 +124,8 @@ def device_rows(sizes: tuple[int, int, int], rounds: int) -> list[Row]:
     """The two ops and their references without the host's share."""
     rows = []
     for name in ("lltm_forward", "lltm_backward"):
-        op, called = registry.find(name), opjit.get(name, "cuda")
+        op = registry.find(name)
+        called = opjit.get(name, "cuda")
         label = "B{} F{} S{}".format(*sizes)
         work = next(work for work in op.workloads_on("cuda") if work.label == label)
         with torch.inference_mode():

@@ -22,7 +22,8 @@ from torch.utils.benchmark import Timer
 
 import opjit
 
-CALLS, ROUNDS = 100, 41
+CALLS = 100
+ROUNDS = 41
 ADD = torch.ops.aten.add.Tensor
 
 
@@ -43,7 +44,9 @@ def measure(numel: int, folder: str) -> list[Row]:
         "dispatcher": (torch.ops.opjit.add_custom, torch._inductor.aoti_compile_and_package),
         "aten": (ADD, torch._inductor.aoti_compile_and_package),
     }
-    args, timers, spent = (torch.ones(numel), torch.zeros(numel)), {}, dict[str, list[float]]()
+    args = (torch.ones(numel), torch.zeros(numel))
+    timers = {}
+    spent = dict[str, list[float]]()
     for side, (add, package) in sides.items():
         path = package(
             torch.export.export(Sum(add), args),

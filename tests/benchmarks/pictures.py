@@ -25,12 +25,10 @@ from common import HERE
 PICTURES = HERE.parents[1] / ".github" / "pictures"
 RESULTS = HERE / "results"
 NOTEBOOK = HERE.parents[1] / "examples" / "notebook" / "prototype.ipynb"
-WIDTH, LABELS, ROOM, ROW = (
-    760,
-    230,
-    110,
-    22,
-)  # pixels: the picture, the names on the left, the values on the right, a bar with its gap
+WIDTH = 760
+LABELS = 230
+ROOM = 110
+ROW = 22  # pixels: the picture, the names on the left, the values on the right, a bar with its gap
 COLUMNS = 80
 CELL = 12.2  # pixels of a character in rich's pictures
 COLOURS = ("#2f6fde", "#9aa4b2")  # opjit, peers: both are visible on white and on black
@@ -43,7 +41,8 @@ def chart(results: dict[str, Any]) -> str:
         (f"{group['what']}, {group['machine']}", bars_of(group)) for group in results["groups"]
     ]
     longest = max(value for _, bars in groups for _, value in bars)
-    lines, y = [], 10
+    lines = []
+    y = 10
     for title, bars in groups:
         lines.append(f'<text class="head" x="0" y="{y + 14}">{title}</text>')
         y += ROW

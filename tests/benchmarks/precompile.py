@@ -94,7 +94,8 @@ def run_once(names: list[str], archs: list[str], listed: str | None = None) -> d
     start = time.perf_counter()
     ops = [op.qualified for name in names for op in arguments.ops(name)]
     declared = time.perf_counter()
-    before, own = os.times(), time.process_time()
+    before = os.times()
+    own = time.process_time()
     if listed is not None:
         there = opjit.check_precompiled(listed)
         return {
@@ -104,7 +105,9 @@ def run_once(names: list[str], archs: list[str], listed: str | None = None) -> d
             "there": there,
         }
     report = opjit.precompile(ops, archs)
-    took, own, after = time.perf_counter() - declared, time.process_time() - own, os.times()
+    took = time.perf_counter() - declared
+    own = time.process_time() - own
+    after = os.times()
     used = (
         after.children_user + after.children_system - before.children_user - before.children_system
     )

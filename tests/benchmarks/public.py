@@ -175,11 +175,13 @@ class Row(NamedTuple):
 
 def calls(folder: Path, chosen: list[str]) -> Iterator[LoadCall]:
     """The calls of load that the table's extensions are."""
-    place, common = folder, list[str]()
+    place = folder
+    common = list[str]()
     for line in filter(None, TABLE.splitlines()):
         words, _, flags = line.partition("|")
         if line[0] != " ":
-            place, common = folder / words.strip(), flags.split()
+            place = folder / words.strip()
+            common = flags.split()
             continue
         name, *patterns = words.split()
         if chosen and not any(word in f"{place} {line}" for word in chosen):
@@ -211,12 +213,13 @@ def built(call: LoadCall, whole: bool) -> Row:
     """Build an extension with light headers and, if `whole`, what these refuse with torch/extension.h."""
     if not call.sources:
         return Row("absent", 0, "")
-    store, started = Store(default_root()), cpu_seconds()
+    store = Store(default_root())
+    started = cpu_seconds()
     wanted = binary.of_call(call, store.notes, "9.0")
-    first, reason = (
-        replace(wanted.content, light=light.VERSION, toolchain=wanted.content.light_toolchains[0]),
-        wanted.without_light() or "",
+    first = replace(
+        wanted.content, light=light.VERSION, toolchain=wanted.content.light_toolchains[0]
     )
+    reason = wanted.without_light() or ""
     for way in () if reason else (first, replace(first, pybind11=True)):
         try:
             made = build.build(way, call, store, True)

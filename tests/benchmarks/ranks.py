@@ -32,7 +32,8 @@ from opjit.catalog import registry
 from opjit.store import inventory
 from opjit.store.store import Store
 
-RANKS, OPS = 8, 8
+RANKS = 8
+OPS = 8
 C = """#include "opjit.h"
 
 opjit_status add{n}_cpu(const opjit_tensor *x, opjit_tensor *out)
@@ -162,7 +163,10 @@ def main() -> None:
         compiler.chmod(0o755)
         os.environ["CC"] = str(compiler)
         registry.declare_folder(work / "ops")
-        alone, together, warm, again = [], [], [], []
+        alone = []
+        together = []
+        warm = []
+        again = []
         for _ in range(rounds):
             _forget(work, counter)
             alone.append(job(work, 1, False)[1])

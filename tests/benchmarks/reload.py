@@ -64,12 +64,14 @@ class Caller(threading.Thread):
         self.wrong: str | None = None
 
     def run(self) -> None:
-        add, x = torch.ops.reloaded.add.default, torch.zeros(NUMEL)
+        add = torch.ops.reloaded.add.default
+        x = torch.zeros(NUMEL)
         while self.wrong is None and not self.stopped.is_set():
             oldest = self.bounds[0]
             try:
                 y = add(x)
-                least, most = int(y.min()), int(y.max())
+                least = int(y.min())
+                most = int(y.max())
             except Exception as error:
                 self.wrong = f"{type(error).__name__}: {error}"
                 break
@@ -99,7 +101,8 @@ def reload_under_fire(
     callers = [Caller(bounds) for _ in range(THREADS)]
     for caller in callers:
         caller.start()
-    spent, sizes = [], [resident()]
+    spent = []
+    sizes = [resident()]
     for version in range(1, warm_up + reloads + 1):
         (folder / "add.c").write_text(f"#define VERSION {version}\n{SOURCE}")
         bounds[1] = version

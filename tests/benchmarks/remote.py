@@ -129,7 +129,8 @@ def measure_good(folder: Path, cache: Path, trust: str, rounds: int) -> list[Row
 
     [name] = [path.relative_to(folder).as_posix() for path in folder.rglob("*.opjit")]
     content = (folder / name).read_bytes()
-    built, rows = entries(""), []
+    built = entries("")
+    rows = []
     rows.append(ratio("a folder", entries(folder.as_uri()), built, 1.0))
     kinds: dict[str, Behaviour] = {
         "a web server": from_folder(folder),
@@ -182,7 +183,8 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     os.environ["no_proxy"] = "*"
     with tempfile.TemporaryDirectory() as temporary:
-        cache, folder = Path(temporary) / "cache", Path(temporary) / "remote"
+        cache = Path(temporary) / "cache"
+        folder = Path(temporary) / "remote"
         os.environ["OPJIT_CACHE"] = str(cache)
         from opjit.cache import transfer
         from opjit.share import trust

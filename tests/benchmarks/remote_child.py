@@ -20,11 +20,9 @@ from opjit.wanted import describe
 
 
 def main() -> None:
-    op, target, store = (
-        registry.find("allreduce"),
-        targets.here(for_device("cpu")),
-        Store(default_root()),
-    )
+    op = registry.find("allreduce")
+    target = targets.here(for_device("cpu"))
+    store = Store(default_root())
     recipe = describe(op, target, store)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

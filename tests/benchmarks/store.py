@@ -72,7 +72,8 @@ def timed(call: Callable[[], object], rounds: int) -> list[float]:
 
 def measure(folder: Path, count: int, rounds: int) -> list[Row]:
     os.environ["OPJIT_CACHE"] = str(folder / "made")
-    op, target = registry.find("allreduce"), here(for_device("cpu"))
+    op = registry.find("allreduce")
+    target = here(for_device("cpu"))
     entry = request.entry(op, target)
     recipe: Recipe = describe(op, target, Store(folder / "made"))
     stores = [

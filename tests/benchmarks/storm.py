@@ -260,12 +260,10 @@ def main() -> None:
         "ignore", DeprecationWarning
     )  # forks of a process with threads: torch's, which sleep
     print(f"seed {chosen.seed}", flush=True)
-    generator, span, outcomes, spent = (
-        random.Random(chosen.seed),
-        0.15 * chosen.ops,
-        [],
-        [],
-    )  # an op takes longer than that
+    generator = random.Random(chosen.seed)
+    span = 0.15 * chosen.ops
+    outcomes = []
+    spent = []  # an op takes longer than that
     with tempfile.TemporaryDirectory(prefix="storm-") as name:
         scratch = Path(name)
         log = prepare(scratch, chosen.ops)

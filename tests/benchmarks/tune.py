@@ -108,7 +108,8 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
     from opjit.store.store import Store, default_root
 
     [op] = opjit.add_path(folder)
-    backend, x = backends.for_device(device), torch.rand(size, size, device=device)
+    backend = backends.for_device(device)
+    x = torch.rand(size, size, device=device)
     torch.ones(1, device=device).sum().item()
     started = perf_counter()
     result = op(x)
@@ -129,7 +130,8 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
             name: partial(tune._call, force, kernel, op.overload)
             for name, kernel in op.loaded[device].variants.items()
         }
-        plan, medians = plan_of({}, Inputs((x,)), device), dict[str, float]()
+        plan = plan_of({}, Inputs((x,)), device)
+        medians = dict[str, float]()
         for each in sides:
             two = measure(
                 replace(

@@ -73,7 +73,9 @@ def run_once(folder: Path, group: str, cpus: int) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    group, rows, best = make_group(arguments.memory), list[Row](), float("inf")
+    group = make_group(arguments.memory)
+    rows = list[Row]()
+    best = float("inf")
     with tempfile.TemporaryDirectory() as root:
         sources = Path(root, "sources")
         sources.mkdir()
@@ -81,14 +83,12 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         for number in range(arguments.files - 1):
             (sources / f"file{number}{arguments.suffix}").write_text(FILE.format(number=number))
         for width in [*arguments.widths.split(","), ""]:
-            lost, env = (
-                killed(group),
-                {
-                    "OPJIT_CACHE": f"{root}/cache{width}",
-                    "TORCH_CUDA_ARCH_LIST": "9.0",
-                    "MAX_JOBS": width,
-                },
-            )
+            lost = killed(group)
+            env = {
+                "OPJIT_CACHE": f"{root}/cache{width}",
+                "TORCH_CUDA_ARCH_LIST": "9.0",
+                "MAX_JOBS": width,
+            }
             result = child(
                 Path(__file__).resolve(),
                 "--child",
@@ -97,7 +97,8 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
                 str(arguments.cpus),
                 env=env,
             )
-            lost, took = killed(group) - lost, result["seconds"]
+            lost = killed(group) - lost
+            took = result["seconds"]
             ratio = f"{took / best:.2f}" if not width and best < float("inf") else ""
             met = not lost and result["built"] and took <= 1.1 * best
             rows.append(

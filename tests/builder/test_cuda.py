@@ -390,7 +390,8 @@ def code_of(cubin: bytes) -> dict[str, bytes]:
 
 
 def fat_of(content: bytes) -> dict[str, bytes]:
-    found, at = {}, 16
+    found = {}
+    at = 16
     while at < len(content):
         _, _, header, size, _, _, _, _, arch, _, _, flags = struct.unpack_from(
             "<HHIQIIHHIIIQ", content, at
@@ -408,7 +409,8 @@ def fat_of(content: bytes) -> dict[str, bytes]:
 def test_a_bundled_op_s_machine_code_is_that_of_nvcc(tmp_path: Path, op: opjit.Op) -> None:
     target = Target(backends.for_device("cuda"), "sm_90", "cuda13")
     recipe = op.declaration.recipe(target, toolchain.identities_of(target, None))
-    nvcc, compiler = toolchain.require_nvcc(None), toolchain.require_compiler(None)
+    nvcc = toolchain.require_nvcc(None)
+    compiler = toolchain.require_compiler(None)
     assert NVRTC is not None
     source = tmp_path / "opjit_kernel.cu"
     source.write_text(
@@ -612,7 +614,8 @@ def test_the_author_s_flags_and_folders_reach_both_parts(tmp_path: Path) -> None
     source = op_of(
         each("ADD(v) + MORE"), 'OPJIT_CHECK(ADD(1) == 2, "no");' + LAUNCH, '#include "more.h"'
     )
-    folder, more = write_op(tmp_path / 'a "quoted" \\ folder', plus_cu=source), tmp_path / "more"
+    folder = write_op(tmp_path / 'a "quoted" \\ folder', plus_cu=source)
+    more = tmp_path / "more"
     more.mkdir()
     (more / "more.h").write_text("#define MORE 3\n")
     given = ["-DADD(x)=(x+int{1})", "--use_fast_math", "-Xptxas=-O2", "-Xcompiler=-O2"]

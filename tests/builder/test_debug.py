@@ -169,7 +169,8 @@ def test_a_kernel_for_cuda_has_its_lines_in_a_debug_build(
     here: Path,
     way: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    op, target = write_op(tmp_path / "op"), cuda_target("sm_90")
+    op = write_op(tmp_path / "op")
+    target = cuda_target("sm_90")
     way(monkeypatch)
     recipe = describe(op, target)
     content = build.build(
@@ -204,7 +205,8 @@ def test_line_information_in_an_ordinary_build_names_no_folder_of_this_machine(
 def test_nvcc_leaves_line_information_out_and_why_says_so(
     tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    op, target = write_op(tmp_path / "op"), cuda_target("sm_90")
+    op = write_op(tmp_path / "op")
+    target = cuda_target("sm_90")
     no_nvrtc(monkeypatch)
     recipe = describe(op, target)
     recipe = recipe._replace(flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-lineinfo")))

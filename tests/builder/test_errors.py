@@ -619,7 +619,8 @@ opjit_status alone_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t s
 def test_a_tool_that_path_has_not_is_named_with_its_package(
     missing: tuple[str, ...], tmp_path: Path
 ) -> None:
-    folder, tools = tmp_path / "alone", tmp_path / "bin"
+    folder = tmp_path / "alone"
+    tools = tmp_path / "bin"
     folder.mkdir()
     tools.mkdir()
     (folder / "op.py").write_text(

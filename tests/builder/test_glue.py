@@ -482,15 +482,14 @@ BOTH = """
 
 @pytest.mark.parametrize("other", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_tensors_on_two_devices_are_refused(make_op: MakeOp, other: str) -> None:
-    c, cuda = (
-        BOTH.replace("DEVICE", "cpu").replace("STREAM", ""),
-        BOTH.replace("DEVICE", "cuda").replace("STREAM", ", cudaStream_t stream"),
-    )
+    c = BOTH.replace("DEVICE", "cpu").replace("STREAM", "")
+    cuda = BOTH.replace("DEVICE", "cuda").replace("STREAM", ", cudaStream_t stream")
     more: dict[str, Any] = (
         {"fake": lambda x, y, zs: torch.empty_like(x)} if other == "meta" else {"cuda": cuda}
     )
     op = make_op("both(Tensor x, Tensor? y, Tensor[] zs) -> Tensor", c, **more)
-    here, there = torch.ones(2), torch.ones(2, device=other)
+    here = torch.ones(2)
+    there = torch.ones(2, device=other)
     assert op(here, here, [here, here]).device.type == "cpu"
     assert op(there, None, [there]).device.type == other
     mixed: list[tuple[tuple[Any, ...], str]] = [

@@ -311,21 +311,18 @@ def member(
 ) -> bytes:
     """A file in a tar, which may claim to have more bytes than it has."""
     made = tarfile.TarInfo(name)
-    made.size, made.type, made.linkname, made.pax_headers = (
-        len(content) if claimed is None else claimed,
-        kind,
-        link,
-        pax or {},
-    )
+    made.size = len(content) if claimed is None else claimed
+    made.type = kind
+    made.linkname = link
+    made.pax_headers = pax or {}
     header = made.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT)
     return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
-OBJECT, END = f"v2/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit", bytes(1024)
-NOT_PLAIN, DAMAGED = (
-    "is no file of at most 67108864 bytes with an entry's name",
-    "damaged or cut off",
-)
+OBJECT = f"v2/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit"
+END = bytes(1024)
+NOT_PLAIN = "is no file of at most 67108864 bytes with an entry's name"
+DAMAGED = "damaged or cut off"
 # Packs, and what is said of them.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "above": (member(f"../../{OBJECT}", b"x") + END, NOT_PLAIN),

@@ -129,7 +129,8 @@ def test_what_an_op_py_declared_before_it_raised_is_taken_back(
 def test_an_interrupted_declaration_leaves_nothing_and_can_be_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
-    folder, real = write(tmp_path / "stopped", f"pathtest::stopped_{name}"), getattr(owner, name)
+    folder = write(tmp_path / "stopped", f"pathtest::stopped_{name}")
+    real = getattr(owner, name)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         real(*args, **kwargs)
@@ -232,10 +233,8 @@ def test_an_op_py_may_import_a_module_that_another_thread_is_importing_and_that_
 def test_the_environment_s_folders_are_read_when_an_op_is_not_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = (
-        write(tmp_path / "a" / "env_one", "pathtest::env_one"),
-        write(tmp_path / "env_two", "pathtest::env_two"),
-    )
+    one = write(tmp_path / "a" / "env_one", "pathtest::env_one")
+    two = write(tmp_path / "env_two", "pathtest::env_two")
     monkeypatch.setenv("OPJIT_PATH", os.pathsep.join(["", str(one.parent), str(two), ""]))
     opjit.get("allreduce", "cpu")
     assert registry.declared("pathtest::env_one") is None

@@ -84,7 +84,8 @@ def test_a_warning_of_opjit_is_shown_as_its_text_at_the_command_line_and_others_
         )
 
     done = get("default")
-    ours, others = done.stderr.splitlines()[-1], done.stderr.splitlines()[:-1]
+    ours = done.stderr.splitlines()[-1]
+    others = done.stderr.splitlines()[:-1]
     assert ours.startswith(
         "Warning: the remote nowhere failed and is not used again: expected a URL such as https://"
     )

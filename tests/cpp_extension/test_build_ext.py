@@ -47,7 +47,8 @@ class Package:
         module: str = "opjit.cpp_extension",
         options: str = "",
     ) -> None:
-        self.folder, self.log = tmp / "one", tmp / "compiled"
+        self.folder = tmp / "one"
+        self.log = tmp / "compiled"
         (self.folder / "package").mkdir(parents=True)
         (self.folder / "package/__init__.py").touch()
         (self.folder / "package/ext.cpp").write_text(source)

@@ -251,7 +251,8 @@ def test_an_extension_that_takes_longer_than_an_op_may_still_arrives(
 ) -> None:
     build(name, source)
     transfer.push(held.as_uri(), sign=key)
-    at_once, slowly = from_folder(held), from_folder(held, latency=1.5)
+    at_once = from_folder(held)
+    slowly = from_folder(held, latency=1.5)
     with serving(
         lambda handler: (slowly if handler.path.endswith(".opjit") else at_once)(handler)
     ) as server:
@@ -482,7 +483,8 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ranks(tmp_path: Path, places: list[str]) -> list[dict[str, str | None]]:
     """The environment of each rank of a job, by its node's name. A node has a cache and a place for locks of its own."""
-    port, found = helpers.free_port(), list[dict[str, str | None]]()
+    port = helpers.free_port()
+    found = list[dict[str, str | None]]()
     for number, place in enumerate(places):
         (tmp_path / place / "tmp").mkdir(parents=True, exist_ok=True)
         found.append(

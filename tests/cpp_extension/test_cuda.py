@@ -276,7 +276,8 @@ def test_a_file_for_nvcc_is_the_same_tokens_with_light_headers(
         [],
         "",
     )
-    place, nvcc = tmp_path / "scratch", toolchain.require_nvcc(None)
+    place = tmp_path / "scratch"
+    nvcc = toolchain.require_nvcc(None)
     if same:
         cuda.check_for_nvcc(prepared, nvcc, str(tmp_path / "k.cu"), tmp_path, place)
     else:
@@ -423,7 +424,8 @@ def test_each_cuda_file_of_an_extension_runs_its_own_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPJIT_ARCH")
-    module, x = two_files(tmp_path), torch.zeros(1, device="cuda")
+    module = two_files(tmp_path)
+    x = torch.zeros(1, device="cuda")
     for number in (1, 2, 1):
         getattr(module, f"run_{number}")(x)
     assert x.item() == 111 * 4

@@ -271,7 +271,8 @@ def test_the_key_is_content(name: str, tmp_path: Path, monkeypatch: pytest.Monke
             )
         )
 
-    one, other = tmp_path / "one", tmp_path / "other"
+    one = tmp_path / "one"
+    other = tmp_path / "other"
     plain(
         one / "source",
         "#include <amount.h>\n#define WHERE(x) <x>\n#include WHERE(computed.h)\n"

@@ -22,7 +22,8 @@ def why(*words: str) -> Result:
 
 @pytest.mark.torch
 def test_each_entry_says_what_it_was_made_from_and_what_changed(here: Path, tmp_path: Path) -> None:
-    source, header = tmp_path / "plain.cpp", tmp_path / "value.h"
+    source = tmp_path / "plain.cpp"
+    header = tmp_path / "value.h"
     source.write_text(
         "#define TEXT(name) #name\n#include TEXT(value.h)\nint value() { return VALUE; }\n"
     )

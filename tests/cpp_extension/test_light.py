@@ -703,7 +703,8 @@ def test_the_names_that_a_text_declares_are_those_outside_of_functions_and_class
 
 @pytest.mark.slow
 def test_the_names_of_torchs_headers_are_found() -> None:
-    base, cxx = Store(default_root()).base, toolchain.require_cxx(None)
+    base = Store(default_root()).base
+    cxx = toolchain.require_cxx(None)
     names = vocabulary.of_torch(base, cxx)
     flags = ["-std=c++20", "-fPIC"]
     texts = macros.after(

@@ -33,7 +33,8 @@ STABLE_TORCH_LIBRARY(NAME, m) { m.def("mymuladd(Tensor a, Tensor b, float c) -> 
 STABLE_TORCH_LIBRARY_IMPL(NAME, CPU, m) { m.impl("mymuladd", TORCH_BOX(&mymuladd_cpu)); }
 """
 DEFINED = "// a comment\n#define TORCH_TARGET_VERSION (((0ULL + 2) << 56) | ((0ULL + 10) << 48))\n"
-FLAG, LIMITED = "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DPy_LIMITED_API=0x030A0000"
+FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
+LIMITED = "-DPy_LIMITED_API=0x030A0000"
 MODULE = """
 #include <Python.h>
 PyMODINIT_FUNC PyInit_NAME() {
@@ -116,7 +117,8 @@ def test_the_version_is_one_that_all_of_a_source_is_compiled_for_and_this_torch_
 def test_one_binary_serves_every_later_torch_and_every_python(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, flags: list[str]
 ) -> None:
-    store, name = Store(here), f"stable_{len(flags)}"
+    store = Store(here)
+    name = f"stable_{len(flags)}"
     call = call_of(tmp_path, before + MULADD, name, *flags)
     opjit.load(**call.for_torch())
     assert getattr(torch.ops, name).mymuladd(torch.ones(2), torch.ones(2), 2.0).tolist() == [3, 3]
@@ -163,7 +165,8 @@ print(module.__name__, os.path.samefile(module.__file__, {str(built.library)!r})
 def test_a_program_that_uses_more_than_the_stable_abi_is_kept_for_its_torch_and_why_says_so(
     here: Path, tmp_path: Path, name: str
 ) -> None:
-    store, (text, reason) = Store(here), MORE[name]
+    store = Store(here)
+    (text, reason) = MORE[name]
     wanted = binary.of_call(
         call_of(
             tmp_path, text, f"more_{name}", "-O0", FLAG, *([] if name == "module" else [LIMITED])

@@ -58,7 +58,8 @@ def python_of(op: Op, *args: Any) -> list[str]:
 def test_a_call_that_needs_no_gradient_runs_no_python(
     make_op: MakeOp, make: Any, mode: type[AbstractContextManager[None]]
 ) -> None:
-    op, x = make(make_op), torch.ones(3)
+    op = make(make_op)
+    x = torch.ones(3)
     op(x)  # loads it
     leaf = torch.ones(3, requires_grad=True)
     with mode():
@@ -75,7 +76,8 @@ def test_a_call_that_needs_no_gradient_runs_no_python(
 )  # opcheck of torch 2.14 reads it
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by forward mode
 def test_compilers_modes_and_subclasses_see_no_difference(make_op: MakeOp) -> None:
-    op, plain = differentiable(make_op), torch.ones(3)
+    op = differentiable(make_op)
+    plain = torch.ones(3)
     op(plain)
     leaf = torch.ones(3, requires_grad=True)
     for each in (plain, leaf):
@@ -115,7 +117,8 @@ def test_the_first_build_has_it_compiled_for_later_processes_and_precompile_for_
         op = opjit.get("allreduce", "cpu")
         print(op(torch.ones(3)).item(), opjit.registry.find("allreduce").loaded["cpu"].unbind_autograd is not None)
         """
-    first, on = str(tmp_path / "first"), {"OPJIT_CPP_AUTOGRAD": "1"}
+    first = str(tmp_path / "first")
+    on = {"OPJIT_CPP_AUTOGRAD": "1"}
     assert helpers.fresh(code, {**on, "OPJIT_CACHE": first}).stdout == "3.0 False\n"
     until = time.monotonic() + 300
     while (
@@ -137,7 +140,9 @@ def test_the_first_build_has_it_compiled_for_later_processes_and_precompile_for_
 def test_what_a_compiler_refuses_is_not_tried_again(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    source, started, store = tmp_path / "opjit_autograd.cpp", list[Any](), Store(here)
+    source = tmp_path / "opjit_autograd.cpp"
+    started = list[Any]()
+    store = Store(here)
     source.write_text(
         "#error of another torch\n"
         if why == "does not compile"

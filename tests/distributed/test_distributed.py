@@ -457,7 +457,8 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     registry.declare_folder(ops)
 
     def ask(fill: Any) -> job.RankTask:
-        op, target = registry.find("jobtest::add1"), targets.here(helpers.cpu())
+        op = registry.find("jobtest::add1")
+        target = targets.here(helpers.cpu())
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "other"))
         good = request.entry(op, target)
         inner = HashStore()
@@ -482,7 +483,8 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def asked() -> str:
     """What ranks call the request of `shared`."""
-    op, target = registry.find("jobtest::add1"), targets.here(helpers.cpu())
+    op = registry.find("jobtest::add1")
+    target = targets.here(helpers.cpu())
     return OpBinary(op, target, describe(op, target, Store(default_root()))).name
 
 

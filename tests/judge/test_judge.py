@@ -35,7 +35,8 @@ from opjit.recipe.schema import parse
 from tests.helpers import ROOT, elementwise
 
 HERE = Path(__file__).parent
-SCALE, MODEL = str(HERE / "scale"), str(HERE / "matmul_relu.py")
+SCALE = str(HERE / "scale")
+MODEL = str(HERE / "matmul_relu.py")
 CHEATS = sorted((HERE / "cheats").glob("*.*"))
 RIGHT = '#include "opjit.h"' + elementwise("scale", "(float)a * from[i]", "double a, ")
 MODEL_NEW = """import torch
@@ -393,10 +394,8 @@ def test_kernel_text_becomes_machine_code_without_its_host_code() -> None:
 
 def test_results_are_filled_without_their_guards_and_without_the_inputs() -> None:
     """As before a CUDA graph is replayed, which must write all of its results; a result may be an input that the op writes."""
-    results, x = (
-        launch.GuardedResults([TensorSpec("float32", (3, 5))], 2, "cpu"),
-        torch.ones(4, 6),
-    )
+    results = launch.GuardedResults([TensorSpec("float32", (3, 5))], 2, "cpu")
+    x = torch.ones(4, 6)
     one, other = (made for [made] in results.of_calls)
     one.zero_()
     burst.fill_with_sentinel([one, x[1:]], [[x]])
@@ -469,7 +468,8 @@ class Pretended:
     """A kernel in Python, for a bench without a GPU."""
 
     def __init__(self, work: Callable[..., object]) -> None:
-        self.work, self.written = work, False
+        self.work = work
+        self.written = False
 
     def bind(
         self, args: Sequence[Any], kwargs: object, results: Sequence[torch.Tensor]

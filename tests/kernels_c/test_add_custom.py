@@ -24,7 +24,8 @@ def numbers(
 
 
 def assert_as_torch(x: torch.Tensor, y: torch.Tensor) -> None:
-    got, expected = ADD(x, y), torch.add(x, y)
+    got = ADD(x, y)
+    expected = torch.add(x, y)
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -34,7 +35,8 @@ def test_halves_round_as_torchs_over_all_their_values(dtype: torch.dtype, device
     x = torch.arange(-(2**15), 2**15, dtype=torch.int16, device=device).view(dtype)
     for seed in range(4):
         y = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(device)]
-        got, expected = ADD(x, y), x + y
+        got = ADD(x, y)
+        expected = x + y
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~got.isnan())
 
@@ -113,7 +115,8 @@ def test_conversions_round_as_torchs(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_complex_numbers_of_one_dtype_are_added(dtype: torch.dtype) -> None:
-    x, y = torch.randn(40, 30, dtype=dtype), torch.randn(40, 30, dtype=dtype)
+    x = torch.randn(40, 30, dtype=dtype)
+    y = torch.randn(40, 30, dtype=dtype)
     for a, b in (
         (x, y),
         (x.t(), y.t()),
@@ -216,7 +219,8 @@ def operands(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
 @settings(max_examples=400, deadline=None)
 def test_any_views_broadcast_as_torchs(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = pair
-    got, meta = ADD(x, y), ADD(meta_of(x), meta_of(y))
+    got = ADD(x, y)
+    meta = ADD(meta_of(x), meta_of(y))
     torch.testing.assert_close(got, torch.add(x, y), rtol=0, atol=0)
     assert (got.shape, got.dtype) == (meta.shape, meta.dtype)
     if got.numel():  # where strides mean nothing, torch.empty_like itself gives a meta tensor others than a real one
@@ -231,10 +235,8 @@ def meta_of(x: torch.Tensor) -> torch.Tensor:
 
 def test_layouts_are_kept_as_torch_keeps_them() -> None:
     x = torch.randn(2, 3, 4, 5)
-    last, odd = (
-        x.to(memory_format=torch.channels_last),
-        x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
-    )
+    last = x.to(memory_format=torch.channels_last)
+    odd = x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
     for layout in (x, last, odd, x[:, ::2], last[:, ::2], odd[..., ::2]):
         for other in (
             layout,
@@ -251,11 +253,9 @@ def test_layouts_are_kept_as_torch_keeps_them() -> None:
 
 
 def test_only_the_asked_gradient_is_made() -> None:
-    x, y, grad = (
-        torch.randn(4, 5, requires_grad=True),
-        torch.randn(5, requires_grad=True),
-        torch.ones(4, 5),
-    )
+    x = torch.randn(4, 5, requires_grad=True)
+    y = torch.randn(5, requires_grad=True)
+    grad = torch.ones(4, 5)
     for asked, sums in ((x, 0), (y, 1)):
         out = ADD(
             x.detach().requires_grad_(False) if asked is y else x, y.detach() if asked is x else y
@@ -276,12 +276,11 @@ def test_beside_a_size_that_only_data_tell_a_bias_broadcasts_and_has_a_gradient(
         result: torch.Tensor = ADD.overload(bias, x[x[:, 0] > 0])
         return result
 
-    x, bias = torch.randn(9, 3), torch.randn(sizes, requires_grad=True)
+    x = torch.randn(9, 3)
+    bias = torch.randn(sizes, requires_grad=True)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        got, expected = (
-            torch.compile(positive, backend="aot_eager", fullgraph=True)(x, bias),
-            positive(x, bias),
-        )
+        got = torch.compile(positive, backend="aot_eager", fullgraph=True)(x, bias)
+        expected = positive(x, bias)
         torch.testing.assert_close(got, expected)
         torch.testing.assert_close(
             *(torch.autograd.grad(each.square().sum(), bias) for each in (got, expected))

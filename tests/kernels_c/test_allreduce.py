@@ -30,7 +30,8 @@ def exact_sum(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def assert_sum(x: torch.Tensor, dtype: torch.dtype | None = None) -> None:
-    got, expected = ALLREDUCE(x, dtype=dtype), exact_sum(x, dtype)
+    got = ALLREDUCE(x, dtype=dtype)
+    expected = exact_sum(x, dtype)
     assert (got.shape, got.device) == ((), x.device)
     assert got.dtype == (dtype or (x.dtype if x.dtype.is_floating_point else torch.int64))
     if not got.dtype.is_floating_point:
@@ -197,7 +198,9 @@ def _hard_sums(n: int) -> dict[str, Callable[[torch.Generator], torch.Tensor]]:
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_the_error_is_no_worse_than_torchs(dtype: torch.dtype, kind: str, layout: str) -> None:
     """Root mean square, over many inputs of different lengths, of the distance to the exact sum of the elements."""
-    ours, theirs, unit = [], [], 0.0
+    ours = []
+    theirs = []
+    unit = 0.0
     wide = (
         torch.float64 if dtype == torch.float64 else torch.float32
     )  # before the last rounding, which both do
@@ -339,7 +342,8 @@ def test_a_stream_that_has_a_part_of_the_device_gets_the_sum() -> None:
     green_contexts = pytest.importorskip(
         "torch.cuda.green_contexts", reason="this torch has no green contexts"
     )
-    x, strided = torch.ones(50_000_000, device="cuda"), torch.ones(20_000_000, device="cuda")[::2]
+    x = torch.ones(50_000_000, device="cuda")
+    strided = torch.ones(20_000_000, device="cuda")[::2]
     try:
         context = green_contexts.GreenContext.create(16, 0)
     except RuntimeError as error:

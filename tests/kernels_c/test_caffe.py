@@ -48,10 +48,8 @@ inline int CAFFE_GET_BLOCKS(const int N) { return (N + CAFFE_CUDA_NUM_THREADS - 
 @pytest.mark.nvcc
 def test_a_header_of_caffes_own_may_come_first_and_else_the_error_says_so(tmp_path: Path) -> None:
     (tmp_path / "own.h").write_text(OWN)
-    schema, late = (
-        "failing(Tensor x, int threads) -> Tensor",
-        FAILING.replace("__global__", '#include "own.h"\n__global__', 1),
-    )
+    schema = "failing(Tensor x, int threads) -> Tensor"
+    late = FAILING.replace("__global__", '#include "own.h"\n__global__', 1)
     first = opjit.inline(
         schema, cuda=f'#include "own.h"{FAILING}', like="x", extra_include_paths=[tmp_path]
     )

@@ -453,7 +453,8 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Op]:
     """empty_like, elements in memory order, offsets and walks, as ops."""
-    folder, declared = tmp_path_factory.mktemp("layouts"), "import opjit\n"
+    folder = tmp_path_factory.mktemp("layouts")
+    declared = "import opjit\n"
     for name, (parameters, prototype, body) in LAYOUTS.items():
         declared += f"@opjit.op('optest::layout_{name}({parameters}) -> Tensor')\ndef {name}(x, *others): return x\n"
         (folder / f"layout_{name}.c").write_text(f"""
@@ -483,7 +484,8 @@ def test_any_layout_is_read_as_torch_reads_it(
     layouts: dict[str, Op], x: torch.Tensor, data: st.DataObject
 ) -> None:
     """Each element is there: by its index, in a walk over any range of elements, over two tensors at once, and in the memory's order."""
-    like, expected = layouts["like"](x), torch.empty_like(x)
+    like = layouts["like"](x)
+    expected = torch.empty_like(x)
     assert (like.shape, like.stride()) == (expected.shape, expected.stride()), (x.shape, x.stride())
     places = _offsets(x)
     assert layouts["offsets"](x).tolist() == places

@@ -164,7 +164,8 @@ def recode(make_op: MakeOp) -> Op:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *FLOAT8])
 def test_a_small_dtype_converts_as_in_torch(recode: Op, dtype: torch.dtype) -> None:
-    numbers, bits = every(dtype), {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
+    numbers = every(dtype)
+    bits = {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
     for got, expected in (
         (recode(numbers, torch.float32), numbers.float()),
         (recode(numbers[::3], torch.float64), numbers[::3].double()),
@@ -176,7 +177,8 @@ def test_a_small_dtype_converts_as_in_torch(recode: Op, dtype: torch.dtype) -> N
         torch.__version__ < "2.13" and dtype == torch.float8_e4m3fn
     ):  # which made NaN of what is too large
         values = values[values.abs() <= 448]
-    got, expected = recode(values, dtype), values.to(dtype)
+    got = recode(values, dtype)
+    expected = values.to(dtype)
     assert torch.equal(got.float().isnan(), values.isnan()), (
         "NaN stays NaN, and nothing becomes one"
     )

@@ -96,7 +96,8 @@ class Training:
         self._cells = registry.find("lltm_forward").overload
 
     def _step(self) -> None:
-        h, cell = self._h, self._cell
+        h = self._h
+        cell = self._cell
         for _ in range(2):
             h, cell, _ = self._cells(self._x, *self._parameters, h, cell)
         loss = h.square().mean() + cell.mean()
@@ -150,7 +151,8 @@ def test_a_replay_on_any_stream_is_equal_to_eager(make: Callable[[], Calls | Tra
 
 def test_two_threads_call_and_replay_at_the_same_time() -> None:
     """Each on a stream of its own; torch captures one graph at a time, while the other thread calls the ops."""
-    both, captures = threading.Barrier(2, timeout=100), threading.Lock()
+    both = threading.Barrier(2, timeout=100)
+    captures = threading.Lock()
 
     def run(_: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):

@@ -31,7 +31,8 @@ opjit_status {name}_cpu(const opjit_tensor *x, opjit_tensor *out)
     return OPJIT_OK;
 }
 """
-AT_ONCE, IN_THE_POOL = "loop(0, 1, (void *)x)", "opjit_parallel_for(0, 4, 1, loop, (void *)x)"
+AT_ONCE = "loop(0, 1, (void *)x)"
+IN_THE_POOL = "opjit_parallel_for(0, 4, 1, loop, (void *)x)"
 REPORTED = """
 try:
     {call}

@@ -21,7 +21,8 @@ from tests.tensors import COMPILES, DEVICES
 
 FLOATING = [torch.float32, torch.float64]
 Tensor = torch.Tensor
-FORWARD, BACKWARD = registry.find("lltm_forward"), registry.find("lltm_backward")
+FORWARD = registry.find("lltm_forward")
+BACKWARD = registry.find("lltm_backward")
 
 
 def arguments(
@@ -266,7 +267,8 @@ def test_saturation_infinities_and_nan_are_torchs(dtype: torch.dtype) -> None:
 
 def error_ratios(op: Op, sizes: tuple[int, int, int], device: str) -> list[float]:
     """The op's error over torch's, for each result: root mean squares over all elements of some calls."""
-    mine, theirs = [0.0] * 5, [0.0] * 5
+    mine = [0.0] * 5
+    theirs = [0.0] * 5
     for seed in range(6):
         args: list[Any] = arguments(*sizes, torch.float32, device, seed)
         args = args if op is FORWARD else gradient_arguments(args, seed)
@@ -299,7 +301,8 @@ def test_any_number_of_threads_gives_the_references_values(
 
 def test_a_failed_product_is_an_error_and_frees_all_memory(tmp_path: Path) -> None:
     """Of the two products of a forward and the four of a backward, each in turn."""
-    source, library = tmp_path / "fails.c", tmp_path / "fails.so"
+    source = tmp_path / "fails.c"
+    library = tmp_path / "fails.so"
     source.write_text("""
         int left;
         int aoti_torch_cpu_mm_out(void *out, void *a, void *b) { return left-- == 0; }
@@ -410,10 +413,8 @@ def test_a_batch_that_only_data_tell_is_one_graph_with_gradients() -> None:
         total: Tensor = new_h.sum() + new_cell.square().sum()
         return total
 
-    mask, args = (
-        torch.tensor([True, False, True, True]),
-        [x.requires_grad_() for x in arguments(4, 3, 5, torch.float64)],
-    )
+    mask = torch.tensor([True, False, True, True])
+    args = [x.requires_grad_() for x in arguments(4, 3, 5, torch.float64)]
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         got = torch.autograd.grad(
             torch.compile(step, backend="aot_eager", fullgraph=True)(mask, *args), args

@@ -129,7 +129,8 @@ def test_the_folder_loads_all_its_ops(built: Path, tmp_path: Path) -> None:
 
 
 def test_several_ops_make_one_library_and_the_command_follows(tmp_path: Path) -> None:
-    first, second = write_scale(tmp_path / "scale", "libone"), helpers.write_op(tmp_path / "plus")
+    first = write_scale(tmp_path / "scale", "libone")
+    second = helpers.write_op(tmp_path / "plus")
     code = f"""
 import opjit
 opjit.add_path({str(first)!r})
@@ -250,7 +251,8 @@ print(opjit.load_library({path!r})(torch.ones(1)).tolist())
 def test_a_shared_library_of_the_author_comes_along_unless_it_lies_outside_the_op_s_folder(
     tmp_path: Path,
 ) -> None:
-    folder, outside = tmp_path / "plus", tmp_path / "outside"
+    folder = tmp_path / "plus"
+    outside = tmp_path / "outside"
     helpers.write_op(
         folder,
         op_py=helpers.OP_PY.replace('Tensor")', 'Tensor", extra_ldflags=["-Lvendor", "-lamount"])'),

@@ -16,7 +16,8 @@ from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
 from tests.helpers import elementwise, ended, fresh
 
 SIGNATURE = "(Tensor x, float a) -> Tensor"
-TIMES, PLUS = "(float)a * from[i]", "(float)a + from[i]"
+TIMES = "(float)a * from[i]"
+PLUS = "(float)a + from[i]"
 CUDA = """
 static __global__ void scale_kernel(const float *from, float *to, float a, int64_t n)
 {
@@ -61,7 +62,8 @@ def test_a_string_is_an_op(tmp_path: Path) -> None:
 
 
 def test_a_copied_or_pickled_module_holds_the_same_op() -> None:
-    op, model = declare("copied"), torch.nn.ReLU()
+    op = declare("copied")
+    model = torch.nn.ReLU()
     vars(model)["op"] = op
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert again.op is op
@@ -76,7 +78,9 @@ def test_a_copied_or_pickled_module_holds_the_same_op() -> None:
 
 def test_declared_again_the_op_is_the_same_with_the_new_code_at_once() -> None:
     op = declare("again")
-    x, overload, packet = torch.ones(2), op.overload, torch.ops.inline.again
+    x = torch.ones(2)
+    overload = op.overload
+    packet = torch.ops.inline.again
     compiled = torch.compile(lambda t: op(t, 2.0), fullgraph=True, backend="aot_eager")
     assert compiled(x).tolist() == [2.0, 2.0]
     for formula, expected in ((PLUS, 3.0), (TIMES, 2.0), (PLUS + " + 1", 4.0), (TIMES, 2.0)):
@@ -222,7 +226,8 @@ def test_like_takes_a_name_for_each_result_and_fake_takes_any_function() -> None
             return opjit_empty_like(out1, x, x->dtype);
         }""",
     )
-    x, y = torch.ones(2, 3).t(), torch.ones(4, dtype=torch.int8)
+    x = torch.ones(2, 3).t()
+    y = torch.ones(4, dtype=torch.int8)
     for device in ("cpu", "meta"):
         got = two(x.to(device), y=y.to(device))
         assert [(t.shape, t.dtype, t.stride()) for t in got] == [

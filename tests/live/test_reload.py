@@ -122,7 +122,8 @@ def test_an_op_that_was_never_used_is_reloaded_too(folder: Folder) -> None:
 def test_a_changed_op_py_changes_the_backward_and_the_op_stays_the_same_object(
     folder: Folder,
 ) -> None:
-    known, overload = registry.find(folder.name), opjit.get(folder.name, "cpu")
+    known = registry.find(folder.name)
+    overload = opjit.get(folder.name, "cpu")
     assert slope(overload) == 2.0
     folder.write_py("11")
     assert folder.reload() is overload
@@ -343,7 +344,8 @@ def test_a_cuda_kernel_is_replaced_between_launches(tmp_path: Path) -> None:
         """
     (folder.path / "grow.cu").write_text(cuda.replace("SLOPE", "2"))
     opjit.add_path(folder.path)
-    op, x = opjit.get(folder.name, "cuda"), torch.ones(1 << 20, device="cuda")
+    op = opjit.get(folder.name, "cuda")
+    x = torch.ones(1 << 20, device="cuda")
     assert value(opjit.get(folder.name, "cpu")) == 2.0
     side = torch.cuda.Stream()
     for number in ("3", "5"):

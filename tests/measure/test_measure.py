@@ -92,7 +92,8 @@ def test_cold_calls_rotate_through_memory_and_hot_ones_stay(
     monkeypatch: pytest.MonkeyPatch, cold: bool
 ) -> None:
     small(monkeypatch, 4000)
-    x, places = torch.ones(100), Counter[int]()
+    x = torch.ones(100)
+    places = Counter[int]()
     plan = plan_of({"f": lambda x: places.update([x.data_ptr()])}, Inputs((x,)), "cpu", cold)
     found = measure(plan)["f"]
     assert len(plan.inputs) == found.inputs == len(places) == (30 if cold else 1)
@@ -121,7 +122,8 @@ def test_garbage_is_collected_as_before_also_after_an_error(enabled: bool) -> No
 
 
 def test_medians_quartiles_and_ratios() -> None:
-    ours, theirs = one((1.0, 2.0, 3.0, 4.0, 5.0)), one((2.0,) * 5)
+    ours = one((1.0, 2.0, 3.0, 4.0, 5.0))
+    theirs = one((2.0,) * 5)
     assert (ours.lower, ours.median, ours.upper) == (1.5, 3.0, 4.5)
     assert ratio(ours, theirs) == (1.5, 0.5)
     assert (one().lower, one().median, one().upper) == (1.0, 1.0, 1.0)
@@ -187,7 +189,8 @@ def test_a_rate_has_three_digits(rate: float, text: str) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("cold", [True, False])
 def test_short_kernels_go_through_a_graph_and_long_ones_between_events(cold: bool) -> None:
-    short, long = torch.rand(1000, device="cuda"), torch.rand(1 << 27, device="cuda")
+    short = torch.rand(1000, device="cuda")
+    long = torch.rand(1 << 27, device="cuda")
     with torch.inference_mode():
         brief = measure(plan_of({"neg": torch.neg}, Inputs((short,)), "cuda", cold))["neg"]
         lasting = measure(
@@ -219,7 +222,8 @@ def test_the_device_s_time_is_that_of_cuda_s_own_events() -> None:
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_work_on_another_stream_is_noticed() -> None:
-    x, aside = torch.rand(1024, 1024, device="cuda"), torch.cuda.Stream()
+    x = torch.rand(1024, 1024, device="cuda")
+    aside = torch.cuda.Stream()
 
     def hides(x: torch.Tensor) -> torch.Tensor:
         with torch.cuda.stream(aside):

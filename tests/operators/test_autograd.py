@@ -93,7 +93,8 @@ def test_with_a_list_a_backward_returns_none_for_what_was_left_out_too(make_op: 
 
     @op.setup_context
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.count, ctx.factor = len(inputs[0]), inputs[1] + (inputs[2] or 0.0)
+        ctx.count = len(inputs[0])
+        ctx.factor = inputs[1] + (inputs[2] or 0.0)
 
     @op.backward
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[list[torch.Tensor], None, None]:
@@ -110,7 +111,8 @@ def test_with_a_list_a_backward_returns_none_for_what_was_left_out_too(make_op: 
 @pytest.mark.parametrize("named", [True, False], ids=["backward", "no backward"])
 def test_forward_mode_is_an_error_and_not_a_tangent_of_zero(make_op: MakeOp, named: bool) -> None:
     op = differentiable(make_op) if named else without_backward(make_op)
-    x, message = torch.ones(3), rf"{op.qualified} has no rule for forward mode"
+    x = torch.ones(3)
+    message = rf"{op.qualified} has no rule for forward mode"
     with pytest.raises(NotImplementedError, match=message):
         torch.func.jvp(lambda v: op(v, 4.0), (x,), (x,))
     with pytest.raises(NotImplementedError, match=message):
@@ -142,7 +144,8 @@ def test_a_backward_through_an_op_without_one_is_an_error(make_op: MakeOp) -> No
 
 
 def test_compiled_without_a_backward_an_op_runs_and_has_no_gradient(make_op: MakeOp) -> None:
-    op, x = without_backward(make_op), torch.ones(3, requires_grad=True)
+    op = without_backward(make_op)
+    x = torch.ones(3, requires_grad=True)
     compiled = torch.compile(lambda x: op(x, 4.0) * 2, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert compiled(x).tolist() == [10.0] * 3
@@ -155,7 +158,8 @@ def test_compiled_without_a_backward_an_op_runs_and_has_no_gradient(make_op: Mak
     "ignore:The .grad attribute of a Tensor"
 )  # opcheck's own, from torch 2.15 on
 def test_declared_not_differentiable_an_op_gives_constants(make_op: MakeOp) -> None:
-    op, x = without_backward(make_op, differentiable=False), torch.ones(3, requires_grad=True)
+    op = without_backward(make_op, differentiable=False)
+    x = torch.ones(3, requires_grad=True)
     assert not op(x).requires_grad
 
     def product(x: torch.Tensor) -> Any:
@@ -251,6 +255,7 @@ def test_lists_of_an_op_without_a_backward_have_no_derivative_either(make_op: Ma
 
 
 def test_torch_func_goes_around_an_op_without_a_backward(make_op: MakeOp) -> None:
-    op, x = without_backward(make_op), torch.ones(3)
+    op = without_backward(make_op)
+    x = torch.ones(3)
     assert torch.func.grad(lambda x: (op(x.detach()) * x).sum())(x).tolist() == [3.0] * 3
     assert torch.vmap(lambda row: op(row, 4.0))(torch.ones(2, 3)).tolist() == [[5.0] * 3] * 2

@@ -54,7 +54,8 @@ def test_a_seed_decides_the_numbers_and_each_call_draws_others() -> None:
     torch.set_rng_state(state)
     with torch.inference_mode():
         again = op(X)
-    own, state = torch.Generator().manual_seed(1), torch.get_rng_state()
+    own = torch.Generator().manual_seed(1)
+    state = torch.get_rng_state()
     assert torch.equal(again, first)
     assert torch.equal(inside, second)
     assert not torch.equal(first, second)
@@ -72,7 +73,8 @@ def test_a_seed_decides_the_numbers_and_each_call_draws_others() -> None:
 @pytest.mark.torch
 @COMPILES
 def test_compiled_and_recomputed_calls_draw_as_eager_ones_do() -> None:
-    op, leaf = noise(), X.clone().requires_grad_()
+    op = noise()
+    leaf = X.clone().requires_grad_()
     torch.manual_seed(1)
     expected = [op(X), op(X)]
 
@@ -99,7 +101,8 @@ def test_compiled_and_recomputed_calls_draw_as_eager_ones_do() -> None:
 
 
 def test_vmap_asks_for_numbers_that_differ() -> None:
-    op, batch = noise(), torch.zeros(2, 5)
+    op = noise()
+    batch = torch.zeros(2, 5)
     with pytest.raises(
         RuntimeError,
         match=r"called random operation generators::noise with randomness='error'.*randomness='different'",

@@ -46,7 +46,9 @@ def both(make_op: MakeOp) -> Op:
 
 
 def test_an_op_returns_the_very_tensors_that_it_wrote(add_: Op, both: Op) -> None:
-    x, out, twice = torch.ones(3), torch.empty(3), torch.empty(3)
+    x = torch.ones(3)
+    out = torch.empty(3)
+    twice = torch.empty(3)
     version = x._version
     assert add_(x, 2.0) is x
     assert x.tolist() == [3, 3, 3]
@@ -98,13 +100,15 @@ def test_compiled_code_sees_what_was_written(
         return x + 1
 
     def outs(x: torch.Tensor) -> Any:
-        out, twice = torch.empty_like(x), torch.empty_like(x)
+        out = torch.empty_like(x)
+        twice = torch.empty_like(x)
         one, _ = both(x, out=out, twice=twice)
         return one + twice, out
 
     for function in (result_and_argument, argument_alone, view, outs):
         torch._dynamo.reset()
-        one, other = torch.ones(4), torch.ones(4)
+        one = torch.ones(4)
+        other = torch.ones(4)
         torch.testing.assert_close(
             torch.compile(function, fullgraph=True, backend=backend)(one), function(other)
         )

@@ -49,7 +49,8 @@ def scale(make_op: MakeOp) -> Op:
 
     @op.backward
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        (x, y), (a, b) = ctx.saved_tensors, ctx.given
+        (x, y) = ctx.saved_tensors
+        (a, b) = ctx.given
         return op.overload(grad, y, a, b=b), op.overload(grad, x, a, b=b), None
 
     return op
@@ -59,10 +60,8 @@ def plain(x: torch.Tensor, y: torch.Tensor, a: float = 2.0, b: int = 1) -> torch
     return (a + b) * x * y
 
 
-X, Y = (
-    torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4),
-    torch.linspace(1, 3, 12, dtype=torch.float64).reshape(3, 4),
-)
+X = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4)
+Y = torch.linspace(1, 3, 12, dtype=torch.float64).reshape(3, 4)
 PROGRAMS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "grad": lambda f: grad(lambda x: f(x, Y).sum())(X),
     "grad of both": lambda f: grad(lambda x, y: f(x, y, 3.0, b=4).sin().sum(), argnums=(0, 1))(
@@ -198,7 +197,8 @@ def test_rules_that_cannot_hold_are_refused_at_the_declaration(make_op: MakeOp) 
 
 
 def test_autocast_converts_to_the_regions_dtype_or_to_the_declared_one(scale: Op) -> None:
-    x, wide = torch.ones(3, dtype=torch.float32), torch.ones(3, dtype=torch.float64)
+    x = torch.ones(3, dtype=torch.float32)
+    wide = torch.ones(3, dtype=torch.float64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert scale(x, x).dtype == torch.float32, "no rule"
     scale.autocast()
@@ -269,7 +269,8 @@ def test_the_backward_sees_what_autocast_converted_under_torch_func_too(scale: O
         ctx.given = inputs[2], keyword_only_inputs["b"]
         seen.append([t.dtype for t in inputs[:2]])
 
-    x, y = X.bfloat16(), Y.bfloat16()
+    x = X.bfloat16()
+    y = Y.bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         leaf = x.clone().requires_grad_()
         scale.overload(leaf, y).sum().backward()

@@ -115,10 +115,8 @@ def test_no_printable_character_of_a_flag_means_anything_to_a_shell_or_to_ninja(
 
 def test_flags_for_one_language_leave_the_other_s_key_alone(declare: Declare) -> None:
     cuda = targets.named("sm_90", cuda_version="13.0")
-    plain, both = (
-        declare(cuda="\n"),
-        declare(cuda="\n", extra_cflags=["-DVALUE=1"], extra_cuda_cflags=["-DVALUE=2"]),
-    )
+    plain = declare(cuda="\n")
+    both = declare(cuda="\n", extra_cflags=["-DVALUE=1"], extra_cuda_cflags=["-DVALUE=2"])
     assert document(both, cuda)["flags"]["c"] == document(plain, cuda)["flags"]["c"]
     assert document(both, cuda)["flags"]["cuda"] == [
         *document(plain, cuda)["flags"]["cuda"],
@@ -185,10 +183,8 @@ def with_header(folder: Path, value: str) -> Path:
 def test_a_header_of_an_include_folder_enters_the_key_by_its_content(
     declare: Declare, tmp_path: Path
 ) -> None:
-    here_, there = (
-        with_header(tmp_path / "here", "7"),
-        with_header(tmp_path / "over" / "there", "7"),
-    )
+    here_ = with_header(tmp_path / "here", "7")
+    there = with_header(tmp_path / "over" / "there", "7")
     first, second = (
         declare(extra_cflags=["-DHEADER"], extra_include_paths=[folder])
         for folder in (here_, str(there))

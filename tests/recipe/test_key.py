@@ -79,7 +79,8 @@ def test_each_header_of_opjit_flips_the_key(
 def test_each_glue_template_the_generator_s_and_the_format_s_number_flip_the_key(
     op: Path, name: str
 ) -> None:
-    before, template = key(op), resources.template
+    before = key(op)
+    template = resources.template
     with pytest.MonkeyPatch.context() as patch:
         if name.isupper():
             patch.setattr(recipe, name, getattr(recipe, name) + 1)
@@ -108,7 +109,8 @@ def test_what_the_compiler_says_of_itself_enters_the_key(
 def test_a_compiler_that_was_replaced_at_its_path_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler, notes = tmp_path / "cc", tmp_path / "notes"
+    compiler = tmp_path / "cc"
+    notes = tmp_path / "notes"
     monkeypatch.setenv("CC", str(compiler))
     versions = []
     for number in (1, 2):
@@ -173,7 +175,8 @@ def test_paths_dates_hosts_and_the_environment_do_not_enter_the_key(
 
 
 def test_content_counts_and_its_date_does_not(op: Path) -> None:
-    before, keys = key(op), set()
+    before = key(op)
+    keys = set()
     for amount in range(3):  # of the same size and date
         (op / "amount.h").write_text(f"#define AMOUNT {amount}.0f\n")
         os.utime(op / "amount.h", (1, 1))
@@ -373,7 +376,8 @@ def test_a_header_from_the_environment_s_include_path_does_not_slip_in(
 def test_a_header_that_cannot_be_read_gives_a_key_that_never_comes_again(
     op: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, before = os.open, describe(op, compiler=GCC).key
+    plain = os.open
+    before = describe(op, compiler=GCC).key
 
     def refuse(
         path: Any, *args: Any, **kwargs: Any
@@ -412,7 +416,8 @@ def test_an_nvcc_swapped_at_its_path_is_another_key(
 ) -> None:
     nvcc = tmp_path / "toolkit" / "bin" / "nvcc"
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
-    keys, runtimes = [], []
+    keys = []
+    runtimes = []
     for build_version in ("V12.9.86", "V13.0.48", "V13.0.88"):
         fake_nvcc(nvcc, build_version)
         for _ in range(2):
@@ -432,7 +437,8 @@ def test_a_toolkit_by_a_link_and_by_its_real_path_gives_one_key(
     real = toolchain.require_nvcc(None)
     (tmp_path / "cuda").symlink_to(real.root)
     (tmp_path / "bin").symlink_to(Path(real.root) / "bin")
-    target, keys = helpers.cuda_target("sm_90"), set()
+    target = helpers.cuda_target("sm_90")
+    keys = set()
     for home, path in (
         (real.root, None),
         (str(tmp_path / "cuda"), None),
@@ -458,7 +464,8 @@ def test_a_compiler_found_by_another_path_gives_one_key(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "gcc").symlink_to(helpers.real_compiler())
     keys = set()
-    real, parts = os.path.dirname(helpers.real_compiler()), os.environ["PATH"].split(os.pathsep)
+    real = os.path.dirname(helpers.real_compiler())
+    parts = os.environ["PATH"].split(os.pathsep)
     for path in ([real, *parts], [str(tmp_path / "bin"), *parts], [real, *reversed(parts)]):
         with monkeypatch.context() as patched:
             patched.setenv("PATH", os.pathsep.join(path))

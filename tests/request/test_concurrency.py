@@ -397,7 +397,8 @@ print(len(children) >= 4)
 def test_a_long_build_or_wait_is_reported_once_even_without_a_log(
     op: Path, here: Path, on_compile: OnCompile
 ) -> None:
-    reached, go = here.with_name("reached"), here.with_name("go")
+    reached = here.with_name("reached")
+    go = here.with_name("go")
     on_compile(f"touch '{reached}'; while ! [ -e '{go}' ]; do sleep 0.1; done")
     code = (
         helpers.declare(op)
@@ -441,7 +442,8 @@ def test_two_builds_that_differ_are_never_mixed(
     op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a lock, so that they do race; one more process looks at every entry from the moment that it appears."""
-    made, rounds = tmp_path / "made", 5
+    made = tmp_path / "made"
+    rounds = 5
     made.mkdir()
     noise = "-Wl,--build-id=0x$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
     monkeypatch.setenv(

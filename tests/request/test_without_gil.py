@@ -28,7 +28,10 @@ def test_8_threads_load_and_call_ops_while_others_declare_reload_and_prune(
     rounds: int, make_op: Callable[..., opjit.Op], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prune, "_FRESH", 10.0)  # seconds, for an hour
-    x, begun, done, stopped = torch.zeros(3), [0], [0], threading.Event()
+    x = torch.zeros(3)
+    begun = [0]
+    done = [0]
+    stopped = threading.Event()
     edited = make_op(
         "count(Tensor x) -> Tensor", elementwise("count", "from[i] + 0"), fake=torch.empty_like
     )

@@ -153,10 +153,8 @@ def test_the_list_of_entries_and_why_show_the_host(
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path))
     own = platform.machine()
     other = next(host for host in HOSTS if host != own)
-    here, there = (
-        recipe(op, target_of("cuda", own), True),
-        recipe(op, target_of("cuda", other), True),
-    )
+    here = recipe(op, target_of("cuda", own), True)
+    there = recipe(op, target_of("cuda", other), True)
     entry = plant(op, there.target, tmp_path)
     miss = why.compare(here, Store(tmp_path))
     assert "for cuda sm_90.cuda13: a miss; " in str(miss)

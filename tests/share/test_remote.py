@@ -581,7 +581,8 @@ def test_keys_that_openssl_makes_sign_and_are_trusted(
 ) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    private, public = tmp_path / "o.key", tmp_path / "o.pub"
+    private = tmp_path / "o.key"
+    public = tmp_path / "o.pub"
     subprocess.run(
         ["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(private)], check=True
     )
@@ -641,7 +642,8 @@ def test_nothing_is_parsed_before_its_signature_is_right(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    recipe, parsed = published.recipe(tmp_path), list[bytes]()
+    recipe = published.recipe(tmp_path)
+    parsed = list[bytes]()
     monkeypatch.setattr(manifest, "parse", parsed.append)
     for content in (
         published.bundle._replace(signature=None),
@@ -787,7 +789,8 @@ def test_a_hostile_library_is_never_opened(
     published: Published, held: Path, tmp_path: Path
 ) -> None:
     """One that does its harm in a constructor."""
-    source, marker = tmp_path / "evil.c", tmp_path / "marker"
+    source = tmp_path / "evil.c"
+    marker = tmp_path / "marker"
     source.write_text(
         f'#include <stdio.h>\n__attribute__((constructor)) static void evil(void) {{ fopen("{marker}", "w"); }}\n'
     )

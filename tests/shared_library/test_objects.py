@@ -44,10 +44,8 @@ def project(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.fixture(params=["build", "load"])
 def made(project: Path, request: pytest.FixtureRequest) -> Callable[[], Path]:
     """Make the library by either function, with debug information, and return its path."""
-    sources, include = (
-        [str(project / name) for name in ("a.cpp", "b.cpp", "c.cpp")],
-        [str(project / "first"), str(project / "second")],
-    )
+    sources = [str(project / name) for name in ("a.cpp", "b.cpp", "c.cpp")]
+    include = [str(project / "first"), str(project / "second")]
 
     def make() -> Path:
         if request.param == "build":

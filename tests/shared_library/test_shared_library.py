@@ -107,7 +107,8 @@ def test_a_key_has_content_and_no_torch_python_or_path(tmp_path: Path) -> None:
 
 
 def test_an_edit_of_a_header_a_flag_and_an_archive_is_another_library(tmp_path: Path) -> None:
-    sources, include = project(tmp_path), [tmp_path / "include"]
+    sources = project(tmp_path)
+    include = [tmp_path / "include"]
     first = opjit.build("adder", sources, include=include)
     (tmp_path / "include/one.h").write_text("#define ONE 10\n")
     second = opjit.build("adder", sources, include=include)
@@ -361,7 +362,8 @@ def test_cuda_is_built_for_each_arch_without_a_gpu_and_linked_for_the_device() -
 def test_a_recorded_library_is_precompiled_and_explained(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources, listed = project(tmp_path / "a"), tmp_path / "list.json"
+    sources = project(tmp_path / "a")
+    listed = tmp_path / "list.json"
     (tmp_path / "use.py").write_text(
         f"import opjit\nopjit.build('adder', [{str(sources[0])!r}, {str(sources[1])!r}],\n"
         f"            include=[{str(tmp_path / 'a/include')!r}], generated={{'k.h': ''}})\n"

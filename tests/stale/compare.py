@@ -52,7 +52,8 @@ def verdict(warm: Outcome, clean: Outcome) -> str:
 
 def _answers(case: Case, root: Path, cache: Path) -> list[Outcome]:
     """The first answer, a second one without an edit, and those after the edit, after it is undone, and redone."""
-    before, after = case.before, case.after
+    before = case.before
+    after = case.after
     steps: list[Step] = [
         (before, None),
         (before, before),

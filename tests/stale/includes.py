@@ -30,7 +30,8 @@ def _quoted(draft: Draft, name: str) -> str:
 
 def spelled(draft: Draft, name: str, macro: str, nested: bool) -> list[str]:
     """Lines that include a header. `macro` is part of the names of macros that they define."""
-    target, rng = _quoted(draft, name), draft.rng
+    target = _quoted(draft, name)
+    rng = draft.rng
     bare = target.strip('<>"')
     plain = [f"#include {target}", f"#  include {target}  // as it is", f"\t#\tinclude\t{target}"]
     odd = [
@@ -79,7 +80,8 @@ def spelled(draft: Draft, name: str, macro: str, nested: bool) -> list[str]:
 def asked(draft: Draft, name: str, macro: str) -> list[str]:
     """Lines that define a macro by whether a header is there."""
     target = _quoted(draft, name)
-    yes, no = draft.number(), draft.number()
+    yes = draft.number()
+    no = draft.number()
     before: list[str] = []
     ways = [
         f"__has_include({target})",
@@ -193,7 +195,8 @@ def graph(draft: Draft) -> None:
 
 
 def _question(draft: Draft, number: int, headers: list[Header]) -> str:
-    name, macro = f"q{number}.h", f"Q{number}"
+    name = f"q{number}.h"
+    macro = f"Q{number}"
     lines = asked(draft, name, macro)
     if draft.chance(0.6):
         draft.lines += lines

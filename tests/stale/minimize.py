@@ -15,7 +15,8 @@ TRIALS = 150  # at most; each is some builds
 def _without_words(case: Case) -> Iterator[Case]:
     """The case without one or two neighboring words of a list, in both states."""
     for name in LISTS:
-        before, after = getattr(case.before, name), getattr(case.after, name)
+        before = getattr(case.before, name)
+        after = getattr(case.after, name)
         if len(before) != len(after):
             continue
         for count in (2, 1):
@@ -30,7 +31,8 @@ def _without_words(case: Case) -> Iterator[Case]:
 def _without_names(case: Case) -> Iterator[Case]:
     """The case without one name of a mapping, in both states."""
     for field in MAPPINGS:
-        before, after = getattr(case.before, field), getattr(case.after, field)
+        before = getattr(case.before, field)
+        after = getattr(case.after, field)
         for name in sorted(before.keys() | after.keys()):
             if name != "a.c":
                 first = {each: value for each, value in before.items() if each != name}
@@ -63,7 +65,8 @@ Smaller = Callable[[Case], Iterator[Case]]
 
 def minimized(found: Compared, folder: Path) -> Compared:
     """A smaller case with the same verdict."""
-    best, trials = found, 0
+    best = found
+    trials = 0
     simple = replace(found.case, together=False, quiet=False)
     candidate = compare(simple, folder)
     if candidate.verdict == found.verdict:

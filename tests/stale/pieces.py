@@ -68,13 +68,15 @@ def forced(draft: Draft) -> None:
 
 def assembler(draft: Draft) -> None:
     """A byte that the assembler takes from a file or a flag."""
-    first, second = draft.number(), draft.number()
+    first = draft.number()
+    second = draft.number()
     ways = ["incbin", "searched", "include", "nested", "options", "symbol", "header", "relative"]
     if draft.kind.startswith("load"):
         ways.remove("relative")
     way = draft.rng.choice(ways)
     data = "data.bin"
-    head, tail = ".section .rodata\\n.globl blob\\nblob: ", "\\n.byte 0\\n.text"
+    head = ".section .rodata\\n.globl blob\\nblob: "
+    tail = "\\n.byte 0\\n.text"
     if way in ("incbin", "header"):
         body = f'.incbin \\"{{here}}/{data}\\"'
     elif way == "relative":
@@ -92,7 +94,8 @@ def assembler(draft: Draft) -> None:
         data = "s2/found.bin"
         draft.writes("a file of the assembler appears earlier", "s1/found.bin", f"{draft.number()}")
     elif way == "include":
-        data, body = "x.s", '.include \\"{here}/x.s\\"'
+        data = "x.s"
+        body = '.include \\"{here}/x.s\\"'
     elif way == "nested":
         body = '.include \\"{here}/y.s\\"'
         draft.files["y.s"] = f'.incbin "{{here}}/{data}"\n'
@@ -158,9 +161,11 @@ def dates(draft: Draft) -> None:
     text = macro
     before = ""
     if spelling == 1:
-        text, before = "WHEN", f"#define WHEN {macro}\n"
+        text = "WHEN"
+        before = f"#define WHEN {macro}\n"
     elif spelling == 2:
-        text, before = f"JOIN({macro[:5]}, {macro[5:]})", "#define JOIN(a, b) a##b\n"
+        text = f"JOIN({macro[:5]}, {macro[5:]})"
+        before = "#define JOIN(a, b) a##b\n"
     elif spelling == 3:
         text = "WHEN"
         draft.cflags.append(f"-DWHEN={macro}")
@@ -368,7 +373,8 @@ def once(draft: Draft) -> None:
 
 def source(draft: Draft) -> None:
     """The source itself."""
-    first, second = draft.number(), draft.number()
+    first = draft.number()
+    second = draft.number()
     draft.lines.append(f"#define SOURCE {first}")
     draft.terms.append("SOURCE")
     place = len(draft.lines) - 1
@@ -414,15 +420,18 @@ def odd_names(draft: Draft) -> None:
     stem = draft.rng.choice(STEMS)
     way = draft.rng.choice(["header", "folder", "archive", "data"])
     if way == "header":
-        name, text = f"{stem}.h", "#define ODD {}\n"
+        name = f"{stem}.h"
+        text = "#define ODD {}\n"
         draft.lines.append(f'#include "{name}"')
         draft.terms.append("ODD")
     elif way == "folder":
-        name, text = f"{stem}/odd.h", "#define ODD {}\n"
+        name = f"{stem}/odd.h"
+        text = "#define ODD {}\n"
         draft.lines.append(f'#include "{name}"')
         draft.terms.append("ODD")
     elif way == "data":
-        name, text = f"{stem}.bin", "{}"
+        name = f"{stem}.bin"
+        text = "{}"
         path = "{here}/" + name.replace("\\", "\\\\\\\\")
         draft.lines.append(
             f'__asm__(".section .rodata\\n.globl odd\\nodd: .incbin \\"{path}\\"\\n.text");'
@@ -430,7 +439,8 @@ def odd_names(draft: Draft) -> None:
         draft.lines.append(f"extern const unsigned char odd[] {HIDDEN};")
         draft.terms.append("(100 * odd[0] + odd[1])")
     else:
-        name, text = f"{stem}.a", "int odd(void) {{ return {}; }}\n"
+        name = f"{stem}.a"
+        text = "int odd(void) {{ return {}; }}\n"
         draft.ldflags.append("{here}/" + name)
         draft.lines.append("extern int odd(void);")
         draft.terms.append("odd()")

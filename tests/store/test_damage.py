@@ -179,7 +179,8 @@ def test_root_writes_nothing_through_a_link_in_a_cache_of_somebody_else(
     op: Path, somebodys: Path, tmp_path: Path, linked: str
 ) -> None:
     """Neither notes on compilers nor counters nor parts."""
-    root, target = somebodys / "cache", tmp_path / "target"
+    root = somebodys / "cache"
+    target = tmp_path / "target"
     target.mkdir()
     (root / linked).parent.mkdir(parents=True)
     (root / linked).symlink_to(target)

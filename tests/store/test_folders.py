@@ -191,7 +191,8 @@ def test_a_group_with_another_name_or_other_members_is_others(
 
 def own_group(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the group of the folder above a cache look like this user's private one, and let it write there."""
-    me, group = pwd.getpwuid(os.geteuid()), os.stat(root.parent).st_gid
+    me = pwd.getpwuid(os.geteuid())
+    group = os.stat(root.parent).st_gid
     root.parent.chmod(0o775)
     monkeypatch.setattr(
         pwd, "getpwuid", lambda user: SimpleNamespace(pw_name=me.pw_name, pw_gid=group)
@@ -251,7 +252,8 @@ def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_i
 def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, look = tmp_path / "outer" / "cache", files.swappable
+    root = tmp_path / "outer" / "cache"
+    look = files.swappable
 
     def overtaken(folder: Path, trusted_as: Path | None = None) -> str | None:
         found = look(folder, trusted_as)

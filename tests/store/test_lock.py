@@ -113,7 +113,8 @@ def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
 def test_a_compiler_that_works_for_long_is_waited_for(
     op: Path, here: Path, on_compile: OnCompile
 ) -> None:
-    reached, done = here.with_name("reached"), here.with_name("done")
+    reached = here.with_name("reached")
+    done = here.with_name("done")
     on_compile(f"mkdir '{reached}' 2>/dev/null && until [ -e '{done}' ]; do sleep 0.1; done")
     code = helpers.declare(op) + (
         "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT, lock.HEARTBEAT = 1.5, 0.1\nwarnings.simplefilter('error')\n"
@@ -168,7 +169,8 @@ def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT", 1.0)
-    plain, gate = fcntl.flock, threading.Event()
+    plain = fcntl.flock
+    gate = threading.Event()
 
     def flock(descriptor: int, operation: int) -> None:
         assert gate.wait(60)

@@ -206,7 +206,8 @@ def test_a_bad_entry_gives_one_warning_and_is_rebuilt_and_is_a_silent_hit_then(
 def test_an_entry_with_a_wrong_field_in_its_manifest_is_not_used(
     op: Path, here: Path, entry: Entry, damage: str
 ) -> None:
-    recipe, store = describe(op), Store(here)
+    recipe = describe(op)
+    store = Store(here)
     assert store.find(recipe) == entry
     FIELDS[damage](entry)
     with cache_warnings() as seen:
@@ -325,7 +326,8 @@ def staged(recipe: Any, store: Store) -> tuple[Path, Any]:
 
 
 def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, here: Path) -> None:
-    recipe, store = describe(op), Store(here)
+    recipe = describe(op)
+    store = Store(here)
     mine, described = staged(recipe, store)
     winner = build.build(recipe, store)
     inode = winner.library.stat().st_ino
@@ -344,7 +346,8 @@ def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, here: Path) -> None:
     ],
 )
 def test_a_winner_that_is_no_good_is_moved_aside(op: Path, here: Path, damage: str) -> None:
-    recipe, store = describe(op), Store(here)
+    recipe = describe(op)
+    store = Store(here)
     mine, described = staged(recipe, store)
     inode = (mine / described.library).stat().st_ino
     winner = build.build(recipe, store)
@@ -422,10 +425,8 @@ def test_dates_decide_nothing_about_an_entry(op: Path, here: Path, entry: Entry,
 def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_process(
     op: Path, tmp_path: Path
 ) -> None:
-    cache, other = (
-        tmp_path / "cache",
-        write_op(tmp_path / "other" / "plus", amount_h="#define AMOUNT 5.0f\n"),
-    )
+    cache = tmp_path / "cache"
+    other = write_op(tmp_path / "other" / "plus", amount_h="#define AMOUNT 5.0f\n")
     cache.mkdir(mode=0o700)
     with tmpfs(cache, "size=16m"):
         warm = built(op, cache)
@@ -525,7 +526,8 @@ def test_the_folder_of_a_private_build_goes_with_its_process_also_a_worker_of_mu
 def test_odd_characters_in_the_paths_of_the_cache_and_of_the_op_do_no_harm(
     tmp_path: Path, odd: str, built_once: tuple[Path, Entry]
 ) -> None:
-    cache, op = tmp_path / odd / "cache", write_op(tmp_path / odd / "plus")
+    cache = tmp_path / odd / "cache"
+    op = write_op(tmp_path / odd / "plus")
     first = caught(op, cache)
     assert first.warnings == []
     assert first.entry.folder.is_relative_to(tmp_path / odd)
@@ -599,7 +601,8 @@ def test_two_archs_share_a_cache(op: Path, here: Path) -> None:
 def test_without_a_compiler_an_entry_of_the_same_sources_is_a_hit_and_one_of_others_is_not(
     op: Path, here: Path
 ) -> None:
-    first, store = built(op, here), Store(here)
+    first = built(op, here)
+    store = Store(here)
     assert store.find(describe(op)._replace(toolchain=None)) == first
     (op / "amount.h").write_text("#define AMOUNT 9.0f\n")
     assert store.find(describe(op)._replace(toolchain=None)) is None

@@ -368,7 +368,13 @@ def test_other_arguments_than_the_written_ones_are_kept(make_op: MakeOp) -> None
 
 def test_an_op_or_a_reference_without_a_gradient_is_named(make_op: MakeOp) -> None:
     sample = Sample((torch.ones(2, dtype=torch.int64), torch.ones(2), torch.ones(2)), {})
-    both, one = lambda i, x, y: x * y, lambda i, x, y: x * y.detach()
+
+    def both(i: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+    def one(i: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y.detach()
+
     for calls, told in (
         ((both, one), "the reference has a gradient for tensor 2 and the op has none"),
         ((one, both), "the op has a gradient for tensor 2 and the reference has none"),

@@ -189,7 +189,8 @@ def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
 @functools.cache
 def closure(names: tuple[str, ...]) -> frozenset[str]:
     """Return the names of torch's headers that some include, as light headers do, without those of operators."""
-    found, rest = set[str](), list(names)
+    found = set[str]()
+    rest = list(names)
     while rest:
         name = rest.pop().removeprefix(API)
         text = (

@@ -55,7 +55,8 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     error = _ERROR.search(output)
     if error is None:
         return False
-    code, torchs = prepared.program.code, [str(headers.INCLUDE)]
+    code = prepared.program.code
+    torchs = [str(headers.INCLUDE)]
     old = _OLD.match(error["text"]) is not None
     if not (old or _is_authors(error["file"], prepared, work, bool(cuda))):
         return False

@@ -70,7 +70,8 @@ def compare(torchs: Sequence[TextLine], lights: Sequence[TextLine]) -> None:
     if [line.text for line in torchs] == [line.text for line in lights]:
         return
     try:
-        first, second = _tokens(torchs), _tokens(lights)
+        first = _tokens(torchs)
+        second = _tokens(lights)
     except Malformed as malformed:
         raise Different(f"its preprocessed text cannot be compared: {malformed}") from None
     if [token for token, _ in first] == [token for token, _ in second]:

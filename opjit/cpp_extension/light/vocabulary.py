@@ -56,7 +56,8 @@ def versions(cxx: Compiler) -> list[str]:
 
 def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
     """Return the text of torch/extension.h."""
-    source, output = folder / "program.cpp", folder / "program.ii"
+    source = folder / "program.cpp"
+    output = folder / "program.ii"
     source.write_text("#include <torch/extension.h>\n")
     places = [f"-I{place}" for place in headers.folders()]
     wanted = ["-std=c++20", "-w", "-fPIC", "-E", "-P", *flags, *places]
@@ -69,14 +70,18 @@ def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
 
 def declared(text: str) -> set[str]:
     """Return the names that a preprocessed text declares in namespaces, outside of functions and classes; a few more do no harm."""
-    found, scopes = set[str](), list[tuple[str, bool]]()
-    statement, hidden, start = "", False, 0
+    found = set[str]()
+    scopes = list[tuple[str, bool]]()
+    statement = ""
+    hidden = False
+    start = 0
     for token in _TOKEN.finditer(text):
         statement += f" {text[start : token.start()]}"
         start = token.end()
         if token[0] == "(":
             scopes.append((statement, hidden))
-            statement, hidden = "", True
+            statement = ""
+            hidden = True
         elif token[0] == ")":
             before, hidden = scopes.pop()
             statement = before + (
@@ -97,7 +102,9 @@ def declared(text: str) -> set[str]:
 def _names(statement: str) -> set[str]:
     if "using" in statement:
         return set(re.findall(r"\w+", statement))
-    text, before = _NO_NAMES.sub(" ", statement), ""
+    text = _NO_NAMES.sub(" ", statement)
+    before = ""
     while text != before:
-        before, text = text, _ARGUMENTS.sub(" ", text)
+        before = text
+        text = _ARGUMENTS.sub(" ", text)
     return set(_NAME.findall(text))

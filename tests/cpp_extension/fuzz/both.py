@@ -193,7 +193,9 @@ def _blamed(problem: str, cases: Sequence[Case]) -> dict[str, str]:
 def compare(cases: Sequence[Case], folder: Path, group: int = 6) -> Compared:
     """Build and call the programs both ways."""
     folder.mkdir(parents=True, exist_ok=True)
-    place, total, good = folder / f"answers-{os.getpid()}", Compared([], [], {}, {}), list(cases)
+    place = folder / f"answers-{os.getpid()}"
+    total = Compared([], [], {}, {})
+    good = list(cases)
     while isinstance(
         answers := run(functools.partial(torchs_module, text(good), folder), good, place), str
     ):

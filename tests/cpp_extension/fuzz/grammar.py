@@ -50,7 +50,8 @@ class Drawer:
     """Draws one program."""
 
     def __init__(self, seed: str, name: str) -> None:
-        self.rng, self.name = random.Random(seed), name
+        self.rng = random.Random(seed)
+        self.name = name
 
     def expand(self, rule: str, depth: int = 0) -> str:
         def inside(found: re.Match[str]) -> str:
@@ -100,7 +101,8 @@ class Drawer:
 
     def overloads(self) -> Case:
         arity = self.rng.choice([1, 1, 2])
-        code, binds = [], []
+        code = []
+        binds = []
         for number in range(self.rng.randint(2, 4)):
             types = self.types(arity)
             parameters = ", ".join(
