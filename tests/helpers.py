@@ -145,7 +145,8 @@ def declared(namespace: str, folder: Path, patch: pytest.MonkeyPatch) -> opjit.O
     known = registry.declared(f"{namespace}::plus")
     if known is None:
         [known] = opjit.add_path(write_op(folder, op_py=OP_PY.replace("keytest", namespace)))
-    patch.setattr(known, "folder", write_op(folder))
+    declaration = replace(known.declaration, folder=write_op(folder))
+    patch.setattr(known, "declaration", declaration)
     return known
 
 

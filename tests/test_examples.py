@@ -114,9 +114,9 @@ def test_a_backend_brings_kernels_for_ops_that_do_not_know_of_it(tmp_path: Path)
     own.touch()
     assert op.declaration.source(backend) == own
     own.rename(own.with_name("add_custom.toy.c"))
-    assert registry.find("add_custom").source(backend).parent == own.parent
+    assert registry.find("add_custom").declaration.source(backend).parent == own.parent
     with pytest.raises(NoKernel):
-        registry.find("add_custom_backward").source(backend)
+        registry.find("add_custom_backward").declaration.source(backend)
     backend.suffix = ".c"
     own.with_name("allreduce.c").touch()
     assert op.declaration.source(backend) == op.folder / "allreduce.c"

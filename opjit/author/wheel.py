@@ -33,6 +33,8 @@ from opjit.store.store import Store, default_root
 
 _GLIBC = re.compile(rb"GLIBC_2\.(\d+)\b")
 _OLDEST_GLIBC = 17  # torch itself runs on nothing older
+# Portable names of files that a wheel need not contain: opjit's, and the system's, which count only on a machine with a compiler.
+_OF_EVERY_MACHINE = ("<opjit>/", "<root>/", "<system ")
 
 
 class WheelError(OpjitError):
@@ -141,10 +143,10 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
                 "OPJIT_DEBUG is set, but a wheel cannot contain debug builds, because they contain paths of this machine; unset it"
             )
         for name in manifest.document["inputs"]:
+            if name.startswith(_OF_EVERY_MACHINE):
+                continue
             place = Path(os.path.normpath(source.parent / name))
-            if not name.startswith("<opjit>/") and (
-                name.startswith("<") or not place.is_relative_to(root)
-            ):
+            if name.startswith("<") or not place.is_relative_to(root):
                 raise WheelError(
                     f"{op.qualified} includes {name}, which is outside {root}, so it would not be in the wheel; move it into that directory"
                 )

@@ -121,7 +121,7 @@ def test_what_an_op_py_declared_before_it_raised_is_taken_back(
     [
         (torch.library.Library, "impl"),
         (torch.library, "register_fake"),
-        (autograd, "bind"),
+        (autograd, "bind_backward"),
         (registry, "add"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
