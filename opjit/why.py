@@ -170,7 +170,7 @@ def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanati
         return Explanation(
             qualified,
             str(recipe.target),
-            recipe.key,
+            found.name,  # the key of the entry, with all that its build read
             found,
             place,
             None,

@@ -142,7 +142,8 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
             raise WheelError(
                 "OPJIT_DEBUG is set, but a wheel cannot contain debug builds, because they contain paths of this machine; unset it"
             )
-        for name in manifest.document["inputs"]:
+        document = manifest.document
+        for name in (*document["known"], *document["inputs"]):
             if name.startswith(_OF_EVERY_MACHINE):
                 continue
             place = Path(os.path.normpath(source.parent / name))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.builder import budget
 from opjit.builder.compile_step import CompilerFailed, run_tool
 
 _MARKER = re.compile(r'^# (\d+) "((?:[^"\\\n]|\\.)*)"([ \d]*)\n', re.MULTILINE)
@@ -28,6 +27,8 @@ def run(command: Sequence[str], work: Path, lacking: Path, theirs: tuple[str, ..
     the command searches last, as nvcc would not find it either.
 
     `theirs` are the prefixes of the paths of these headers. Raises CompilerFailed if the author's text is refused."""
+    from opjit.builder import budget  # late: a warm load runs no preprocessor
+
     while True:
         try:
             run_tool(command, work, budget.CXX_JOB)

@@ -66,5 +66,7 @@ def test_a_bundled_op_declares_all_that_the_table_needs(name: str) -> None:
     assert {"cpu", "cuda"} <= set(op.backends())
     assert any(t.numel() == 0 for t in declared), "no empty tensor"
     assert any(not t.is_contiguous() for t in declared), "no strided tensor"
-    assert {torch.float32, torch.float64} <= {t.dtype for t in declared}
+    dtypes = {t.dtype for t in declared}
+    assert torch.float32 in dtypes
+    assert torch.float64 in dtypes or not op.declaration.differentiable, "gradcheck needs float64"
     assert next(op.workloads_on("cpu"), None) is not None, "no workload"

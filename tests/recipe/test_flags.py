@@ -191,7 +191,7 @@ def test_a_header_of_an_include_folder_enters_the_key_by_its_content(
     )
     assert first(X) == second(X) == 7
     assert document(first) == document(second)
-    assert set(document(first)["inputs"]) >= {"<include 0>/value.h", "<include 0>/inner.h"}
+    assert set(document(first)["known"]) >= {"<include 0>/value.h", "<include 0>/inner.h"}
     assert str(tmp_path) not in json.dumps(document(first))
     before = document(first)
     with_header(here_, "8")
