@@ -19,10 +19,10 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 
-MOST_TOKENS = 999_999
+MOST_TOKENS = 214_500
 MOST_PER_LINE = 9.0
 LONGEST_STATEMENT = 60  # tokens
-MOST_LONG_STATEMENTS = 999
+MOST_LONG_STATEMENTS = 24
 _STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.Raise)
 _COUNTED = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
 
