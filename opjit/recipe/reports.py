@@ -172,8 +172,13 @@ class ReportReader:
             return path
         if path.startswith(generated):
             return GENERATED + os.path.normpath(path[len(generated) :])
-        if path.startswith(self.work + os.sep) or path == os.devnull:
+        if path == os.devnull:
             return None
+        if path.startswith(self.work + os.sep):
+            target = os.path.realpath(path)
+            if not os.path.islink(path) or target.startswith(self.work + os.sep):
+                return None
+            path = target  # a header that the build folder borrows from another package
         folder = os.path.dirname(path)
         real = self._real.get(folder)
         if real is None:
