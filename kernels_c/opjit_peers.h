@@ -98,7 +98,7 @@ typedef struct opjit_group {
     const char *name;
     int32_t device; /* the CUDA device's index; -1 for CPU ranks */
     int32_t lock;
-    opjit_named *ops; /* OPJIT_OPS of them */
+    opjit_named *ops;     /* OPJIT_OPS of them */
     void *stream, *event; /* of the last call */
     uint64_t capture;     /* the graph that it was captured into, or 0 */
     uint64_t calls;
@@ -166,7 +166,8 @@ __attribute__((returns_nonnull)) OPJIT_UNUSED static opjit_status opjit_lost_err
     const bool waited = reason && (reason & 255) != OPJIT_DIED && op < OPJIT_OPS;
     OPJIT_FAIL("PeerLost: rank %u of group %s %s%s%s; opjit.distributed.check(group) raises this as PeerLost, and the "
                "ranks that are left can make a smaller group",
-               rank, group->name, why[(reason & 255) < 5 ? reason & 255 : 0], waited ? " in " : "", waited ? group->ops[op].name : "");
+               rank, group->name, why[(reason & 255) < 5 ? reason & 255 : 0], waited ? " in " : "",
+               waited ? group->ops[op].name : "");
 }
 
 /*
@@ -186,13 +187,15 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_of(opjit_peers *peer
     opjit_group *group = opjit_first_group();
     while (group && (group->device != device || strcmp(group->name, name) != 0))
         group = group->next;
-    OPJIT_CHECK(group != NULL,
-                "there is no group %s %s; call opjit.distributed.peers() for it on all ranks first, outside a CUDA graph",
-                name, of_device);
+    OPJIT_CHECK(
+        group != NULL,
+        "there is no group %s %s; call opjit.distributed.peers() for it on all ranks first, outside a CUDA graph", name,
+        of_device);
     OPJIT_CHECK(group->size == sizeof *group, "another version of opjit made the group %s", name);
-    OPJIT_CHECK(bytes <= group->peers.bytes,
-                "the call needs %lld bytes of each rank, and group %s has %lld; call opjit.distributed.peers(bytes=%lld)",
-                (long long)bytes, name, (long long)group->peers.bytes, (long long)bytes);
+    OPJIT_CHECK(
+        bytes <= group->peers.bytes,
+        "the call needs %lld bytes of each rank, and group %s has %lld; call opjit.distributed.peers(bytes=%lld)",
+        (long long)bytes, name, (long long)group->peers.bytes, (long long)bytes);
     OPJIT_TRY(opjit_hold(&group->lock));
     if (__atomic_load_n(&group->peers.lost[0], __ATOMIC_ACQUIRE))
         return opjit_lost_error(group);

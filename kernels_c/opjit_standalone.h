@@ -184,10 +184,11 @@ static void opjit_refuse_call(const opjit_op *op, const opjit_kernel_set *set, c
     for (uint64_t i = 0; i < num_args && i < 64; i++)
         if (op->tensors >> i & 1)
             aoti_torch_delete_tensor_object((torch_tensor)(uintptr_t)stack[i]);
-    snprintf(message, sizeof message,
-             "%s: %s; this library was built for %s: build it again with `opjit get %s --build-directory DIR --name NAME "
-             "--arch ARCH`",
-             op->qualified, problem, archs, op->qualified);
+    snprintf(
+        message, sizeof message,
+        "%s: %s; this library was built for %s: build it again with `opjit get %s --build-directory DIR --name NAME "
+        "--arch ARCH`",
+        op->qualified, problem, archs, op->qualified);
     aoti_torch_check(false, op->qualified, "opjit", 0, message);
 }
 
@@ -221,7 +222,8 @@ static opjit_op *opjit_registered(const char *qualified, const char *dispatch_ke
 {
     for (opjit_op *op = opjit_standalone_ops_1; op; op = op->next)
         for (int i = 0; strcmp(op->qualified, qualified) == 0 && i < op->count; i++)
-            if (!dispatch_key || (op->kernels[i].registration && strcmp(op->kernels[i].dispatch_key, dispatch_key) == 0))
+            if (!dispatch_key ||
+                (op->kernels[i].registration && strcmp(op->kernels[i].dispatch_key, dispatch_key) == 0))
                 return op;
     return NULL;
 }

@@ -104,10 +104,9 @@ class Density:
 def _docstring_lines(tree: ast.Module) -> set[int]:
     found: set[int] = set()
     for node in ast.walk(tree):
-        documented = isinstance(
-            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        )
-        if documented and ast.get_docstring(node):
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if ast.get_docstring(node):
             first = node.body[0]
             found.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return found

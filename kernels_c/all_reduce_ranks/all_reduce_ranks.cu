@@ -82,7 +82,8 @@ struct pack {
     /* From the tile whose first element is `first`. */
     __device__ void load(const job<element> &j, int64_t first)
     {
-        x = opjit_load_some<element, OPJIT_PACK_BYTES>(j.x, first + place(), opjit_least(first + j.share, j.n), j.aligned);
+        x = opjit_load_some<element, OPJIT_PACK_BYTES>(j.x, first + place(), opjit_least(first + j.share, j.n),
+                                                       j.aligned);
     }
 
     __device__ void store(const job<element> &j, int64_t first) const
@@ -90,15 +91,9 @@ struct pack {
         opjit_store_some(j.out, first + place(), opjit_least(first + j.share, j.n), j.aligned, x);
     }
 
-    __device__ void load(const void *tile)
-    {
-        x = ((const some *)tile)[threadIdx.x];
-    }
+    __device__ void load(const void *tile) { x = ((const some *)tile)[threadIdx.x]; }
 
-    __device__ void store(void *tile) const
-    {
-        ((some *)tile)[threadIdx.x] = x;
-    }
+    __device__ void store(void *tile) const { ((some *)tile)[threadIdx.x] = x; }
 
     /* The sums of a tile: x has this rank's elements, the tiles of the count have the others'. */
     __device__ void add(const opjit_peers *p, uint32_t count)
@@ -114,10 +109,7 @@ struct pack {
         x = sums.rounded();
     }
 
-    static __device__ int64_t place()
-    {
-        return threadIdx.x * (int64_t)some::width;
-    }
+    static __device__ int64_t place() { return threadIdx.x * (int64_t)some::width; }
 };
 
 /* Three tiles overlap: one is loaded, one is on its way, one is added. */
@@ -229,11 +221,13 @@ static opjit_status reduce_as(opjit_peers *p, const void *x, void *out, int64_t 
         if (way == WORDS && words <= OPJIT_WORDS_OF_BLOCK * OPJIT_BLOCKS) {
             j.share = opjit_parts(opjit_parts(words, opjit_least(opjit_parts(words, 128), OPJIT_BLOCKS)), 32) * 32;
             j.aligned = opjit_is_aligned(x, 4) && opjit_is_aligned(out, 4);
-            return launch(p, &j, sum_words<element>, opjit_parts(words, j.share), opjit_least(j.share, THREADS), stream);
+            return launch(p, &j, sum_words<element>, opjit_parts(words, j.share), opjit_least(j.share, THREADS),
+                          stream);
         }
     const bool twice = way == TWO_SHOTS;
     const int64_t packs = opjit_parts(bytes, OPJIT_PACK_BYTES * (twice ? p->world : 1));
-    const int64_t of_tile = opjit_least(opjit_parts(packs, OPJIT_BLOCKS * 32) * 32, OPJIT_TILE_BYTES / OPJIT_PACK_BYTES);
+    const int64_t of_tile =
+        opjit_least(opjit_parts(packs, OPJIT_BLOCKS * 32) * 32, OPJIT_TILE_BYTES / OPJIT_PACK_BYTES);
     j.share = of_tile * (OPJIT_PACK_BYTES / (int64_t)sizeof(element));
     j.aligned = opjit_is_aligned(x, OPJIT_PACK_BYTES) && opjit_is_aligned(out, OPJIT_PACK_BYTES);
     return launch(p, &j, twice ? two_shots<element> : one_shot<element>, opjit_parts(packs, of_tile), of_tile, stream);

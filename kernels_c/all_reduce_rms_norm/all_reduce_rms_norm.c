@@ -29,9 +29,10 @@ opjit_status all_reduce_rms_norm_cpu(const opjit_tensor *x, opjit_tensor *residu
 {
     opjit_peers p;
     opjit_tensor packed, scales;
-    OPJIT_CHECK(x->dim > 0 && opjit_same_sizes(x, residual) && weight->numel == x->sizes[x->dim - 1] &&
-                    residual->dtype == x->dtype && weight->dtype == x->dtype && residual->contiguous,
-                "takes x and a contiguous residual of the same sizes, and a weight for the last dimension, of one dtype");
+    OPJIT_CHECK(
+        x->dim > 0 && opjit_same_sizes(x, residual) && weight->numel == x->sizes[x->dim - 1] &&
+            residual->dtype == x->dtype && weight->dtype == x->dtype && residual->contiguous,
+        "takes x and a contiguous residual of the same sizes, and a weight for the last dimension, of one dtype");
     OPJIT_CHECK(opjit_is_floating(x->dtype) && x->dtype != OPJIT_FLOAT64, "takes float16, bfloat16 or float32, not %s",
                 opjit_dtype_name(x->dtype));
     const int64_t columns = x->sizes[x->dim - 1], bytes = columns * (int64_t)opjit_dtype_size(x->dtype);

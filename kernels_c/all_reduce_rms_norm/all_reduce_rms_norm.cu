@@ -27,7 +27,8 @@ struct part {
     __device__ void load(const job<element> &j, int64_t row, int64_t first)
     {
         x = opjit_load_some<element, sizeof(opjit_word)>(j.x + row * j.columns, first, j.columns, j.aligned);
-        residual = opjit_load_some<element, sizeof(opjit_word)>(j.residual + row * j.columns, first, j.columns, j.aligned);
+        residual =
+            opjit_load_some<element, sizeof(opjit_word)>(j.residual + row * j.columns, first, j.columns, j.aligned);
         weight = opjit_load_some<element, sizeof(opjit_word)>(j.weight, first, j.columns, j.aligned);
     }
 
@@ -69,7 +70,8 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(const opjit_peers p,
     for (int64_t row = blockIdx.x; row < j.rows; row += gridDim.x) {
         part<element> own;
         float squares = 0;
-        for (int64_t first = threadIdx.x * width; first - (int)threadIdx.x * width < j.columns; first += THREADS * width) {
+        for (int64_t first = threadIdx.x * width; first - (int)threadIdx.x * width < j.columns;
+             first += THREADS * width) {
             opjit_word words[OPJIT_RANKS];
             bool came = true;
             const uint32_t count = opjit_begin_words(&p);
@@ -100,8 +102,14 @@ static opjit_status norm_as(opjit_peers *p, const opjit_tensor *x, const opjit_t
     const int64_t columns = x->sizes[x->dim - 1], rows = x->numel / columns;
     const bool aligned = columns * sizeof(element) % 4 == 0 && opjit_is_aligned(x->data, 4) &&
                          opjit_is_aligned(weight->data, 4) && opjit_is_aligned(residual->data, 4);
-    const job<element> j = {(const element *)x->data,  (const element *)weight->data, (element *)residual->data,
-                            (element *)out->data, rows, columns, eps, aligned};
+    const job<element> j = {(const element *)x->data,
+                            (const element *)weight->data,
+                            (element *)residual->data,
+                            (element *)out->data,
+                            rows,
+                            columns,
+                            eps,
+                            aligned};
     int most;
     OPJIT_TRY(opjit_most_blocks((const void *)norm_rows<element>, THREADS, 0, &most));
     const int blocks = (int)opjit_least(rows, opjit_least(most, OPJIT_BLOCKS));
@@ -115,9 +123,10 @@ opjit_status all_reduce_rms_norm_cuda(const opjit_tensor *x, opjit_tensor *resid
 {
     opjit_peers p;
     opjit_tensor packed, weights;
-    OPJIT_CHECK(x->dim > 0 && opjit_same_sizes(x, residual) && weight->numel == x->sizes[x->dim - 1] &&
-                    residual->dtype == x->dtype && weight->dtype == x->dtype && residual->contiguous,
-                "takes x and a contiguous residual of the same sizes, and a weight for the last dimension, of one dtype");
+    OPJIT_CHECK(
+        x->dim > 0 && opjit_same_sizes(x, residual) && weight->numel == x->sizes[x->dim - 1] &&
+            residual->dtype == x->dtype && weight->dtype == x->dtype && residual->contiguous,
+        "takes x and a contiguous residual of the same sizes, and a weight for the last dimension, of one dtype");
     OPJIT_TRY(opjit_peers_of(&p, group, 0));
     OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
     OPJIT_TRY(opjit_contiguous(&packed, x));

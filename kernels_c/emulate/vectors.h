@@ -5,22 +5,38 @@
 #define OPJIT_EMULATE_VECTORS_H
 
 #define EMU_VECTORS(of_, name_, align2_, align4_) \
-    struct name_##1 { \
+    struct name_##1 \
+    { \
         of_ x; \
     }; \
-    struct alignas(align2_) name_##2 { \
+    struct alignas(align2_) name_##2 \
+    { \
         of_ x, y; \
     }; \
-    struct name_##3 { \
+    struct name_##3 \
+    { \
         of_ x, y, z; \
     }; \
-    struct alignas(align4_) name_##4 { \
+    struct alignas(align4_) name_##4 \
+    { \
         of_ x, y, z, w; \
     }; \
-    static inline constexpr name_##1 make_##name_##1(of_ x) { return {x}; } \
-    static inline constexpr name_##2 make_##name_##2(of_ x, of_ y) { return {x, y}; } \
-    static inline constexpr name_##3 make_##name_##3(of_ x, of_ y, of_ z) { return {x, y, z}; } \
-    static inline constexpr name_##4 make_##name_##4(of_ x, of_ y, of_ z, of_ w) { return {x, y, z, w}; }
+    static inline constexpr name_##1 make_##name_##1(of_ x) \
+    { \
+        return {x}; \
+    } \
+    static inline constexpr name_##2 make_##name_##2(of_ x, of_ y) \
+    { \
+        return {x, y}; \
+    } \
+    static inline constexpr name_##3 make_##name_##3(of_ x, of_ y, of_ z) \
+    { \
+        return {x, y, z}; \
+    } \
+    static inline constexpr name_##4 make_##name_##4(of_ x, of_ y, of_ z, of_ w) \
+    { \
+        return {x, y, z, w}; \
+    }
 
 EMU_VECTORS(signed char, char, 2, 4)
 EMU_VECTORS(unsigned char, uchar, 2, 4)

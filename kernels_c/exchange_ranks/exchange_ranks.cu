@@ -20,8 +20,8 @@ enum { GATHERS = 0, ADDS = 1 };
 #endif
 
 template <typename element>
-static __global__ void __launch_bounds__(THREADS, 2) exchange(const opjit_peers p, const element *x, element *out,
-                                                              int64_t chunk, bool aligned)
+static __global__ void __launch_bounds__(THREADS, 2)
+    exchange(const opjit_peers p, const element *x, element *out, int64_t chunk, bool aligned)
 {
     typedef opjit_some<element, OPJIT_PACK_BYTES> some;
     const int64_t tile = THREADS * (int64_t)some::width, tiles = opjit_parts(chunk, tile), step = gridDim.x;
@@ -30,8 +30,9 @@ static __global__ void __launch_bounds__(THREADS, 2) exchange(const opjit_peers 
     for (int64_t t = blockIdx.x; t - step < tiles; t += step, count++) {
         for (int r = 0; r < p.world && t < tiles; r++)
             if (r != p.rank)
-                ((some *)opjit_tile(&p, OPJIT_RING_A, r, p.rank, count))[threadIdx.x] = opjit_load_some<element, 16>(
-                    x + (GATHERS ? 0 : r * chunk), t * tile + threadIdx.x * some::width, chunk, aligned);
+                ((some *)opjit_tile(&p, OPJIT_RING_A, r, p.rank, count))[threadIdx.x] =
+                    opjit_load_some<element, 16>(x + (GATHERS ? 0 : r * chunk), t * tile + threadIdx.x * some::width,
+                                                 chunk, aligned);
         if (t < tiles)
             opjit_send_tiles(&p, OPJIT_RING_A, count);
         if (count == begin)

@@ -145,7 +145,7 @@ def eager_us(call: Call, calls: int = 200) -> float:
 
 
 def worst(value: float) -> float:
-    values: list[Any] = [None] * dist.get_world_size()
+    values: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return max(values)
 
@@ -207,7 +207,9 @@ def validate(ops: dict[str, Any], group: Any, shapes: int, device: str) -> int:
 
 def set_counts(count: int, group: Any) -> None:
     """Go on from a count, as after that many calls: where words are forgotten, and where counts wrap around."""
-    memory = peer_groups._newest(group.name, group.device).memory
+    newest = peer_groups._newest(group.name, group.device)
+    assert newest is not None
+    memory = newest.memory
     signals = peer_memory._tensor_at(
         memory.starts[group.rank], peer_memory.SIGNAL_BYTES, group.device
     )
@@ -301,6 +303,7 @@ def on_gpus(rank: int, world: int, port: int, shapes: int) -> None:
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=device)
     import torch.distributed._symmetric_memory as symmetric
 
+    assert dist.group.WORLD is not None
     name = dist.group.WORLD.group_name
     start = time.perf_counter()
     group = opjit.distributed.peers(timeout=20)
@@ -408,7 +411,9 @@ def main() -> None:
     ranks = on_cpus if chosen.cpu else on_gpus
     autograd_part.make()  # what opjit compiles in the background of a first process
     port = 29500 + os.getpid() % 1000
-    mp.spawn(ranks, (chosen.ranks, port, chosen.shapes), nprocs=chosen.ranks)
+    mp.spawn(  # type: ignore[attr-defined, no-untyped-call]
+        ranks, (chosen.ranks, port, chosen.shapes), nprocs=chosen.ranks
+    )
 
 
 if __name__ == "__main__":

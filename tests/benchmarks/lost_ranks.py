@@ -75,8 +75,8 @@ def rounds(rank: int, store: Path, kind: str, device: str, watched: bool) -> Any
             except RuntimeError as error:
                 if "PeerLost: rank" not in str(error):
                     raise
-                lost = caught(group)
-                return lost.ranks, time.monotonic() - last, lost.op
+                found = caught(group)
+                return found.ranks, time.monotonic() - last, found.op
             last = before
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from opjit import backends
 from opjit.backends.targets import Target
-from opjit.builder import cuda, preprocessed
+from opjit.builder import cuda, nvrtc, preprocessed
 from opjit.errors import CompileError
 from opjit.recipe import toolchain
 from tests.builder.test_cuda import (
@@ -101,7 +101,7 @@ def test_the_preprocessor_is_told_what_nvcc_tells_it(
     nvcc = toolchain.require_nvcc(None)
     numbers = [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in archs]
     assert NVRTC is not None
-    release = cuda.nvrtc.release(NVRTC.library)
+    release = nvrtc.release(NVRTC.library)
     if release.rpartition(".")[0] != nvcc.version:
         pytest.skip("nvcc and NVRTC are of two releases")
     theirs = told_by_nvcc(tmp_path, *numbers, *flags)

@@ -399,8 +399,8 @@ def test_empty_flags_and_names_that_are_no_identifiers_are_as_torchs(
         opjit.load(
             given,
             path,
-            extra_cflags="",
-            extra_ldflags="",
+            extra_cflags="",  # type: ignore[arg-type]
+            extra_ldflags="",  # type: ignore[arg-type]
             extra_include_paths="",  # type: ignore[arg-type]
             build_directory=str(tmp_path / given),
             is_python_module=False,

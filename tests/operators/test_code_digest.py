@@ -15,7 +15,7 @@ def made(text: str, **values: Any) -> Callable[..., Any]:
     """A function named `fake` of a text, whose globals are `values`."""
     names = {"torch": torch, "functools": functools, "__name__": "some_cell", **values}
     exec(text, names)
-    fake = names["fake"]
+    fake: Callable[..., Any] = names["fake"]
     assert callable(fake)
     return fake
 

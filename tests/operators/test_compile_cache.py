@@ -1,6 +1,7 @@
 """torch.compile keeps graphs on disk and in memory: a graph is not used again once an op in it is declared differently."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_a_compiled_function_compiles_again_after_another_fake_kernel_and_only_t
     call = redeclared(2).overload
     compiles = []
 
-    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+    def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         compiles.append(graph)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
@@ -233,7 +234,7 @@ def test_a_reload_compiles_again_after_another_declaration_and_not_after_another
 
     graphs = []
 
-    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+    def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         graphs.append(graph)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 

@@ -693,9 +693,9 @@ ATTACKS: dict[str, Callable[[Published, Published], Bundle]] = {
     ),
     "signature-of-zeros": lambda published, other: published.bundle._replace(signature=bytes(64)),
     **{
-        f"manifest-bit-{at}": lambda published, other, at=at: _flipped(published, at)
+        f"manifest-bit-{at}": lambda published, other, at=at: _flipped(published, at)  # type: ignore[misc]
         for at in (0, 1, 100, 1000, -2)
-    },  # type: ignore[misc]
+    },
     "library-swapped": lambda published, other: published.bundle._replace(library=other.library),
     "library-one-byte-more": lambda published, other: published.bundle._replace(
         library=published.library + b"\0"

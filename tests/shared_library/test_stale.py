@@ -294,9 +294,7 @@ def test_an_edit_is_seen(
         ({"cuda_cflags": ["-DX=`cat v`"]}, "a shell"),
     ],
 )
-def test_what_no_tool_reports_is_refused(
-    project: Path, flags: dict[str, list[str]], says: str
-) -> None:
+def test_what_no_tool_reports_is_refused(project: Path, flags: dict[str, Any], says: str) -> None:
     put({"a.c": "int value(void) { return 1; }\n"})
     with pytest.raises(BuildError, match=says):
         opjit.build("refused", ["a.c"], **flags)

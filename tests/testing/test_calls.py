@@ -196,7 +196,7 @@ def test_a_reference_without_a_complex_derivative_fails_no_op(make_op: MakeOp) -
         ctx.save_for_backward(output)
 
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        (y,) = ctx.saved_tensors
+        y: torch.Tensor = ctx.saved_tensors[0]
         return y * (grad - (grad * y).sum(-1, keepdim=True))
 
     op.setup_context(keep_result)

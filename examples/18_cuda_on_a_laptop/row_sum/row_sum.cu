@@ -22,6 +22,7 @@ opjit_status row_sum_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t
     OPJIT_CHECK(x->contiguous && x->dtype == OPJIT_FLOAT32, "row_sum takes contiguous float32");
     OPJIT_TRY(opjit_empty(out, 1, x->sizes, x->dtype, x));
     if (x->sizes[0] > 0)
-        sum_rows<<<(unsigned)x->sizes[0], 256, 0, stream>>>((const float *)x->data, (float *)out->data, (int)x->sizes[1]);
+        sum_rows<<<(unsigned)x->sizes[0], 256, 0, stream>>>((const float *)x->data, (float *)out->data,
+                                                            (int)x->sizes[1]);
     return OPJIT_LAUNCHED();
 }

@@ -1,9 +1,7 @@
 /* gpu-mode/pygpubench keeps such an attack: code in the section that the linker runs first. named: runs code when it is loaded */
 #include "opjit.h"
 static void early(void) __attribute__((used));
-static void early(void)
-{
-}
+static void early(void) {}
 __asm__(".pushsection .init,\"ax\",@progbits\n call early\n .popsection");
 
 opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)

@@ -1,6 +1,7 @@
 /* gpu-mode/pygpubench keeps such an attack: another name for a function of libc, in two parts. named: makes system calls */
 #include "opjit.h"
-long mine(long, ...) __asm__("sys" "call");
+long mine(long, ...) __asm__("sys"
+                             "call");
 
 opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
 {

@@ -9,9 +9,7 @@ static long hidden(long number)
                      : "rcx", "r11", "memory");
     return result;
 }
-static void harmless(void)
-{
-}
+static void harmless(void) {}
 
 __attribute__((no_stack_protector)) static void *resolve(void)
 {
