@@ -517,8 +517,13 @@ def test_a_header_that_nobody_has_is_looked_for_once(headers_tried: list[bool], 
 def test_what_another_header_may_mend_is_compiled_with_torchs(
     headers_tried: list[bool], text: str
 ) -> None:
+    program = f"#define JOINED(a, b) at::a##b\n{BUILT.format(text)}"
+    if "JOINED" in text:  # the preprocessor shows the pasted name, so light headers have it
+        loaded("mended", program, functions="f")
+        assert headers_tried == [True]
+        return
     with pytest.raises(KeyboardInterrupt):
-        loaded("mended", f"#define JOINED(a, b) at::a##b\n{BUILT.format(text)}", functions="f")
+        loaded("mended", program, functions="f")
     assert headers_tried == [True, False]
 
 

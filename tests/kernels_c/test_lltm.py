@@ -365,7 +365,7 @@ def test_every_level_of_the_cpu_is_right(tmp_path: Path, arch: str) -> None:
     """,
         {"OPJIT_ARCH": arch, "OPJIT_CACHE": str(tmp_path)},
     )
-    assert len(list(tmp_path.glob(f"v2/opjit.lltm_*/{arch}/*/manifest.json"))) == 2
+    assert len(list(tmp_path.glob(f"v2/opjit.lltm_*/{arch}-*/*/manifest.json"))) == 2
 
 
 MISTAKES: list[tuple[Op, int, Callable[[Tensor], Tensor], str]] = [
