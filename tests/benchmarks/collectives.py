@@ -225,7 +225,7 @@ def nccl_groups() -> Iterator[tuple[str, Any]]:
     yield "NCCL", dist.group.WORLD
     for protocol in ("LL", "LL128"):
         os.environ["NCCL_PROTO"] = protocol
-        made = dist.new_group(backend="nccl")
+        made: Any = dist.new_group(backend="nccl")
         dist.all_reduce(torch.ones(1, device="cuda"), group=made)
         torch.cuda.synchronize()
         yield protocol, made
