@@ -474,6 +474,17 @@ def headers_tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return ways
 
 
+@pytest.mark.parametrize(
+    "name",
+    [str(headers.INCLUDE / "c10/core/Device.h"), "../include/c10/core/Device.h"],
+    ids=["absolute", "parent"],
+)
+def test_a_header_that_is_named_by_its_path_is_never_replaced(name: str) -> None:
+    """Light headers stand in a folder of the build under torch's names, so a path would lead out of that folder."""
+    assert headers.text_of("c10/core/Device.h") is not None
+    assert headers.text_of(name) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "message"),

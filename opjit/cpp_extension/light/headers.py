@@ -163,7 +163,12 @@ def included(names: Iterable[str]) -> str:
 
 @functools.cache
 def text_of(name: str) -> str | None:
-    """Read one of torch's headers; None for a header of others."""
+    """Read one of torch's headers; None for a header of others.
+
+    A path outside torch's folders, absolute or with "..", is a header of others, even if it is there.
+    """
+    if name.startswith("/") or ".." in name.split("/"):
+        return None
     places = (INCLUDE / name, INCLUDE / API / name)
     return next((place.read_text() for place in places if place.is_file()), None)
 
