@@ -185,21 +185,31 @@ def _searched(
     own = trusted_folders()
     include = [each for each in include if not (os.path.realpath(each) + os.sep).startswith(own)]
     library = folders(words["link"], "L", call.build_directory or "")
-    places = Places(folder, tuple(dict.fromkeys(include)), tuple(dict.fromkeys(library)), system)
+    places = Places(
+        folder,
+        tuple(dict.fromkeys(include)),
+        tuple(dict.fromkeys(library)),
+        system,
+        _own_folders(),
+    )
     return places, reports.named_search({"c++": found} if found else {}, places)
 
 
 def searched(call: LoaderCall, cxx: Compiler, memory: Path | None) -> Search | None:
     """Return the folders that the C++ compiler searches for an extension's headers: the user's, torch's and Python's."""
-    torchs = os.path.join(os.path.dirname(torch.__file__), "include")
-    own = (torchs, f"{torchs}/torch/csrc/api/include", sysconfig.get_path("include"))
     command = [
         cxx.path,
         *(f"-I{os.path.abspath(folder)}" for folder in _strings("extra_include_paths", call)),
-        *(word for folder in own for word in ("-isystem", folder)),
+        *(word for folder in _own_folders() for word in ("-isystem", folder)),
         *split(_strings("extra_cflags", call)),
     ]
     return reports.search(command, "c++", memory, honours=True)
+
+
+def _own_folders() -> tuple[str, ...]:
+    """The folders of torch's and Python's headers, as torch's builder names them."""
+    torchs = os.path.join(os.path.dirname(torch.__file__), "include")
+    return torchs, f"{torchs}/torch/csrc/api/include", sysconfig.get_path("include")
 
 
 def _flags(

@@ -26,7 +26,7 @@ _SHARED = (
 )
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
 _MANY = 32  # files whose reading is worth a note: a look-up writes nothing otherwise
-_NUMBERED = re.compile(r"<(include|library|system) (\d+)>")
+_NUMBERED = re.compile(r"<(include|library|system|own) (\d+)>")
 _ROOTS = ("/usr/", "/lib", "/opt/")  # where a path means the same on other machines
 
 
@@ -37,6 +37,7 @@ class Places(NamedTuple):
     include: tuple[str, ...] = ()  # folders of headers, as the flags name them
     library: tuple[str, ...] = ()  # folders of libraries
     system: tuple[str, ...] = ()  # the compilers' own folders; empty without a compiler
+    own: tuple[str, ...] = ()  # folders of torch and Python, whose files count by version
 
     def name(self, path: str) -> str:
         """Return the portable name of an absolute path without ``..``."""
@@ -71,7 +72,12 @@ class Places(NamedTuple):
         numbered = _NUMBERED.fullmatch(kind)
         if numbered is None:
             return os.path.normpath(os.path.join(self.folder, name))
-        folders = {"include": self.include, "library": self.library, "system": self.system}
+        folders = {
+            "include": self.include,
+            "library": self.library,
+            "system": self.system,
+            "own": self.own,
+        }
         of_kind = folders[numbered[1]]
         if numbered[1] == "system" and not of_kind:
             return None
@@ -85,6 +91,7 @@ class Places(NamedTuple):
             ("include", self.include),
             ("library", self.library),
             ("system", self.system),
+            ("own", self.own),
         ):
             for index, folder in enumerate(folders):
                 yield f"<{kind} {index}>", folder
