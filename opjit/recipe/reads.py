@@ -72,27 +72,25 @@ class Places(NamedTuple):
         numbered = _NUMBERED.fullmatch(kind)
         if numbered is None:
             return os.path.normpath(os.path.join(self.folder, name))
-        folders = {
-            "include": self.include,
-            "library": self.library,
-            "system": self.system,
-            "own": self.own,
-        }
-        of_kind = folders[numbered[1]]
+        of_kind = self._by_kind()[numbered[1]]
         if numbered[1] == "system" and not of_kind:
             return None
         if int(numbered[2]) >= len(of_kind):
             raise EntryError(f"its manifest names {name}, which is in no folder of the request")
         return os.path.join(of_kind[int(numbered[2])], rest)
 
+    def _by_kind(self) -> dict[str, tuple[str, ...]]:
+        """The numbered folders, in the order in which a path is looked up."""
+        return {
+            "include": self.include,
+            "library": self.library,
+            "system": self.system,
+            "own": self.own,
+        }
+
     def _numbered(self) -> Iterator[tuple[str, str]]:
         yield "<opjit>", _ours()
-        for kind, folders in (
-            ("include", self.include),
-            ("library", self.library),
-            ("system", self.system),
-            ("own", self.own),
-        ):
+        for kind, folders in self._by_kind().items():
             for index, folder in enumerate(folders):
                 yield f"<{kind} {index}>", folder
 
