@@ -96,6 +96,8 @@ GLUE = (
     *STRICT,
     *PREFIX_MAPS,
     DEPENDENCIES,
+    "-ffunction-sections",  # the linker leaves out the functions and data that an op does not use
+    "-fdata-sections",
 )
 
 

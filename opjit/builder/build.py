@@ -421,6 +421,7 @@ def _link(
         *libraries.arguments(flags),
         *([] if flags.debug else ["-Wl,-s"]),
         "-Wl,-z,defs",
+        "-Wl,--gc-sections",
         f"-Wl,--dependency-file={LINKED},--verbose",
     ]
     environment = {
