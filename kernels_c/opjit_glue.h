@@ -138,6 +138,9 @@ __attribute__((cold)) opjit_status opjit_end_interrupted(opjit_status status);
 /* Tell autograd that a tensor was written: copying it to itself moves nothing and counts its version up. */
 OPJIT_MUST_USE opjit_status opjit_wrote(const opjit_tensor *view);
 
+/* The same for an argument whose view the kernel could change. That is an error, because torch would not see it. */
+OPJIT_MUST_USE opjit_status opjit_check_written(const opjit_tensor *view, const opjit_tensor *before, const char *name);
+
 /* An output must be a tensor that the kernel made. */
 OPJIT_MUST_USE opjit_status opjit_check_output(const opjit_tensor *out, const char *name);
 

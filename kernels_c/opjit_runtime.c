@@ -236,6 +236,26 @@ static void measure(opjit_tensor *view)
     view->contiguous = packed || numel == 0;
 }
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#define GUARD 4 /* numbers before and behind; 32 bytes */
+
+/* A copy of a view's sizes or strides between guards, so that the sanitizer sees sizes[dim - 1] of a scalar. */
+static opjit_status guarded(opjit_call *call, int64_t len, const int64_t **numbers)
+{
+    void *memory;
+    OPJIT_TRY(opjit_host_block(call, (size_t)(len + 2 * GUARD) * sizeof(int64_t), &memory));
+    int64_t *before = (int64_t *)memory;
+    int64_t *copy = before + GUARD;
+    if (len > 0)
+        memcpy(copy, *numbers, (size_t)len * sizeof *copy);
+    __asan_poison_memory_region(before, GUARD * sizeof *before);
+    __asan_poison_memory_region(copy + len, GUARD * sizeof *copy);
+    *numbers = copy;
+    return OPJIT_OK;
+}
+#endif
+
 /*
  * Read a torch tensor's fields. The data pointer is read apart: writing may first need a copy (copy-on-write).
  */
@@ -255,6 +275,10 @@ static opjit_status describe(opjit_tensor *view)
         OPJIT_TORCH(aoti_torch_get_device_index(tensor, &view->device_index));
     view->sizes = sizes;
     view->strides = strides;
+#ifdef __SANITIZE_ADDRESS__
+    OPJIT_TRY(guarded(view->call, view->dim, &view->sizes));
+    OPJIT_TRY(guarded(view->call, view->dim, &view->strides));
+#endif
     view->dtype = opjit_dtype_of((torch_ivalue)dtype);
     measure(view);
     return OPJIT_OK;
@@ -674,6 +698,23 @@ void opjit_race(void)
 
 /* ---------------------------------------------------------------------------------------------- */
 /* 7. After the kernel                                                                            */
+
+/* Do two views describe one tensor in the same way? */
+static bool same_view(const opjit_tensor *a, const opjit_tensor *b)
+{
+    return a->data == b->data && a->numel == b->numel && a->dim == b->dim && a->sizes == b->sizes &&
+           a->strides == b->strides && a->dtype == b->dtype && a->handle == b->handle;
+}
+
+opjit_status opjit_check_written(const opjit_tensor *view, const opjit_tensor *before, const char *name)
+{
+    OPJIT_CHECK(
+        same_view(view, before),
+        "the kernel assigned to the fields of `%s`, which are a view of torch's tensor and change nothing there; "
+        "write the elements through `%s->data`, or use a copy of the struct",
+        name, name);
+    return opjit_wrote(before);
+}
 
 opjit_status opjit_wrote(const opjit_tensor *view)
 {

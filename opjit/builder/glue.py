@@ -409,10 +409,13 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     else:
         lines.append("(void)call;")
     lines += drawn
+    for index, argument in enumerate(schema.arguments):
+        if argument.writes and not argument.list:
+            lines += _remember(argument, index)
     lines.append(f"OPJIT_TRY({function}({', '.join(passed)}));")
     for index, argument in enumerate(schema.arguments):
         if argument.writes:
-            lines += _wrote(argument, f"arg{index}")
+            lines += _wrote(argument, index)
     names = c_names(schema)[len(schema.arguments) :]
     lines += [
         f'OPJIT_TRY(opjit_check_output{"s" * schema.results[i].list}(out{i}, "{names[i]}"));'
@@ -472,21 +475,33 @@ def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
     return [], _UNBOX[argument.kind].format(boxed)
 
 
-def _wrote(argument: Argument, name: str) -> list[str]:
-    if argument.list:
-        view = f"{name}{'->' if argument.optional else '.'}"
-        lines = [
-            f"for (int64_t i = 0; i < {view}len; i++)",
-            f"    OPJIT_TRY(opjit_wrote({view}data + i));",
-        ]
-        return (
-            [f"if ({name}) {{", *(f"    {line}" for line in lines), "}"]
-            if argument.optional
-            else lines
-        )
-    if argument.optional:
-        return [f"if ({name})", f"    OPJIT_TRY(opjit_wrote({name}));"]
-    return [f"OPJIT_TRY(opjit_wrote(&{name}));"]
+def _remember(argument: Argument, index: int) -> list[str]:
+    """Return statements that keep the view of an argument that the kernel writes."""
+    view = f"arg{index}"
+    if not argument.optional:
+        return [f"const opjit_tensor before{index} = {view};"]
+    return [
+        f"opjit_tensor before{index} = {{0}};",
+        f"if ({view})",
+        f"    before{index} = *{view};",
+    ]
+
+
+def _wrote(argument: Argument, index: int) -> list[str]:
+    name = f"arg{index}"
+    if not argument.list:
+        view = name if argument.optional else f"&{name}"
+        check = f'OPJIT_TRY(opjit_check_written({view}, &before{index}, "{argument.name}"));'
+        return [f"if ({name})", f"    {check}"] if argument.optional else [check]
+
+    view = f"{name}{'->' if argument.optional else '.'}"
+    lines = [
+        f"for (int64_t i = 0; i < {view}len; i++)",
+        f"    OPJIT_TRY(opjit_wrote({view}data + i));",
+    ]
+    if not argument.optional:
+        return lines
+    return [f"if ({name}) {{", *(f"    {line}" for line in lines), "}"]
 
 
 def _fresh_checks(schema: Schema) -> list[str]:

@@ -405,6 +405,33 @@ def test_an_output_is_no_optional_or_listed_input(make_op: MakeOp) -> None:
     assert y.tolist() == [1, 1]
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "mistake", ["x->data = y->data;", "*x = *y;", "x->numel = 1;", "if (maybe) maybe->dim = 0;"]
+)
+def test_an_assignment_to_the_fields_of_a_written_argument_is_an_error(
+    make_op: MakeOp, mistake: str
+) -> None:
+    op = make_op(
+        "assign(Tensor(a!) x, Tensor(b!)? maybe, Tensor y) -> ()",
+        f"""
+        opjit_status assign_cpu(opjit_tensor *x, opjit_tensor *maybe, const opjit_tensor *y)
+        {{
+            if (y->dim == 2)
+                {{ {mistake} }}
+            return OPJIT_OK;
+        }}
+        """,
+    )
+    x = torch.zeros(2)
+    op(x, None, torch.ones(2))
+    op(x, torch.zeros(3), torch.ones(2))
+    name = "maybe" if "maybe" in mistake else "x"
+    with pytest.raises(RuntimeError, match=f"assigned to the fields of `{name}`.*`{name}->data`"):
+        op(x, torch.zeros(3), torch.ones(2, 2))
+    assert x.tolist() == [0, 0]
+
+
 def test_an_output_that_was_not_made_is_an_error(make_op: MakeOp) -> None:
     op = make_op(
         "lazy(Tensor x, bool first) -> (Tensor done, Tensor missing)",

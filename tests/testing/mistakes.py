@@ -230,6 +230,22 @@ opjit_status smaller_other_input_cpu(const opjit_tensor *x, const opjit_tensor *
 {name}.samples(lambda device: iter([(torch.ones(4, 5), torch.ones(4, 5)), (torch.ones(4, 5), torch.ones(5))]))
 """,
     ),
+    Mistake(
+        "last_size_of_a_scalar",
+        "@use-after-poison, READ of size 8",
+        after="""
+        volatile int64_t last = x->sizes[x->dim - 1]; /* here */
+        (void)last;
+        """,
+    ),
+    Mistake(
+        "stride_behind_the_last",
+        "@use-after-poison, READ of size 8",
+        after="""
+        volatile int64_t next = x->strides[x->dim]; /* here */
+        (void)next;
+        """,
+    ),
     # The process
     Mistake(
         "null_pointer",
