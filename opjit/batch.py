@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from opjit import backends
-from opjit.backends import targets
 from opjit.backends.targets import Target
 from opjit.declare.op_state import OpState
 from opjit.errors import BadSetting, BuildError, OpjitError
-from opjit.recipe import toolchain
+from opjit.recipe import gpu_archs, toolchain
 from opjit.recipe.headers import Scan
 from opjit.store.store import Store
-from opjit.wanted import OpBinary
+from opjit.wanted import OpBinary, here
 
 
 def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
@@ -18,7 +17,7 @@ def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) ->
     if archs:
         return list(
             dict.fromkeys(
-                toolchain.target_of(arch, store.notes, None, host)
+                gpu_archs.served(toolchain.target_of(arch, store.notes, None, host), store.notes)
                 for arch in archs
                 for host in hosts or (None,)
             )
@@ -27,9 +26,7 @@ def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) ->
         raise BadSetting(
             f"hosts are {', '.join(hosts)}, without architectures to build for; add --arch, for example sm_90, neoverse-v2 or x86-64-v3"
         )
-    return [
-        targets.here(backend) for backend in backends.all_backends() if backend.available() is None
-    ]
+    return [here(backend) for backend in backends.all_backends() if backend.available() is None]
 
 
 def pairs(ops: Iterable[OpState], targets: Sequence[Target]) -> list[tuple[OpState, Target]]:

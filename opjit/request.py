@@ -18,7 +18,7 @@ from opjit.errors import CompileError
 from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
-from opjit.wanted import OpBinary, W, Wanted, describe
+from opjit.wanted import OpBinary, W, Wanted, describe, here
 
 if TYPE_CHECKING:
     from opjit import loader
@@ -31,11 +31,9 @@ def ready(op: OpState, backend: Backend, found: Entry | None = None) -> None:
     """Make torch call the op's C kernel on the backend's device. `found` is its entry, if the caller has one."""
     if backend.name in op.loaded:
         return
-    from opjit.backends import targets
-
     with op.lock:
         if backend.name not in op.loaded:
-            target = targets.here(backend)
+            target = here(backend)
             op.install_kernel(backend, _load(op, target, found))
             if os.environ.get("OPJIT_RECORD"):
                 from opjit.declare import oplist
@@ -47,10 +45,8 @@ def ready_for_call(op: OpState, backend: Backend) -> None:
     """`ready`, for a call of the op: a build that failed is not tried again while nothing has changed. `opjit.get` does try again."""
     failed = op.failed.get(backend.name)
     if failed is not None:
-        from opjit.backends import targets
-
         name, error = failed
-        target = targets.here(backend)
+        target = here(backend)
         if name == OpBinary(op, target, describe(op, target, Store(default_root()))).name:
             raise CompileError(
                 f"{error}\nNothing has changed since this build failed, so it was not tried again; "

@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from opjit import batch, files, loader, processes, progress, request
-from opjit.backends import Backend, cpu, targets
+from opjit.backends import Backend, cpu
 from opjit.declare.op_state import OpState
 from opjit.environment import is_on
 from opjit.errors import EntryError, OpjitError
@@ -30,7 +30,7 @@ from opjit.measure.timing import measure, plan_of, wait
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.store import TUNED, Store, default_root
-from opjit.wanted import OpBinary
+from opjit.wanted import OpBinary, here
 
 _FINALISTS = 16  # variants that are measured at length
 _NEAR = 1.3  # of the best time at a first look, up to which a variant is one
@@ -165,7 +165,7 @@ def _kernel_of(op: OpState, backend: Backend, label: str) -> int:
     """Return the kernel of a variant, which is opened or built."""
     known = op.loaded[backend.name].variants
     if label not in known:
-        target = targets.here(backend)
+        target = here(backend)
         entry = request.entry(op.variant(backend, label), target)
         libraries = op.declaration.libraries(target)
         known[label] = loader.open_kernel(entry, op.qualified, libraries)
@@ -176,7 +176,7 @@ def _build(op: OpState, backend: Backend, store: Store) -> None:
     """Build the variants that are missing, side by side, and open all. One that cannot be built is left out."""
     from opjit.builder import budget
 
-    target = targets.here(backend)
+    target = here(backend)
     known = op.loaded[backend.name].variants
     failed: list[OpjitError] = []
     wanted = dict(

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from opjit.errors import BuildError, CompileError, NotCached, OpjitError
-from opjit.recipe import toolchain
+from opjit.recipe import gpu_archs, toolchain
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
 
 if TYPE_CHECKING:
+    from opjit.backends import Backend
     from opjit.backends.targets import Target
     from opjit.declare.op_state import OpState
     from opjit.recipe.recipe import Recipe
@@ -172,12 +173,20 @@ def describe(op: OpState, target: Target, store: Store) -> Recipe:
     return op.declaration.recipe(target, toolchain.identities_of(target, store.notes))
 
 
+def here(backend: Backend) -> Target:
+    """Return the target of kernels for this process. Raises DeviceUnavailable if it cannot use such a device."""
+    from opjit.backends import targets
+
+    return gpu_archs.served(targets.here(backend), Store(default_root()).notes)
+
+
 def target_of(device: object, arch: str | None) -> Target:
     """Return the target of an arch, if given, else of this machine's device of that kind."""
     from opjit import backends
     from opjit.backends import targets
 
     if arch is None:
-        return targets.here(backends.for_device(targets.device_type(device)))
+        return here(backends.for_device(targets.device_type(device)))
     backend = None if device is None else backends.for_device(targets.device_type(device))
-    return toolchain.target_of(arch, Store(default_root()).notes, backend)
+    notes = Store(default_root()).notes
+    return gpu_archs.served(toolchain.target_of(arch, notes, backend), notes)

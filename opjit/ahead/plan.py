@@ -18,7 +18,7 @@ from opjit.declare.op_state import OpState
 from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
 from opjit.operators.op import Op
-from opjit.recipe import toolchain
+from opjit.recipe import gpu_archs, toolchain
 from opjit.recipe.flags import check
 from opjit.recipe.headers import Scan
 from opjit.recipe.recipe import read_files
@@ -276,4 +276,5 @@ def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | N
             f"{name} cannot be built: this process has no backend {recorded.backend!r}; import the package that adds it with "
             "opjit.register_backend first"
         )
-    return toolchain.target_of(recorded.arch, store.notes, backend, host)
+    target = toolchain.target_of(recorded.arch, store.notes, backend, host)
+    return gpu_archs.served(target, store.notes)

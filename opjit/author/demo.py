@@ -126,7 +126,6 @@ def report(started: float, root: str) -> None:
 def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
     """Get the op for each device, and call it. Each time includes the imports."""
     from opjit import api, backends, request, wanted
-    from opjit.backends import targets
     from opjit.catalog import registry
     from opjit.errors import ToolMissing
     from opjit.store.store import Store
@@ -135,7 +134,7 @@ def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
     op = registry.find("allreduce")
     measured = dict[str, dict[str, float]]()
     for device in op.devices():
-        target = targets.here(backends.for_device(device))
+        target = wanted.here(backends.for_device(device))
         began = time.perf_counter()
         allreduce = api.get("allreduce", device)
         measured[str(target)] = {

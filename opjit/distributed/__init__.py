@@ -36,7 +36,7 @@ from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import StoreLost, connect
 from opjit.errors import BadSetting, CacheWarning, one_string
 from opjit.store.store import Store, default_root
-from opjit.wanted import Wanted
+from opjit.wanted import Wanted, here
 
 __all__ = [
     "MAX_RANKS",
@@ -87,7 +87,7 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
     """
     if isinstance(names, str):
         raise BadSetting(one_string("opjit.distributed.ready", "names", names))
-    target = targets.here(backends.for_device(targets.device_type(device)))
+    target = here(backends.for_device(targets.device_type(device)))
     ops = [registry.find(name) for name in names]
     store = Store(default_root())
     wanted = batch.requests(((op, target) for op in ops), store)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import backends
-from opjit.backends import targets
+from opjit import backends, wanted
 from opjit.builder import glue
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import DeclarationError
@@ -100,7 +99,7 @@ class Bench:
     def _compile(self, text: str) -> protocol.CompiledKernel:
         self._forget()
         assert self.task.op is not None
-        arch = targets.here(backends.for_device("cuda")).arch
+        arch = wanted.here(backends.for_device("cuda")).arch
         compiled = launch.compile_text(text, self.task.op.schema.text, arch)
         self.kernel = compiled.load()
         return protocol.CompiledKernel(compiled.registers, compiled.spills)

@@ -16,7 +16,7 @@ from opjit.operators.op import Op
 from opjit.operators.registration import redeclare, refuse_second
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
-from opjit.wanted import OpBinary, describe
+from opjit.wanted import OpBinary, describe, here
 
 _reloading = (
     processes.Lock()
@@ -102,7 +102,7 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
     for backend in backends.all_backends():
         if backend.name not in loaded and backend not in extra:
             continue
-        target = targets.here(backend)
+        target = here(backend)
         try:
             store = Store(default_root())
             recipe = describe(newer, target, store)

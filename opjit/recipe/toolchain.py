@@ -42,11 +42,13 @@ class Compiler(NamedTuple):
 
 
 class Nvcc(NamedTuple):
-    """The CUDA toolkit: the folder that holds bin/nvcc, by nvcc's word, as PATH may have a wrapper; ``"13.0"``; and ``"V13.0.88"``."""
+    """The CUDA toolkit: the folder that holds bin/nvcc, by nvcc's word, as PATH may have a wrapper; ``"13.0"``; ``"V13.0.88"``;
+    and the architectures that it supports, ``"sm_75 sm_80 …"``."""
 
     root: str
     version: str
     build: str
+    archs: str = ""
 
 
 class Own(NamedTuple):
@@ -340,7 +342,11 @@ def _find(
         return probe(path)
     note = notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
     known = files.read_checked(note)
-    if isinstance(known, dict) and known["stamp"] == stamp:
+    if (
+        isinstance(known, dict)
+        and known["stamp"] == stamp
+        and tuple(known["found"]) == tool._fields
+    ):
         return tool(**known["found"])
     answer = probe(path)
     files.write_checked(note, {"stamp": stamp, "found": answer._asdict()})
@@ -491,7 +497,8 @@ def _probe_nvcc(path: str) -> Nvcc:
             f"{path} is not a working nvcc: `{path} --version` printed {text.strip()[:200]!r}; put another "
             "one on PATH, or set CUDA_HOME",
         )
-    return Nvcc(os.path.realpath(root[1].strip()), release[1], release[2])
+    archs = re.findall(r"^sm_\w+$", _output(path, "--list-gpu-code"), re.MULTILINE)
+    return Nvcc(os.path.realpath(root[1].strip()), release[1], release[2], " ".join(archs))
 
 
 def _probe_own(path: str, wanted: DeviceCompiler) -> Own:

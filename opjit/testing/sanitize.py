@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from opjit import backends, request, resources
+from opjit import backends, request, resources, wanted
 from opjit.backends import targets
 from opjit.builder import glue
 from opjit.builder.compile_step import CompilerFailed, run_tool
@@ -161,7 +161,7 @@ def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedP
     """Call ops' samples under one of compute-sanitizer's tools. The ops are built first, as the compilers would be slow under it."""
     for op in ops:
         need_declaration(op.folder)
-        request.entry(op, targets.here(backends.for_device("cuda")))
+        request.entry(op, wanted.here(backends.for_device("cuda")))
     pairs = [text for op in ops for text in (str(op.folder), op.qualified)]
     return subprocess.run(
         [*command(tool, name), "-m", "opjit.testing.sanitize", *pairs],

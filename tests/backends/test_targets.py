@@ -1,16 +1,19 @@
 """Devices, archs and the CPU's level: what is asked for is found, or refused with what there is."""
 
 import re
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 import opjit
-from opjit import backends
+from opjit import backends, files, wanted
 from opjit.backends import cpu, targets
 from opjit.errors import DeviceUnavailable, UnknownArch, UnknownDevice
+from opjit.recipe import gpu_archs, toolchain
 from tests import helpers
+from tests.builder.test_cuda import needs_nvrtc
 
 
 def test_where_nothing_tells_the_cpu_s_flags_ops_are_built_for_the_lowest_level(
@@ -107,3 +110,58 @@ def test_the_notes_of_missing_backends_are_whole_sentences() -> None:
     for backend in backends.all_backends():
         missing = backend.available()
         assert missing is None or " " in missing
+
+
+@pytest.mark.parametrize(
+    ("arch", "served"),
+    [
+        ("sm_107", "sm_103"),  # a GPU that is newer than the compiler
+        ("sm_103", "sm_103"),
+        ("sm_101", "sm_100"),
+        ("sm_90+sm_107", "sm_90+sm_103"),
+        ("sm_107+sm_103", "sm_103"),
+        ("sm_107a", "sm_107a"),  # code for sm_103 lacks the features that `a` selects
+        ("sm_137", "sm_137"),  # no architecture of this compiler runs there
+    ],
+)
+def test_an_arch_that_the_compiler_lacks_falls_back_to_the_newest_that_serves_it(
+    monkeypatch: pytest.MonkeyPatch, arch: str, served: str
+) -> None:
+    nvcc = toolchain.Nvcc("/cuda", "13.0", "V13.0.88", "sm_75 sm_90 sm_100 sm_103 sm_110 sm_120")
+    monkeypatch.setattr(toolchain, "working_nvcc", lambda notes: nvcc)
+    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
+    target = targets.named(arch, backends.for_device("cuda"), "13.0")
+    assert gpu_archs.served(target, None).arch == served
+
+
+def test_a_gpu_that_the_compiler_lacks_gets_code_that_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvcc = toolchain.Nvcc("/cuda", "13.0", "V13.0.88", "sm_90 sm_100 sm_103")
+    monkeypatch.setattr(toolchain, "working_nvcc", lambda notes: nvcc)
+    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
+    cuda = backends.for_device("cuda")
+    monkeypatch.setattr(type(cuda), "available", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (10, 7))
+    assert wanted.here(cuda).arch == "sm_103"
+    assert cuda.runs("sm_103")
+
+
+@pytest.mark.nvcc
+def test_nvcc_names_the_archs_that_it_supports() -> None:
+    nvcc = toolchain.find_nvcc(None)
+    assert nvcc is not None
+    assert "sm_90" in nvcc.archs.split()
+    assert all(re.fullmatch(r"sm_\d+\w?", arch) for arch in nvcc.archs.split())
+
+
+@needs_nvrtc
+def test_nvrtc_names_the_archs_that_it_supports_and_a_note_keeps_them(tmp_path: Path) -> None:
+    nvrtc = toolchain.find_nvrtc("", None)
+    assert nvrtc is not None
+    found = gpu_archs._supported_by(nvrtc, tmp_path)
+    assert "sm_90" in found
+    [note] = tmp_path.iterdir()
+    files.write_checked(note, ["sm_1"])
+    assert gpu_archs._supported_by(nvrtc, tmp_path) == {"sm_1"}

@@ -1,7 +1,10 @@
 """Extensions for torch's stable ABI: which are one binary for many versions of torch and Python, and which only ask for it."""
 
+import importlib.machinery
+import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,30 @@ def test_the_version_is_one_that_all_of_a_source_is_compiled_for_and_this_torch_
         stable.target(identity.describe(call_of(tmp_path, text, "a", *flags), None), False)
         == expected
     )
+
+
+def test_a_python_without_the_gil_has_another_key_with_and_without_the_limited_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a Python opens abi3t binaries (PEP 803), but no abi3 ones."""
+
+    def key(*flags: str) -> str:
+        described = identity.describe(call_of(tmp_path, MODULE, "a", *flags), None)
+        described = replace(described, stable=stable.target(described, False))
+        return json.dumps(described.document(), sort_keys=True, default=str)
+
+    abi3 = [FLAG, LIMITED]
+    abi3t = [*abi3, "-DPy_TARGET_ABI3T=0x030f0000"]
+    kinds = [[], abi3, abi3t]
+    with_gil = [key(*flags) for flags in kinds]
+    monkeypatch.setattr(stable.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    monkeypatch.setattr(
+        importlib.machinery,
+        "EXTENSION_SUFFIXES",
+        [".cpython-315t-x86_64-linux-gnu.so", ".abi3t.so"],
+    )
+    without_gil = [key(*flags) for flags in kinds]
+    assert len({*with_gil, *without_gil}) == 6
 
 
 @pytest.mark.torch

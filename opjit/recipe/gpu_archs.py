@@ -1,0 +1,78 @@
+"""The architecture to build for when a compiler does not know a GPU's: the newest one that it knows and that the GPU runs."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opjit import files
+from opjit.recipe import toolchain
+
+if TYPE_CHECKING:
+    from opjit.backends.targets import Target
+
+# Every CUDA 12 and later compiles for these, so that the usual request does not need to query a compiler.
+_ALWAYS_KNOWN = frozenset({"sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90"})
+_PLAIN = re.compile(r"sm_(\d+)(\d)")  # major and minor version; without the suffix of sm_90a
+
+
+def served(target: Target, notes: Path | None) -> Target:
+    """Return a target that the installed CUDA compilers support and that runs on the same GPUs.
+
+    For example, with CUDA 13.0 the target ``sm_107`` becomes ``sm_103``. The target stays
+    if it is supported, if no older architecture serves it, or if there is no compiler.
+    """
+    if not target.backend.uses_nvcc:
+        return target
+    parts = target.arch.split("+")
+    if _ALWAYS_KNOWN.issuperset(parts):
+        return target
+    known = _compilable(target.runtime, notes)
+    replaced = dict.fromkeys(_newest_serving(part, known) for part in parts)
+    return target._replace(arch="+".join(replaced))
+
+
+def _newest_serving(arch: str, known: Collection[str]) -> str:
+    wanted = _PLAIN.fullmatch(arch)
+    if arch in known or wanted is None:
+        return arch
+    major, minor = wanted.groups()
+    serving = [
+        each for each in (f"sm_{major}{older}" for older in range(int(minor))) if each in known
+    ]
+    return serving[-1] if serving else arch
+
+
+def _compilable(runtime: str, notes: Path | None) -> set[str]:
+    """Return the architectures that each installed CUDA compiler supports."""
+    nvcc = toolchain.working_nvcc(notes)
+    nvrtc = toolchain.find_nvrtc(runtime, notes)
+    supported = []
+    if nvcc is not None:
+        supported.append(set(nvcc.archs.split()))
+    if nvrtc is not None:
+        supported.append(_supported_by(nvrtc, notes))
+    return set.intersection(*supported) if supported else set()
+
+
+def _supported_by(nvrtc: toolchain.Nvrtc, notes: Path | None) -> set[str]:
+    """Return NVRTC's architectures. A note keeps them, because loading the library costs time."""
+    stamp = hashlib.sha256(f"{nvrtc.library} {nvrtc.version}".encode()).hexdigest()[:16]
+    note = notes / f"nvrtc-archs-{stamp}" if notes is not None else None
+    kept = files.read_checked(note) if note is not None else None
+    if isinstance(kept, list):
+        return set(kept)
+
+    library = ctypes.CDLL(nvrtc.library)
+    count = ctypes.c_int()
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    numbers = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(numbers)
+    found = [f"sm_{number}" for number in numbers]
+    if note is not None:
+        files.write_checked(note, found)
+    return set(found)
