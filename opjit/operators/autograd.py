@@ -1,6 +1,7 @@
 """What autograd does with an op: differentiate it by its backward, or take its results as constants."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -24,8 +25,13 @@ def bind_backward(op: OpState) -> bool:
         and not any(result.kind == "Tensor" for result in schema.results)
     ):
         return False  # no result could have a derivative
-    functions = Info(partial(_run_trimmed, op), partial(transforms.run_setup_context, op))
-    differentiate = make_autograd_impl(overload, functions)
+
+    @cache
+    def differentiate() -> Callable[..., Any]:
+        """Make torch's kernel at the first call: it takes 0.5 ms, which `import opjit` would wait for, for each op."""
+        functions = Info(partial(_run_trimmed, op), partial(transforms.run_setup_context, op))
+        return make_autograd_impl(overload, functions)
+
     by_keyword = any(
         argument.keyword_only and argument.kind == "Tensor" for argument in schema.arguments
     )
@@ -62,7 +68,7 @@ def bind_backward(op: OpState) -> bool:
                 f"{schema.qualified} takes a generator with torch 2.13 or later, and this is {torch.__version__}; "
                 "leave it out and seed the device's own, with torch.manual_seed"
             )
-        return differentiate(keys, *args, **kwargs)
+        return differentiate()(keys, *args, **kwargs)
 
     assert op.library is not None
     op.library.impl(schema.name, kernel, "Autograd", with_keyset=True)
