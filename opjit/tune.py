@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
-from opjit import batch, files, loader, processes, progress, request
+from opjit import backends, batch, files, loader, processes, progress, request
 from opjit.backends import Backend, cpu
 from opjit.declare.op_state import OpState
 from opjit.environment import is_on
@@ -99,8 +99,8 @@ def measure_or_read(
     identity = json.dumps([op.loaded[backend.name].key, labels, model, f"{bucket:016x}"])
     name = hashlib.sha256(identity.encode()).hexdigest()
     found = None if again else _read(name, labels, store)
-    capturing = backend.name == "cuda" and torch.cuda.is_current_stream_capturing()
-    if found is not None or capturing:
+    on_gpu = backends.clock_of(backend.name) is not None
+    if found is not None or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return found
     from opjit.store import lock
 
@@ -111,7 +111,7 @@ def measure_or_read(
         if not again:  # another process may have measured during the wait
             found = _read(name, labels, store)
         if found is None:
-            with torch.cuda.device(index) if backend.name == "cuda" else nullcontext():
+            with torch.cuda.device(index) if on_gpu else nullcontext():
                 found = _measured(op, backend, inputs, store)
             if found is not None:
                 files.write_note(store.base / TUNED / name, json.dumps(found._asdict()))
@@ -120,9 +120,10 @@ def measure_or_read(
 
 def _model(backend: Backend, index: int) -> str:
     """Return the name of a device's model, on which the choice depends."""
-    if backend.name == "cuda":
-        return torch.cuda.get_device_name(index)
-    return cpu.identity() if backend.name == "cpu" else ""
+    clock = backends.clock_of(backend.name)
+    if clock is not None:
+        return clock.model(index)
+    return cpu.identity() if backend.device_type == "cpu" else ""
 
 
 def _read(name: str, labels: list[str], store: Store) -> Choice | None:
@@ -141,7 +142,8 @@ def _measured(op: OpState, backend: Backend, inputs: Inputs, store: Store) -> Ch
     loaded = op.loaded[backend.name]
     if op.schema.mutates or op.schema.draws:  # a call's own tensors and generators stay as they are
         inputs = Inputs(*tree_map(_private_copy, (inputs.args, dict(inputs.kwargs))))
-    drawing = torch.random.fork_rng([torch.cuda.current_device()] if backend.name == "cuda" else [])
+    on_gpu = backends.clock_of(backend.name) is not None
+    drawing = torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else [])
     try:
         with torch.inference_mode(), drawing if op.schema.draws else nullcontext():
             if not _running(op, backend, {"": loaded.kernel}, inputs):

@@ -63,6 +63,27 @@ def test_no_imports_form_a_circle() -> None:
     ).prepare()  # names the circle
 
 
+def test_no_code_below_a_request_compares_the_name_of_a_device() -> None:
+    """It asks the backend, so that another device is a file next to cpu.py."""
+    names = {"cpu", "cuda"}
+    below: set[str] = set()
+    for floor in reversed(floors()):
+        if "request" in floor:
+            break
+        below.update(floor)
+    found = []
+    for module, path in MODULES.items():
+        if [*module.split("."), ""][1] in below:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Compare):
+                    sides = ast.walk(node)
+                    if any(
+                        isinstance(side, ast.Constant) and side.value in names for side in sides
+                    ):
+                        found.append(f"{module}:{node.lineno}")
+    assert found == []
+
+
 def test_a_class_has_a_name_of_its_own() -> None:
     """One name, one meaning: an underscore in front does not tell two classes apart."""
     places: dict[str, list[str]] = {}

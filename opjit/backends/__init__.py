@@ -89,8 +89,26 @@ class Flags(NamedTuple):
     device: tuple[str, ...] = ()
 
 
+class Clock(Protocol):
+    """Measures calls on a device with the streams, events and graphs of torch.cuda; other devices are measured by the host's clock."""
+
+    def cache_bytes(self) -> int:
+        """Return the size of the cache before the memory."""
+
+    def megahertz(self) -> int | None:
+        """Read the current clock of the cores, or return None."""
+
+    def peaks(self, element_size: int) -> tuple[float, float]:
+        """Return the highest bytes and operations per second, for elements of a size; 0 for unknown."""
+
+    def model(self, index: int | None = None) -> str:
+        """Return the name of a device; None is the current one."""
+
+
 class Backend(Protocol):
     """One kind of device.
+
+    It may also have `clock`, a `Clock` or None, and `entry`, a method that makes an op's binary; see `clock_of` and `opjit.request`.
 
     Attributes:
         name: the suffix of its kernels' names, ``allreduce_<name>``.
@@ -166,6 +184,12 @@ def for_device(device_type: str) -> Backend:
         f"no backend for device {device_type!r}; there are: {names}. A package can add one with "
         "opjit.register_backend"
     )
+
+
+def clock_of(device_type: str) -> Clock | None:
+    """Return the clock of a device; None if the host's clock measures calls on it."""
+    clock: Clock | None = getattr(for_device(device_type), "clock", None)
+    return clock
 
 
 def for_dispatch_key(key: str) -> Backend | None:

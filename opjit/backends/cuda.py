@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from opjit.backends import DeviceCompiler, Flags, Stream
+from opjit.backends import Clock, DeviceCompiler, Flags, Stream
 from opjit.backends.cpu import GLUE, NEEDED, PREFIX_MAPS
 
 
@@ -24,6 +24,12 @@ class Cuda:
     )
     compiler: DeviceCompiler | None = None
     uses_nvcc = True
+
+    @property
+    def clock(self) -> Clock:
+        from opjit.measure.nvidia import NvidiaClock
+
+        return NvidiaClock()
 
     def available(self) -> str | None:
         if torch.version.cuda is None:

@@ -305,7 +305,7 @@ class Trial:
         self.facts["spread"] = spread
         self.facts["sample"] = None
         self.facts["roofline"] = bound / median if bound else None
-        self.facts["clock_mhz"] = machine.clock(device)
+        self.facts["clock_mhz"] = machine.megahertz(device)
 
         may_be_cached = machine.cache_bytes(device) // timed.calls  # bytes of each call
         least = machine.bound(device, max(0, timed.bytes - may_be_cached), timed.flops, 1)

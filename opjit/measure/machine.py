@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -10,28 +9,19 @@ from typing import TypeVar
 
 import torch
 
+from opjit import backends
+
 Result = TypeVar("Result")
 
 _UNKNOWN_CACHE = 64 << 20
 _LARGEST_CACHE = 128 << 20  # virtual machines report the cache of a whole socket
-# Operations of one multiprocessor in one cycle with dense 16-bit matrix instructions, by compute capability (NVIDIA's white papers).
-_MATRIX_OPERATIONS = {
-    (8, 0): 2048,
-    (8, 6): 1024,
-    (8, 7): 2048,
-    (8, 9): 1024,
-    (9, 0): 4096,
-    (10, 0): 8192,
-    (10, 3): 8192,
-    (12, 0): 2048,
-}
-_BY_ELEMENT_SIZE = {1: 2.0, 2: 1.0, 4: 0.5, 8: 0.0625}  # of that rate: 8-bit, 16-bit, TF32, float64
 
 
 def cache_bytes(device: str) -> int:
     """Return the size of the cache before the memory: the GPU's L2, or the CPU's last level."""
-    if device == "cuda":
-        return int(torch.cuda.get_device_properties().L2_cache_size)
+    clock = backends.clock_of(device)
+    if clock is not None:
+        return clock.cache_bytes()
     try:
         size = os.sysconf("SC_LEVEL3_CACHE_SIZE")
     except (ValueError, OSError):
@@ -81,33 +71,21 @@ def _blocking_stream() -> torch.cuda.ExternalStream:
     return torch.cuda.ExternalStream(handle.value)
 
 
-def clock(device: str) -> int | None:
-    """Read the MHz of the GPU's multiprocessors, or None without NVML (`pip install nvidia-ml-py`)."""
-    if device != "cuda":
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return int(torch.cuda.clock_rate())
-        except Exception:  # no module, no library, no permission
-            return None
+def megahertz(device: str) -> int | None:
+    """Read the clock of the GPU's multiprocessors; None if it is unknown."""
+    clock = backends.clock_of(device)
+    return None if clock is None else clock.megahertz()
 
 
 def bound(device: str, moved: int, flops: int, element_size: int) -> float | None:
     """Compute the least seconds that the device needs to move bytes and to do operations on elements of a size.
 
-    Returns None if it is unknown. The peaks are memory clock times bus width, and matrix
-    instructions at the highest clock.
+    Returns None if the device's peaks are unknown.
     """
-    if device != "cuda":
+    clock = backends.clock_of(device)
+    if clock is None:
         return None
-    gpu = torch.cuda.get_device_properties()
-    memory_kilohertz = getattr(gpu, "memory_clock_rate", 0)
-    bandwidth = 2e3 * memory_kilohertz * getattr(gpu, "memory_bus_width", 0) / 8
-    in_a_cycle = _MATRIX_OPERATIONS.get((gpu.major, gpu.minor), 0) * gpu.multi_processor_count
-    kilohertz = getattr(gpu, "clock_rate", 0)
-    rate = 1e3 * kilohertz * in_a_cycle * _BY_ELEMENT_SIZE.get(element_size, 2.0)
-
+    bandwidth, rate = clock.peaks(element_size)
     times = []
     if moved and bandwidth:
         times.append(moved / bandwidth)
@@ -118,8 +96,9 @@ def bound(device: str, moved: int, flops: int, element_size: int) -> float | Non
 
 def describe(device: str) -> str:
     """Describe the device, and on the CPU the threads and the load: ``"2 threads, load 0.4 on 16 CPUs, torch 2.13.0"``."""
-    if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    clock = backends.clock_of(device)
+    if clock is not None:
+        return f"{clock.model()}, torch {torch.__version__}"
     return (
         f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} CPUs, "
         f"torch {torch.__version__}"

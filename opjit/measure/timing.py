@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from opjit import backends
 from opjit.measure import machine
 from opjit.measure.plan import Inputs, Measurement, TimingPlan, copies
 
@@ -32,10 +33,10 @@ def plan_of(
 ) -> TimingPlan:
     """Make a plan with one call's inputs, and with copies of them if caches are to be cold.
 
-    By default, caches are cold on CUDA and hot on the CPU.
+    By default, caches are cold on a device with a clock, such as CUDA, and hot on the CPU.
     """
     if cold is None:
-        cold = device == "cuda"
+        cold = backends.clock_of(device) is not None
     sets = copies(inputs, machine.cache_bytes(device)) if cold else [inputs]
     return TimingPlan(sides, sets, device, cold, moved, flops)
 
@@ -47,19 +48,19 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
     the modes: users of an op without autograd see the times under `torch.inference_mode`.
     """
     flush = machine.flusher(plan.device) if plan.cold else lambda: None
-    burst_of = _DeviceBurst if plan.device == "cuda" else _HostBurst
+    burst_of = _DeviceBurst if backends.clock_of(plan.device) else _HostBurst
     bursts: dict[str, _HostBurst | _DeviceBurst] = {
         name: burst_of(plan, name, flush) for name in plan.sides
     }
     for burst in bursts.values():
         burst()  # warms up
 
-    before = machine.clock(plan.device)
+    before = machine.megahertz(plan.device)
     seconds: dict[str, list[float]] = {name: [] for name in bursts}
     for turn in range(plan.rounds):
         for name in reversed(bursts) if turn % 2 else bursts:
             seconds[name].append(bursts[name]())
-    after = machine.clock(plan.device)
+    after = machine.megahertz(plan.device)
     clock = None if before is None or after is None else (before, after)
     return {
         name: _measurement(plan, name, burst, tuple(seconds[name]), clock)
@@ -156,7 +157,8 @@ class _HostBurst:
 
 def wait(device: str) -> None:
     """Wait for all work of a device."""
-    if device != "cpu" and torch.accelerator.is_available():
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None and accelerator.type == backends.for_device(device).device_type:
         torch.accelerator.synchronize()
 
 
@@ -184,7 +186,7 @@ def _span(run: Callable[[], deque[Any]]) -> _Span:
 
 
 class _DeviceBurst:
-    """Calls on CUDA, timed by the device. If the host is slower than the device, a graph issues them."""
+    """Calls on a GPU, timed by the device. If the host is slower than the device, a graph issues them."""
 
     def __init__(self, plan: TimingPlan, side: str, flush: Callable[[], object]) -> None:
         self._plan = plan
@@ -193,7 +195,7 @@ class _DeviceBurst:
         once = _span(lambda: _run(self._function, plan.inputs[:1], 1))
         leaves = tree_leaves(list(once.results))
         size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-        self._window = 3 * machine.cache_bytes("cuda") // max(1, size) + 1 if plan.cold else 0
+        self._window = 3 * machine.cache_bytes(plan.device) // max(1, size) + 1 if plan.cold else 0
 
         count = max(1, min(_QUEUE, int(plan.seconds / once.whole)))
         queue = list(islice(cycle(plan.inputs), count))

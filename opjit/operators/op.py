@@ -189,7 +189,7 @@ class Op(OpState):
                 f"{self.qualified} has no variant: every combination of values was rejected"
             )
         labeled = {variants.label(each): each for each in combinations}
-        for_nvcc = (False, True) if device is None else (device == "cuda",)
+        for_nvcc = (False, True) if device is None else (backends.for_device(device).uses_nvcc,)
         changed = {**self.declaration.variants, **dict.fromkeys(for_nvcc, labeled)}
         replace(self.declaration, variants=changed).flags_of_author  # noqa: B018 - raises for a value that no flag can hold
         self.declare(variants=changed)
