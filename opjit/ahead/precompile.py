@@ -170,9 +170,8 @@ def build_plan(
         if is_on("OPJIT_CPP_AUTOGRAD", unset=True) and any(wanted.kind for wanted in plan.wanted):
             make_autograd_part(plan.store, on_build=write)
     finally:
-        for item in (
-            inventory.scan(plan.store) if plan.shared else ()
-        ):  # opjit makes folders that only their owner can read
+        # opjit makes folders that only their owner can read
+        for item in inventory.scan(plan.store) if plan.shared else ():
             try:
                 files.let_read(item.folder, plan.store.base)
             except OSError as error:

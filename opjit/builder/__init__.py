@@ -2,6 +2,5 @@
 
 import threading
 
-torch_call = (
-    threading.local()
-)  # during a build: `names`, those of torch's module, to whose functions opjit's own go on
+# during a build: `names`, those of torch's module, to whose functions opjit's own go on
+torch_call = threading.local()

@@ -34,9 +34,8 @@ GROUP = "opjit.ops"
 _ops: dict[str, Op] = {}
 _unfinished: set[str] = set()  # ops of an op.py that is still running; see `find`
 _searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
-_searching: set[str] = (
-    set()
-)  # folders in OPJIT_PATH that are being read; their op.py may ask for ops, too
+# folders in OPJIT_PATH that are being read; their op.py may ask for ops, too
+_searching: set[str] = set()
 _rerun: ContextVar[list[Op] | None] = ContextVar(
     "rerun", default=None
 )  # collects the declarations of an op.py that runs again
@@ -96,9 +95,8 @@ def find(name: str) -> Op:
     """Return the op of a name; without a namespace, opjit's own. Raises UnknownOp with the most similar names, or DeclarationError if
     OPJIT_PATH names a folder without ops, or one that others can write."""
     qualified = name if "::" in name else f"opjit::{name}"
-    if (
-        declared(qualified) is None or qualified in _unfinished
-    ):  # the latter waits for the thread that runs its op.py
+    # the latter waits for the thread that runs its op.py
+    if declared(qualified) is None or qualified in _unfinished:
         search(qualified)
     op = declared(qualified)
     if op is None:

@@ -12,11 +12,12 @@ from opjit.distributed.ranks import Rank
 from opjit.share.transport import with_timeout
 
 ANSWER_TIMEOUT = 15.0  # seconds
+# torch's own are RuntimeErrors; TimeoutError is an OSError
 _STORE_ERRORS = (
     RuntimeError,
     OSError,
     ValueError,
-)  # torch's own are RuntimeErrors; TimeoutError is an OSError
+)
 _hosted: dict[tuple[str, int], Any] = {}  # the stores that this process hosts, until it exits
 
 
@@ -91,9 +92,8 @@ def connect(rank: Rank, timeout: float) -> JobStore:
     libuv = os.environ.get("USE_LIBUV", "1") == "1"
     if rank.number == 0 and not rank.agent_store:
         try:
-            if (
-                rank.address not in _hosted
-            ):  # multi_tenant: other users of this port in this process get the same server
+            # multi_tenant: other users of this port in this process get the same server
+            if rank.address not in _hosted:
                 _hosted[rank.address] = TCPStore(
                     host, port, None, True, limit, False, multi_tenant=True, use_libuv=libuv
                 )

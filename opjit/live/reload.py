@@ -18,9 +18,8 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from opjit.wanted import OpBinary, describe, here
 
-_reloading = (
-    processes.Lock()
-)  # one reload at a time, so that no two of them wait for each other's ops
+# one reload at a time, so that no two of them wait for each other's ops
+_reloading = processes.Lock()
 
 
 def reload(name: str, device: object = None) -> torch._ops.OpOverload:
@@ -109,9 +108,8 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
         except NoKernel:
             if backend in extra:
                 raise
-            if (
-                newer.declaration.code is not None
-            ):  # else the kernel may come from a library, without a source
+            # else the kernel may come from a library, without a source
+            if newer.declaration.code is not None:
                 entries[backend.name] = None
             continue
         found = OpBinary(newer, target, recipe).find(store, warn=False, hashed=False)

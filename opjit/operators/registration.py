@@ -130,11 +130,12 @@ def _tags(schema: Schema) -> list[torch.Tag]:
 
 def _register(library: torch.library.Library, op: Op) -> None:
     name = op.schema.name
+    # the first leaves nested tensors out
     for key in (
         "CompositeExplicitAutograd",
         "NestedTensorCPU",
         "NestedTensorCUDA",
-    ):  # the first leaves nested tensors out
+    ):
         library.impl(name, partial(_first_call, op), key, with_keyset=True)
     if op.schema.mutates:
         # torch's own kernels resolve these views, but assume that an op which writes an argument also returns it: without a result they

@@ -137,16 +137,6 @@ def _named_by_macros(
     return [path for path in found if path is not None and path not in digests]
 
 
-def unscanned(read: Iterable[str], scanned: Iterable[str], trusted: tuple[str, ...]) -> list[str]:
-    """Return the files that a compiler read, but that neither a scan nor a version covers; `trusted` has the prefixes of the latter."""
-    known = {os.path.realpath(path) for path in scanned}
-    return sorted(
-        path
-        for path in read
-        if not (real := os.path.realpath(path)).startswith(trusted) and real not in known
-    )
-
-
 def unreadable(inputs: Mapping[str, str]) -> str | None:
     """Name the files that could not be read; None if there are none."""
     found = [

@@ -23,7 +23,6 @@ class NvccFlag(NamedTuple):
     author: str | None = (
         None  # a pattern of the values that an op's author may give; None if it is not the author's to give
     )
-    unseen: bool = False  # whether it makes nvcc read or run what no list of inputs shows
 
 
 FLAGS = (
@@ -61,13 +60,12 @@ FLAGS = (
     NvccFlag(r"--threads|-t", r"=\d+", NEITHER),
     NvccFlag(r"-MD", r"", NEITHER),
     NvccFlag(r"-MF", r"=.*", NEITHER),
-    NvccFlag(r"-ccbin|--compiler-bindir", r"=.*", NEITHER, unseen=True),
-    NvccFlag(r"-optf|--options-file|--?keep|--save-temps", r".*", NVCC, unseen=True),
+    NvccFlag(r"-ccbin|--compiler-bindir", r"=.*", NEITHER),
+    NvccFlag(r"-optf|--options-file|--?keep|--save-temps", r".*", NVCC),
 )
 OF_AUTHORS = "|".join(
     f"(?:{flag.name})(?:{flag.author})" for flag in FLAGS if flag.author is not None
 )
-UNSEEN = "|".join(flag.name for flag in FLAGS if flag.unseen)
 _WITH_VALUE = "|".join(flag.name for flag in FLAGS if flag.value.startswith("="))
 
 
