@@ -269,3 +269,22 @@ def test_a_standard_that_torchs_headers_refuse_is_refused() -> None:
         opjit.load_inline(
             "old_standard", "int f() { return 1; }", functions="f", extra_cflags=["-std=c++17"]
         )
+
+
+def test_a_header_that_is_named_by_its_path_is_left_as_it_is(tmp_path: Path) -> None:
+    """Light headers replace torch's headers by files of the same names in a folder of the build."""
+    header = tmp_path / "mine.h"
+    header.write_text("#define MINE 7\n")
+    beside = tmp_path / "beside" / "other.h"
+    beside.parent.mkdir()
+    beside.write_text("#define OTHER 1\n")
+    source = tmp_path / "absolute.cpp"
+    source.write_text(
+        f'#include <torch/extension.h>\n#include "{header}"\n#include "beside/../beside/other.h"\n'
+        "int64_t f(at::Tensor x) { return x.numel() + MINE + OTHER; }\n"
+        'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("f", &f); }\n'
+    )
+    module = opjit.load("absolute_header", [str(source)])
+    assert module.f(torch.ones(2)) == 10
+    assert header.read_text() == "#define MINE 7\n"
+    assert beside.read_text() == "#define OTHER 1\n"
