@@ -1,4 +1,4 @@
-"""add_custom: self + other, as torch.add; and add_custom_backward, which hands its gradient to both.
+"""add_custom: self + other, as torch.add; and add_custom_backward, which autograd calls for the gradients of both.
 
 Sizes broadcast and dtypes are promoted as torch.add's, and operands are converted to the result's dtype before they are added.
 The result lies like the first operand of its sizes (torch.empty_like), and is contiguous where neither has them.
@@ -70,7 +70,11 @@ def setup_context(
 
 @add_custom.backward
 def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """The gradient itself for both; summed where an input was broadcast, converted where it has another dtype."""
+    """Copies of the gradient, summed if an input was broadcast, and converted if it has another dtype."""
+    alike = all(_same(shape, grad.shape) and dtype == grad.dtype for shape, dtype in ctx.inputs)
+    if alike and all(ctx.needs_input_grad):
+        copies: tuple[torch.Tensor, ...] = add_custom_backward(grad)
+        return copies
     return tuple(
         _reduced(grad, *each) if needed else None
         for each, needed in zip(ctx.inputs, ctx.needs_input_grad, strict=True)
@@ -195,7 +199,7 @@ def add_custom_backward(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 @add_custom_backward.reference
-def copies(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def clones(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return grad.clone(), grad.clone()
 
 

@@ -29,9 +29,10 @@ _Torchs: Any = torch_builder.torchs().BuildExtension
 class BuildExtension(_Torchs):  # type: ignore[misc]
     """torch's BuildExtension with opjit's cache: an extension is built as `opjit.load` builds it, and copied to its place.
 
-    It takes torch's options and those of CppExtension and CUDAExtension, and the flags of setuptools and its environment (CFLAGS, LDFLAGS),
-    -O3 and -DNDEBUG among them. SYCL and ROCm, ``dlink``, ``py_limited_api``, ``use_ninja=False``, classes of a project's own, and sources
-    other than C++ and CUDA are left to torch's BuildExtension, and a warning says so.
+    It supports the options of torch, CppExtension and CUDAExtension, and the flags of setuptools and its environment (CFLAGS, LDFLAGS),
+    for example -O3 and -DNDEBUG. torch's BuildExtension builds extensions with SYCL, ROCm, ``dlink``, ``py_limited_api``, a project's
+    subclass of Extension, or sources other than C++ and CUDA. A warning reports each of them. ``use_ninja=False`` changes nothing,
+    because the result is the same.
 
     Raises:
         CompileError: of setuptools, with opjit's message, which setup.py shows without frames.
@@ -42,12 +43,6 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
     """
 
     extensions: list[Any]
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._wants_ninja = bool(
-            options.get("use_ninja", True)
-        )  # torch's own attribute is False where no ninja is on PATH, too
 
     def build_extensions(self) -> None:
         """Build all. torch's method, which wants a CUDA Toolkit for CUDA, gets only what is left to it."""
@@ -91,8 +86,6 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         """Return why only torch's BuildExtension will do."""
         if sys.platform != "linux" or torch.version.hip:
             return "opjit builds C++ for Linux, and CUDA"
-        if not self._wants_ninja:
-            return "use_ninja=False asks for setuptools' own builder; set use_ninja=True to build with the cache"
         if type(ext) is not setuptools.Extension:
             return f"it is a {type(ext).__name__}"
         if getattr(ext, "py_limited_api", False):
