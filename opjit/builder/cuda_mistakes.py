@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,11 +36,32 @@ _UNALIGNED = (
     r"\g<at> * wants an address that is a multiple of its size, up to 16 bytes, and a tensor may start at any element: x[1:]; "
     "check it first: opjit_is_aligned of opjit_pack.h"
 )
+_TOO_MANY_THREADS = "a block has at most 1024 threads, so this launch of {threads} fails; use fewer threads and more blocks"
+_ALLOCATES = (
+    "cudaMalloc waits for the device, is an error in a CUDA graph, and bypasses torch's allocator; use OPJIT_SCRATCH for "
+    "memory that lasts until the call ends"
+)
+_COPIES = "{call} stops the host, and does not run on the op's stream; use {call}Async(..., stream)"
+_HOST_ACCESS = (
+    "`{name}->data` is memory of the GPU, which host code cannot read or write; do it in a kernel, or copy with "
+    "cudaMemcpyAsync"
+)
+_UNBOUNDED = (
+    "nothing compares the index with a size, but the last block usually has threads beyond the last element; use "
+    "OPJIT_KERNEL_LOOP(i, n), or return if i >= n"
+)
+_MOST_THREADS = 1024
 # Each is at the group `at` of what its pattern finds in the code without comments, strings and directives.
 _MISTAKES = [
     (re.compile(r"\b(?P<at>cudaDeviceSynchronize)\b"), _SYNCHRONISES),
     (re.compile(r"\b__global__\b[^{;]*\b(?P<at>opjit_tensor)\s*(?:const\s*)?\*"), _HOST_POINTER),
+    (re.compile(r"\b(?P<at>cudaMalloc)\s*\("), _ALLOCATES),
+    (re.compile(r"\b(?P<at>cudaMemcpy)\s*\("), _COPIES.format(call="cudaMemcpy")),
+    (re.compile(r"\b(?P<at>cudaMemset)\s*\("), _COPIES.format(call="cudaMemset")),
 ]
+_TENSOR = re.compile(r"\bopjit_tensor\s*\*\s*(?:const\s+)?(\w+)")
+_FLAT_INDEX = re.compile(r"\bblockIdx\.x\s*\*\s*blockDim\.x\s*\+\s*threadIdx\.x\b")
+_BOUND = re.compile(r"[<>?%]|\b(?:if|for|while|min|max|switch)\b|\b[A-Z][A-Z0-9_]+\s*\(")
 _CAST = re.compile(
     r"[(<]\s*(?:const\s+)?(?P<at>(?:u?(?:char|short|int|long|longlong)|float|double)[24])\s*(?:const\s*)?\*\s*[)>]"
     r"[^\w;]*(?P<of>\w+)"
@@ -63,7 +85,12 @@ def find(path: Path) -> list[Found]:
     for token in tokens:
         letters[token.start : token.end] = token.text
     code = "".join(letters)
-    found = [*launches, *_returns(code, tokens, brackets)]
+    found = [
+        *launches,
+        *_returns(code, tokens, brackets),
+        *_host_accesses(code),
+        *_unbounded(code, tokens, brackets),
+    ]
     found += [
         (match.start("at"), advice)
         for pattern, advice in _MISTAKES
@@ -84,12 +111,18 @@ def find(path: Path) -> list[Found]:
 
 
 def _launches(tokens: Sequence[Token], brackets: Mapping[int, int]) -> Iterator[tuple[int, str]]:
-    """Yield the launches with fewer than four values between their angle brackets."""
+    """Yield the launches with too many threads in a block, or with fewer than four values between their angle brackets."""
     for begin, token in enumerate(tokens):
         if token.text != "<<<":
             continue
         end = launch_end(tokens, brackets, begin)
         values = split_at_commas(tokens, brackets, begin + 1, end)
+        block = "".join(
+            tokens[index].text for start, stop in values[1:2] for index in range(start, stop)
+        )
+        threads = _threads(block)
+        if threads > _MOST_THREADS:
+            yield token.start, _TOO_MANY_THREADS.format(threads=threads)
         streams = [tokens[index].text for start, stop in values[3:] for index in range(start, stop)]
         if streams in ([], ["0"]):
             yield token.start, _NO_STREAM
@@ -108,3 +141,46 @@ def _returns(
                 if launched and match["at"]:
                     yield match.start(), _UNCHECKED
                 launched = bool(match["launch"] or (launched and match["at"]))
+
+
+def _threads(block: str) -> int:
+    """Return the threads of a block of literal sizes, ``512`` or ``dim3(16,16)``; 0 for another one."""
+    sizes = block.removeprefix("dim3(").removesuffix(")").split(",")
+    if not all(size.isdecimal() for size in sizes):
+        return 0
+    return math.prod(map(int, sizes))
+
+
+def _host_accesses(code: str) -> Iterator[tuple[int, str]]:
+    """Yield reads and writes of a tensor's elements in host code. Only host code can have an opjit_tensor."""
+    for name in sorted({*_TENSOR.findall(code)}):
+        data = rf"{name}\s*->\s*data\b"
+        pointer = r"(?:const\s+)?\w+\s*\*\s*"
+        for pattern in (
+            rf"\(\s*\(\s*{pointer}\)\s*{data}\s*\)\s*\[",
+            rf"\w+_cast<\s*{pointer}>\s*\(\s*{data}\s*\)\s*\[",
+            rf"(?<=[;{{}}=(,])\s*\*\s*\(\s*{pointer}\)\s*{data}(?!\s*[+\[])",
+            rf"\bmem(?:cpy|set|move)\s*\([^;]*?\b{data}",
+        ):
+            for match in re.finditer(pattern, code):
+                before = code[: match.start()].rstrip()
+                takes_address = before.endswith("&") and not before.endswith("&&")
+                if not takes_address:
+                    start = match.end() - len(match[0].lstrip())
+                    yield start, _HOST_ACCESS.format(name=name)
+
+
+def _unbounded(
+    code: str, tokens: Sequence[Token], brackets: Mapping[int, int]
+) -> Iterator[tuple[int, str]]:
+    """Yield the flat indices of kernels that compare nothing."""
+    for begin, token in enumerate(tokens):
+        if token.text != "__global__":
+            continue
+        opening = next((i for i in range(begin, len(tokens)) if tokens[i].text in "{;"), None)
+        if opening is None or opening not in brackets:
+            continue
+        body = code[tokens[opening].start : tokens[brackets[opening]].end]
+        index = _FLAT_INDEX.search(body)
+        if index and not _BOUND.search(body):
+            yield tokens[opening].start + index.start(), _UNBOUNDED
