@@ -127,7 +127,7 @@ class UntrustedFolder(EntryError):
 
 class PeerLost(OpjitError):
     """Ranks of a group did not come to a call, or called something else: `ranks` are their numbers in the group `group`, and `op` is the
-    op that waited for them, if one did. The group stays lost; the ranks that are left can make a smaller one."""
+    op that waited for them, if one did. The group stays lost; the remaining ranks can make a smaller one."""
 
     def __init__(self, message: str, group: str, ranks: tuple[int, ...], op: str | None) -> None:
         super().__init__(message)

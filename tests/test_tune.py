@@ -159,7 +159,7 @@ def test_bad_declarations_say_what_is_expected(
     ):
         with pytest.raises(DeclarationError, match=message):
             numbered.variants(**values)
-    with pytest.raises(DeclarationError, match="every combination of values was rejected"):
+    with pytest.raises(DeclarationError, match="rejected every combination of values"):
         numbered.variants(a=(1, 2))(lambda a: False)
     with pytest.raises(DeclarationError, match="'xpu'"):
         numbered.variants("xpu", A=(1, 2))

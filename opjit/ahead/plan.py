@@ -1,6 +1,10 @@
-"""What precompile builds: ops by name, or the ops and C++ extensions of a recorded list. A list may come from anyone, so code that only it
-names, such as the folder's op.py, never runs: the source is compiled with the list's schema and flags, checked as a declaration's. C++
-extensions can run code, as torch passes their flags to a shell and a build opens the library: they are built only if the caller says so."""
+"""The plan of `opjit precompile`: ops by name, or the ops and C++ extensions of a recorded list.
+
+A list may come from anyone. Therefore code that only the list names, for example the op.py of a
+folder, never runs: the source is compiled with the list's schema and flags, after the same checks
+as for a declaration. C++ extensions can run code, because torch passes their flags to a shell and a
+build opens the library. They are built only if the caller allows it.
+"""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -8,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import opjit.cpp_extension.binary as extension_binary  # not "from": that asks the package, which asks torch
+import opjit.cpp_extension.binary as extension_binary  # not "from", which would query the package and import torch
 from opjit import backends, batch, files, resources
 from opjit.backends.targets import Target
 from opjit.catalog import arguments, registry
@@ -29,13 +33,13 @@ from opjit.wanted import Wanted
 
 
 class Plan(NamedTuple):
-    """What precompile is going to build."""
+    """The binaries that precompile will build."""
 
     wanted: list[Wanted]  # of each op with each target, and of a list's C++ extensions
-    skipped: int  # further pairs, for which the ops have no kernel
+    skipped: int  # further pairs, for which the ops lack a kernel
     store: Store
     shared: bool  # the user named the store, so it must be complete without the cache, and readable for everyone
-    remarks: Sequence[str] = ()  # what the user should know before the builds start
+    remarks: Sequence[str] = ()  # a message for the user before the builds start
     failed: Sequence[tuple[str, OpjitError]] = ()
     listed: Path | None = None  # the list; None for ops by name
 
@@ -46,7 +50,10 @@ def plan_ops(
     root: str | os.PathLike[str] | None,
     hosts: Sequence[str] = (),
 ) -> Plan:
-    """Plan to build ops by name; the arguments, and what is raised, are those of `opjit.precompile`."""
+    """Plan to build ops by name.
+
+    The arguments and errors are the same as for `opjit.precompile`.
+    """
     store = _store(root)
     targets = batch.targets_of(archs, store, hosts)
     ops: list[Op] = []
@@ -58,8 +65,10 @@ def plan_ops(
         if not batch.pairs(found, targets):
             has = sorted({backend for op in found for backend in op.backends()})
             raise NoKernel(
-                f"{os.fspath(name)} has no kernel for {' or '.join(map(str, targets)) or 'any device of this machine'}, so "
-                f"there is nothing to build; it has kernels for {' and '.join(has) or 'nothing'}: name one of their archs"
+                f"{os.fspath(name)} has no kernel for "
+                f"{' or '.join(map(str, targets)) or 'any device of this machine'}, so "
+                f"there is nothing to build; it has kernels for {' and '.join(has) or 'nothing'}: "
+                "pass --arch with one of their archs"
             )
         ops += found
     shared = root is not None
@@ -95,7 +104,7 @@ def plan_recorded(
 
 
 def _by_op(recorded: Iterable[RecordedOp]) -> list[list[RecordedOp]]:
-    """Return the uses of each op together: those that differ in their targets alone."""
+    """Group the uses that differ only in their targets."""
     uses: dict[str, list[RecordedOp]] = {}
     for use in recorded:
         op = repr(use._replace(backend="", arch="", runtime=""))
@@ -170,8 +179,9 @@ def _plan_extensions(
     found: dict[str, Wanted] = {}
     if listed and not allowed:
         remarks.append(
-            f"{len(listed)} C++ extensions of the list are not built, as their flags and initialisers can run any code; "
-            "if you trust the list, give --extensions (in Python: extensions=True)"
+            f"{len(listed)} C++ extensions of the list are not built, because their flags and "
+            "initializers can run any code; if you trust the list, pass --extensions (in Python: "
+            "extensions=True)"
         )
         return []
     for each in listed:
@@ -193,14 +203,20 @@ def _store(root: str | os.PathLike[str] | None) -> Store:
         return Store(default_root())
     folder = Path(os.path.abspath(os.path.expanduser(root)))
     if not os.path.exists(folder):  # pathlib's raises an error where the path cannot be entered
-        with suppress(OSError):  # the builds' errors say why the store cannot keep them
+        with suppress(
+            OSError
+        ):  # the builds' errors contain the reason why the store cannot keep them
             folder.mkdir(parents=True)
             folder.chmod(0o755)
     return Store(folder)
 
 
 def _require_closed(op: OpState, target: Target, scan: Scan) -> None:
-    """Raise RecordError if another user can write what a build of an op that only the list names reads: OPJIT_PATH's rule for folders."""
+    """Raise RecordError if another user can write a file that the build of an op reads, and only
+    the list names the op.
+
+    This is OPJIT_PATH's rule for folders.
+    """
     op.write_code()
     try:
         source = op.declaration.source(target.backend)
@@ -213,7 +229,7 @@ def _require_closed(op: OpState, target: Target, scan: Scan) -> None:
         problem = None if path.startswith(bundled) else files.swappable(Path(path))
         if problem is not None:
             raise RecordError(
-                f"{op.qualified} is not built from files that only the list names: {problem}"
+                f"refusing to build {op.qualified} from files that only the list names: {problem}"
             )
 
 
@@ -222,7 +238,8 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
         raise RecordError(
-            f"the list has {recorded.schema!r} under the name {recorded.op}, which is another op; record it again"
+            f"expected a schema of {recorded.op} in the list, got {recorded.schema!r}; the list "
+            "was edited or is damaged: run `opjit record` again"
         )
     if recorded.code is not None:
         from opjit.live import inline
@@ -273,8 +290,9 @@ def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | N
     )
     if backend is None:
         raise UnknownArch(
-            f"{name} cannot be built: this process has no backend {recorded.backend!r}; import the package that adds it with "
-            "opjit.register_backend first"
+            f"{name} cannot be built, because this process lacks the backend "
+            f"{recorded.backend!r}; import the package that adds it with opjit.register_backend "
+            "first"
         )
     target = toolchain.target_of(recorded.arch, store.notes, backend, host)
     return gpu_archs.served(target, store.notes)

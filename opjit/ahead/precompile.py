@@ -1,5 +1,9 @@
-"""``opjit precompile``: build binaries ahead of requests, also for archs that this machine does not have. Each build is an ordinary one,
-with the key's lock and one rename: if the command dies, finished builds are kept; two commands share the work."""
+"""``opjit precompile``: build binaries ahead of requests, even for archs that this machine does not
+have.
+
+Each build is an ordinary build, with a lock for the key and one rename. If the command dies,
+finished builds are kept, and two commands share the work.
+"""
 
 import os
 import sys
@@ -29,14 +33,14 @@ from opjit.wanted import Wanted
 
 
 class Report(NamedTuple):
-    """What precompile did.
+    """The results of precompile.
 
     Attributes:
         built: the binaries of ops and of C++ extensions that it built. An op's has the attributes `op` and `target`.
-        there: those that a cache already had.
+        there: the binaries that a cache already had.
         skipped: the number of pairs of an op and a target without a kernel.
-        failed: the name of each that could not be built, with the error.
-        seconds: how long it took.
+        failed: the name and the error of each binary that could not be built.
+        seconds: the duration.
     """
 
     built: list[Wanted]
@@ -65,31 +69,36 @@ def precompile(
     """Build ops ahead of requests, several at once. This needs no GPU, and entries that exist cost almost nothing.
 
     Args:
-        ops: names or folders of ops; None is every op that is declared or can be found.
-        archs: such as ``["x86-64-v3", "sm_90"]``; empty is this machine's. Each op is built for the archs that it has a kernel for.
-        jobs: builds at once, at most; None is OPJIT_JOBS, else what CPUs and free memory allow. The compilers of all builds of this
-            user share the machine all the same.
-        store: the root of a store to fill instead of the cache, such as a folder in an image that OPJIT_LAYERS will name. Everyone may
-            read its entries.
+        ops: names or folders of ops; None means every op that is declared or can be found.
+        archs: for example ``["x86-64-v3", "sm_90"]``; an empty list means this machine's. Each op
+            is built for the archs that it has a kernel for.
+        jobs: the largest number of builds at the same time. None means OPJIT_JOBS or, if it is not
+            set, the number that CPUs and free memory allow. In any case, the compilers of all
+            builds of this user share the machine.
+        store: the root of a store to fill instead of the cache, for example a folder in an image
+            that OPJIT_LAYERS will name. All users can read its entries.
         recorded: a list from ``opjit record``, instead of `ops`. Nothing that only the list names is run.
-        extensions: also build the list's C++ extensions, for the archs that they were recorded for. The list must be trusted then: flags
-            and static initialisers can run any code.
-        hosts: the processors, ``["x86_64", "aarch64"]``, that run what is built for GPUs; empty is this machine's. A CPU's arch has its
-            own. For another than this machine's a cross compiler is needed, and for CUDA NVRTC.
+        extensions: also build the list's C++ extensions, for the archs that they were recorded for.
+            Use this only if you trust the list, because flags and static initializers can run any
+            code.
+        hosts: the host CPUs for binaries with GPU kernels, for example ``["x86_64", "aarch64"]``;
+            an empty list means this machine's. A CPU architecture implies its host CPU. To build
+            for a different host CPU, you need a cross compiler and, for CUDA, NVRTC.
 
     Returns:
-        The binaries that were built, those that existed, and the number of pairs of an op and a target without a kernel.
+        The binaries that were built, the binaries that existed, and the number of pairs of an op
+        and a target without a kernel.
 
     Raises:
         UnknownOp, DeclarationError, UnknownArch, NoKernel, RecordError: nothing was built.
-        PrecompileError: some builds failed; all others are done.
+        PrecompileError: some builds failed; all remaining builds are done.
 
     Example:
         >>> print(opjit.precompile(["allreduce"], ["x86-64-v3", "x86-64-v4"]))  # sm_90, too, where a compiler for CUDA is
         2 built, 0 already there, 0 skipped, 0 failed, … s
     """
     if ops is not None and recorded is not None:
-        raise OpjitError("opjit.precompile takes ops or recorded, not both")
+        raise OpjitError("opjit.precompile: expected ops= or recorded=, got both; pass one")
     for parameter, value in (("ops", ops), ("archs", archs), ("hosts", hosts)):
         if isinstance(value, str):
             raise BadSetting(one_string("opjit.precompile", parameter, value))
@@ -114,7 +123,8 @@ def check_precompiled(
     extensions: bool = False,
     hosts: Sequence[str] = (),
 ) -> int:
-    """Check, before a program serves, that it will build nothing: each entry of a list is there, with its manifest and the library's size.
+    """Check, before a program serves, that it will not build anything: each entry of a list exists,
+    with its manifest and a library of the right size.
 
     It builds and loads nothing. A request hashes a library before it opens it.
 
@@ -129,7 +139,8 @@ def check_precompiled(
         The number of entries.
 
     Raises:
-        PrecompileError: the message names what is missing, and what has changed since it was built.
+        PrecompileError: the message names the missing entries, and the inputs that changed since
+            they were built.
         RecordError: the list cannot be read.
 
     Example:
@@ -176,7 +187,7 @@ def build_plan(
                 files.let_read(item.folder, plan.store.base)
             except OSError as error:
                 warnings.warn(
-                    CacheWarning(f"others may not be able to read {item.folder}: {error}"),
+                    CacheWarning(f"other users may not be able to read {item.folder}: {error}"),
                     stacklevel=3,
                 )
     if plan.listed is not None and not report.failed:
@@ -185,7 +196,7 @@ def build_plan(
 
 
 def _share(plan: Plan, report: Report) -> None:
-    """Build together with the job's other ranks, one build at a time in this process."""
+    """Build together with the other ranks of the job, one build at a time in this process."""
     tasks = distributed.share(plan.wanted, plan.store, ahead=True)
     for wanted, task in zip(plan.wanted, tasks, strict=True):
         _add(wanted, task.origin == "built", task.error, report)

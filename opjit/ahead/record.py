@@ -21,7 +21,7 @@ def record(command: Sequence[str], output: Path) -> int:
     """Run a command, write the list of its ops, and return its exit code, or 128 plus its signal. Raises RecordError if either fails."""
     raw = output.absolute().with_name(
         f".{output.name}.{files.unique()}"
-    )  # beside the list, where a job's other nodes may see it
+    )  # next to the list, so that a job's other nodes may see it
     document = raw.with_name(f"{raw.name}.json")
     try:
         try:
@@ -41,7 +41,9 @@ def record(command: Sequence[str], output: Path) -> int:
 
 
 def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Survive the signals that end the command: a terminal sends Ctrl-C to it directly, and this process forwards the others."""
+    """Survive the signals that end the command: a terminal sends Ctrl-C to it directly, and this
+    process forwards the other signals.
+    """
     process: subprocess.Popen[bytes] | None = None
 
     def send_on(number: int, frame: FrameType | None) -> None:
@@ -61,7 +63,10 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def _gather(raw: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
-    """Read the lines of all processes; a truncated line, as after a full disk, is skipped with a warning."""
+    """Read the lines of all processes.
+
+    A truncated line, for example after the disk was full, is skipped with a warning.
+    """
     ops: list[RecordedOp] = []
     extensions: list[RecordedExtension] = []
     bad = 0
@@ -77,7 +82,8 @@ def _gather(raw: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
     if bad:
         warnings.warn(
             CacheWarning(
-                f"{bad} ops are not in the list, because their lines cannot be read; was the disk full?"
+                f"skipped {bad} unreadable records, so the list misses these ops; check the free "
+                "disk space and record again"
             ),
             stacklevel=2,
         )

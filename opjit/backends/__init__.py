@@ -1,5 +1,7 @@
-"""Backends: how to build for a kind of device, and what it can run. opjit has `cpu` and `cuda`. A package adds another device with
-`opjit.register_backend`, as examples/09_own_device does."""
+"""Backends: how to build and run kernels on a kind of device. opjit has `cpu` and `cuda`.
+
+A package adds another device with `opjit.register_backend`; see examples/09_own_device.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -63,8 +65,8 @@ class Flags(NamedTuple):
         c: flags for the C glue, and for a kernel that the glue includes.
         cuda: flags for a `.cu` kernel; empty for a backend without one.
         link: after the objects. ``-lNAME`` is a library that each machine has; a path's content is part of the key.
-        stubs: torch's libraries that the binary links to: their sonames, without ``.so``.
-        needed: all libraries that the binary may need, in addition to those in `link`.
+        stubs: torch's libraries that the binary links to: their sonames, without ``.so``. needed:
+        all libraries that the binary may need, in addition to the ones in `link`.
         include: directories on the include path: first the backend's directories, and then the directories of the op.
         device: arguments of `Backend.compiler`. The additional placeholders are ``{source}``, ``{object}``, ``{dependencies}``
             (the list of read files, which the compiler must write in the syntax of make) and ``{path}``. An argument with
@@ -115,8 +117,9 @@ class Backend(Protocol):
         device_type: ``torch.device.type``.
         dispatch_key: torch's key for kernels on it.
         suffix: the suffix of an op's source for this backend, for example ``".c"`` or ``".toy.c"``. No two backends may have the same.
-        kernels: a directory with kernels for ops of other authors, ``<kernels>/<namespace>/<op><suffix>``; used if the
-            op's folder has no source with that suffix. None for no such folder.
+        kernels: a directory with kernels for ops of other authors,
+            ``<kernels>/<namespace>/<op><suffix>``; used if the op's folder does not contain a
+            source with that suffix. None if the backend does not have one.
         stream: the last parameter of a kernel. None for a device without streams.
         compiler: the compiler of the kernels; None for the C compiler or, with `uses_nvcc`, CUDA's.
         uses_nvcc: whether a build needs the CUDA toolkit.

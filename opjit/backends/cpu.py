@@ -8,9 +8,10 @@ from pathlib import Path
 
 from opjit.backends import DeviceCompiler, Flags, Stream
 
-# Each machine's levels, best first: the /proc/cpuinfo flags that each adds, and -march where it has another name. x86-64's are those of
-# the psABI; neoverse-v2 is Grace. Not -march=native: a compiler derives a CPU's instructions from its family, and a virtual machine may not
-# allow all of them.
+# Each machine's levels, best first: the /proc/cpuinfo flags that a level adds, and its -march if
+# that has another name. The levels of x86-64 come from the psABI, and neoverse-v2 is Grace.
+# -march=native is not used because a compiler derives a CPU's instructions from its family, and a
+# virtual machine may not allow all of them.
 _LEVELS: dict[str, dict[str, set[str]]] = {
     "x86_64": {
         "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -43,8 +44,8 @@ MACHINES = tuple(_LEVELS)
 _MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not support the CPU
 _OF_MACHINE = {
     "aarch64": ("-mno-outline-atomics",)
-}  # functions of gcc's that ask for the CPU, and run code when a binary is opened
-# The fields of /proc/cpuinfo that tell CPU models apart.
+}  # functions of gcc that detect the CPU, and run code when a binary is opened
+# The fields of /proc/cpuinfo that distinguish CPU models.
 _MAKE = {
     "vendor_id",
     "cpu family",
@@ -78,8 +79,8 @@ STRICT = (
     "-Werror=return-type",
     "-Werror=unused-result",
 )
-# Keep this machine's folders out of the binary: __FILE__ becomes the plain file name.
-# The last matching map wins: an op's folder may lie inside the include folder.
+# Keep this machine's folders out of the binary: __FILE__ becomes the plain file name. The last
+# matching map wins: an op's folder may be inside the include folder.
 PREFIX_MAPS = (
     "-ffile-prefix-map={staging}/=",
     "-ffile-prefix-map={include}/=",

@@ -66,7 +66,10 @@ def device_type(device: object) -> str:
 
 
 def here(backend: Backend) -> Target:
-    """Return the target of kernels for this process. Raises DeviceUnavailable if it cannot use such a device."""
+    """Return the target of kernels for this process.
+
+    Raises DeviceUnavailable if it cannot use a device of the backend.
+    """
     missing = backend.available()
     if missing:
         raise DeviceUnavailable(missing)

@@ -40,8 +40,12 @@ __all__ = [
 
 
 class Stats(NamedTuple):
-    """What requests came to, in this process and in all that have ended, the first of them at `since` (seconds since 1970; 0 if none
-    did): `hits` in the cache or a layer, `fetches` from the remote, and `builds`."""
+    """The results of requests in this process and in all processes that have ended.
+
+    `hits` counts entries in the cache or in a read-only cache, `fetches` downloads from the remote,
+    and `builds` builds. `since` is the time of the first request in seconds since 1970, or 0 if
+    there was no request.
+    """
 
     since: int
     hits: int
@@ -60,7 +64,9 @@ def path() -> Path:
 
 
 def entries() -> list[Item]:
-    """List all entries, sorted by op, arch and key, as their folders show them; nothing is verified and no file is opened.
+    """List all entries, sorted by op, arch and key.
+
+    The list is read from the names of directories: nothing is verified and no file is opened.
 
     Example:
         >>> [(item.op, item.arch) for item in opjit.cache.entries()]
@@ -72,7 +78,9 @@ def entries() -> list[Item]:
 
 
 def stats() -> Stats:
-    """Count the hits, fetches and builds of all processes that used the cache. Later requests for a loaded op are no hits.
+    """Count the hits, fetches and builds of all processes that used the cache.
+
+    If an op is already loaded in a process, further requests are not counted.
 
     Example:
         >>> opjit.cache.stats().builds
@@ -82,7 +90,9 @@ def stats() -> Stats:
 
 
 def verify() -> list[Finding]:
-    """Compare each entry with its manifest, as a load does. Nothing is changed: the next request for a bad entry replaces it.
+    """Compare each entry with its manifest, like a request does.
+
+    Nothing is changed. If an entry is bad, the next request for it replaces it.
 
     Example:
         >>> [(finding.item.op, finding.verdict) for finding in opjit.cache.verify()]
@@ -97,8 +107,9 @@ def prune(size: int | str | None = None, age: float | str | None = None) -> Prun
     Loaded binaries keep working. Entries younger than an hour stay.
 
     Args:
-        size: bytes, or ``"5GiB"``; 0 is no limit; None is OPJIT_CACHE_SIZE, else 10 GiB.
-        age: seconds, or ``"30d"``; 0 is no limit; None is 90 days.
+        size: bytes, or ``"5GiB"``. 0 means no limit. None means OPJIT_CACHE_SIZE or, if it is not
+            set, 10 GiB.
+        age: seconds, or ``"30d"``. 0 means no limit. None means 90 days.
 
     Raises:
         BadSetting: the size or the age is invalid.
@@ -125,7 +136,7 @@ def clear(*ops: str) -> Cleared:
     """Remove the entries of ops, or everything. Loaded binaries keep working.
 
     Raises:
-        BadSetting: the cache has no entry of one of the ops; nothing was removed.
+        BadSetting: the cache does not contain an entry of one of the ops; nothing was removed.
         OpjitError: the cache cannot be written, or is not yours alone.
 
     Example:

@@ -1,4 +1,8 @@
-"""Push entries to a remote, pull them from one, or pack them: a tar of what push writes. Only commands do so, never a build."""
+"""Push entries to a remote, pull them from a remote, or pack them into a tar archive of the files
+that a push uploads.
+
+Builds never upload anything.
+"""
 
 import os
 import re
@@ -29,8 +33,10 @@ _SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the c
 
 
 class TransferReport(NamedTuple):
-    """What a transfer did: the names of the objects that it `moved`, the number of entries that were `there` already, and `problems`, a
-    line with the reason for each entry that was left out."""
+    """The result of a transfer: the names of the `moved` objects, the number of entries that
+    were already `there`, and `problems`, a line with the reason for each entry that was left
+    out.
+    """
 
     moved: list[str]
     there: int
@@ -38,7 +44,10 @@ class TransferReport(NamedTuple):
 
 
 class _Remote:
-    """A remote, by default OPJIT_REMOTE's, with a time limit for each request. Raises RemoteError without one, and for each failure."""
+    """A remote, by default the one in OPJIT_REMOTE, with a time limit for each request.
+
+    Raises RemoteError if no remote is named, and for each failure.
+    """
 
     def __init__(self, url: str | None, shown: str | None = None) -> None:
         url = url or os.environ.get("OPJIT_REMOTE")
@@ -51,7 +60,10 @@ class _Remote:
         self.shown = shown or self.objects.shown
 
     def read(self, name: str) -> bytes:
-        """Read an object's bytes. Raises FileNotFoundError for a missing object, and EntryError for one that is too long."""
+        """Read an object's bytes.
+
+        Raises FileNotFoundError if the object is missing, and EntryError if it is too long.
+        """
         return self._in_time(
             lambda: self.objects.read(name, remote.MAX_BYTES, time.monotonic() + _SECONDS)
         )
@@ -59,7 +71,9 @@ class _Remote:
     def write(self, name: str, content: bytes) -> None:
         try:
             self._in_time(lambda: self.objects.write(name, content))
-        except FileNotFoundError as error:  # there is no such bucket, or the folder cannot be made
+        except (
+            FileNotFoundError
+        ) as error:  # the bucket does not exist, or the directory cannot be made
             raise RemoteError(f"{self.shown} cannot be written: {remote.reason(error)}") from error
 
     def has(self, name: str) -> bool:
@@ -94,14 +108,19 @@ def push(
     ops: Sequence[str] = (),
     say: Callable[[str], object] = lambda line: None,
 ) -> TransferReport:
-    """Upload the cache's entries of `ops` (names as in `opjit cache ls`; default: all) that a remote, OPJIT_REMOTE's by default, does
-    not have. Without a private key, `sign`, only OPJIT_TRUST=unsigned accepts them. Raises RemoteError for a bad remote or key."""
+    """Upload the cache's entries of `ops` (names as in `opjit cache ls`; default: all) that a
+    remote does not have.
+
+    The default remote is OPJIT_REMOTE. If you don't pass a private key as `sign`, only users with
+    OPJIT_TRUST=unsigned can use the entries. Raises RemoteError for a bad remote or key.
+    """
     place = _Remote(url)
     report = TransferReport([], 0, [])
     if place.objects.is_http:
         raise RemoteError(
-            f"{place.shown} is only read over HTTP: push to the storage behind it (s3://…, file://…), or copy the folder of "
-            "a push to file://… onto the web server"
+            f"cannot push to {place.shown}, because HTTP remotes are read-only; push to the "
+            "storage behind it (for example s3://…), or push to file:///DIR and copy DIR to the "
+            "web server"
         )
     for entry, content in _outgoing(
         Store(default_root()),
@@ -130,28 +149,34 @@ def push(
 def _outgoing(
     root: Store, ops: Sequence[str], sign: Callable[[Bundle], Bundle], problems: list[str]
 ) -> Iterator[tuple[Origin, bytes]]:
-    """Yield the cache's entries of ops, verified and sorted by name, with their objects' bytes. Each that fails is in `problems`."""
+    """Yield the cache's entries of ops, verified and sorted by name, with the bytes of their
+    objects.
+
+    If an entry fails, `problems` gets a line about it.
+    """
     folders = {
         "/".join((VERSION, *item.folder.parts[-3:])) + ".opjit": item.folder
         for item in inventory.scan(root)
     }
-    for name in _selected(sorted(folders), ops, problems, f"{root.root} has no entry of it"):
+    for name in _selected(
+        sorted(folders), ops, problems, f"{root.root} does not contain an entry of it"
+    ):
         try:
             content = bundle.of(folders[name])
             manifest = manifests.parse(content.manifest)
             if "debug" in manifest.document:
-                continue  # it names this machine's folders
+                continue  # it contains directories of this machine
             belongs = origin(manifest)
             remote.examine(manifest, content.library, folders[name].name, belongs.target)
             if name != belongs.name or not _OBJECT.fullmatch(name):
-                raise EntryError("it lies among another op's entries")
+                raise EntryError("it is in the directory of another op")
             signed = sign(content).dump()
             if len(signed) > remote.MAX_BYTES:
                 raise EntryError(
                     f"it is larger than {remote.MAX_BYTES} bytes, the most that a request fetches"
                 )
         except FileNotFoundError:
-            continue  # removed meanwhile
+            continue  # removed in the meantime
         except (OSError, OpjitError) as error:
             problems.append(f"{folders[name]} is left out: {error}")
             continue
@@ -164,12 +189,15 @@ def pull(
     ops: Sequence[str] = (),
     say: Callable[[str], object] = lambda line: None,
 ) -> TransferReport:
-    """Fetch a remote's entries that the cache does not have, for every arch; arguments and errors as of `push`."""
+    """Download a remote's entries that the cache does not have, for every arch.
+
+    The arguments and errors are the same as for `push`.
+    """
     place = _Remote(url)
     if place.objects.is_http:
         raise RemoteError(
-            f"{place.shown} cannot list its entries, because HTTP has no listing; set OPJIT_REMOTE to it, and requests and "
-            "`opjit precompile` download entries when they need them"
+            f"cannot pull everything from {place.shown}, because HTTP cannot list entries; set "
+            f"OPJIT_REMOTE={place.shown}, and entries are downloaded when an op needs them"
         )
     return _take_in(place, remote.required_trust(place.shown), ops, say)
 
@@ -179,7 +207,9 @@ def _take_in(
 ) -> TransferReport:
     root = Store(default_root())
     report = TransferReport([], 0, [])
-    for name in _selected(place.names(), ops, report.problems, f"{place.shown} has no entry of it"):
+    for name in _selected(
+        place.names(), ops, report.problems, f"{place.shown} does not contain an entry of it"
+    ):
         folder = root.root / name.removesuffix(".opjit")
         if os.path.isfile(folder / manifests.NAME):
             report = report._replace(
@@ -189,7 +219,7 @@ def _take_in(
         try:
             received, belongs = _checked(name, place.read(name), trusted)
         except FileNotFoundError:
-            continue  # removed meanwhile
+            continue  # removed in the meantime
         except RemoteError:
             raise
         except OpjitError as error:
@@ -212,10 +242,13 @@ def pack(
     sign: str | os.PathLike[str] | None = None,
     ops: Sequence[str] = (),
 ) -> TransferReport:
-    """Write the cache's entries, of all hosts and archs, into one tar: what `push` writes into a folder. Equal entries give equal bytes.
+    """Write the cache's entries of all hosts and archs into a tar archive of the files that `push`
+    uploads.
+
+    Equal entries give equal bytes.
 
     Args:
-        path: the file; an existing one is replaced when the new one is complete.
+        path: the archive; an existing file is replaced when the new one is complete.
         sign: as for `push`.
         ops: as for `push`.
 
@@ -235,7 +268,8 @@ def pack(
                 raise RemoteError(
                     "\n".join(
                         [
-                            f"{default_root()} has no entry to pack; `opjit precompile` builds some",
+                            f"expected entries to pack, but the cache {default_root()} is empty; "
+                            "run `opjit precompile` first",
                             *report.problems,
                         ]
                     )
@@ -244,7 +278,7 @@ def pack(
                 for file in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
                     member = tarfile.TarInfo(
                         file.relative_to(folder).as_posix()
-                    )  # of nobody, and of no date
+                    )  # without owner and date
                     member.size = file.stat().st_size
                     with file.open("rb") as content:
                         archive.addfile(member, content)
@@ -263,10 +297,13 @@ def pack(
 def unpack(
     path: str | os.PathLike[str], *, say: Callable[[str], object] = lambda line: None
 ) -> TransferReport:
-    """Pull the entries of a file that `pack` wrote into the cache. OPJIT_TRUST must name the key that signed them.
+    """Pull the entries of an archive that `pack` wrote into the cache.
+
+    OPJIT_TRUST must name the key that signed them.
 
     Raises:
-        RemoteError: OPJIT_TRUST is not set, the file cannot be read or is no pack, or the cache cannot be written.
+        RemoteError: OPJIT_TRUST is not set, the file cannot be read or is not an archive of `pack`, or
+            the cache cannot be written.
 
     Example:
         >>> opjit.cache.unpack("ops.tar").there
@@ -284,8 +321,11 @@ def unpack(
 
 
 def _extract(pack: Path, folder: str) -> None:
-    """Extract a pack, which may be hostile. It is not compressed, so it makes no more bytes than it has. As a stream, it is read only
-    forwards and in small pieces, whatever its headers say."""
+    """Extract an archive, which may be hostile.
+
+    It must not be compressed, so the extracted files are not larger than the archive. It is read as
+    a stream, forwards and in small pieces, so its headers cannot make a read larger.
+    """
     with open(
         pack, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
     ) as file:  # opening a pipe must not block
@@ -301,13 +341,14 @@ def _extract(pack: Path, folder: str) -> None:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     with place.open(
                         "wb"
-                    ) as to:  # extract() has no safe filter before Python 3.11.4
+                    ) as to:  # extract() lacks a safe filter before Python 3.11.4
                         shutil.copyfileobj(cast("IO[bytes]", archive.extractfile(member)), to)
                 elif not member.isdir():
                     raise EntryError(
-                        f"{ascii(member.name)[:200]} is no file of at most {remote.MAX_BYTES} bytes with an entry's name"
+                        f"{ascii(member.name)[:200]} is not a file of at most {remote.MAX_BYTES} "
+                        "bytes with the name of an entry"
                     )
-        # tarfile takes a damaged header for the end
+        # tarfile treats a damaged header as the end
         if (
             not os.listdir(folder)
             or os.pread(file.fileno(), len(_PACK_END), archive.offset) != _PACK_END
@@ -316,11 +357,16 @@ def _extract(pack: Path, folder: str) -> None:
 
 
 def _checked(name: str, content: bytes, trusted: Trust) -> tuple[Bundle, Origin]:
-    """Return the entry in an object and where it belongs. Raises OpjitError if it is not trusted, damaged, or another's."""
+    """Return the entry in an object, and the op or library that it belongs to.
+
+    Raises OpjitError if it is not trusted or damaged, or if it belongs to another one.
+    """
     received, manifest = trusted.opened(content)
     belongs = origin(manifest)
     if name != belongs.name:
-        raise EntryError(f"it holds an entry of {belongs.title}, not the one in its name")
+        raise EntryError(
+            f"it contains an entry of {belongs.title}, which is not the one in its name"
+        )
     remote.examine(manifest, received.library, manifest.key, belongs.target)
     return received, belongs
 
@@ -328,7 +374,10 @@ def _checked(name: str, content: bytes, trusted: Trust) -> tuple[Bundle, Origin]
 def _selected(
     names: Iterable[str], ops: Sequence[str], problems: list[str], missing: str
 ) -> Iterator[str]:
-    """Yield the objects of the named ops, or all objects. Adds the line `missing` to `problems` for each op without an object."""
+    """Yield the objects of the named ops, or all objects.
+
+    If an op lacks an object, `problems` gets the line `missing` for it.
+    """
     folders = {(op if "::" in op else f"opjit::{op}").replace("::", "."): op for op in ops}
     seen = set()
     for name in names:

@@ -1,5 +1,7 @@
-"""Where an entry belongs, by its manifest: to an op for a target, to a C++ extension or to a shared library; and whether it is good, as a
-load compares the two."""
+"""Find the owner of an entry from its manifest, and verify the entry like a request does.
+
+The owner is an op for a target, a C++ extension, or a shared library.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -24,11 +26,11 @@ BAD = "bad"
 
 class Origin(NamedTuple):
     title: str  # the entry's name in messages
-    folder: str  # of the entry and others like it, below a store's root; in a remote the folder of its objects
+    folder: str  # of the entry and similar entries, below a store's root; in a remote, the directory of its objects
     key: str
     target: Target | None  # an op's target; None for a C++ extension
     pointers: tuple[str, ...]  # the names of the objects that point to it
-    most: int  # the number of keys that such an object holds at most
+    most: int  # the largest number of keys in a pointer
 
     @property
     def name(self) -> str:
@@ -36,7 +38,10 @@ class Origin(NamedTuple):
 
 
 def origin(manifest: Manifest) -> Origin:
-    """Raise OpjitError if a manifest belongs to nothing that this process knows."""
+    """Return the owner of a manifest's entry.
+
+    Raises OpjitError if this process cannot identify it.
+    """
     document = manifest.document
     if document.get("made_by") is None:
         schema, target = op_of(manifest)
@@ -62,13 +67,17 @@ def origin(manifest: Manifest) -> Origin:
 
 
 def _pointers(folder: str, document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the objects that name an entry: by what is known before a build, with and without compilers."""
+    """Return the names of the pointers to an entry: one for the inputs that are known before a
+    build, and one for these without compilers.
+    """
     keys = dict.fromkeys((base_key(document), request_key(document)))
     return tuple(f"{folder}/{key}.key" for key in keys)
 
 
 class Finding(NamedTuple):
-    """The result for one entry: ``"good"`` or ``"bad"``, and the reason why it is bad, or was compared in part."""
+    """The result for an entry: ``"good"`` or ``"bad"``, and the reason if it is bad or was
+    compared only in part.
+    """
 
     item: Item
     verdict: str
@@ -83,12 +92,16 @@ def verify(root: Store) -> Iterator[Finding]:
             finding = Finding(item, BAD, str(error))
         if finding.verdict == GOOD or os.path.lexists(
             item.folder
-        ):  # otherwise it was removed meanwhile
+        ):  # otherwise it was removed in the meantime
             yield finding
 
 
 def _verify(root: Store, item: Item) -> str:
-    """Verify an entry. Returns what cannot be compared here: a program that has the entry's backend compares more."""
+    """Verify an entry.
+
+    Returns a remark if a part cannot be compared here, for example because this process lacks the
+    entry's backend.
+    """
     manifest = manifests.parse(files.read(item.folder / manifests.NAME, manifests.MAX_BYTES))
     backend = manifest.document.get("backend")
     if isinstance(backend, str) and backend not in [each.name for each in backends.all_backends()]:
@@ -97,7 +110,7 @@ def _verify(root: Store, item: Item) -> str:
     belongs = origin(manifest)
     if root.root / belongs.folder != item.folder.parent:
         raise EntryError(
-            f"it is an entry of {belongs.title}, but lies in another op's or target's folder"
+            f"it is an entry of {belongs.title}, but it is in the directory of another op or target"
         )
     entry.verify(item.folder, belongs.target)
     return ""

@@ -1,6 +1,9 @@
-"""The ops declared in this process, by qualified name, and the folders that they are found in. `import opjit` declares the bundled ops. A
-request for any other op searches the folders in OPJIT_PATH, then the installed packages with an entry point ``opjit.ops`` that is named as
-the op's namespace; neither is read before."""
+"""The ops declared in this process, by qualified name, and the folders that they are found in.
+
+`import opjit` declares the bundled ops. A request for any other op searches the folders in
+OPJIT_PATH and then the installed packages with an entry point ``opjit.ops`` that has the name of
+the op's namespace. Neither is read before such a request.
+"""
 
 import copyreg
 import difflib
@@ -34,7 +37,7 @@ GROUP = "opjit.ops"
 _ops: dict[str, Op] = {}
 _unfinished: set[str] = set()  # ops of an op.py that is still running; see `find`
 _searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
-# folders in OPJIT_PATH that are being read; their op.py may ask for ops, too
+# folders in OPJIT_PATH that are being read, because their op.py may request ops
 _searching: set[str] = set()
 _rerun: ContextVar[list[Op] | None] = ContextVar(
     "rerun", default=None
@@ -43,7 +46,10 @@ _rerun: ContextVar[list[Op] | None] = ContextVar(
 
 @contextmanager
 def _running() -> Iterator[None]:
-    """Run an op.py or an entry point. Ops of a module that raised are taken back, as Python then forgets the module."""
+    """Run an op.py or an entry point.
+
+    If the module raises, its ops are unregistered, because Python forgets the module.
+    """
     with processes.reading:
         before = dict(_ops)
         try:
@@ -71,7 +77,7 @@ def add(newer: Op) -> Op:
 
 
 def remove(op: Op) -> None:
-    """Take back an op that its op.py no longer declares."""
+    """Unregister an op that its op.py no longer declares."""
     registration.forget(op)
     _ops.pop(op.qualified, None)
 
@@ -92,8 +98,12 @@ def all_ops() -> list[Op]:
 
 
 def find(name: str) -> Op:
-    """Return the op of a name; without a namespace, opjit's own. Raises UnknownOp with the most similar names, or DeclarationError if
-    OPJIT_PATH names a folder without ops, or one that others can write."""
+    """Return the op of a name.
+
+    A name without a namespace is a bundled op. Raises UnknownOp with the most similar names, or
+    DeclarationError if OPJIT_PATH names a folder without ops, or a folder that other users can
+    write.
+    """
     qualified = name if "::" in name else f"opjit::{name}"
     # the latter waits for the thread that runs its op.py
     if declared(qualified) is None or qualified in _unfinished:
@@ -113,13 +123,13 @@ def _path() -> list[str]:
 
 
 def get_or_search(namespace: Any, name: str) -> Any:
-    """Return an attribute of a namespace of torch.ops, which asks for the ops that it does not have: search for the op, once."""
+    """Return an attribute that a namespace of torch.ops does not have: search for the op, once."""
     try:
         return registration.look_up(namespace, name)
     except AttributeError:
         qualified = f"{namespace.name}::{name}"
         if qualified in registration.half_declared or name.startswith("__"):
-            raise  # torch asks for an op that it is about to define
+            raise  # torch looks for an op that it is about to define
         unread = any(path not in _searched for path in _path())
         if not unread and namespace.name not in _packaged_namespaces():
             raise
@@ -136,14 +146,21 @@ def get_or_search(namespace: Any, name: str) -> Any:
 
 @functools.cache
 def _packaged_namespaces() -> frozenset[str]:
-    """Return the names of the entry points, found once: it takes some milliseconds."""
+    """Return the names of the entry points.
+
+    They are searched once per process, because the search lasts some milliseconds.
+    """
     from importlib.metadata import entry_points
 
     return frozenset(point.name for point in entry_points(group=GROUP))
 
 
 def search(qualified: str | None = None) -> None:
-    """Declare the ops of OPJIT_PATH and, unless the op is among them, those of the packages of its namespace; None declares all."""
+    """Declare the ops of OPJIT_PATH and, unless the op is among them, the ops of the packages of
+    its namespace.
+
+    None declares all ops.
+    """
     with processes.reading:  # an op.py that another thread is running may declare it
         if qualified is not None and declared(qualified) is not None:
             return
@@ -169,12 +186,15 @@ def _add_named(path: str) -> None:
     try:
         add_trusted(folder)
     except (DeclarationError, OSError) as error:
-        raise DeclarationError(f"OPJIT_PATH names {path!r}, and {error}") from error
+        raise DeclarationError(f"OPJIT_PATH names {path!r}, but {error}") from error
 
 
 def add_trusted(folder: Path) -> list[Op]:
-    """Add a folder that no Python code names, as `add_path` does. Its op.py files are run and its kernels compiled, so only this user and
-    root may be able to write it and the op folders in it; otherwise it raises DeclarationError."""
+    """Add a folder that no Python code names, like `add_path`.
+
+    Because its op.py files are run and its kernels are compiled, only this user and root may be
+    able to write it and the op folders in it. Otherwise, it raises DeclarationError.
+    """
     root = Path(os.path.abspath(folder))
     paths = [root]
     for each in op_folders(root):
@@ -183,7 +203,7 @@ def add_trusted(folder: Path) -> list[Op]:
     for path in paths:
         problem = files.swappable(path)
         if problem is not None:
-            raise DeclarationError(f"the op.py files in {root} are not run: {problem}")
+            raise DeclarationError(f"opjit refuses to run the op.py files in {root}: {problem}")
     return add_path(root)
 
 
@@ -248,7 +268,10 @@ def add_path(folder: str | os.PathLike[str]) -> list[Op]:
 
 
 def op_folders(place: Path) -> list[Path]:
-    """Return the folder itself if it has an op.py, else its subfolders that have one; none of a file, or of nothing."""
+    """Return the folder itself if it contains an op.py, otherwise its subfolders with an op.py.
+
+    The list is empty if the folder is a file or does not exist.
+    """
     try:
         if (place / "op.py").is_file():
             return [place]
@@ -274,8 +297,11 @@ def _declare(file: Path) -> list[Op]:
 
 
 def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
-    """Run a folder's op.py as a module and publish its ops. Pickle, dataclasses and others look its contents up by the module's name. The
-    modules beside it are its submodules: ``from .shapes import rows``."""
+    """Run a folder's op.py as a module and publish its ops.
+
+    For example, pickle and dataclasses look its contents up by the module's name. The modules next
+    to it are its submodules: ``from .shapes import rows``.
+    """
     file = folder / "op.py"
     name = f"{prefix}_{folder.name}".replace(".", "_")  # pickle would import the part before a dot
     earlier = sys.modules.get(name)
@@ -364,9 +390,9 @@ def op(
 
     Raises:
         SchemaError: torch cannot parse the schema, or C does not support a type.
-        DeclarationError: the schema has no namespace; the fake kernel cannot be called with the schema's arguments; an op of that name
-            is declared elsewhere; or a flag would break a promise of opjit about its binaries,
-            and the message names an alternative.
+        DeclarationError: the schema lacks a namespace; the fake kernel cannot be called with the
+            schema's arguments; an op of that name is declared elsewhere; or a flag would break a
+            promise of opjit about its binaries, and the message names an alternative.
 
     Example:
         >>> @opjit.op("mylib::scale(Tensor x, float a) -> Tensor", extra_cflags=["-DTILE=64"])
@@ -425,13 +451,16 @@ def _require_namespace(text: str, folder: Path) -> None:
 
 
 def _restored(qualified: str, where: str, declaration: str) -> Op:
-    """Return the op that was pickled, maybe by another process; its op.py, if it has one, is run unless others can write it."""
+    """Return an op that was pickled, maybe by another process.
+
+    If it has an op.py, the op.py is run unless other users can write it.
+    """
     if (
         declared(qualified) is None
         and os.path.isfile(declaration)
         and Path(declaration).name == "op.py"
     ):
-        add_trusted(Path(declaration).parent)  # the folder may be somebody else's by now
+        add_trusted(Path(declaration).parent)  # the folder may belong to another user by now
     try:
         return find(qualified)
     except UnknownOp as error:

@@ -1,10 +1,12 @@
-"""Ops and C++ extensions for all ranks of a job: a missing entry is built once in the whole job, and the nodes that lack it get its bytes.
+"""Ops and C++ extensions for all ranks of a job: a missing entry is built once per job and copied
+to the nodes that lack it.
 
     >>> import opjit.distributed
     >>> allreduce, = opjit.distributed.ready(["allreduce"])         # at the start of a training script, on every rank
     >>> module = opjit.distributed.load("ext", ["ext.cpp"])         # instead of opjit.load
 
-job.py has the ranks' protocol, ranks.py how a process learns its rank, and rendezvous.py the store in which they meet.
+job.py implements the protocol of the ranks, ranks.py finds the rank of a process, and rendezvous.py
+connects to the store in which the ranks meet.
 """
 
 import warnings
@@ -19,7 +21,7 @@ from opjit.catalog import registry
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import (
     of_call,
-)  # a module of the package would ask the package, which asks torch
+)  # importing a module from the package would query the package, which imports torch
 from opjit.cpp_extension.identity import Unsupported
 from opjit.distributed import ranks
 from opjit.distributed.job import Job, RankTask
@@ -138,8 +140,11 @@ def _load(call: LoadCall | InlineCall) -> Any:
 
 
 def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> list[RankTask]:
-    """Find or build entries together with the job's other ranks, which also call this. Nothing is loaded, and errors are in the tasks.
-    `ahead`: what is built must be in the store, and what this node had before is not sent to nodes that lack it."""
+    """Find or build entries together with the job's other ranks, which also call this function.
+
+    Nothing is loaded, and errors are in the tasks. With `ahead`, each built entry must be in the
+    store, and entries that this node had before are not sent to nodes that lack them.
+    """
     tasks = [
         RankTask(each.in_store() if ahead else each, request.look(each, store), store)
         for each in wanted
@@ -176,7 +181,8 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool) -> None:
             if any(not task.settled for task in missing):
                 warnings.warn(
                     CacheWarning(
-                        f"rank {rank.number} builds its missing ops alone, because the job's store is out of reach: "
+                        f"rank {rank.number} builds its missing ops alone, because the job's "
+                        "store is unreachable: "
                         f"{lost}"
                     ),
                     stacklevel=4,

@@ -1,17 +1,20 @@
 """One rank's part in building a job's missing entries, each once in the whole job.
 
-The ranks meet in torch.distributed's store. A rank that misses an entry claims it, builds it and publishes the result; the others wait.
-A claim saves work and is no lock, as two equal results are both good: after CLAIM_TIMEOUT without a result, another rank claims the entry.
-A rank that cannot build waits until no rank can, or for GIVE_UP_TIMEOUT, and raises its own reason. For each entry, the store has
+The ranks meet in the store of torch.distributed. A rank that misses an entry claims it, builds it
+and publishes the result, and the other ranks wait. A claim only saves work. It is not a lock,
+because two equal results are both good: after CLAIM_TIMEOUT without a result, another rank claims
+the entry. A rank that cannot build waits for a rank that can. If none can, or after
+GIVE_UP_TIMEOUT, it raises the reason why it cannot build. For each entry, the store has
 
     claim/<key>         the rank that builds it; empty if it gave up
     result/<key>        the JSON of a RankResult
-    bytes/<key>/<n>     the entry's parts; a rank whose cache shows the entry does not read them
+    bytes/<key>/<n>     the entry's parts; a rank does not read them if its cache shows the entry
     failed/<key>        a counter of the ranks that failed to build it
     unable/<entry>      a counter of the ranks that cannot build it with any compiler
 
-and for the whole job the counters ``arrived`` and ``left`` (of calls). If rank 0 hosts the store, it stays at its exit until these are
-equal, for HOST_TIMEOUT at most."""
+and for the whole job the counters ``arrived`` and ``left``, which count calls. If rank 0 hosts the
+store, it exits only when these are equal, or after HOST_TIMEOUT.
+"""
 
 import atexit
 import json
@@ -37,19 +40,23 @@ from opjit.wanted import Wanted
 CLAIM_TIMEOUT = 60.0  # seconds
 HOST_TIMEOUT = 2 * CLAIM_TIMEOUT
 GIVE_UP_TIMEOUT = 600.0  # seconds
-ARRIVAL_TIMEOUT = 10.0  # seconds, from its own start, in which rank 0 expects others to arrive
-_PART_BYTES = 1 << 20  # torch's store accepts 8 MiB at once, but serves no other rank meanwhile
+ARRIVAL_TIMEOUT = 10.0  # seconds after its start in which rank 0 expects other ranks to arrive
+_PART_BYTES = (
+    1 << 20
+)  # torch's store accepts 8 MiB at once, but does not serve another rank during this time
 _MAX_PARTS = 1 << 12
-_TRIES = 3  # ranks that try a build which fails for a reason that may be the rank's own
+_TRIES = 3  # ranks that try a build which fails for a reason that may affect only this rank
 
 
 class RankResult(NamedTuple):
-    """What a rank reports to the others: an entry's key and in how many parts the store has its bytes, or an error's text."""
+    """The report of a rank to the other ranks: an entry's key and the number of parts of its
+    bytes in the store, or an error's text.
+    """
 
     key: str = ""
     parts: int = 0
     error: str = ""
-    in_source: bool = False  # the error is one of the op's source
+    in_source: bool = False  # the error is in the op's source
 
     @classmethod
     def parse(cls, text: bytes) -> "RankResult":
@@ -72,13 +79,13 @@ class RankResult(NamedTuple):
 
 
 class RankTask:
-    """A wanted binary, and what this rank has done to get its entry."""
+    """A requested binary, and this rank's progress in getting its entry."""
 
     def __init__(self, wanted: Wanted, entry: Entry | None, store: Store) -> None:
         self.wanted = wanted
         self.entry = entry
         self.store = store
-        self.name = wanted.name  # what ranks with the same request call it
+        self.name = wanted.name  # the name of the request on all ranks
         self.able = wanted.buildable and not is_on("OPJIT_OFFLINE")
         self.error: OpjitError | None = None  # why there is no entry
         self.failure: OpjitError | None = (
@@ -86,9 +93,7 @@ class RankTask:
         )
         self.origin = "found"  # in a cache; or "built" by this rank, or "taken" from another rank
         self.claim = b""
-        self.since = (
-            0.0  # the claim when this rank last read it, and when that was new by this rank's clock
-        )
+        self.since = 0.0  # the claim when this rank last read it, and the time at which it changed by this rank's clock
 
     def __str__(self) -> str:
         return str(self.wanted)
@@ -117,7 +122,10 @@ class RankTask:
             self.error = error
 
     def accept(self, content: bytes) -> None:
-        """Keep an entry's bytes in the store, or else for this process. Raises EntryError if they are another's, OSError without space."""
+        """Keep an entry's bytes in the store or, if that fails, for this process.
+
+        Raises EntryError if they belong to another entry, and OSError if the disk is full.
+        """
         received = bundle.parse(content)
         described = manifest.parse(received.manifest)
         if not self.wanted.accepts(described):
@@ -150,8 +158,8 @@ class Job:
             )  # not in a forked child
 
     def run(self, offers: list[RankTask], missing: list[RankTask]) -> None:
-        """Publish the entries that others may miss, and settle the missing ones."""
-        # Each rank starts at another entry, so that builders rarely compete for a claim.
+        """Publish the entries that other ranks may miss, and settle the missing entries."""
+        # Each rank starts with a different entry, so that builders rarely compete for a claim.
         first = self.rank.number * len(missing) // self.rank.size
         order = missing[first:] + missing[:first]
         try:
@@ -173,7 +181,7 @@ class Job:
                 self.jobstore.add("left")
 
     def _wait_for_others(self) -> None:
-        """Keep rank 0, the store's host, from exiting while others need the store."""
+        """Keep rank 0, the store's host, from exiting while other ranks need the store."""
         end = time.monotonic() + HOST_TIMEOUT
         with (
             suppress(StoreLost),
@@ -192,7 +200,7 @@ class Job:
                 time.sleep(max(0.05, self.poll_interval))
 
     def _claim(self, task: RankTask) -> bool:
-        """Claim an entry, unless its claim is no longer the one that this rank last read."""
+        """Claim an entry, unless its claim has changed since this rank last read it."""
         return (
             self._read_claim(
                 task, self.jobstore.compare_set(f"claim/{task.name}", task.claim, self.name)
@@ -220,7 +228,7 @@ class Job:
                 f"result/{name}",
                 RankResult(error=f"{error}\n(reported by {self.name})", in_source=in_source).dump(),
             )
-        else:  # the cause may be this rank's own
+        else:  # the cause may affect only this rank
             task.error, task.failure, task.able = None, error, False
             self.jobstore.compare_set(f"claim/{name}", self.name.encode(), "")
             self.jobstore.add(f"unable/{task}")
@@ -239,7 +247,10 @@ class Job:
             self.jobstore.set(f"result/{name}", RankResult(entry.key, parts).dump())
 
     def _wait(self, task: RankTask, left: int) -> None:
-        """Check once for another rank's result: settle the entry, replace a builder that takes too long, or sleep."""
+        """Check once for another rank's result.
+
+        Then settle the entry, replace a builder that is too slow, or sleep.
+        """
         result = self.jobstore.get(f"result/{task.name}")
         if result is not None:
             self._settle(task, RankResult.parse(result))
@@ -266,7 +277,10 @@ class Job:
         time.sleep(self.poll_interval)
 
     def _settle(self, task: RankTask, result: RankResult) -> None:
-        """Take another rank's error or entry. One rank of each node fetches the bytes, and the others find the entry in the cache."""
+        """Use another rank's error or entry.
+
+        One rank of each node fetches the bytes, and the other ranks find the entry in the cache.
+        """
         if task.look():
             return
         if result.error:
@@ -279,7 +293,7 @@ class Job:
             return
         if result.parts:
             self._fetch(task, result)
-        if not task.settled:  # after the release: a build takes the same lock
+        if not task.settled:  # after the release, because a build needs the same lock
             task.build()
 
     def _fetch(self, task: RankTask, result: RankResult) -> None:

@@ -1,4 +1,5 @@
-"""Groups of ranks whose kernels reach each other's memory; kernels_c/opjit_peers.h is what a kernel sees of them.
+"""Groups of ranks with kernels that reach each other's memory; kernels_c/opjit_peers.h declares the
+kernel's side.
 
 The ranks of a group are processes of one machine. They share a page with the group's error words, which the kernels of all ranks and a
 thread in each process write: the thread waits for the other processes to end. `peer_memory` gets the memory that kernels use."""
@@ -73,7 +74,10 @@ class _GroupStruct(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Peers:
-    """A group of ranks whose kernels reach each other's memory. Pass `name` to ops as their ``str group``."""
+    """A group of ranks with kernels that reach each other's memory.
+
+    Pass `name` to ops as their ``str group``.
+    """
 
     name: str
     rank: int
@@ -83,7 +87,7 @@ class Peers:
     timeout: float  # seconds that a kernel waits for a rank
 
     def check(self) -> None:
-        """Raise PeerLost if a rank was lost, as `opjit.distributed.check` does."""
+        """Raise PeerLost if a rank was lost, like `opjit.distributed.check`."""
         check(self.name)
 
 
@@ -117,28 +121,31 @@ _lock = processes.Lock()
 
 def peers(
     group: Any = None,
-    bytes: int = 1 << 20,  # noqa: A002 - the field's word; nothing here needs the type
+    bytes: int = 1 << 20,  # noqa: A002 - the usual word; the type is not needed here
     timeout: float = 10.0,
     device: Any = None,
 ) -> Peers:
     """Let kernels of all ranks of a group reach each other's memory. Every rank of the group calls this once, outside a CUDA graph.
 
-    Ops with a ``str group`` argument find the group by the returned `name`. On CUDA, each rank has one GPU, and all reach each other by
-    NVLink or PCIe, which a test with patterns in both directions confirms. Besides the buffer, each rank gives 24 MiB for each rank of the
-    group to opjit's collectives. On the CPU, ranks are processes that share memory.
+    Ops with a ``str group`` argument find the group by the returned `name`. On CUDA, each rank has
+    one GPU, and all reach each other by NVLink or PCIe, which a test with patterns in both
+    directions confirms. In addition to the buffer, each rank allocates 24 MiB for each rank of the
+    group for opjit's collectives. On the CPU, ranks are processes that share memory.
 
-    A second call for a group that has enough bytes returns the same group. A wait that lasts longer than `timeout` loses the group for all
-    its ranks; a rank that is only late, for example because it compiles, needs a longer one.
+    A second call for a group that has enough bytes returns the same group. A wait that lasts longer
+    than `timeout` loses the group for all its ranks; if a rank may only be late, for example
+    because it compiles, choose a longer timeout.
 
     Args:
         group: a process group of torch.distributed; None is the default group or, without one, this rank alone.
-        bytes: of the buffer that each rank offers to ops that ask for one (`opjit_peers_of`).
+        bytes: the size of the buffer of each rank, for ops that use one (`opjit_peers_of`).
         timeout: seconds that a kernel waits for a rank; the environment variable OPJIT_PEER_TIMEOUT overrides it.
-        device: ``"cpu"`` or ``"cuda"``; None is the current accelerator, else the CPU.
+        device: ``"cpu"`` or ``"cuda"``; None means the current accelerator or, without one, the
+            CPU.
 
     Raises:
         BadSetting: the arguments differ between the ranks, or are invalid.
-        PeerLost: the group was lost; make a smaller one of the ranks that are left.
+        PeerLost: the group was lost; make a smaller group with the remaining ranks.
         OpjitError: the ranks are on several machines, or their GPUs do not reach each other.
 
     Example:
@@ -203,7 +210,8 @@ def check(group: Any = None) -> None:
             f"rank {rank} {_REASONS.get(word & 255, 'was lost')}" for rank, word in lost.items()
         ]
         raise PeerLost(
-            f"group {name}{f' in {op}' if op else ''}: {', '.join(reasons)}; the ranks that are left can make a smaller group",
+            f"group {name}f' in {op}' if op else '': {', '.join(reasons)}; the remaining ranks "
+            "can make a smaller group",
             name,
             tuple(lost),
             op,
@@ -220,7 +228,7 @@ class _Members:
     group: Any
 
     def exchange(self, value: _Value) -> list[_Value]:
-        """Give a value to all ranks of the group, and return those of all."""
+        """Exchange a value with all ranks of the group, and return the values of all ranks."""
         if self.world == 1:
             return [value]
         import torch.distributed as dist
@@ -243,7 +251,9 @@ def _members(group: Any) -> _Members:
 
 
 def gathered(x: torch.Tensor, name: str) -> list[torch.Tensor]:
-    """Return the tensor of each rank of a group, by torch: for references of ops, which must not use opjit's own collectives.
+    """Return the tensor of each rank of a group by a collective of torch.
+
+    Use it in references of ops, because a reference must not use opjit's collectives.
 
     Example:
         >>> opjit.distributed.gathered(torch.ones(2), opjit.distributed.peers(device="cpu").name)
@@ -314,7 +324,9 @@ def _timeout(seconds: float) -> float:
 
 
 def _reference(group: Any) -> Callable[[], Any]:
-    """Refer to a process group without keeping it: a program may destroy it, and make another one of the same name."""
+    """Refer to a process group without keeping it alive: a program may destroy it, and make
+    another group of the same name.
+    """
     return (lambda: None) if group is None else weakref.ref(group)
 
 

@@ -1,6 +1,8 @@
 """Memory that the kernels of all ranks of a group reach: shared memory on the CPU; on CUDA, torch's symmetric memory or CUDA's IPC.
 
-Each rank has one piece: signals, on CUDA an inbox for collectives, and the buffer that ops ask for."""
+Each rank has one piece, which contains signals, on CUDA an inbox for collectives, and the buffer
+for ops.
+"""
 
 import ctypes
 import mmap
@@ -25,12 +27,12 @@ _PATTERN_BYTES = 1 << 12
 _REGISTER_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 Exchange = Callable[
     [Any], list[Any]
-]  # gives a value to all ranks of a group, and returns those of all
+]  # exchanges a value with all ranks of a group, and returns the values of all ranks
 
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """What a rank sees of a group's memory."""
+    """A rank's view of a group's memory."""
 
     starts: list[int]  # the address of each rank's piece in this process
     count: int  # the address of this rank's counts
@@ -86,7 +88,10 @@ def _agree(good: bool, reason: str, exchange: Exchange) -> None:
 
 
 def _shared(size: int, rank: int, exchange: Exchange) -> mmap.mmap:
-    """Map memory of rank 0 in all ranks. It has no name that a killed job could leave behind."""
+    """Map memory of rank 0 in all ranks.
+
+    The memory is anonymous, so a killed job leaves nothing behind.
+    """
     descriptor = os.memfd_create("opjit-peers") if rank == 0 else -1
     if rank == 0:
         os.truncate(descriptor, size)
@@ -144,7 +149,9 @@ def _on_devices(
 def _symmetric(
     size: int, rank: int, world: int, device: torch.device, group: Any, name: str
 ) -> tuple[list[int], Any]:
-    """The ranks meet under a name of their own: torch keeps a group's store by its name, also if the group is another one by now."""
+    """The ranks meet under a separate name, because torch keeps a group's store by the group's
+    name even after the group was replaced.
+    """
     from torch._C import _distributed_c10d as c10d
 
     symmetric: Any = c10d._SymmetricMemory
@@ -191,7 +198,9 @@ def _by_ipc(size: int, rank: int, exchange: Exchange) -> tuple[list[int], Any]:
 
 
 def _test(starts: Sequence[int], rank: int, device: torch.device, exchange: Exchange) -> None:
-    """Have kernels write a pattern to every rank's memory, and read those of all ranks there, in both directions."""
+    """Let kernels write a pattern to every rank's memory and read the patterns of all ranks
+    there, in both directions.
+    """
     world = len(starts)
     places = [
         _tensor_at(start + SIGNAL_BYTES, _PATTERN_BYTES * world, device).view(world, -1)
@@ -207,7 +216,8 @@ def _test(starts: Sequence[int], rank: int, device: torch.device, exchange: Exch
     torch.cuda.synchronize(device)
     exchange(None)
     wrong = [
-        f"rank {rank} reads other bytes of rank {owner}'s GPU than rank {writer} wrote"
+        f"rank {rank} read bytes from the GPU of rank {owner} that differ from the bytes that "
+        f"rank {writer} wrote"
         for owner, place in enumerate(places)
         for writer in range(world)
         if not torch.equal(place[writer], pattern(writer, owner))

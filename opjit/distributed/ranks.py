@@ -1,4 +1,6 @@
-"""Which rank of a job this process is, and where the job's store is: from a process group, or from the launcher's variables."""
+"""The rank of this process in a job, and the address of the job's store, from a process group or
+from the launcher's variables.
+"""
 
 import os
 import re
@@ -27,7 +29,12 @@ class Rank(NamedTuple):
 
 
 def current() -> Rank | None:
-    """Return this process's rank, by its process group, else by the launcher's variables, or OpjitError; None if it is in no job."""
+    """Return this process's rank from its process group or, without one, from the launcher's
+    variables.
+
+    Returns None if the process is not part of a job, and raises OpjitError if the variables are
+    invalid.
+    """
     distributed: Any = sys.modules.get("torch.distributed")
     in_group = (
         distributed is not None and distributed.is_available() and distributed.is_initialized()
@@ -45,7 +52,8 @@ def current() -> Rank | None:
     number, size = pair
     if not 0 <= number < size:
         raise OpjitError(
-            f"the environment says that this is rank {number} of {size} ranks; expected a rank from 0 to {size - 1}"
+            f"expected a rank from 0 to {size - 1}, but the launcher's variables contain rank "
+            f"{number} of {size} ranks; check how the job is started"
         )
     local = _first("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
     local_size = _first("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -92,7 +100,7 @@ def _address() -> tuple[str, int] | None:
     port = _number("MASTER_PORT")
     job = _number("SLURM_JOB_ID")
     if port is None:
-        # Below 32768, where the ports that Linux assigns itself start.
+        # Below 32768, because Linux assigns ports from there.
         port = (
             _PORT if job is None else 10000 + (job * 31 + (_number("SLURM_STEP_ID") or 0)) % 20000
         )
@@ -116,6 +124,7 @@ def _number(name: str) -> int | None:
         return None
     if not re.fullmatch(r"[0-9]{1,12}", text):
         raise OpjitError(
-            f"{name} is {text!r}; expected a number, as torchrun, mpirun and srun set it. Unset it outside such a job"
+            f"expected a number in {name}, which torchrun, mpirun and srun set, got {text!r}; "
+            "unset it if this process is not part of a job"
         )
     return int(text)

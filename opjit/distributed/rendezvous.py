@@ -1,5 +1,8 @@
-"""The store in which the ranks of a job meet: torch.distributed's own. A thread sends each request, because torch's calls have no time
-limit: if the store's host has exited, frozen or lost its network, the rank gets `StoreLost` after ANSWER_TIMEOUT."""
+"""The store of torch.distributed, in which the ranks of a job meet.
+
+A thread sends each request, because torch's calls do not have a time limit: if the store's host has
+exited, hangs or lost its network, the rank gets `StoreLost` after ANSWER_TIMEOUT.
+"""
 
 import os
 import socket
@@ -12,7 +15,7 @@ from opjit.distributed.ranks import Rank
 from opjit.share.transport import with_timeout
 
 ANSWER_TIMEOUT = 15.0  # seconds
-# torch's own are RuntimeErrors; TimeoutError is an OSError
+# torch raises RuntimeErrors, and a TimeoutError is an OSError
 _STORE_ERRORS = (
     RuntimeError,
     OSError,
@@ -22,11 +25,14 @@ _hosted: dict[tuple[str, int], Any] = {}  # the stores that this process hosts, 
 
 
 class StoreLost(Exception):
-    """The job's store is unreachable; the message says why."""
+    """The job's store is unreachable; the message contains the reason."""
 
 
 class JobStore:
-    """The job's store, under keys of opjit's own. The first request calls `connect`; a `hosted` store ends with this process."""
+    """The job's store, under a separate prefix of keys.
+
+    The first request calls `connect`. A `hosted` store ends with this process.
+    """
 
     def __init__(self, connect: Callable[[], Any], hosted: bool = False) -> None:
         self.hosted = hosted
@@ -58,17 +64,24 @@ class JobStore:
         return int(self._call("add", key, amount))
 
     def compare_set(self, key: str, expected: bytes, value: str) -> bytes:
-        """Set a key if it holds the expected value, empty for an unset key. Returns what it holds now."""
+        """Set a key if it has the expected value, which is empty for an unset key.
+
+        Returns its value afterwards.
+        """
         return bytes(self._call("compare_set", key, expected, value))
 
 
 def connect(rank: Rank, timeout: float) -> JobStore:
-    """Connect to the process group's store, or else to one that rank 0 hosts unless torchrun does. It is made as `init_process_group` makes
-    it, so a later call of that with the same MASTER_PORT shares it. Raises StoreLost if its host gives no answer in `timeout` seconds."""
+    """Connect to the process group's store or, without a process group, to a store on MASTER_PORT,
+    which torchrun or rank 0 hosts.
+
+    It is made in the same way as by `init_process_group`, so a later `init_process_group` with the
+    same MASTER_PORT shares it. Raises StoreLost if its host does not answer in `timeout` seconds.
+    """
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise StoreLost("this build of torch has no torch.distributed")
+        raise StoreLost("this build of torch does not include torch.distributed")
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     prefix = f"opjit/1/{rank.restarts}"
@@ -78,8 +91,8 @@ def connect(rank: Rank, timeout: float) -> JobStore:
         try:
             shared = group.get_group_store()
         except RuntimeError as error:
-            raise StoreLost(f"the process group has no store: {_first_line(error)}") from None
-        # A connection of its own, as one connection handles one request at a time.
+            raise StoreLost(f"the process group lacks a store: {_first_line(error)}") from None
+        # A separate connection, because one connection handles one request at a time.
         return JobStore(
             lambda: PrefixStore(prefix, shared.clone() if hasattr(shared, "clone") else shared)
         )
@@ -112,7 +125,10 @@ def connect(rank: Rank, timeout: float) -> JobStore:
 
 
 def _wait_for(host: str, port: int, timeout: float) -> None:
-    """Wait for a server. torch's own wait prints a line for each attempt."""
+    """Wait for a server.
+
+    The wait of torch would print a line for each attempt.
+    """
     end = time.monotonic() + timeout
     while True:
         try:

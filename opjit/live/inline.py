@@ -1,4 +1,4 @@
-"""Ops whose sources are strings."""
+"""Ops with sources that are strings."""
 
 import os
 import sys
@@ -102,9 +102,7 @@ def inline(
         )
         return reload.install([op])[0]
     except OpjitError as error:
-        raise error.with_traceback(
-            None
-        ) from error.__cause__  # the frames below tell a user nothing
+        raise error.with_traceback(None) from error.__cause__  # the frames below do not help a user
 
 
 def make(
@@ -129,7 +127,8 @@ def make(
     if not texts:
         prototype = glue.prototype(schema, backends.for_device("cpu"))
         raise DeclarationError(
-            f"{schema.qualified} has no code: give c= with {prototype}, or cuda=, or both"
+            f"{schema.qualified} expected code for an op; pass c= with {prototype}, or cuda=, or "
+            "both"
         )
     for suffix, source in texts.items():
         if not isinstance(source, str):
@@ -165,8 +164,9 @@ def _fake_kernel(
         def missing(*args: Any, **kwargs: Any) -> None:
             if schema.results:
                 raise DeclarationError(
-                    f"{schema.qualified} has no fake kernel, so it cannot be traced or called with meta tensors: "
-                    "declare it with like= or fake=, a cell with --like X or --fake NAME"
+                    f"{schema.qualified} lacks a fake kernel, so it cannot be traced or called "
+                    "with meta tensors; pass like= or fake=, or in a notebook cell --like X or "
+                    "--fake NAME"
                 )
 
         return missing

@@ -1,6 +1,9 @@
-"""Replaces an op's code while torch and other threads keep calling it. All that can fail comes first: op.py runs again without effect on
-its ops, and every binary is built and opened, so an error leaves the op as it was. torch looks up the fake kernel and the backward at
-each call, and storing one function pointer replaces a loaded kernel (see loader.py)."""
+"""Replace an op's code while torch and other threads keep calling it.
+
+All steps that can fail come first: op.py runs again without an effect on its ops, and every binary
+is built and opened. So an error does not change the op. torch looks up the fake kernel and the
+backward at each call, and storing one function pointer replaces a loaded kernel (see loader.py).
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,10 +33,11 @@ def reload(name: str, device: object = None) -> torch._ops.OpOverload:
 
     Args:
         name: ``"allreduce"`` or ``"namespace::name"``.
-        device: ``"cpu"``, ``"cuda"`` or a torch.device; None means the current accelerator, else the CPU.
+        device: ``"cpu"``, ``"cuda"`` or a torch.device; None means the current accelerator or,
+            without one, the CPU.
 
     Returns:
-        The torch operator, as `opjit.get` returns it.
+        The torch operator, like `opjit.get`.
 
     Raises:
         UnknownOp, DeclarationError, CompileError: the op stays as it was. See `opjit.errors`.
@@ -46,13 +50,16 @@ def reload(name: str, device: object = None) -> torch._ops.OpOverload:
         current = registry.find(name)
         refresh(current, [backends.for_device(targets.device_type(device))])
     except OpjitError as error:
-        # A user learns nothing from the frames below.
+        # The frames below do not help a user.
         raise error.with_traceback(None) from error.__cause__
     return current.overload
 
 
 def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
-    """Update an op from its files, also for backends that it was not used on; if its op.py changed, update all ops of that file."""
+    """Update an op from its files for the backends that it was used on and for the given ones.
+
+    If its op.py changed, update all ops of that file.
+    """
     with _reloading:
         declaration = current.declaration
         stamp = declaration.stamp_now()
@@ -73,14 +80,17 @@ def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
         install(newer, current.qualified, extra)
         for gone in (op for op in before if op.qualified not in names):
             registry.remove(gone)
-        for name, value in vars(module).items():  # its functions call the ops that torch knows
+        for name, value in vars(module).items():  # its functions call the registered ops
             if isinstance(value, Op):
                 vars(module)[name] = registry.declared(value.qualified) or value
 
 
 def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()) -> list[Op]:
-    """Replace declarations by newer ones of the same names, built for the devices in use; for `wanted` also for the backends in `extra`.
-    Returns the ops that torch knows, by name."""
+    """Replace declarations by newer ones of the same names, built for the devices in use; for
+    `wanted` also for the backends in `extra`.
+
+    Returns the registered ops by name.
+    """
     with _reloading, ExitStack() as locks:
         changes = []
         for op in sorted(newer, key=lambda op: op.qualified):
@@ -95,7 +105,10 @@ def install(newer: Sequence[Op], wanted: str = "", extra: Sequence[Backend] = ()
 
 
 def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[str, Entry | None]:
-    """Build and open an op's new binaries, without changing anything; None for a backend for which it has no source any more."""
+    """Build and open an op's new binaries, without changing anything.
+
+    The value is None for a backend if the op no longer has a source for it.
+    """
     loaded = {} if current is None else current.loaded
     entries: dict[str, Entry | None] = {}
     for backend in backends.all_backends():
@@ -124,7 +137,10 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
 
 
 def _apply(op: Op | None, newer: Op, entries: dict[str, Entry | None]) -> Op:
-    """Declare an op anew, or for the first time (None), and replace its binaries; `newer` is the same if only its sources changed."""
+    """Declare an op again, or for the first time (None), and replace its binaries.
+
+    `newer` is the same declaration if only its sources changed.
+    """
     if op is None:
         op = registry.add(newer)
     elif (

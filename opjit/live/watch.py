@@ -1,4 +1,7 @@
-"""Reloads ops when their files are saved. A thread compares the files' dates, as a check during calls would slow down every call."""
+"""Reloads ops when their files are saved.
+
+A thread compares the files' dates, because a check during calls would slow down every call.
+"""
 
 import logging
 import os
@@ -20,7 +23,10 @@ _Stamps = dict[str, tuple[int, ...] | None]
 
 
 class FolderWatch(AbstractContextManager["FolderWatch"]):
-    """A watched folder. `stop` ends the watch, as does the end of a ``with`` block."""
+    """A watched folder.
+
+    `stop` or the end of a ``with`` block ends the watch.
+    """
 
     def __init__(self, ops: Iterable[Op], interval: float) -> None:
         self._declarations = {op.declaration.file for op in ops}
@@ -51,7 +57,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
                     changing.pop(op.qualified, None)
                 elif changing.get(op.qualified) != now:
                     changing[op.qualified] = (
-                        now  # wait until two checks agree, as a file may be half saved
+                        now  # wait until two checks agree, because a file may be half saved
                     )
                 else:
                     self._headers.pop(op.qualified, None)
@@ -69,7 +75,9 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
                         logger.info("%s is up to date with its files", op.qualified)
 
     def _stamps(self, op: Op) -> _Stamps:
-        """Return the stamps of the files in an op's folder, and of those that its sources included at the last reload."""
+        """Return the stamps of the files in an op's folder, and of the files that its sources
+        included at the last reload.
+        """
         if op.qualified not in self._headers:
             extra = op.declaration.flags_of_author
             include = (

@@ -70,7 +70,7 @@ class Measurement:
         floor: the part of the bound that caches cannot explain. A shorter time is impossible.
         agrees: whether, on CUDA, events and a synchronization of the whole device measured the same.
         clock: MHz of a GPU's multiprocessors before and after all rounds, or None without NVML.
-        median: of `seconds`, as are the quartiles `lower` and `upper`.
+        median: of `seconds`; `lower` and `upper` are its quartiles.
     """
 
     side: str

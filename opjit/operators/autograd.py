@@ -1,4 +1,4 @@
-"""What autograd does with an op: differentiate it by its backward, or take its results as constants."""
+"""The rule for autograd: differentiate an op by its backward, or treat its results as constants."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -14,9 +14,13 @@ from opjit.operators import transforms
 
 
 def bind_backward(op: OpState) -> bool:
-    """Make the op differentiable, also in torch.func. Its backward may be an error: without any kernel, torch would only warn, and treat
-    the results as constants. `torch.library.register_autograd` registers the same kernel, but refuses an op that writes an argument.
-    Returns whether there is a kernel that does nothing to a call which needs no derivative; then `cpp_autograd` has the same in C++."""
+    """Make the op differentiable in eager code and in torch.func.
+
+    If the op cannot be differentiated, the backward raises an error: without any kernel, torch
+    would only warn and treat the results as constants. `torch.library.register_autograd` registers
+    the same kernel, but rejects an op that writes an argument. Returns whether the kernel passes
+    calls through that do not need a derivative. `cpp_autograd` then has the same kernel in C++.
+    """
     schema = op.schema
     overload = op.overload
     if (
@@ -46,7 +50,7 @@ def bind_backward(op: OpState) -> bool:
             torch.is_grad_enabled()
             and (
                 schema.returned or by_keyword
-            )  # torch has no derivative there, and would not say so
+            )  # torch lacks a derivative here, and would not report it
             and any(
                 each.requires_grad
                 for each in tensors_of((args, kwargs) if schema.returned else kwargs)
@@ -55,18 +59,20 @@ def bind_backward(op: OpState) -> bool:
             does = (
                 "writes an argument and returns it"
                 if schema.returned
-                else "takes a Tensor by keyword only"
+                else "has a keyword-only Tensor"
             )
             raise RuntimeError(
-                f"{schema.qualified} {does}, which has no derivative, but one of its tensors requires a gradient; call it "
-                "under torch.no_grad(), or with .detach()"
+                f"{schema.qualified} {does}, so torch cannot differentiate it, but one of its "
+                "tensors requires a gradient; call it under torch.no_grad(), or pass "
+                "tensor.detach()"
             )
         if no_handles and any(
             isinstance(each, torch.Generator) for each in (*args, *kwargs.values())
         ):
             raise NotImplementedError(
-                f"{schema.qualified} takes a generator with torch 2.13 or later, and this is {torch.__version__}; "
-                "leave it out and seed the device's own, with torch.manual_seed"
+                f"{schema.qualified} accepts a generator with torch 2.13 or later, but this is "
+                f"torch {torch.__version__}; omit it and seed the device's default generator with "
+                "torch.manual_seed"
             )
         return differentiate()(keys, *args, **kwargs)
 

@@ -11,14 +11,17 @@ from typing import Any
 import torch
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
-# Packages whose version describes their code.
+# Packages with a version that describes their code.
 _VERSIONED = frozenset({*sys.stdlib_module_names, "numpy", "opjit", "torch"})
 _CLASS_NOISE = frozenset({"__dict__", "__doc__", "__firstlineno__", "__weakref__"})
 _LIMIT = 20_000  # values
 
 
 def digest(value: object) -> tuple[str, list[str]]:
-    """Return a digest, and descriptions of the values that it cannot cover: their identity in this process stands for them."""
+    """Return a digest, and descriptions of the values that it cannot cover.
+
+    Such a value is replaced by its identity in this process.
+    """
     reader = _Reader()
     try:
         reader.read(value)
@@ -59,7 +62,7 @@ class _Reader:
         self._read_parts(value)
 
     def read_identity(self, value: object) -> None:
-        """Spell a value that no other process has."""
+        """Spell a value that exists only in this process."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         self.unknown.append(kind)
         self.words.append(f"{kind} {id(value)} of process {_process(os.getpid())}")
@@ -133,7 +136,9 @@ class _Reader:
         self._names = before
 
     def _read_module(self, module: ModuleType) -> None:
-        """Read the values of a module whose names the current function has: ``shapes.rows``."""
+        """Read the values of a module that the current function names, for example
+        ``shapes.rows``.
+        """
         if self._read_version(module.__name__, ""):
             return
         for name in sorted(self._names & vars(module).keys()):
@@ -151,7 +156,10 @@ class _Reader:
             self.read(vars(value)[name])
 
     def _read_version(self, module: str | None, name: str) -> bool:
-        """Spell a value of a module that its version describes. Returns whether it is one."""
+        """Spell a value of a module that is described by its version.
+
+        Returns whether this is possible.
+        """
         package = (module or "").partition(".")[0]
         if package not in _VERSIONED:
             return False
@@ -160,7 +168,7 @@ class _Reader:
         return True
 
     def _read_object(self, value: Any) -> None:
-        """Read an object by its parts, as pickle does."""
+        """Read an object by its parts, like pickle."""
         if isinstance(value, torch.Tensor):
             self.read_identity(value)
             return
@@ -183,7 +191,7 @@ class _Reader:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that code reads, also in the functions within it."""
+    """Yield the names that code and the functions within it read."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, CodeType):

@@ -1,4 +1,4 @@
-"""The part of torch.compile's cache keys that ops decide.
+"""The ops' part of torch.compile's cache keys.
 
 torch.compile keeps graphs, on disk and in memory, and does not see that an op in them is declared differently (pytorch#187319): a fake
 kernel of another size ends in an AssertionError, and another schema in wrong numbers. So the declarations are part of torch's cache key,
@@ -40,8 +40,11 @@ def note_trace(declaration: Declaration) -> None:
 
 
 def note_change(declaration: Declaration) -> None:
-    """Replace an op's declaration. If torch has traced another one, compiled functions compile again: all, because torch cannot tell which
-    of them call the op."""
+    """Replace an op's declaration.
+
+    If torch has traced a different declaration, all compiled functions compile again, because torch
+    cannot find the functions that call the op.
+    """
     qualified = declaration.qualified
     with _lock:
         if qualified in _in_key:
@@ -64,8 +67,12 @@ def _digest(declaration: Declaration) -> str:
 
 
 def _extend_key() -> None:
-    """Let each read of `torch.compiler.config.cache_key_tag` return the user's tag with the declarations. Setting the tag would not do:
-    torch keeps a value that is set for one thread alone, and a user may set another one later."""
+    """Let each read of `torch.compiler.config.cache_key_tag` return the user's tag with the
+    declarations.
+
+    Setting the tag is not enough: torch keeps the value for one thread only, and a user may set
+    another value later.
+    """
     kind: Any = type(torch.compiler.config)
     if "cache_key_tag" not in vars(kind):
         kind.cache_key_tag = property(_tag)

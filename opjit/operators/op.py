@@ -22,8 +22,9 @@ class Op(OpState):
         schema: the schema as torch parsed it.
         folder: the folder of its C and CUDA sources.
         fake: computes the shape, dtype and device of the results, without data.
-        overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
-        constant: whether autograd treats its results as constants.
+        overload: ``torch.ops.<namespace>.<name>.default``; set when the op is registered with
+            torch.
+        constant: True if autograd treats its results as constants.
         elementwise: as its author declared it; see `opjit.op`.
         loaded: the kernels in this process, by backend name.
 
@@ -63,15 +64,24 @@ class Op(OpState):
 
     @property
     def reference_function(self) -> Function:
-        """The declared reference: the op in plain torch. Raises DeclarationError if there is none."""
+        """Return the declared reference, which is the op in plain torch.
+
+        Raises DeclarationError if the op does not declare one.
+        """
         return self.declaration.reference_function
 
     def samples_on(self, device: str) -> Iterator[Sample]:
-        """Yield the declared samples on a device. Raises DeclarationError if there are none."""
+        """Yield the declared samples on a device.
+
+        Raises DeclarationError if the op does not declare any.
+        """
         return self.declaration.samples_on(device)
 
     def workloads_on(self, device: str) -> Iterator[Workload]:
-        """Yield the declared workloads on a device. Raises DeclarationError if there are none."""
+        """Yield the declared workloads on a device.
+
+        Raises DeclarationError if the op does not declare any.
+        """
         return self.declaration.workloads_on(device)
 
     def backends(self) -> list[str]:
@@ -87,7 +97,10 @@ class Op(OpState):
         self.update(replace(self.declaration, **changes))
 
     def update(self, declaration: Declaration) -> None:
-        """Replace the declaration, and tell torch. Another schema or `constant` needs `registration.redeclare`."""
+        """Replace the declaration, and update its registration with torch.
+
+        If the schema or `constant` changes, call `registration.redeclare` instead.
+        """
         self.declaration = declaration
         if self.library is None:
             return
@@ -126,24 +139,26 @@ class Op(OpState):
         """Declare the derivative, ``backward(ctx, *grads)``, with the signature of torch.library.register_autograd.
 
         Raises:
-            DeclarationError: the op writes an argument or has keyword-only Tensors; torch cannot differentiate such ops. Or it is
-                declared with differentiable=False.
+            DeclarationError: the op writes an argument or has keyword-only Tensors, so torch cannot
+                differentiate it; or the op is declared with differentiable=False.
         """
         if self.constant:
             raise DeclarationError(
-                f"{self.qualified} is declared with differentiable=False; leave that out, or the backward"
+                f"{self.qualified} is declared with differentiable=False; remove "
+                "differentiable=False or the backward"
             )
         if self.schema.mutates:
             raise DeclarationError(
-                f"{self.qualified} writes an argument, and torch does not support a backward for such an op; "
-                "return a new tensor"
+                f"{self.qualified} writes an argument, so torch does not support a backward for "
+                "it; return a new tensor instead"
             )
         self._refuse_keyword_only("backward")
         self.declare(backward=function)
         return function
 
     def setup_context(self, function: Function) -> Function:
-        """Declare what the backward needs of a call, as torch.library.register_autograd does.
+        """Declare how to save values of a call for the backward, like
+        torch.library.register_autograd.
 
         The function is ``setup_context(ctx, inputs, output)``, or, if the op has keyword-only arguments,
         ``setup_context(ctx, inputs, keyword_only_inputs, output)``.
@@ -154,10 +169,11 @@ class Op(OpState):
     def variants(
         self, device: str | None = None, /, **values: Sequence[object]
     ) -> Callable[[Function], Function]:
-        """Declare variants: each combination of values is a separate binary, whose source sees them as -D definitions.
+        """Declare variants: each combination of values is compiled into a separate binary, with the
+        values as -D definitions.
 
-        opjit measures them at the first call on a device with tensors of about a size, and keeps the choice in the cache; see
-        ``opjit tune``.
+        opjit measures the variants at the first call on a device with tensors of about the same
+        size, and keeps the choice in the cache; see ``opjit tune``.
 
         Args:
             device: ``"cpu"`` or ``"cuda"``; None is both.
@@ -186,7 +202,8 @@ class Op(OpState):
     def _vary(self, device: str | None, combinations: Sequence[Mapping[str, object]]) -> None:
         if not combinations:
             raise DeclarationError(
-                f"{self.qualified} has no variant: every combination of values was rejected"
+                f"{self.qualified} expected at least one variant, but the function under "
+                "@variants rejected every combination of values; let it return True for one"
             )
         labeled = {variants.label(each): each for each in combinations}
         for_nvcc = (False, True) if device is None else (backends.for_device(device).uses_nvcc,)
@@ -216,9 +233,11 @@ class Op(OpState):
                 )
 
     def autocast(self, dtype: torch.dtype | None = None, only: Sequence[str] | None = None) -> None:
-        """In regions of torch.autocast, convert floating-point arguments before the call; without a rule, the op gets them as they are.
+        """Convert floating-point arguments before the call in regions of torch.autocast.
 
-        As in torch's rules, float64 stays.
+        Without a rule, the op gets the arguments unchanged.
+
+        Like in torch's rules, float64 arguments are not converted.
 
         Args:
             dtype: torch.float32, or another; None is the region's dtype.
@@ -231,11 +250,13 @@ class Op(OpState):
             tensor([2.5000, 2.5000])
 
         Raises:
-            DeclarationError: the op writes an argument: it would write a converted copy; or it has no Tensor of a name.
+            DeclarationError: the op writes an argument, so it would write a converted copy; or it
+                lacks a Tensor with a name in `only`.
         """
         if self.schema.mutates:
             raise DeclarationError(
-                f"{self.qualified} writes an argument, and autocast would hand it a converted copy; convert it there"
+                f"{self.qualified} writes an argument, so autocast() is not supported, because "
+                "the op would write a converted copy; convert the argument before the call"
             )
         places = None if only is None else transforms.places(self.schema, only)
         self.declare(autocast=(dtype, places))
@@ -243,8 +264,9 @@ class Op(OpState):
     def sharding(self, function: Function) -> Function:
         """Declare how DTensors may be split, with a function ``sharding(*args, **kwargs)``.
 
-        It has the signature of torch.distributed.tensor.experimental.register_sharding: it returns the placements of the results, with
-        those that the arguments then need. An op declared with elementwise=True has a rule.
+        It has the signature of torch.distributed.tensor.experimental.register_sharding: it returns
+        the placements of the results, and the placements of the arguments for them. An op declared
+        with elementwise=True has a rule.
 
         Example:
             >>> @scale.sharding

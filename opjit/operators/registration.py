@@ -1,5 +1,8 @@
-"""Makes an op known to torch: its schema, its fake kernel, its backward and a first-call kernel, which the first call on a device reaches.
-It readies the device's C kernel and calls the op again; from then on torch calls the C kernel."""
+"""Register an op with torch: its schema, its fake kernel, its backward and a first-call kernel.
+
+The first call on a device reaches the first-call kernel. It prepares the device's C kernel and
+calls the op again. From then on, torch calls the C kernel.
+"""
 
 import ctypes
 import os
@@ -28,12 +31,15 @@ _ORIGIN = re.compile(r"^debug: registered at (.+):\d+$", re.MULTILINE)
 _look_up = torch._ops._OpNamespace.__getattr__
 _placeholders: dict[
     str, torch.library.Library
-] = {}  # keeps torch's entry for an op that was taken back; see `forget`
+] = {}  # keeps torch's entry for an unregistered op; see `forget`
 
 
 def define(op: Op, earlier: Op | None) -> None:
-    """Make an op known to torch, in place of the op that the name had before. The caller holds `processes.declaring`. Raises
-    DeclarationError if an op of that name is declared elsewhere, or torch refuses it."""
+    """Register an op with torch, and replace the op that had the name before.
+
+    The caller holds `processes.declaring`. Raises DeclarationError if an op of that name is
+    declared elsewhere, or if torch rejects it.
+    """
     namespace = op.schema.namespace
     name = op.schema.name
     if earlier is not None and earlier is not op:
@@ -46,7 +52,7 @@ def define(op: Op, earlier: Op | None) -> None:
                 _define_schema(library, op)
             except RuntimeError as error:
                 raise DeclarationError(
-                    f"torch refuses the op {op.qualified}, so choose another name or namespace: "
+                    f"torch rejects the op {op.qualified}; choose another name or namespace: "
                     f"{str(error).splitlines()[0]}"
                 ) from None
             op.library = library
@@ -77,7 +83,9 @@ def _define_schema(library: torch.library.Library, op: Op) -> None:
 
 
 def _released(op: Op) -> bool:
-    """Have the library that defined an op take it back, if `opjit.build_library` made that library; see opjit_standalone.h."""
+    """Let the library that defined an op withdraw it, if `opjit.build_library` made that
+    library; see opjit_standalone.h.
+    """
     origin = _ORIGIN.search(torch._C._dispatch_dump(op.qualified))
     if origin is None or not Path(origin[1]).is_absolute():
         return False
@@ -93,7 +101,9 @@ def _released(op: Op) -> bool:
 
 @contextmanager
 def _hidden(op: Op) -> Iterator[None]:
-    """Have other threads that look the op up in torch.ops wait for the end of the block: torch knows a schema before its kernels."""
+    """Let other threads that look the op up in torch.ops wait until the block ends, because
+    torch registers a schema before its kernels.
+    """
     half_declared[op.qualified] = None
     try:
         yield
@@ -105,8 +115,11 @@ def _hidden(op: Op) -> Iterator[None]:
 
 
 def look_up(namespace: Any, name: str) -> Any:
-    """Return torch's object for an op, once it is declared whole. All threads get the same one; torch gives those that ask at once an
-    object each."""
+    """Return torch's object for an op after its declaration is complete.
+
+    All threads get the same object. Without this function, threads that look it up at the same time
+    would get different objects.
+    """
     qualified = f"{namespace.name}::{name}"
     if qualified not in half_declared:
         found = _look_up(
@@ -138,15 +151,16 @@ def _register(library: torch.library.Library, op: Op) -> None:
     ):
         library.impl(name, partial(_first_call, op), key, with_keyset=True)
     if op.schema.mutates:
-        # torch's own kernels resolve these views, but assume that an op which writes an argument also returns it: without a result they
-        # read invalid memory.
+        # The kernels of torch resolve these views, but assume that an op which writes an argument
+        # also returns it. Without a result, they read invalid memory.
         for key in ("Conjugate", "Negative"):
             library.impl(
                 name,
                 partial(
                     _refuse,
-                    f"{op.qualified} writes an argument, so it takes no lazily conjugated or negated view; "
-                    "call .resolve_conj() or .resolve_neg() on the tensor first",
+                    f"{op.qualified} writes an argument, so it does not accept a lazily "
+                    "conjugated or negated view; call .resolve_conj() or .resolve_neg() on the "
+                    "tensor first",
                 ),
                 key,
             )
@@ -196,7 +210,7 @@ def refuse_second(earlier: Op, newer: Op) -> None:
         raise DeclarationError(
             f"two ops are named {newer.qualified}: one is declared in {earlier.declaration.place}, the other in "
             f"{newer.declaration.place}; "
-            "rename one or give it a namespace of its own"
+            "rename one or declare it in a different namespace"
         )
 
 
@@ -214,8 +228,12 @@ def redeclare(op: Op, newer: Op) -> None:
 
 
 def forget(op: Op) -> None:
-    """Take an op and its kernels back from torch, so that its name is free for another declaration. A program may still hold its overload,
-    which torch would free with the op's last registration; so one stays: a kernel for a device that no opjit op runs on."""
+    """Unregister an op and its kernels, so that its name is free for another declaration.
+
+    A program may still have its overload, and torch would free the overload with the op's last
+    registration. Therefore one registration stays: a kernel for a device that opjit ops do not run
+    on.
+    """
     library = op.library
     if library is None:
         return
@@ -227,7 +245,9 @@ def forget(op: Op) -> None:
     rules.forget_sharding(op)
     graph_cache.remove(op.qualified)
     library._destroy()
-    library._op_defs.clear()  # a traceback may hold the library: torch frees it later, and would take the next op of the name back, too
+    # A traceback may keep the library alive: torch frees it later, and would then also unregister
+    # the next op of the name.
+    library._op_defs.clear()
 
 
 def _keep(op: Op) -> None:
@@ -236,7 +256,7 @@ def _keep(op: Op) -> None:
         return
     _placeholders[op.qualified] = torch.library.Library(op.schema.namespace, "FRAGMENT")
     _placeholders[op.qualified].impl(
-        op.schema.name, partial(_refuse, f"{op.qualified} has no kernel for Vulkan"), "Vulkan"
+        op.schema.name, partial(_refuse, f"{op.qualified} does not support Vulkan"), "Vulkan"
     )
 
 
@@ -245,8 +265,11 @@ def _refuse(message: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
-    """Put the device check of the C kernels before the declared fake kernel. torch calls that if a single tensor is a meta tensor; without
-    the check, a result on another device would be memory that no kernel filled."""
+    """Put the device check of the C kernels before the declared fake kernel. torch calls the fake
+    kernel if any tensor is a meta tensor.
+
+    Without the check, a result on another device would be uninitialized memory.
+    """
     devices = {tensor.device for tensor in tensors_of((args, kwargs))}
     if len(devices) > 1:
         names = sorted(map(str, devices))
@@ -273,15 +296,13 @@ def _first_call(op: Op, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
     backend = backends.for_dispatch_key(key)
     if backend is None:
         raise NoKernel(
-            f"{qualified} has no kernel for tensors of the kind {key}: it takes dense tensors on "
+            f"{qualified} does not support tensors of the kind {key}: it accepts dense tensors on "
             f"{' or '.join(dict.fromkeys([*op.backends(), *op.loaded])) or 'no device'}, and at least one of them"
         )
     try:
         request.ready_for_call(op, backends.serving(backend, op.backends()))
     except OpjitError as error:
-        raise error.with_traceback(
-            None
-        ) from error.__cause__  # the frames below tell a user nothing
+        raise error.with_traceback(None) from error.__cause__  # the frames below do not help a user
     if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
         raise NoKernel(
             f"the kernel of {qualified} for {backend.name} did not register; call opjit.get({qualified!r}, {backend.name!r})"

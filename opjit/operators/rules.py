@@ -1,4 +1,5 @@
-"""The rules of an op that torch knows: for autograd, vmap, autocast, variants, DTensor and torch's compiler.
+"""The rules of an op that are registered with torch: for autograd, vmap, autocast, variants,
+DTensor and torch's compiler.
 
 torch gets functions that look at the op's declaration when they are called, so that a reload can replace it."""
 
@@ -13,7 +14,7 @@ from opjit.operators import autograd, sharding, transforms, variants
 
 
 def bind_autograd(op: OpState) -> None:
-    """Tell torch what autograd does with a new operator."""
+    """Register a new operator's rule for autograd."""
     assert op.library is not None
     op.rules.clear()
     op.has_passthrough = False
@@ -24,7 +25,9 @@ def bind_autograd(op: OpState) -> None:
 
 
 def bind_rules(op: OpState) -> None:
-    """Tell torch the rules for vmap, autocast and variants, each once, and let DTensor ask for the sharding rule again."""
+    """Register the rules for vmap, autocast and variants once each, and let DTensor query the
+    sharding rule again.
+    """
     if op.library is None:
         return
     declaration = op.declaration
@@ -38,7 +41,9 @@ def bind_rules(op: OpState) -> None:
 
 
 def bind_late(op: OpState) -> None:
-    """Tell DTensor the op's rule, and torch's compiler its variants, each once, if the process uses them."""
+    """Register the op's rule with DTensor and its variants with torch's compiler, once each, if
+    the process uses them.
+    """
     declaration = op.declaration
     if declaration.sharding is not None or declaration.elementwise:
         _bind_once(op, "sharding", _bind_sharding)
@@ -47,14 +52,17 @@ def bind_late(op: OpState) -> None:
 
 
 def forget_sharding(op: OpState) -> None:
-    """Take the op's rule back from DTensor, if DTensor knows it."""
+    """Unregister the op's rule from DTensor if it is registered."""
     if "sharding" in op.rules:
         sharding.forget_rule(op.overload)
         op.rules.remove("sharding")
 
 
 def _bind_once(op: OpState, rule: str, bind_rule: Callable[[OpState], bool]) -> None:
-    """Tell torch a rule that it does not know. `bind_rule` returns False if it cannot yet."""
+    """Register a rule with torch unless it is registered.
+
+    `bind_rule` returns False if that is not possible yet.
+    """
     if rule not in op.rules and bind_rule(op):
         op.rules.add(rule)
 

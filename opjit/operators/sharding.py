@@ -1,5 +1,8 @@
-"""How an op runs on shards: its rule for torch.distributed.tensor.DTensor, which takes seconds to import, so a declaration does not.
-DTensor asks an op's fake kernel for the results' sizes before it looks for a rule; that call registers the rule."""
+"""The rule of an op for shards, which torch.distributed.tensor.DTensor uses.
+
+A declaration does not import DTensor, because the import lasts seconds. DTensor calls an op's fake
+kernel for the results' sizes before it looks for a rule, and that call registers the rule.
+"""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +14,9 @@ Function = Callable[..., Any]
 
 
 def register_rule(overload: OpOverload, rule: Function) -> bool:
-    """Make a rule the op's, as torch.distributed.tensor.experimental.register_sharding takes it, if this process uses DTensor."""
+    """Register an op's rule with torch.distributed.tensor.experimental.register_sharding if this
+    process uses DTensor.
+    """
     if "torch.distributed.tensor" not in sys.modules:
         return False
     from torch.distributed.tensor.experimental import register_sharding
@@ -21,7 +26,7 @@ def register_rule(overload: OpOverload, rule: Function) -> bool:
 
 
 def forget_rule(overload: OpOverload) -> None:
-    """Take the op's rule back from DTensor, which keeps what it said."""
+    """Unregister the op's rule from DTensor, and clear DTensor's caches of results."""
     from torch.distributed.tensor import DTensor, debug
 
     DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs.pop(overload, None)

@@ -1,5 +1,9 @@
-"""An op under torch.func and autocast. torch.func runs its transforms before autograd, so an op with a backward also has a kernel at their
-dispatch key. Through it go grad, vjp, jacrev, vmap and their nestings, with the op's own backward."""
+"""An op under torch.func and autocast. torch.func runs its transforms before autograd, so an op
+with a backward also has a kernel at their dispatch key.
+
+For example, grad, vjp, jacrev, vmap and their nestings use this kernel, and with it the op's
+backward.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,14 +38,15 @@ def run_setup_context(op: OpState, **context: Any) -> None:
 
 
 def run_vmap(op: OpState, info: Any, in_dims: Dims, *args: Any, **kwargs: Any) -> Any:
-    """Run the declared batching rule, or the one that opjit has for the op."""
+    """Run the declared batching rule or, without one, opjit's default rule for the op."""
     declaration = op.declaration
     if declaration.vmap is not None:
         return declaration.vmap(info, in_dims, *args, **kwargs)
     if op.schema.draws and info.randomness != "different":  # torch's words and default
         raise RuntimeError(
-            f"vmap: called random operation {op.qualified} with randomness={info.randomness!r}; each element of the "
-            "batch gets numbers of its own, so call torch.vmap(..., randomness='different')"
+            f"vmap: called random operation {op.qualified} with randomness={info.randomness!r}; "
+            "each element of the batch gets different numbers, so call torch.vmap(..., "
+            "randomness='different')"
         )
     rule = batch_elementwise if declaration.elementwise else batch_by_loop
     return rule(op.overload, info, in_dims, args, kwargs)
@@ -100,18 +105,20 @@ def _function(op: OpState, kwargs: dict[str, Any]) -> Any:
 def no_forward_mode(overload: OpOverload) -> NotImplementedError:
     """Make the error of an op in forward mode, where its results' tangents would be zero."""
     return NotImplementedError(
-        f"{overload._schema.name} has no rule for forward mode (torch.func.jvp, jacfwd, torch.autograd.forward_ad); "
-        "a backward serves reverse mode only: torch.autograd.grad"
+        f"{overload._schema.name} does not support forward mode (torch.func.jvp, jacfwd, "
+        "torch.autograd.forward_ad), because a backward works in reverse mode only; use "
+        "torch.autograd.grad"
     )
 
 
 def batch_by_loop(
     overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Call the op for each element of the batch: the rule of an op that declares none."""
+    """Call the op for each element of the batch: the rule of an op without a declared rule."""
     if info.batch_size == 0:
         raise RuntimeError(
-            f"{overload._schema.name} has no rule for a batch of no element; declare one with @vmap"
+            f"{overload._schema.name} cannot be called with an empty batch, because it lacks a "
+            "batching rule; declare one with @vmap"
         )
     calls = []
     for index in range(info.batch_size):
@@ -131,8 +138,12 @@ def batch_by_loop(
 def batch_elementwise(
     overload: OpOverload, info: Any, in_dims: Dims, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Call the op once, with the batch as the first dimension of every tensor: the rule of an elementwise op. A scalar of another dtype
-    counts for less than a batch's, so it takes a call for each element."""
+    """Call the op once, with the batch as the first dimension of every tensor: the rule of an
+    elementwise op.
+
+    Because a scalar of another dtype has a lower priority in type promotion than a batch, it needs
+    a call for each element.
+    """
     tensors = [
         (each, dim)
         for each, dim in zip(args, in_dims, strict=True)

@@ -1,6 +1,9 @@
-"""Variants of an op: the same source with other definitions. An op ``ns::name`` with variants has two more in torch: ``name_choose``, which
-C calls for sizes that it does not know, with a call's arguments; and ``name_variant``, whose first argument is the number of the variant to
-run, for checks and for torch's compiler."""
+"""Variants of an op: the same source with different definitions.
+
+If an op ``ns::name`` has variants, opjit registers two more ops with torch. C calls ``name_choose``
+with a call's arguments if it has no recorded choice for their sizes. Checks and torch's compiler
+call ``name_variant`` with the number of the variant to run as an additional first argument.
+"""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +23,11 @@ from opjit.recipe.schema import Result
 def combinations(
     op: OpState, device: str | None, values: Mapping[str, Sequence[object]]
 ) -> list[dict[str, object]]:
-    """Return every combination of the values of definitions. Raises DeclarationError if they are not lists of numbers and strings, or for
-    an op with results of several types, which torch up to 2.14 confuses when C calls an op."""
+    """Return every combination of the values of definitions.
+
+    Raises DeclarationError if they are not lists of numbers and strings, or if the op has results
+    of several types, because torch up to 2.14 confuses them when C calls an op.
+    """
     if len({result._replace(name="") for result in op.schema.results}) > 1:
         raise DeclarationError(
             f"{op.qualified} returns values of several types, and an op with variants returns Tensors, or one value; "
@@ -39,8 +45,8 @@ def combinations(
             or not all(type(value) in (int, str) for value in each)
         ):
             raise DeclarationError(
-                f"{op.qualified}: variants take a list of numbers or strings for each definition: {name}=(1, 2), not "
-                f"{name}={each!r}"
+                f"{op.qualified}: expected a list of numbers or strings for each definition of "
+                f"variants, for example {name}=(1, 2), got {name}={each!r}"
             )
     return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
@@ -51,7 +57,7 @@ def label(definitions: Mapping[str, object]) -> str:
 
 
 def bind_variants(op: OpState) -> bool:
-    """Make the two other ops of one with variants known to torch."""
+    """Register the two additional ops of an op with variants."""
     assert op.library is not None
     name = op.schema.name
     rest = op.schema.text.partition("(")[2]
@@ -70,8 +76,12 @@ def bind_variants(op: OpState) -> bool:
 
 
 def feed_inductor(op: OpState) -> bool:
-    """Give torch's compiler the list, if this process uses it: under max_autotune it measures the variants for a graph's own sizes. Else,
-    and where it cannot take an op, a graph calls the op, which chooses as it does everywhere. Returns whether that is settled."""
+    """Register the variants with torch's compiler if this process uses it.
+
+    Under max_autotune, the compiler measures the variants for the sizes of a graph. Otherwise, or
+    if the compiler does not support the op, a graph calls the op, which picks a variant like in
+    every other call. Returns True if nothing is left to register.
+    """
     if "torch._inductor.compile_fx" not in sys.modules or op.library is None:
         return False
     schema = op.schema
@@ -111,7 +121,9 @@ def feed_inductor(op: OpState) -> bool:
 def _run(
     op: OpState, numbered: bool, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run the variant of a number, the first argument of a call, or the one that suits its tensors."""
+    """Run the variant with the number in a call's first argument or, without a number, the
+    recorded variant for its tensors.
+    """
     number: int | None = None
     if numbered:
         number, *rest = args
@@ -123,7 +135,7 @@ def _run(
         number is not None and not 0 <= number < len(op.declaration.labels(backend))
     ):
         raise NoKernel(
-            f"{op.qualified} has no variant {number} for {backend.name if backend else keys}"
+            f"{op.qualified} lacks a variant {number} for {backend.name if backend else keys}"
         )
     from opjit import tune  # late: only an op with variants needs it
 

@@ -1,8 +1,12 @@
-"""The remote: a store of entries from other machines, tried before an op is built here; FORMAT.md has the names of its objects. The key
-of a C++ extension also covers headers that only its build finds. So a request asks for the pointer that is named by all that it knows;
-each of the few entries that the pointer names is compared with what is here, as one in the store is. An answer is bounded in time and
-size, and its signature is checked before anything of it is parsed or written. After any failure except "not found", the process warns
-once and does not use the remote again."""
+"""The remote: a store of entries from other machines, which is tried before an op is built here.
+store/FORMAT.md lists the names of its objects.
+
+The key of a C++ extension also covers headers that only its build finds. Therefore a request reads
+a pointer, which is named by the inputs that are known before the build. The pointer lists a few
+entries, and each of them is compared with the files of this machine, like an entry of the store. An
+answer is bounded in time and size, and its signature is checked before anything in it is parsed or
+written. After any failure except "not found", the process warns once and stops using the remote.
+"""
 
 import hashlib
 import os
@@ -33,11 +37,12 @@ MOST_KEYS = 8  # in a pointer
 MISMATCH = "the entry was built from other sources, flags or targets than the requested one"
 _POINTER_BYTES = 65 * MOST_KEYS
 _KEYS = re.compile(rb"[0-9a-f]{64}(\n[0-9a-f]{64})*\n?")
-# Seconds until a request to the remote is given up, including the import of its protocol. Reading gets _AT_LEAST, as a slow object store
-# needs it (a new client, two round trips of 0.2 s).
+# Seconds until a request to the remote is given up, including the import of its protocol. Reading
+# gets _AT_LEAST, because a slow object store needs it (for example, a new client and two round
+# trips of 0.2 s).
 _IN_ALL = 0.9
 _AT_LEAST = 0.6
-_EXTENSION = 20.0  # seconds for an extension that a pointer names: it is larger than an op, and its build takes longer
+_EXTENSION = 20.0  # seconds for an extension that a pointer names: it is larger than an op and slower to build
 _Read = Callable[[str, int], bytes]
 _Result = TypeVar("_Result")
 _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST at that time
@@ -46,11 +51,10 @@ _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST a
 class Query(NamedTuple):
     name: str  # its name in messages
     folder: str  # the common prefix of its objects' names
-    pointers: Sequence[
-        str
-    ]  # the names of objects with keys of entries, in the order to ask for them
+    pointers: Sequence[str]  # the names of pointers, in the order in which to read them
     target: Target | None  # the op's; None for a C++ extension
-    # Whether the entry with this key and document is to be used; it raises EntryError about one that no honest remote has there.
+    # Whether to use the entry with this key and document. Raises EntryError if no honest remote has
+    # the entry there.
     fits: Callable[[str, dict[str, Any]], bool]
 
 
@@ -68,16 +72,18 @@ def query_for(recipe: Recipe) -> Query:
 
 
 def fetch(wanted: Query, store: Store) -> Entry | None:
-    """Fetch an entry from OPJIT_REMOTE; None if it is not there. A failure is None, too, with one warning that ends the remote's use."""
+    """Fetch an entry from OPJIT_REMOTE.
+
+    Returns None if it is not there. After a failure, it warns once, returns None, and stops using
+    the remote.
+    """
     objects = Objects(os.environ["OPJIT_REMOTE"])
     identity = (objects.url, os.environ.get("OPJIT_TRUST", ""))
     if identity in _failed:
         return None
     try:
         found = _ask(wanted, objects)
-    except (
-        Exception
-    ) as error:  # a failing network or hostile bytes must not keep it from being built
+    except Exception as error:  # a failing network or hostile bytes must not prevent the build
         if identity not in _failed:
             _failed.add(identity)
             warnings.warn(
@@ -121,7 +127,10 @@ def _keys(wanted: Query, read: _Read) -> Iterator[str]:
 
 
 def problem() -> str | None:
-    """Say why OPJIT_REMOTE cannot be used; None if it answers. Takes at most about a second."""
+    """Return the reason why OPJIT_REMOTE cannot be used, or None if it answers.
+
+    The check lasts at most about a second.
+    """
     objects = Objects(os.environ.get("OPJIT_REMOTE", ""))
     try:
         with suppress(FileNotFoundError):
@@ -151,7 +160,7 @@ def _read_from(
     objects: Objects, call: Callable[[_Read, Trust], _Result], at_least: float | None = None
 ) -> _Result:
     started = time.monotonic()
-    objects.check()  # first, as a key is useless without a remote
+    objects.check()  # first, because a key is useless without a remote
     trusted = required_trust()
     objects.load()
     seconds = max(
@@ -166,7 +175,10 @@ def _read_from(
 def _look_up(
     wanted: Query, keys: Sequence[str], read: _Read, trusted: Trust
 ) -> tuple[str, Bundle] | None:
-    """Return the key and the entry that is sought, checked, or None. Raises `read`'s errors, EntryError if it is not trusted or another."""
+    """Return the key and the requested entry, checked, or None.
+
+    Raises the errors of `read`, and EntryError if the entry is not trusted or is a different one.
+    """
 
     for key in keys:
         try:
@@ -181,9 +193,12 @@ def _look_up(
 
 
 def pointed(content: bytes) -> list[str]:
-    """Return the keys in a pointer. Raises EntryError if it holds something else."""
+    """Return the keys in a pointer.
+
+    Raises EntryError if it contains anything else.
+    """
     if len(content) > _POINTER_BYTES or not _KEYS.fullmatch(content):
-        raise EntryError("its pointer does not hold a key")
+        raise EntryError("its pointer does not contain a key")
     return content.decode("ascii").split()
 
 
@@ -193,7 +208,10 @@ def folder_name(qualified: str, target: Target, document: Mapping[str, Any]) -> 
 
 
 def examine(manifest: Manifest, library: bytes, key: str, target: Target | None) -> None:
-    """Compare an entry's parts with each other, its key and its target, which an extension has not. Raises EntryError if they differ."""
+    """Compare an entry's parts with each other, with its key and, for an op, with its target.
+
+    Raises EntryError if they differ.
+    """
     if manifest.key != key:
         raise EntryError("it has another key")
     if len(library) != manifest.size or hashlib.sha256(library).hexdigest() != manifest.sha256:

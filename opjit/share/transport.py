@@ -1,5 +1,9 @@
-"""The objects of a remote: bytes by name under a URL. HTTP(S) uses Python's standard library, other protocols fsspec, whose HTTP client
-takes 0.2 s to import and reads bodies of any length; its thread does not survive a fork."""
+"""The objects of a remote: bytes by name under a URL.
+
+HTTP and HTTPS use Python's standard library, and other protocols use fsspec. The HTTP client of
+fsspec is not used because it needs 0.2 s to import, reads bodies of any length, and has a thread
+that does not survive a fork.
+"""
 
 import base64
 import threading
@@ -61,14 +65,18 @@ class Objects(NamedTuple):
             ) from error
 
     def read(self, name: str, limit: int, until: float) -> bytes:
-        """Return an object's bytes. Raises FileNotFoundError if there is none, EntryError beyond `limit`, others if the network failed."""
+        """Return an object's bytes.
+
+        Raises FileNotFoundError if it does not exist, EntryError if it has more than `limit` bytes,
+        and other errors if the network failed.
+        """
         if self.is_http:
             content = self._request(name, limit, until)
         else:
             system, path = self._system(name)
             content = bytes(
                 system.cat_file(path, start=0, end=limit + 1)
-            )  # one request, whose answer is limited in size
+            )  # one request, and an answer of limited size
         if len(content) > limit:
             raise EntryError(f"{name} is larger than {limit} bytes")
         return content
@@ -100,14 +108,17 @@ class Objects(NamedTuple):
         )
 
     def _system(self, name: str) -> tuple[Any, str]:
-        """Return fsspec's file system, as configured, and an object's path in it."""
+        """Return the configured file system of fsspec, and an object's path in it."""
         from fsspec.core import url_to_fs
 
         system, path = url_to_fs(f"{self.url.rstrip('/')}/{name}")
         return system, str(path)
 
     def _request(self, name: str, limit: int, until: float) -> bytes:
-        """Send one GET. Reads the body in pieces, so that the server controls neither its length nor its pace."""
+        """Send a GET request.
+
+        Reads the body in pieces, so that the server controls neither its length nor its pace.
+        """
         import urllib.error
         import urllib.request
 

@@ -4,7 +4,9 @@
     OPJIT_TRUST=ed25519:q83vEj…:/etc/opjit/ci.pub      several keys, joined by colons; `ed25519:` precedes a key in base64
     OPJIT_TRUST=unsigned                               no signature needed: anyone who can write to the remote chooses the code
 
-A manifest names its library's size and SHA-256, and everything it was built from, so the manifest's signature covers all of it."""
+A manifest contains the size and the SHA-256 of its library and all inputs of the build, so the
+manifest's signature covers all of them.
+"""
 
 import base64
 import binascii
@@ -33,12 +35,18 @@ _warned: set[str] = set()  # holds UNSIGNED once this process has warned of it
 
 
 class Trust(NamedTuple):
-    """The trusted public keys, 32 bytes each; if there are none, no signature is required."""
+    """The trusted public keys of 32 bytes.
+
+    If the tuple is empty, no signature is required.
+    """
 
     keys: tuple[bytes, ...]
 
     def opened(self, content: bytes) -> tuple[Bundle, Manifest]:
-        """Split an object, check its signature, and only then parse its manifest. Raises `check`'s errors, EntryError if it is damaged."""
+        """Split an object, check its signature, and only then parse its manifest.
+
+        Raises the errors of `check`, and EntryError if the object is damaged.
+        """
         found = bundles.parse(content)
         self.check(found)
         return found, manifests.parse(found.manifest)
@@ -87,7 +95,8 @@ def configured() -> Trust | None:
         )
     if not keys:
         raise RemoteError(
-            f"OPJIT_TRUST is {text!r}, which names no key: expected public keys, or the word {UNSIGNED}"
+            f"OPJIT_TRUST is {text!r}, which does not name a key: expected public keys, or the "
+            f"word {UNSIGNED}"
         )
     return Trust(tuple(keys))
 
@@ -99,8 +108,8 @@ def _inline(text: str) -> bytes:
         key = b""
     if len(key) != 32:
         raise RemoteError(
-            f"OPJIT_TRUST holds 'ed25519:{text}': expected the 32 bytes of a public key in base64, as `opjit keygen` "
-            "prints them"
+            f"OPJIT_TRUST holds 'ed25519:{text}': expected the 32 bytes of a public key in "
+            "base64, in the form that `opjit keygen` prints"
         )
     return key
 
@@ -129,12 +138,16 @@ def _read_public(name: str) -> bytes:
 
 
 def signer(path: Path) -> Callable[[Bundle], Bundle]:
-    """Return what signs bundles by a private key in PEM (PKCS #8, no password). Raises RemoteError if it is none or others can read it."""
+    """Return a function that signs bundles with a private key in PEM (PKCS #8, no password).
+
+    Raises RemoteError if the file does not contain a private key, or if other users can read it.
+    """
     exceptions, ed25519, serialization = _cryptography()
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise RemoteError(
-                f"{path} is readable by other users, who could sign with it; chmod 600 {path}, or better, make a new key"
+                f"{path} is readable by other users, so they could sign with it; make a new key "
+                f"with `opjit keygen`, or run `chmod 600 {path}` if you are the only user"
             )
         key = serialization.load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
     except (
@@ -144,12 +157,13 @@ def signer(path: Path) -> Callable[[Bundle], Bundle]:
         exceptions.UnsupportedAlgorithm,
     ) as error:  # TypeError: it has a password
         raise RemoteError(
-            f"{path} cannot be signed with: expected a PEM file with an Ed25519 private key and no password, as `opjit "
-            f"keygen` writes it; {error}"
+            f"{path} cannot be used to sign: expected a PEM file with an Ed25519 private key and "
+            f"no password, for example from `opjit keygen`; {error}"
         ) from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise RemoteError(
-            f"{path} cannot be signed with: it holds a key of another kind; expected Ed25519, as `opjit keygen` writes it"
+            f"{path} cannot be used to sign: it contains a key of another kind; expected Ed25519, "
+            "for example from `opjit keygen`"
         )
     return lambda bundle: bundle._replace(signature=key.sign(bundle.manifest))
 

@@ -129,7 +129,9 @@ def test_only_the_ops_that_are_named_are_pushed_and_pulled(
     assert transfer.pull(url, ops=[published.op.qualified]).moved == [published.name]
     missing = opjit("cache", "pull", url, "nobody::nothing")
     assert missing.exit_code == 1
-    assert "nobody::nothing is left out: " + url + " has no entry of it" in missing.output
+    assert (
+        "nobody::nothing is left out: " + url + " does not contain an entry of it" in missing.output
+    )
 
 
 def test_a_push_says_whether_it_signs(published: Published, tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_an_entry_that_is_not_in_order_is_named_and_not_pushed(
         f"{library.parent} is left out: its library does not have the size in its manifest"
         in result.output
     )
-    assert "it lies among another op's entries" in result.output
+    assert "it is in the directory of another op" in result.output
     assert names(tmp_path / "remote") == sorted([other.name, other.pointer, other.base])
 
 
@@ -198,7 +200,7 @@ def test_a_pull_names_what_is_not_trusted_or_damaged_and_takes_the_rest(
     assert result.exit_code == 1
     assert f"{other.name} is left out: no key in OPJIT_TRUST made its signature" in result.output
     assert (
-        f"{'0' * 64}.opjit is left out: it holds an entry of {published.op.qualified}"
+        f"{'0' * 64}.opjit is left out: it contains an entry of {published.op.qualified}"
         in result.output
     )
     assert good(empty, published)
@@ -233,11 +235,11 @@ def test_a_pull_that_trusts_nobody_says_what_to_do(
     [
         (
             ("pull", "https://host/opjit"),
-            "https://host/opjit cannot list its entries, because HTTP has no listing; set OPJIT_REMOTE",
+            "cannot pull everything from https://host/opjit, because HTTP cannot list entries; set OPJIT_REMOTE",
         ),
         (
             ("push", "https://host/opjit", "--unsigned"),
-            "https://host/opjit is only read over HTTP: push to the storage behind it",
+            "cannot push to https://host/opjit, because HTTP remotes are read-only",
         ),
         (
             ("push", "file:///proc/nowhere", "--unsigned"),
@@ -321,7 +323,7 @@ def member(
 
 OBJECT = f"v2/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit"
 END = bytes(1024)
-NOT_PLAIN = "is no file of at most 67108864 bytes with an entry's name"
+NOT_PLAIN = "is not a file of at most 67108864 bytes with the name of an entry"
 DAMAGED = "damaged or cut off"
 # Packs, and what is said of them.
 HOSTILE: dict[str, tuple[bytes, str]] = {
@@ -462,7 +464,7 @@ def test_a_pack_that_cannot_be_made_leaves_the_one_before(
 ) -> None:
     (tmp_path / "ops.tar").write_text("before")
     for words, said in (
-        (("ops.tar", "nobody::nothing"), "no entry to pack"),
+        (("ops.tar", "nobody::nothing"), "expected entries to pack"),
         (("none/ops.tar",), "cannot be written"),
     ):
         failed = opjit("cache", "pack", tmp_path / words[0], *words[1:])

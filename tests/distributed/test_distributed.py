@@ -368,7 +368,7 @@ def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(
     assert [each["values"] for each in results[1:]] == [[1], [1]]
     for each in results[1:]:
         (warning,) = each["warnings"]
-        assert "alone, because the job's store is out of reach" in warning
+        assert "alone, because the job's store is unreachable" in warning
 
 
 def test_a_job_whose_rank_0_is_nowhere_goes_on_without_it(cluster: Cluster) -> None:
@@ -686,9 +686,9 @@ def test_a_rank_is_known_by_what_its_launcher_sets(
 @pytest.mark.parametrize(
     ("rank", "size", "told"),
     [
-        ("x", "2", "RANK is 'x'; expected a number"),
+        ("x", "2", "expected a number in RANK, .*got 'x'"),
         ("2", "2", "rank 2 of 2 ranks"),
-        ("1", "-2", "WORLD_SIZE is '-2'"),
+        ("1", "-2", "expected a number in WORLD_SIZE, .*got '-2'"),
     ],
 )
 def test_an_invalid_rank_is_a_one_line_error(

@@ -169,7 +169,7 @@ def test_code_that_does_not_compile_is_answered_in_a_sentence(c: str, told: str)
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"c": None}, r"has no code: give c= with opjit_status bad_cpu\("),
+        ({"c": None}, r"expected code for an op; pass c= with opjit_status bad_cpu\("),
         ({"c": b"bytes"}, "the code of bad.c must be a string, not b'bytes'"),
         *(
             (
@@ -210,7 +210,7 @@ def test_without_like_or_fake_it_runs_and_tracing_it_says_what_is_missing() -> N
     op = declare("untraced", like=None)
     assert op(torch.ones(1), 2.0).tolist() == [2.0]
     with pytest.raises(
-        DeclarationError, match=r"inline::untraced has no fake kernel.*like= or fake="
+        DeclarationError, match=r"inline::untraced lacks a fake kernel.*like= or fake="
     ):
         op(torch.ones(1, device="meta"), 2.0)
 

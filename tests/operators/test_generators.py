@@ -128,7 +128,7 @@ def test_what_cannot_be_is_an_error_that_says_what_to_do(monkeypatch: pytest.Mon
     assert older(X).shape == X.shape
     with pytest.raises(
         NotImplementedError,
-        match=r"a generator with torch 2\.13 or later, and this is 2\.12\.1; leave it out",
+        match=r"a generator with torch 2\.13 or later, but this is torch 2\.12\.1; omit it",
     ):
         older(X, generator=torch.Generator())
 

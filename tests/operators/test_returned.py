@@ -133,10 +133,10 @@ def test_a_gradient_is_refused(add_: Op, both: Op) -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(
         RuntimeError,
-        match=r"writes an argument and returns it, which has no derivative.*under torch\.no_grad",
+        match=r"writes an argument and returns it, so torch cannot differentiate it.*under torch\.no_grad",
     ):
         add_(x * 2, 1.0)
-    with pytest.raises(RuntimeError, match="has no derivative"):
+    with pytest.raises(RuntimeError, match="cannot differentiate it"):
         both(x, out=torch.empty(3), twice=torch.empty(3))
     with torch.no_grad():
         add_(x, 1.0)

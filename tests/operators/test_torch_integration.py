@@ -157,7 +157,7 @@ def test_unusual_tensors_give_one_sentence(make_op: MakeOp, kind: str, warm: boo
     assert op.schema.name in first
     if kind != "jagged":
         assert isinstance(caught.value, NoKernel)
-        assert "it takes dense tensors on cpu" in first
+        assert "it accepts dense tensors on cpu" in first
         assert "???" not in first
         assert "\n" not in str(caught.value)
     assert op(torch.ones(4)) == 4, "and the op still works"
@@ -179,7 +179,7 @@ def test_without_any_tensor_the_op_says_so(make_op: MakeOp, warm: bool) -> None:
         assert op([torch.ones(1)], None) == 1
         assert op([], torch.ones(1)) == 1
     with pytest.raises(
-        NoKernel, match="takes dense tensors on cpu, and at least one of them"
+        NoKernel, match="accepts dense tensors on cpu, and at least one of them"
     ) as caught:
         op([], None)
     assert "\n" not in str(caught.value)
