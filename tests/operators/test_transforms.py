@@ -254,7 +254,7 @@ def test_a_rule_for_autocast_is_refused_where_the_op_writes(make_op: MakeOp) -> 
         fake=lambda x: None,
     )
     with pytest.raises(
-        DeclarationError, match="writes an argument, so autocast\(\) is not supported"
+        DeclarationError, match=r"writes an argument, so autocast\(\) is not supported"
     ):
         op.autocast()
 
