@@ -13,7 +13,10 @@ from opjit.wanted import OpBinary, here
 
 
 def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
-    """Return the targets of archs, each once, for each processor in `hosts`; without archs, this machine's, one for each kind of device."""
+    """Return the targets of archs for each host CPU in `hosts`, without duplicates.
+
+    Without archs, return this machine's targets, one for each kind of device.
+    """
     if archs:
         return list(
             dict.fromkeys(
@@ -45,7 +48,10 @@ def requests(
     failed: list[tuple[str, OpjitError]] | None = None,
     scan: Scan | None = None,
 ) -> list[OpBinary]:
-    """Return the requests of pairs, with the ops' variants; `failed` gets the errors of those whose sources cannot be read or compiled."""
+    """Return the requests of pairs, with the ops' variants.
+
+    If the sources of an op cannot be read or compiled, `failed` gets the error.
+    """
     scan = scan or Scan()
     compilers: dict[tuple[str, str], list[toolchain.ToolVersions]] = {}
     found: list[OpBinary] = []

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from opjit.errors import CacheWarning, EntryError
 
 _NOTE_BYTES = 16 << 20  # the largest note
-_TICK = 0.02  # seconds that a file system's clock may stand
+_TICK = 0.02  # seconds during which a file system's clock may show the same time
 _LINKS = 40  # symbolic links that Linux follows in one path
 _own: list[tuple[Path, int]] = []  # temporary folders, and the ids of the processes that made them
 
@@ -43,7 +43,10 @@ def digest(path: str) -> str:
 
 @contextmanager
 def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a file of a cache. Raises EntryError if it is no regular file, has more than `most` bytes, or is `distrusted`."""
+    """Open a file of a cache.
+
+    Raises EntryError if it is not a regular file, has more than `most` bytes, or is `distrusted`.
+    """
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -71,7 +74,11 @@ def read(path: Path, most: int, trusted_as: Path | None = None) -> bytes:
 
 
 def read_regular(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
-    """Read a file that a user names, through links. Raises OSError also for more than `most` bytes, a folder, a pipe or a device."""
+    """Read a file that a user names, through links.
+
+    Raises OSError if it cannot be read, has more than `most` bytes, or is a folder, a pipe or a
+    device.
+    """
     with open(
         path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
     ) as file:  # opening a pipe must not block
@@ -105,7 +112,10 @@ def is_own(path: Path) -> bool:
 
 
 def at_end(call: Callable[[], None]) -> None:
-    """Call a function when this process exits, also in a forked multiprocessing worker, which skips atexit."""
+    """Call a function when this process exits.
+
+    This also works in a forked multiprocessing worker, which skips atexit.
+    """
     atexit.register(call)
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
@@ -113,7 +123,7 @@ def at_end(call: Callable[[], None]) -> None:
 
 
 def remove_own() -> None:
-    """Remove this process's temporary folders, but not those of a parent that forked it."""
+    """Remove this process's temporary folders, but not the folders of a parent that forked it."""
     for folder, owner in _own:
         if owner == os.getpid():
             remove_tree(folder)
@@ -140,8 +150,12 @@ def let_read(folder: Path, top: Path) -> None:
 def distrusted(
     path: Path, trusted_as: Path | None = None, status: os.stat_result | None = None
 ) -> str | None:
-    """Why others can have written a file or folder, whose `status` is given if it is open; None if only this user or root can. `path`
-    must lie where `swappable` finds no problem. The owner and writers of `trusted_as`, a file that this process runs, are trusted, too."""
+    """Return the reason why another user can have written a file or folder, or None if only this
+    user or root can.
+
+    Pass `status` if the file is open. `swappable` must accept the directory of `path`. The owner
+    and writers of `trusted_as`, a file that this process runs, are also trusted.
+    """
     status = os.lstat(path) if status is None else status
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
@@ -154,8 +168,12 @@ def distrusted(
 
 
 def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
-    """Who can write a file or folder, or put another in its place, and what to do; None if no other user can. Each folder and link on
-    the way must belong to this user or root and not be writable by others, unless its sticky bit is set. `trusted_as`: see `distrusted`."""
+    """Return the reason why another user can write or replace a file or folder, and a remedy, or
+    None if no other user can.
+
+    Each folder and link on the way must belong to this user or root and not be writable by other
+    users, unless its sticky bit is set. `trusted_as`: see `distrusted`.
+    """
     here = "/"
     links = 0
     rest = [part for part in reversed(str(path).split("/")) if part]
@@ -166,7 +184,7 @@ def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
             problem = _writer(here, status, not rest, known)
             if problem is not None or not rest:
                 held = "what it holds" if here == str(path) else path
-                return problem and f"{problem[0]}, so others could replace {held}{problem[1]}"
+                return problem and f"{problem[0]}, so other users could replace {held}{problem[1]}"
             name = rest.pop()
             step = os.path.dirname(here) if name == ".." else f"{here.rstrip('/')}/{name}"
             found = os.lstat(step)
@@ -191,7 +209,10 @@ def _owners(known: os.stat_result | None) -> set[int]:
 def _writer(
     path: str, status: os.stat_result, last: bool, known: os.stat_result | None
 ) -> tuple[str, str] | None:
-    """Why others could change one file or folder in a path, and what to do; `last` is the one that the path leads to."""
+    """Return the reason why another user can change a file or folder in a path, and a remedy.
+
+    `last` is True for the end of the path.
+    """
     if status.st_uid not in _owners(known) and (last or not _unmapped(status.st_uid)):
         return f"{path} belongs to user {status.st_uid}, not to you or root", ""
     open_to = status.st_mode & 0o022
@@ -204,14 +225,18 @@ def _writer(
     ):
         return None
     return (
-        f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o})",
+        f"{path} can be written by other users (mode {stat.S_IMODE(status.st_mode):o})",
         f"; chmod go-w {path}",
     )
 
 
 def _own_group(path: str, group: int) -> bool:
-    """Whether only this user may write what a group may write: it is the user's private one, by its name and members. With an access
-    control list, the mode shows what all groups and users in it may do, so it may name others."""
+    """Return whether a group is this user's private group, by its name and members, so that only
+    this user has the group's permissions.
+
+    If the file has an access control list, the mode covers all groups and users in the list, so the
+    answer is False.
+    """
     import grp
     import pwd
 
@@ -239,7 +264,10 @@ def _has_list(path: str) -> bool:
 
 
 def _unmapped(user: int) -> bool:
-    """Whether an id stands for all users that a container does not map; the host's root is one of them in a user's own container."""
+    """Return whether an id represents all users that a container does not map.
+
+    In an unprivileged container, the host's root is one of these users.
+    """
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
         lengths = [
@@ -256,7 +284,7 @@ def inside(folders: Iterable[str]) -> tuple[str, ...]:
 
 
 def _open_own(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o644)  # without the umask, it could be writable by others
+    return os.open(name, flags, 0o644)  # without the mode, other users might be able to write it
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -277,7 +305,11 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes, synced: bool = True) -> None:
-    """Write a file that others see only when it is complete and, if `synced`, flushed to disk. Raises OSError if it cannot be written."""
+    """Write a file that other processes see only when it is complete and, if `synced`, flushed to
+    disk.
+
+    Raises OSError if it cannot be written.
+    """
     staged = path.with_name(f".{unique()}")
     try:
         if synced:
@@ -293,7 +325,10 @@ def write_whole(path: Path, content: bytes, synced: bool = True) -> None:
 
 
 def put_in_place(staged: Path, place: Path, aside: Path, is_good: Callable[[Path], bool]) -> None:
-    """Rename a complete folder to its place. A good one that is there already stays, and a bad one is moved aside."""
+    """Rename a complete folder to its path.
+
+    If a good folder is already there, it stays. A bad folder is moved out of the way.
+    """
     sync(staged)
     for _ in range(2):
         if put_if_free(staged, place) or is_good(place):
@@ -303,7 +338,10 @@ def put_in_place(staged: Path, place: Path, aside: Path, is_good: Callable[[Path
 
 
 def put_if_free(staged: Path, place: Path) -> bool:
-    """Rename a complete folder to its place, unless there is something. Returns whether it did. Raises OSError if it cannot be renamed."""
+    """Rename a complete folder to its path if that is free.
+
+    Returns whether it did. Raises OSError if it cannot be renamed.
+    """
     try:
         os.rename(staged, place)
     except OSError as error:
@@ -322,13 +360,15 @@ def write_note(path: Path, text: str) -> None:
 
 
 def write_checked(path: Path, value: object) -> None:
-    """Write a note in JSON with a digest, so that `read_checked` believes no damaged one."""
+    """Write a note in JSON with a digest, so that `read_checked` detects damage."""
     text = json.dumps(value)
     write_note(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
 
 def read_checked(path: Path) -> object:
-    """Return the value in a note; None if there is none, if it is damaged, or if another user can have written it."""
+    """Return the value in a note, or None if the note does not exist, is damaged, or can have
+    been written by another user.
+    """
     try:
         digest, _, text = read(path, _NOTE_BYTES).partition(b"\n")
         whole = hashlib.sha256(text).hexdigest().encode() == digest

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# The modules that need no torch, as tests/test_late_torch.py proves. Any other one is imported after torch.
+# The modules that do not need torch, which tests/test_late_torch.py proves. Any other module is
+# imported after torch.
 FREE = (
     "backends",
     "builder",
@@ -28,7 +29,7 @@ NOT_FREE = ("backends.cuda", "builder.build", "builder.torch_builder", "shared_l
 
 
 class _TorchFinder:
-    """Finds torch as the other finders do, and has its loader call a function at the end."""
+    """Find torch like the other finders, and let its loader call a function at the end."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
@@ -37,9 +38,9 @@ class _TorchFinder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, rest = name.partition(".")
-        if package == "opjit" and needs_torch(
-            rest
-        ):  # else the function, which imports opjit's modules, would find this one unfinished
+        if (
+            package == "opjit" and needs_torch(rest)
+        ):  # otherwise the function, which imports opjit's modules, would find this module unfinished
             import torch  # noqa: F401
         if name != "torch":
             return None

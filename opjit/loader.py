@@ -1,6 +1,10 @@
-"""Verified libraries in this process: dlopen, registration with torch, reload and unregistration. `pinned` opens the very file that was
-verified. Opening a library has no effect on torch. torch keeps calling the first library that was registered; a newer build of the op is
-opened beside it, and the first one redirects calls to it. Libraries are never closed, so threads never call code that is gone."""
+"""Verified libraries in this process: dlopen, registration with torch, reload and unregistration.
+
+`pinned` opens the very file that was verified. Opening a library does not change torch. torch keeps
+calling the first library that was registered. If the op is built again, the new library is opened
+next to it, and the first library redirects calls to the new one. Libraries are never closed, so
+threads never call code that is gone.
+"""
 
 import ctypes
 import itertools
@@ -16,9 +20,10 @@ from opjit.store.entry import Entry
 
 _DLINFO_LINKMAP = 2  # RTLD_DI_LINKMAP
 _numbers = itertools.count(1)
-# Where the first op's library counts interrupts, for all of them: a process has one handler. See `opjit_interrupted` in opjit.h.
+# The address at which the first op's library counts interrupts for all libraries, because a process
+# has a single handler. See `opjit_interrupted` in opjit.h.
 _interrupts: int | None = None
-# The functions of an op's library: the type of the result, and those of the arguments.
+# The functions of an op's library, with the types of the result and of the arguments.
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opjit_register": (ctypes.c_int, ()),
     "opjit_unregister": (ctypes.c_int, ()),
@@ -46,9 +51,9 @@ class Loaded:
         self.key = key
         self.registered = registered
         self.kernel = _kernel(registered)
-        self.variants: dict[str, int] = {}  # kernels of variants, as they were opened
+        self.variants: dict[str, int] = {}  # kernels of variants that were opened
         self.unbind_autograd: Callable[[], None] | None = (
-            None  # takes autograd's kernel in C++ back, if the op has it
+            None  # unregisters autograd's kernel in C++, if the op has it
         )
 
     def replace(self, entry: Entry, qualified: str) -> None:
@@ -66,17 +71,21 @@ class Loaded:
 
 
 def load(entry: Entry, qualified: str, before: Iterable[str] = ()) -> Loaded:
-    """Open an entry's library, as `open_library` does, and register its kernel. Raises Gone, or LoadError if torch rejects it."""
+    """Open an entry's library like `open_library`, and register its kernel.
+
+    Raises Gone, or LoadError if torch rejects it.
+    """
     library = open_library(entry, qualified, before)
     if library.opjit_register() != 0:
         raise LoadError(
-            f"torch rejected the kernel of {qualified} in {entry.library}; torch's own message is on stderr"
+            f"torch rejected the kernel of {qualified} in {entry.library}; see torch's message on "
+            "stderr"
         )
     return Loaded(entry.key, library)
 
 
 def open_kernel(entry: Entry, qualified: str, before: Iterable[str] = ()) -> int:
-    """Map an entry's library, as `open_library` does, and return its kernel's address."""
+    """Map an entry's library like `open_library`, and return its kernel's address."""
     library = open_library(entry, qualified, before)
     library.opjit_prepare()
     return _kernel(library)
@@ -133,8 +142,9 @@ def pinned(entry: Entry) -> Iterator[str]:
 def _unseen_path(descriptor: int) -> str:
     """Return a path of an open file that dlopen has not seen.
 
-    dlopen answers a path that it knows with the library that it opened there, even if another file is there by now. ``/`` and ``./`` lead
-    nowhere else, so they spell a counter in binary: the millionth path of a process is 40 characters longer than the first.
+    If dlopen has opened a path before, it returns the library that it opened there, even if the
+    path leads to another file by now. ``/`` and ``./`` lead nowhere else, so they spell a counter
+    in binary: the millionth path of a process is 40 characters longer than the first.
     """
     number = f"{next(_numbers):b}"
     spelled = number.replace("0", "/").replace("1", "./")
@@ -167,7 +177,7 @@ def name_as(library: ctypes.CDLL, path: Path) -> None:
 
 
 def named(error: Exception, path: str, library: Path) -> str:
-    """Return an error's text with the library's own path."""
+    """Return an error's text with the path of the library in the cache."""
     return str(error).replace(path, str(library))
 
 

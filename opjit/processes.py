@@ -1,6 +1,10 @@
-"""Commands that end with the process that waits for them, and what a fork in another thread must not interrupt: the child has no other
-thread. A lock that one held would never be free, a module that it was importing would stay locked, and a command that it was starting
-would seem to run for as long as the child does."""
+"""Commands that end with the process that waits for them, and sections that a fork in another
+thread must not interrupt.
+
+A forked child lacks the other threads. If one of them held a lock, it would never be free in the
+child; a module that it was importing would stay locked; and a command that it was starting would
+seem to run for as long as the child does.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:  # late: no hit needs them
 
 LATE = "the compiler did not finish within"
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
-_END = 2.0  # seconds that an interrupted command gets to end what it started
+_END = 2.0  # seconds in which an interrupted command can end the processes that it started
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
 _running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
@@ -30,9 +34,10 @@ _running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
 class Lock(_RLock):  # type: ignore[misc]
     """A re-entrant lock, which a forked child finds free unless the forking thread holds it.
 
-    It is Python's RLock, which is acquired and released in C, so that no Ctrl-C comes between. RLock has no public name for the two
-    questions below; threading.Condition and logging use the same two methods. A fork in another thread waits for the lock for
-    `fork_timeout` seconds; 0 is not at all, -1 forever.
+    It is Python's RLock, which is acquired and released in C, so that no Ctrl-C comes between.
+    RLock lacks public names for the two queries below, but threading.Condition and logging use the
+    same two methods. A fork in another thread waits for the lock for `fork_timeout` seconds; 0 is
+    not at all, -1 forever.
     """
 
     def __init__(self, fork_timeout: float = 0.0) -> None:
@@ -49,7 +54,8 @@ class Lock(_RLock):  # type: ignore[misc]
         self._at_fork_reinit()
 
 
-# While one of these is held, forks of other threads wait. A fork takes them in this order, as does an op.py that builds.
+# While one of these is held, forks of other threads wait. A fork acquires them in this order, and
+# so does an op.py that builds.
 reading = Lock(
     5.0
 )  # an op.py runs; not `declaring`, for which a module that the op.py imports, in another thread, may have to wait
@@ -84,8 +90,12 @@ def _in_child() -> None:
 
 
 def watch_forks() -> None:
-    """Have forks wait. Call it again after importing a module with hooks of its own: hooks run in the opposite order of registration,
-    and an import that waits for such a module's hook would wait for a fork that waits for the import."""
+    """Make forks wait.
+
+    Call it again after importing a module that registers hooks: hooks run in the opposite order of
+    registration. Otherwise, an import that waits for the module's hook would wait for a fork that
+    waits for the import.
+    """
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
@@ -95,7 +105,11 @@ watch_forks()
 def run(
     command: Any, *, check: bool = False, limit: float | None = None, **settings: Any
 ) -> subprocess.CompletedProcess[Any]:
-    """`subprocess.run`, but an interrupt or `limit` seconds end the command gently; it failed then, and its output's last line says so."""
+    """Run a command like `subprocess.run`, but end it gently after an interrupt or after `limit`
+    seconds.
+
+    The command then counts as failed, and the last line of its output contains the reason.
+    """
     with importing:
         import subprocess
 
@@ -126,7 +140,7 @@ def run(
 
 @contextmanager
 def handling(numbers: Iterable[int], handler: Any) -> Iterator[None]:
-    """Have signals call a handler, or do what it says, during the block."""
+    """Set a handler or an action of signals during the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -144,14 +158,17 @@ def starting_threads() -> Iterator[None]:
         if str(error) != "can't start new thread":
             raise
         raise OpjitError(
-            "the system refuses another thread, which a build needs; raise the limit on memory (`ulimit -v`) or on processes "
-            "(`ulimit -u`, pids.max of a control group), or build ahead where there is none"
+            "cannot start a thread for the build; raise `ulimit -v`, `ulimit -u` or the cgroup's "
+            "pids.max, or build the op with `opjit precompile` on a machine without these limits"
         ) from None
 
 
 @contextmanager
 def pool(size: int) -> Iterator[ThreadPoolExecutor]:
-    """Open a pool of threads. An interrupt, which Python raises in the main thread alone, ends the commands of all threads, too."""
+    """Open a pool of threads.
+
+    An interrupt, which Python raises only in the main thread, ends the commands of all threads.
+    """
     with importing:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -172,7 +189,10 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
-    """Terminate a command, and kill it if that fails: with all that it started, if it has a session of its own."""
+    """Terminate a command, and kill it if that fails.
+
+    If it has a separate session, all processes that it started end with it.
+    """
     import subprocess
 
     _signal(process, signal.SIGTERM)
@@ -199,8 +219,12 @@ def _started(command: Any, settings: dict[str, Any]) -> subprocess.Popen[Any]:
 
 @contextmanager
 def _waiting() -> Iterator[None]:
-    """Let this process wait for children during the block. Where SIGCHLD is ignored, as in many servers, the system forgets their exit
-    codes, and they ignore it, too: ninja could not wait for a compiler. Python changes signals only in the main thread, so C does."""
+    """Let this process wait for children during the block.
+
+    If SIGCHLD is ignored, for example in many servers, the system forgets the exit codes of
+    children, and the children ignore the signal like their parent, so that ninja cannot wait for a
+    compiler. The signal is changed by C, because Python changes signals only in the main thread.
+    """
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         yield
         return

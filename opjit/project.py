@@ -7,7 +7,9 @@
     [tool.hatch.build.targets.wheel.hooks.opjit]
     archs = ["x86-64-v3", "sm_90"]
 
-Only the wheel has the hook, so an sdist imports neither opjit nor torch. `opjit new --project NAME` writes such a project."""
+Only the wheel uses the hook, so an sdist imports neither opjit nor torch. `opjit new --project
+NAME` writes a project with this hook.
+"""
 
 import importlib
 import os

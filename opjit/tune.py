@@ -1,10 +1,12 @@
-"""Which of an op's variants runs: measured once for a device and for tensors of about a size, and kept in the store.
+"""The choice of an op's variant: measured once for a device and for tensors of about the same size,
+and kept in the store.
 
     <root>/v2/tuned/<SHA-256>   JSON: the chosen variant, and its seconds. The name is the SHA-256 of the key of the first variant's binary,
                                 the names of all variants, the device's model, and the bucket of sizes
 
-A record is read as any file of a cache, from the layers first; one that names no variant of the op is none. While a CUDA graph is captured
-nothing is measured: the recorded choice runs, else the first variant.
+A record is read like any file of a cache, from the read-only caches first. A record is ignored if
+it does not name a variant of the op. Nothing is measured while a CUDA graph is captured: the
+recorded choice runs or, without a record, the first variant.
 """
 
 import hashlib
@@ -34,7 +36,7 @@ from opjit.wanted import OpBinary, here
 
 _FINALISTS = 16  # variants that are measured at length
 _NEAR = 1.3  # of the best time at a first look, up to which a variant is one
-_SLOW = 1e-3  # seconds of a call from which one that takes four times the best's is not looked at any further
+_SLOW = 1e-3  # seconds of a call above which a variant that is four times slower than the best is dropped
 Candidates = dict[str, Callable[..., Any]]  # calls, by the label of the variant that they run
 
 
@@ -48,7 +50,9 @@ class Choice(NamedTuple):
 def kernel_for_call(
     op: OpState, backend: Backend, number: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> int:
-    """Return the kernel of the variant of a number, or of the one for a call's tensors, which later calls of such sizes run, too."""
+    """Return the kernel of the variant with a number or, without a number, of the variant for a
+    call's tensors, which later calls with tensors of about the same size also run.
+    """
     request.ready(op, backend)
     with op.lock:
         loaded = op.loaded[backend.name]
@@ -65,7 +69,8 @@ def kernel_for_call(
                 found = _kernel_of(op, backend, choice.variant)
             except (OpjitError, OSError) as error:
                 progress.logger().warning(
-                    f"{op.qualified} runs its first variant, as no other can be had: {error}"
+                    f"{op.qualified} runs its first variant, because the variants cannot be "
+                    f"built: {error}"
                 )
         loaded.registered.opjit_choose(bucket, found)
         return found
@@ -74,7 +79,10 @@ def kernel_for_call(
 def tune(
     op: OpState, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Choice | None:
-    """Measure an op's variants with a call's arguments, and record the choice for such sizes. Returns None where nothing is measured."""
+    """Measure an op's variants with a call's arguments, and record the choice for sizes like these.
+
+    Returns None if nothing is measured.
+    """
     request.ready(op, backend)
     with op.lock, torch.inference_mode():
         loaded = op.loaded[backend.name]
@@ -140,7 +148,7 @@ def _read(name: str, labels: list[str], store: Store) -> Choice | None:
 def _measured(op: OpState, backend: Backend, inputs: Inputs, store: Store) -> Choice | None:
     """Measure with the inputs of a call; returns None for a call that the first variant refuses."""
     loaded = op.loaded[backend.name]
-    if op.schema.mutates or op.schema.draws:  # a call's own tensors and generators stay as they are
+    if op.schema.mutates or op.schema.draws:  # the tensors and generators of the call do not change
         inputs = Inputs(*tree_map(_private_copy, (inputs.args, dict(inputs.kwargs))))
     on_gpu = backends.clock_of(backend.name) is not None
     drawing = torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else [])
@@ -208,14 +216,18 @@ def _build(op: OpState, backend: Backend, store: Store) -> None:
 def _running(
     op: OpState, backend: Backend, kernels: Mapping[str, int], inputs: Inputs
 ) -> Candidates:
-    """Return calls of the variants that run, without those that one call shows to be far slower than others."""
+    """Return calls of the variants that run, without the variants that are far slower in a first
+    call.
+    """
     force = op.loaded[backend.name].registered.opjit_force
     seconds: dict[str, float] = {}
     candidates = {
         label: partial(_call, force, each, op.overload) for label, each in kernels.items()
     }
     for label, call in candidates.items():
-        with suppress(RuntimeError):  # for example, too much shared memory for this device
+        with suppress(
+            RuntimeError
+        ):  # for example, the variant needs more shared memory than this device has
             for _ in range(4):  # the quickest counts, because a busy machine may delay any of them
                 started = time.perf_counter()
                 call(*inputs.args, **inputs.kwargs)

@@ -1,4 +1,4 @@
-"""A requested binary: what it is made from, where to find it, and how to build it."""
+"""A requested binary: its inputs, its paths in caches, and its build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``opjit why``: why a request hits or misses, by the nearest entry of the op, whose document differs in the fewest inputs."""
+"""``opjit why``: the reason why a request hits or misses.
+
+A miss is compared with the nearest entry of the op, which differs in the fewest inputs.
+"""
 
 import os
 import time
@@ -47,7 +50,7 @@ _NAMES = {
     "debug": "debug build",
     "search": "folders of headers",
 }
-# The kinds of differences, the most frequent first; all others come last.
+# The kinds of differences, the most frequent first; all remaining kinds come last.
 _LIKELY = (
     "source",
     "header",
@@ -158,7 +161,7 @@ def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanati
     wanted = root.folder(qualified, recipe.target, recipe.document())
     locations = [
         _Location(
-            "the binaries beside its source", Store(recipe.folder / layers.FOLDER), recipe.source
+            "the binaries next to its source", Store(recipe.folder / layers.FOLDER), recipe.source
         ),
         *(_Location(f"the layer {layer}", Store(layer)) for layer in layers.named()),
         _Location("the cache", root),
@@ -262,7 +265,7 @@ def _outcome(recipe: Recipe, found: Path | None) -> str:
         if recipe.key is None
         else "build it"
     )
-    return f"a request would {'ask the remote, and without an entry there ' if os.environ.get('OPJIT_REMOTE') else ''}{outcome}"
+    return f"a request would {'query the remote, and without an entry there ' if os.environ.get('OPJIT_REMOTE') else ''}{outcome}"
 
 
 def differences(

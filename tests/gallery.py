@@ -275,7 +275,7 @@ except RuntimeError:
         "Op directory is writable by other users",
         'os.chmod("clip", 0o777)\nos.environ["OPJIT_PATH"] = os.path.abspath("clip")\n'
         'opjit.get("demo::clip")',
-        "…/clip can be written by others",
+        "…/clip can be written by other users",
         "chmod go-w …/clip",
         clip(),
         cause="opjit refuses to run an `op.py` that other users could replace.",
@@ -285,7 +285,7 @@ except RuntimeError:
         "Cache is writable by other users",
         'os.mkdir("shared")\nos.chmod("shared", 0o777)\nos.environ["OPJIT_CACHE"] = "shared"\n'
         'opjit.get("round_ste", "cpu")',
-        "…/shared can be written by others",
+        "…/shared can be written by other users",
         "chmod go-w …/shared",
         cause="opjit ignores a cache in which other users could replace binaries. The op still works, but is built in each process.",
         fix="Run the `chmod` command in the message, or set `OPJIT_CACHE` to another directory.",

@@ -123,19 +123,12 @@ NOT_YET: dict[str, int] = {
     "opjit/builder": 176,
     "opjit/cpp_extension": 171,
     "opjit/declare": 42,
-    "opjit/files.py": 21,
-    "opjit/library": 27,
-    "opjit/loader.py": 12,
-    "opjit/processes.py": 13,
     "opjit/recipe": 161,
     "opjit/request.py": 5,
     "opjit/shared_library": 30,
     "opjit/store": 55,
     "opjit/store/FORMAT.md": 79,
     "opjit/testing": 95,
-    "opjit/tune.py": 11,
-    "opjit/wanted.py": 5,
-    "opjit/why.py": 9,
 }
 
 

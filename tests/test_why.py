@@ -259,7 +259,7 @@ def test_an_unusable_entry_and_a_change_are_both_told(op: Path, cache: Path) -> 
     found = why.compare(describe(op), Store(cache))
     assert [folder for folder, _ in found.unusable] == [second.folder]
     assert [difference.what for difference in found.differences] == ["header"]
-    assert "can be written by others" in str(found)
+    assert "can be written by other users" in str(found)
     assert "amount.h changed" in str(found)
 
 
@@ -293,7 +293,7 @@ def test_a_hit_names_its_folder_and_whose_that_is(
     monkeypatch.delenv("OPJIT_LAYERS")
     shutil.copytree(tmp_path / "cache", declared.folder / LAYER)
     beside = opjit.explain(declared, "cpu")
-    assert beside.place == "the binaries beside its source"
+    assert beside.place == "the binaries next to its source"
     assert beside.found == declared.folder / LAYER / entry.folder.relative_to(tmp_path / "cache")
 
 
@@ -308,7 +308,7 @@ def test_what_does_not_matter_for_a_shipped_binary_is_not_named(
     changed = described._replace(document=other, key=document_key(other))
     (folder / manifest.NAME).write_bytes(changed.dump())
     folder.rename(folder.with_name(changed.key))
-    assert opjit.explain(declared, "cpu").place == "the binaries beside its source"
+    assert opjit.explain(declared, "cpu").place == "the binaries next to its source"
     (declared.folder / "amount.h").write_text("#define AMOUNT 8.0f\n")
     missed = opjit.explain(declared, "cpu")
     assert missed.found is None
@@ -325,7 +325,7 @@ def test_a_miss_says_what_a_request_would_do(
     monkeypatch.setenv("OPJIT_REMOTE", "file:///nowhere")
     assert (
         opjit.explain(declared, "cpu").outcome
-        == "a request would ask the remote, and without an entry there build it"
+        == "a request would query the remote, and without an entry there build it"
     )
     monkeypatch.delenv("OPJIT_REMOTE")
     monkeypatch.setenv("CC", str(tmp_path / "nothing"))

@@ -6,8 +6,9 @@
         <namespace>.<op>.so              a link to the binary of each op
     DIR/<name>.so                        for torch.ops.load_library, without opjit; see standalone.py
 
-The folder appears complete by one rename, and opjit never changes it. It may be moved, and other users may read it. `opjit.add_path` and
-OPJIT_PATH take it, too."""
+The folder appears complete by one rename, and opjit never changes it. You can move it, and other
+users can read it. You can also pass it to `opjit.add_path` or name it in OPJIT_PATH.
+"""
 
 from opjit.library.build import build_library
 from opjit.library.load import load_library, origin

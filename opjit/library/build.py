@@ -46,7 +46,7 @@ def build_library(
     ops. It contains all binaries, so it can be copied alone. Fake kernels and backwards are Python, and are not part of it.
 
     Args:
-        ops: ``"allreduce"``, ``"namespace::name"``, or a list of such names.
+        ops: ``"allreduce"``, ``"namespace::name"``, or a list of names.
         build_directory: created if missing. It gets a directory for the op package, which can be copied as a whole. Nothing is ever
             overwritten, so another build gets another directory.
         device: a kind of device of this machine. None means the current accelerator, or the CPU. With a name, None means all devices
@@ -71,14 +71,16 @@ def build_library(
     """
     requested = [registry.find(each) for each in ([ops] if isinstance(ops, str) else ops)]
     if not requested:
-        raise BuildError("a library of no op: name one or more", op="", target="")
+        raise BuildError(
+            "opjit.build_library: expected at least one op, got an empty list", op="", target=""
+        )
     targets = _targets(requested, device, arch, name)
     shown = ", ".join(op.qualified for op in requested)
     wanted = ", ".join(map(str, targets))
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise BuildError(
-            f"{name!r} cannot be a library's name: expected letters, digits, '_', '.', '+' and '-', with a letter or digit "
-            "first, at most 100",
+            f"{name!r} is not a valid name for an op package: expected at most 100 letters, "
+            "digits, '_', '.', '+' and '-', with a letter or digit first",
             op=shown,
             target=wanted,
         )
@@ -129,7 +131,10 @@ def _targets(
 def put_binary(
     op: OpState, target: Target, entry: Entry, manifest: Manifest, source_folder: Path
 ) -> Path:
-    """Write a binary where `layers` looks for it beside the op's source. Returns the library's path."""
+    """Write a binary where `layers` looks for it, next to the op's source.
+
+    Returns the library's path.
+    """
     store = Store(source_folder / layers.FOLDER)
     folder = store.folder(op.qualified, target, manifest.document) / entry.key
     folder.mkdir(parents=True)
@@ -151,7 +156,9 @@ def _has_op_py(op: Op) -> bool:
 
 
 def _together(requested: Sequence[Op], target: Target) -> list[Op]:
-    """Return the requested ops, and the others of their op.py files that have a kernel for the target, sorted by name."""
+    """Return the requested ops, and the remaining ops of their op.py files that have a kernel
+    for the target, sorted by name.
+    """
     found = {op.qualified: op for op in requested}
     shared = {op.declaration.file for op in requested if _has_op_py(op)}
     for op in registry.all_ops():
@@ -179,8 +186,8 @@ def _check(ops: Iterable[Op]) -> None:
         other = places.setdefault(op.folder.name, op.folder)
         if other != op.folder:
             raise DeclarationError(
-                f"two folders of ops are named {other.name}: {other} and {op.folder}; rename one, as each becomes a "
-                "folder of the library"
+                f"two folders of ops are named {other.name}: {other} and {op.folder}; rename one, "
+                "because each becomes a folder of the op package"
             )
         if op.declaration.stamp != op.declaration.stamp_now():
             raise DeclarationError(
@@ -209,7 +216,8 @@ def _write(
         place = directory / (name or f"{_dotted(first)}.{targets[0].folder}.{digest[:20]}")
         if not files.put_if_free(staged, place) and _digests(place) != digests:
             raise BuildError(
-                f"{place} holds something else already, and nothing is overwritten; remove it, or choose another name",
+                f"{place} exists with different content, and opjit does not overwrite it; remove "
+                "it, or choose another name",
                 op=first.qualified,
                 target=", ".join(map(str, targets)),
             )
@@ -242,7 +250,9 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    """Return the names in an op's folder that its copy leaves out: also libraries that were built into it."""
+    """Return the names in an op's folder that its copy leaves out, for example libraries that
+    were built into it.
+    """
     return {
         *LEFT_OUT(folder, names),
         *(name for name in names if any(Path(folder, name).glob(f"*/{layers.FOLDER}"))),

@@ -21,23 +21,30 @@ from opjit.store.store import VERSION
 
 
 def load_library(path: str | os.PathLike[str]) -> Any:
-    """Load a library from `opjit.build_library`: declare its ops by their op.py, and register their kernels. Compiles nothing.
+    """Load an op package from `opjit.build_library`: declare its ops by their op.py, and register
+    their kernels.
 
-    Everything is checked before it is run or opened: others must not be able to write it, and each binary must be the one that its
-    manifest names, for this machine. The op.py files run as those of `opjit.add_path` do, so meta tensors, torch.compile and autograd
-    work. An op that this process declares already keeps its declaration: the schemas must be equal, and the library replaces a kernel
-    that is loaded. An op that no op.py declared is known by its schema alone: it runs, but without a backward and a fake kernel.
+    This does not compile anything.
+
+    Every file is checked before it is run or opened: other users must not be able to write it, and
+    each binary must match its manifest and be for this machine. The op.py files run like with
+    `opjit.add_path`, so meta tensors, torch.compile and autograd work. If this process already
+    declares an op, the declaration stays. In that case, the schemas must be equal, and the library
+    replaces a kernel that is loaded. If an op was declared without an op.py, only its schema is in
+    the package: the op runs, but without a backward and a fake kernel.
 
     Args:
-        path: the path of an op's ``.so`` in the library, which loads all ops of its op.py, or that of the library's folder.
+        path: the path of an op's ``.so``, which loads all ops of its op.py, or the path of the op
+            package.
 
     Returns:
-        The op of the ``.so``, a torch operator; for a folder, the list of the library's ops, sorted by name.
+        For a ``.so``, its op, which is a torch operator. For an op package, the list of its ops,
+        sorted by name.
 
     Raises:
         LoadError: the library is missing, damaged, not trusted or not for this machine; its op.py raised an error; or the dynamic
             loader or torch rejected it.
-        DeviceUnavailable: there is no device of that kind.
+        DeviceUnavailable: this machine does not have a device of that kind.
         DeclarationError: an op is declared with another schema, or elsewhere.
 
     Example:
@@ -51,7 +58,7 @@ def load_library(path: str | os.PathLike[str]) -> Any:
     place = Path(os.path.realpath(path))
     shown = Path(os.path.abspath(path))
     if place.is_file() and place.suffix == ".so" and place.with_suffix("").is_dir():
-        place = place.with_suffix("")  # the folder beside the library for plain torch
+        place = place.with_suffix("")  # the folder next to the library for plain torch
     try:
         _refuse_swappable(shown, shown)
         found = {
@@ -127,13 +134,16 @@ def _verified(shown: Path, folder: Path) -> tuple[Entry, Schema, Target]:
 
 
 def origin(manifest: Manifest) -> tuple[Schema, Target]:
-    """Return the op and the target of a manifest. Raises EntryError if it names none that this process knows, or SchemaError."""
+    """Return the op and the target of a manifest.
+
+    Raises SchemaError, or EntryError if this process cannot identify them.
+    """
     texts = [
         manifest.document.get(name)
         for name in ("schema", "backend", "dispatch_key", "arch", "runtime", "host")
     ]
     if not all(isinstance(text, str) for text in texts):
-        raise EntryError("its manifest names no op and target")
+        raise EntryError("its manifest does not name an op and a target")
     schema, name, dispatch_key, arch, runtime, host = map(str, texts)
     backend = next((each for each in backends.all_backends() if each.name == name), None)
     if backend is None or backend.dispatch_key != dispatch_key:
@@ -151,8 +161,11 @@ def origin(manifest: Manifest) -> tuple[Schema, Target]:
 def _usable(
     shown: Path, place: Path, binaries: Sequence[tuple[Entry, Schema, Target]]
 ) -> list[tuple[Entry, Schema, Target]]:
-    """Return the binaries that this process can run: for each op, the best of each kind of device. Raises an error if an op has none, or
-    if it is not the one that the user named."""
+    """Return the binaries that this process can run: for each op, the best binary for each kind of
+    device.
+
+    Raises an error if an op does not have one, or if the user named a different binary.
+    """
     best: dict[tuple[str, str], tuple[Entry, Schema, Target]] = {}
     refused: dict[str, Exception] = {}
     for entry, schema, target in binaries:
@@ -189,7 +202,11 @@ def _refuse_elsewhere(shown: Path, schema: Schema, target: Target) -> None:
 
 
 def _declared(shown: Path, folder: Path, schema: Schema) -> Op:
-    """Return the op of a binary: as this process declares it, else as the library does. The caller holds `processes.reading`."""
+    """Return the op of a binary: from this process or, if it does not declare the op, from the
+    library.
+
+    The caller holds `processes.reading`.
+    """
     if registry.declared(schema.qualified) is None:
         try:
             registry.add_trusted(folder)

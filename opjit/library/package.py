@@ -1,6 +1,10 @@
-"""`opjit.aoti_compile_and_package`. torch's loader unpacks a model's folder of the package, a zip, and opens the model's library there; the
-ops' lie beside it, under names that do not end in ``.so``. The texts that torch copies into the model's C++ source, as declarations of
-functions that a model calls without the dispatcher (C shims), are whole functions here, which open those libraries."""
+"""`opjit.aoti_compile_and_package`.
+
+The package is a zip file. torch's loader unpacks the model's folder and opens the model's library
+there. The libraries of the ops are next to it, under names that do not end in ``.so``. torch copies
+texts into the model's C++ source, which usually declare functions that a model calls without the
+dispatcher (C shims). Here, these texts are complete functions that open the libraries of the ops.
+"""
 
 import os
 import zipfile
@@ -32,15 +36,18 @@ def aoti_compile_and_package(
     package_path: str | os.PathLike[str],
     inductor_configs: dict[str, Any] | None = None,
 ) -> str:
-    """Compile a program as ``torch._inductor.aoti_compile_and_package`` does, into a package that holds the libraries of its ops, too.
+    """Compile a program like ``torch._inductor.aoti_compile_and_package``, and add the libraries of
+    its ops to the package.
 
-    A C++ program needs no more than torch's ``AOTIModelPackageLoader`` to run it, without Python. The model calls an op directly, as one
-    of torch's, if it writes no argument, takes Tensors, numbers, bools and dtypes, and returns Tensors; else through the dispatcher.
+    A C++ program needs only torch's ``AOTIModelPackageLoader`` to run it, without Python. The model
+    calls an op directly, like an op of torch, if the op does not write an argument, its arguments
+    are Tensors, numbers, bools and dtypes, and its results are Tensors. Otherwise, it calls the op
+    through the dispatcher.
 
     Args:
         exported_program: from ``torch.export.export``. Its ops are built for this machine's devices of the kinds of their tensors.
-        package_path: ends in ``.pt2``. It is the result, too.
-        inductor_configs: as torch takes it.
+        package_path: ends in ``.pt2``. The function returns it.
+        inductor_configs: the same as for torch.
 
     Raises:
         DeviceUnavailable, NoKernel, ToolMissing, CompileError: see `opjit.errors`.
@@ -68,7 +75,7 @@ def aoti_compile_and_package(
                 f'{{"{name}", "opjit_{"register" if index else "define"}"}}, '
                 for index, name in enumerate(names.values())
             )
-    if libraries:  # torch copies the texts in this order; it looks for none of its own ops, so the first key only carries a text
+    if libraries:  # torch copies the texts in this order. It does not search for an op without a name, so the first key only carries a text
         text = Template(resources.template("package/library.cpp.in")).substitute(ops=defined)
         texts = {
             torch.ops.aten.detach.default: [text],
@@ -110,7 +117,10 @@ def _used(program: torch.export.ExportedProgram) -> dict[Op, list[str]]:
 
 
 def _takes_shim(schema: Schema, device: str) -> bool:
-    """Return whether a model can call an op directly. The names of shims have no namespace, and torch's headers declare some."""
+    """Return whether a model can call an op directly.
+
+    The names of shims do not include a namespace, and torch's headers declare some of them.
+    """
     plain = not schema.mutates and not any(
         each.list or each.kind not in _C_TYPES for each in schema.arguments
     )

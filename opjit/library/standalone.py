@@ -1,7 +1,9 @@
 """A shared library of ops for plain torch: ``torch.ops.load_library("build/libmy_ops.so")`` in a process without opjit.
 
-It holds the binaries of the cache as bytes, and a constructor that defines the ops; see kernels_c/opjit_standalone.h. So one file serves
-the CPU and GPUs of several architectures, also in a process whose torch has no CUDA."""
+It contains the binaries of the cache as bytes, and a constructor that defines the ops; see
+kernels_c/opjit_standalone.h. So a single file works on the CPU and on GPUs of several
+architectures, and even in a process with a torch build without CUDA.
+"""
 
 import os
 import tempfile
@@ -69,7 +71,8 @@ def _publish(content: bytes, place: Path) -> None:
     except FileExistsError:
         if place.read_bytes() != content:
             raise BuildError(
-                f"{place} is another library already, and opjit never overwrites one; remove it, or choose another name",
+                f"{place} is a different library, and opjit never overwrites a library; remove "
+                "it, or choose another name",
                 op=place.name,
                 target="",
             ) from None

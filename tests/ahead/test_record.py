@@ -263,7 +263,7 @@ def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> No
                 "schema": "opjit::allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor",
                 "backend": "fpga",
             },
-            "no backend 'fpga'",
+            "lacks the backend 'fpga'",
         ),
         (
             {

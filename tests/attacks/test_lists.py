@@ -237,7 +237,7 @@ def test_a_folder_that_others_can_write_is_not_run_by(
     assert not marker.exists()
     if command in OF_FOLDERS:
         assert done.exit_code == 1
-        assert f"{folder.parent} can be written by others" in done.output
+        assert f"{folder.parent} can be written by other users" in done.output
 
 
 def test_a_wheel_s_folder_may_be_named_without_a_slash_and_is_asked_for_all_the_same(
@@ -247,6 +247,6 @@ def test_a_wheel_s_folder_may_be_named_without_a_slash_and_is_asked_for_all_the_
     folder.chmod(0o777)
     monkeypatch.chdir(tmp_path)
     assert (
-        f"{folder} can be written by others"
+        f"{folder} can be written by other users"
         in CliRunner().invoke(main, ["wheel", "plus", "--arch", LEVELS[0]]).output
     )

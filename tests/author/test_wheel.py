@@ -194,7 +194,7 @@ def test_a_wheel_installed_with_an_open_umask_is_trusted_as_its_sources_are(
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (lambda path: path.chmod(0o666), "can be written by others"),
+        (lambda path: path.chmod(0o666), "can be written by other users"),
         (
             lambda path: path.write_bytes(path.read_bytes().replace(b"opjit", b"opjiT", 1)),
             "does not have the SHA-256 in its manifest",

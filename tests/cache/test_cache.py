@@ -104,7 +104,7 @@ def test_verify_names_what_is_bad_and_why_changes_nothing_and_exits_with_1(
     reasons = {
         senseless: "garbage(",
         flipped: "does not have the SHA-256 in its manifest",
-        foreign: "can be written by others",
+        foreign: "can be written by other users",
         away: "in the directory of another op",
     }
     for folder, reason in reasons.items():

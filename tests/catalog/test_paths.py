@@ -345,7 +345,7 @@ def test_a_folder_is_not_run_if_others_can_write_anything_in_it(
         monkeypatch.setenv("OPJIT_PATH", str(op))
     with pytest.raises(
         DeclarationError,
-        match=rf"opjit refuses to run the op.py files in .*planted: {writable} can be written by others .*chmod",
+        match=rf"opjit refuses to run the op.py files in .*planted: {writable} can be written by other users .*chmod",
     ):
         registry.find("pathtest::planted") if way == "the environment" else arguments.ops(str(op))
     assert registry.declared("pathtest::planted") is None
@@ -388,7 +388,7 @@ def test_unpickling_runs_no_op_py_that_others_can_write(tmp_path: Path) -> None:
     op.folder.chmod(0o777)
     with pytest.raises(
         DeclarationError,
-        match=r"opjit refuses to run the op\.py files in .*/thawed: .*can be written by others",
+        match=r"opjit refuses to run the op\.py files in .*/thawed: .*can be written by other users",
     ):
         pickle.loads(pickled)
     op.folder.chmod(0o755)

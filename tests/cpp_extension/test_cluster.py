@@ -125,7 +125,8 @@ def test_a_damaged_entry_and_a_layer_that_others_can_write_are_not_loaded(
     copied.write_bytes(content)
     copied.parent.parent.chmod(0o777)
     with pytest.warns(
-        CacheWarning, match=r"can be written by others.*\(for a read-only cache, OPJIT_LAYERS\)"
+        CacheWarning,
+        match=r"can be written by other users.*\(for a read-only cache, OPJIT_LAYERS\)",
     ):
         assert build(name, source).is_relative_to(tmp_path / "elsewhere")
     copied.parent.parent.chmod(0o700)

@@ -286,7 +286,7 @@ def test_a_cache_or_a_parent_that_others_can_write_is_a_warning_with_the_command
     for folder, mode in ((cache, 0o702), (cache.parent, 0o777)):
         folder.chmod(mode)
         found = only(checks.cache(), WARNING)
-        assert f"{folder} can be written by others (mode {mode:o})" in found.seen
+        assert f"{folder} can be written by other users (mode {mode:o})" in found.seen
         assert found.todo == f"chmod go-w {folder}"
         folder.chmod(0o700)
 

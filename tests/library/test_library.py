@@ -291,19 +291,19 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "others may write it": (
         lambda path: path.chmod(0o646),
-        r"can be written by others \(mode 646\).*; chmod go-w /",
+        r"can be written by other users \(mode 646\).*; chmod go-w /",
     ),
     "others may write the folder": (
         lambda path: path.parent.chmod(0o777),
-        "can be written by others",
+        "can be written by other users",
     ),
     "others may swap the folder": (
         lambda path: path.parents[1].chmod(0o777),
-        r"\(mode 777\), so others could replace .*; chmod go-w /",
+        r"\(mode 777\), so other users could replace .*; chmod go-w /",
     ),
     "others may write the manifest": (
         lambda path: (path.parent / "manifest.json").chmod(0o666),
-        "can be written by others",
+        "can be written by other users",
     ),
     "linked manifest": (
         lambda path: os.symlink(

@@ -167,6 +167,4 @@ try:
 except opjit.errors.OpjitError as error:
     print(error)
 """
-    assert fresh(code).stdout.startswith(
-        "the system refuses another thread, which a build needs; raise the limit on memory (`ulimit -v`)"
-    )
+    assert fresh(code).stdout.startswith("cannot start a thread for the build; raise `ulimit -v`")

@@ -128,7 +128,9 @@ def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not
     (root / "v2" / "parts").chmod(0o777)
     before = helpers.snapshot(parts.parent)
     after = caught(op, root)
-    assert [f"{parts.parent} can be written by others" in text for text in after.warnings] == [True]
+    assert [f"{parts.parent} can be written by other users" in text for text in after.warnings] == [
+        True
+    ]
     assert not after.entry.folder.is_relative_to(root)
     assert after.entry.library.read_bytes() == first
     assert helpers.snapshot(parts.parent) == before
@@ -186,7 +188,7 @@ def test_a_group_with_another_name_or_other_members_is_others(
                 gr_name=name, gr_mem=members
             ),
         )
-        assert "can be written by others (mode 775" in (files.swappable(root) or "")
+        assert "can be written by other users (mode 775" in (files.swappable(root) or "")
 
 
 def own_group(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +215,7 @@ def test_a_group_that_is_another_account_s_main_group_is_others(
         SimpleNamespace(pw_name="other", pw_gid=os.stat(root.parent).st_gid),
     ]
     monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
-    assert "can be written by others (mode 775" in (files.swappable(root) or "")
+    assert "can be written by other users (mode 775" in (files.swappable(root) or "")
     files._accounts.cache_clear()
 
 
@@ -235,7 +237,7 @@ def test_an_access_control_list_is_others(root: Path, monkeypatch: pytest.Monkey
         )
     except OSError as error:
         pytest.skip(f"no access control lists here: {error}")
-    assert "can be written by others (mode 775" in (files.swappable(root) or "")
+    assert "can be written by other users (mode 775" in (files.swappable(root) or "")
 
 
 def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_it(
@@ -264,7 +266,7 @@ def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_
     with monkeypatch.context() as patched:
         patched.setattr(files, "swappable", overtaken)
         Store(root).problem()
-    assert "can be written by others" in str(Store(root).problem())
+    assert "can be written by other users" in str(Store(root).problem())
 
 
 def test_a_loop_of_links_is_no_cache_and_no_hang(op: Path, root: Path) -> None:
