@@ -8,7 +8,7 @@
  *     sums.add(other, false);
  *     opjit_store_some(to, first, n, aligned, sums.rounded());
  *
- * float16 and bfloat16 are added in float and rounded once, all else in its own type.
+ * float16 and bfloat16 are added in float and rounded once, and other types are added in the same type.
  */
 #ifndef OPJIT_COLLECTIVE_H
 #define OPJIT_COLLECTIVE_H
@@ -163,9 +163,9 @@ static __device__ void opjit_push_all(const opjit_peers *p, uint32_t count, int 
 #else
 
 /*
- * On the CPU, a piece of a tensor goes through the ranks' buffers: the first third and the second in turn for what a rank
- * gives, the last for what it has made of it. A third is written again after a barrier that ranks reach when they have
- * read it. Returns where the next piece belongs, in bytes.
+ * On the CPU, a piece of a tensor goes through the ranks' buffers: the first and the second third alternate for a
+ * rank's inputs, and the last third is for its results. A third is written again after a barrier that ranks reach when
+ * they have read it. Returns where the next piece belongs, in bytes.
  */
 OPJIT_UNUSED static int64_t opjit_third(const opjit_peers *p)
 {
@@ -177,7 +177,7 @@ OPJIT_UNUSED static int64_t opjit_turn(const opjit_peers *p)
     return (*opjit_count_at(p, 0, OPJIT_BARRIERS) & 1) * opjit_third(p);
 }
 
-/* Add elements `begin` to `end` of all ranks' parts, which lie `offset` bytes into their buffers. */
+/* Add elements `begin` to `end` of all ranks' parts, which start `offset` bytes into their buffers. */
 #define OPJIT_ADD_RANKS(type_, sum_, load_, store_) \
     for (int64_t i = begin; i < end; i += 512) { \
         const int64_t n = opjit_least(end - i, 512); \

@@ -44,7 +44,7 @@ typedef struct opjit_call {
     int32_t device_type;        /* of every tensor argument; -1 until the first was seen */
     int32_t device_index;
     uint64_t interrupts; /* that had arrived when the call began */
-    bool interrupted;    /* the kernel checked, and saw one that arrived since */
+    bool interrupted;    /* the kernel checked, and saw an interrupt that arrived since */
 } opjit_call;
 
 /* The op that a library holds, for its registration. */

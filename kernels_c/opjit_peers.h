@@ -71,8 +71,8 @@ typedef struct opjit_peers {
     int32_t rank, world;
     void *buffer[OPJIT_RANKS];     /* each rank's memory, at least the bytes that you asked for */
     void *inbox[OPJIT_RANKS];      /* each rank's memory for words and tiles (5); NULL on the CPU */
-    uint64_t *signal[OPJIT_RANKS]; /* each rank's signals: counts, and what was called */
-    uint32_t *count;               /* own memory: how often each slot has signaled and waited */
+    uint64_t *signal[OPJIT_RANKS]; /* each rank's signals: counts, and the called op */
+    uint32_t *count;               /* this rank's memory: how often each slot has signaled and waited */
     uint32_t *lost;                /* pinned host memory of the machine: [0] 1 + a missing rank, [1 + rank] why */
     uint64_t timeout;              /* of a wait, in nanoseconds */
     uint32_t call;                 /* the op and the bytes: ranks that differ in it are not in the same call */
@@ -91,7 +91,7 @@ typedef struct opjit_named {
     char name[92];
 } opjit_named;
 
-/* A group, as opjit.distributed makes it: opjit/distributed/peers.py has the same fields. */
+/* A group, which opjit.distributed makes: opjit/distributed/peer_groups.py has the same fields. */
 typedef struct opjit_group {
     uint64_t size; /* of this struct */
     struct opjit_group *next;
@@ -209,7 +209,7 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_of(opjit_peers *peer
 /* ---------------------------------------------------------------------------------------------- */
 /* 2. Waits                                                                                       */
 
-/* A signal is a count and what was called. Counts wrap around: one is reached if it is less than 2^31 behind. */
+/* A signal is a count and the called op. Counts wrap around: a count is reached if it is less than 2^31 behind. */
 OPJIT_HOST_DEVICE bool opjit_reached(uint64_t signal, uint32_t count)
 {
     return (uint32_t)signal - count < 1u << 31;
@@ -228,7 +228,7 @@ OPJIT_HOST_DEVICE uint64_t *opjit_signal_at(const opjit_peers *p, int to, int ki
     return p->signal[to] + (kind * OPJIT_SLOTS + slot) * OPJIT_RANKS + from;
 }
 
-/* A slot's own counts: one for each kind, then the signals sent to each rank and got from each. */
+/* The counts of a slot: one for each kind, then the signals sent to each rank and received from each rank. */
 enum { OPJIT_SENT = OPJIT_SIGNAL_KINDS, OPJIT_GOT = OPJIT_SENT + OPJIT_RANKS, OPJIT_COUNTS = OPJIT_GOT + OPJIT_RANKS };
 
 OPJIT_HOST_DEVICE uint32_t *opjit_count_at(const opjit_peers *p, int slot, int which)
@@ -290,7 +290,8 @@ OPJIT_PEER_FUNCTION void opjit_store_lost(uint32_t *at, uint32_t value)
 #define opjit_now opjit_clock
 #endif
 
-/* The group is lost for all ranks: say why, then that it is. A later reason may overwrite an earlier one. */
+/* The group is lost for all ranks: store the reason first, then the error. A later reason may overwrite an earlier
+ * one. */
 OPJIT_PEER_FUNCTION void opjit_lose(const opjit_peers *p, int rank, uint32_t why)
 {
     opjit_store_lost(p->lost + 1 + rank, why | p->op << 8);
@@ -299,8 +300,8 @@ OPJIT_PEER_FUNCTION void opjit_lose(const opjit_peers *p, int rank, uint32_t why
 }
 
 /*
- * After a look in vain: may the wait go on? Only one look in OPJIT_LOOKS asks, every few milliseconds on a GPU: the clock
- * and the host's memory are slow, and if all warps that wait read them, the call takes ten times as long.
+ * After a look in vain: may the wait go on? Only one look in OPJIT_LOOKS checks the clock and the host's memory, every
+ * few milliseconds on a GPU. Both are slow: if all waiting warps read them, the call is ten times slower.
  */
 #ifdef __CUDACC__
 enum { OPJIT_LOOKS = 4096 };
@@ -324,8 +325,8 @@ OPJIT_PEER_FUNCTION bool opjit_patient(const opjit_peers *p, int from, uint32_t 
 }
 
 #ifndef __CUDACC__
-/* A rank that waits looks for some microseconds, then sleeps: a full machine has no processor to look with. It says so in
- * a word of its own, which ranks that signal read. */
+/* A waiting rank looks for some microseconds and then sleeps, because a full machine may not have a free CPU. It
+ * marks this in a separate word, which ranks read when they signal. */
 OPJIT_PEER_FUNCTION void opjit_sleep(const opjit_peers *p, const uint64_t *at, uint64_t seen)
 {
     uint64_t *sleeps = opjit_signal_at(p, p->rank, OPJIT_SIGNAL_KINDS, 0, 0);
@@ -375,7 +376,8 @@ OPJIT_PEER_FUNCTION void opjit_send(const opjit_peers *p, int kind, int slot, in
 /* 3. Host side of CUDA                                                                           */
 
 #ifdef __CUDACC__
-/* The blocks of a kernel that fit on the device at once; asked once for a kernel and thread, as it takes a microsecond. */
+/* The number of blocks of a kernel that fit on the device at the same time. It is queried once for a kernel and
+ * thread, because a query costs a microsecond. */
 OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_most_blocks(const void *kernel, int threads, size_t shared,
                                                                   int *most)
 {
@@ -517,7 +519,7 @@ OPJIT_PEER_FUNCTION OPJIT_WAITED opjit_wait(const opjit_peers *p, int slot, int 
 
 #ifdef __CUDACC__
 /*
- * All collectives of a group share its inboxes, in which each block has places for what each rank sends it. Places are
+ * All collectives of a group share its inboxes, in which each block has slots for the data from each rank. Places are
  * used in turn, and a rank writes to one again only when the reader's later messages show that it was read: no barrier
  * ends a call. Every rank's inbox has, in bytes,
  *
@@ -527,7 +529,7 @@ OPJIT_PEER_FUNCTION OPJIT_WAITED opjit_wait(const opjit_peers *p, int slot, int 
 enum { OPJIT_BLOCKS = 256, OPJIT_WORDS_OF_BLOCK = 1024, OPJIT_TILE_BYTES = 8192, OPJIT_TURNS = 4 };
 
 /*
- * Words: every one says by itself that it has come, since its 16 bytes are stored and loaded at once. No fence, no
+ * Words: a word contains the proof of its arrival, because its 16 bytes are stored and loaded in one step. No fence, no
  * signal: the fastest way for few bytes.
  *
  *     const uint32_t count = opjit_begin_words(&p);
@@ -577,9 +579,9 @@ OPJIT_PEER_FUNCTION bool opjit_pull(const opjit_peers *p, int from, uint32_t cou
 }
 
 /*
- * Counts come back after 2^32 calls, and a word that no call has written since, or none ever, would seem to have come. So
- * in the two calls before a multiple of 2^24, before this call's own words allow a rank to send the next ones, all words
- * of the other turn get this count.
+ * Counts come back after 2^32 calls, and a word that no call has written since, or none ever, would seem to have come.
+ * So in the two calls before a multiple of 2^24, all words of the other turn get this count before the words of this
+ * call allow a rank to send the next ones.
  */
 OPJIT_PEER_FUNCTION void opjit_forget_words(const opjit_peers *p, uint32_t count)
 {
@@ -590,7 +592,7 @@ OPJIT_PEER_FUNCTION void opjit_forget_words(const opjit_peers *p, uint32_t count
     __syncthreads();
 }
 
-/* All threads of a block. Ranks exchange what they call while the words are on their way. */
+/* All threads of a block. Ranks exchange the called op while the words are on their way. */
 OPJIT_PEER_FUNCTION uint32_t opjit_begin_words(const opjit_peers *p)
 {
     const uint32_t count = *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) + 1;
@@ -615,8 +617,9 @@ OPJIT_PEER_FUNCTION bool opjit_end_words(const opjit_peers *p, uint32_t count, b
 }
 
 /*
- * Tiles: a block writes one to each rank, signals, and waits for theirs. Several are on their way at once: the n-th may be
- * sent when the (n - 2)-th was read here, as each loop over steps does that sends step n, then reads step n - 1.
+ * Tiles: a block writes one to each rank, signals, and waits for theirs. Several are on their way at the same time: the
+ * n-th may be sent when the (n - 2)-th was read here. For example, this holds in a loop that sends step n and then
+ * reads step n - 1.
  *
  *     uint32_t count = opjit_begin_tiles(&p, ring);
  *     ... write to opjit_tile(&p, ring, to, p.rank, count) ...

@@ -131,7 +131,7 @@ static opjit_status device_status(const opjit_device *device, int32_t code, cons
 #define OPJIT_DEVICE(device_, function_, ...) \
     OPJIT_TRY(device_status(device_, (device_)->function_(__VA_ARGS__), #function_))
 
-/* Python takes nothing but UTF-8, and a text may be cut off, or be an author's bytes: other bytes become '?'. */
+/* Python accepts only UTF-8, but a text may be cut off or contain bytes from an author. Other bytes become '?'. */
 static void make_utf8(char *text)
 {
     for (unsigned char *at = (unsigned char *)text; *at;) {
@@ -223,7 +223,7 @@ opjit_status opjit_contiguous(opjit_tensor *copy, const opjit_tensor *x)
 /* ---------------------------------------------------------------------------------------------- */
 /* 4. Reading arguments                                                                           */
 
-/* numel and contiguous follow from sizes and strides, as torch computes them (c10/core/Contiguity.h). */
+/* numel and contiguous are computed from sizes and strides like in torch (c10/core/Contiguity.h). */
 static void measure(opjit_tensor *view)
 {
     uint64_t numel = 1; /* of an empty tensor, more than fits may come before the 0 */
@@ -302,7 +302,7 @@ static opjit_status same_device(opjit_call *call, const opjit_tensor *view, cons
     return OPJIT_OK;
 }
 
-/* An expanded tensor: torch's own ops write none either, and say so in these words. */
+/* An expanded tensor: the ops of torch do not write it either, and raise an error with this text. */
 static opjit_status no_overlap(const opjit_tensor *view)
 {
     for (int64_t d = 0; d < view->dim; d++)
@@ -355,7 +355,7 @@ opjit_status opjit_read_ints(opjit_call *call, torch_ivalue value, opjit_ints *l
     return OPJIT_OK;
 }
 
-/* A list whose items are unboxed one by one. */
+/* A list with items that are unboxed one by one. */
 #define OPJIT_READ_NUMBERS(name_, list_, type_, unbox_) \
     opjit_status name_(opjit_call *call, torch_ivalue value, list_ *list) \
     { \
@@ -395,7 +395,7 @@ opjit_status opjit_draw_seed(opjit_call *call, torch_ivalue generator, const uin
     torch_tensor *drawn = &call->blocks->tensor;
     OPJIT_TORCH(aoti_torch_empty_strided(1, &one, &one, torch_dtypes[OPJIT_INT64], call->device_type,
                                          call->device_index, drawn));
-    if (generator) { /* torch takes ownership of its arguments, so it gets a copy */
+    if (generator) { /* torch owns its arguments, so it gets a copy */
         torch_ivalue *cell;
         torch_generator copy;
         OPJIT_TORCH(torch_new_generator_handle((torch_generator)(uintptr_t)opjit_cell(generator), &copy));
@@ -461,7 +461,8 @@ opjit_status opjit_empty_strided(opjit_tensor *out, int64_t dim, const int64_t *
     return OPJIT_OK;
 }
 
-/* torch's order of two dimensions in memory: > 0 when b lies outside a, < 0 inside, 0 where it cannot tell. */
+/* torch's order of two dimensions in memory: > 0 if b is outside a, < 0 if it is inside, 0 if the strides do not
+ * show it. */
 static int stride_order(const opjit_tensor *t, int64_t a, int64_t b)
 {
     if (t->strides[a] == 0 || t->strides[b] == 0)
@@ -471,7 +472,7 @@ static int stride_order(const opjit_tensor *t, int64_t a, int64_t b)
     return t->sizes[a] > t->sizes[b] ? 1 : 0;
 }
 
-/* Is the tensor non-overlapping and dense, as torch calls it? */
+/* Is the tensor "non-overlapping and dense" in torch's terms? */
 static bool is_dense(const opjit_tensor *t)
 {
     int64_t step = 1;
@@ -618,7 +619,8 @@ static void range_run(int64_t begin, int64_t end, void *range_)
 }
 
 #ifdef __SANITIZE_THREAD__
-/* ThreadSanitizer knows pthreads, but not OpenMP, torch's threads: so `opjit test` finds races between parts. */
+/* ThreadSanitizer supports pthreads, but not OpenMP, which torch uses for threads. With pthreads, `opjit test` finds
+ * races between parts. */
 #define PARTS 4
 
 typedef struct part {
@@ -800,7 +802,8 @@ void opjit_free_call(opjit_call *call)
 /* ---------------------------------------------------------------------------------------------- */
 /* 8. Interrupts                                                                                  */
 
-/* A handler that counts SIGINTs and calls the one before it, which is Python's. The first op that asks installs it. */
+/* A handler that counts SIGINTs and calls the one before it, which is Python's. The first op that checks installs
+ * it. */
 typedef struct opjit_interrupts {
     uint64_t count;
     void (*handler)(int number, siginfo_t *info, void *context);
@@ -889,8 +892,8 @@ static int raise_again(void *unused)
 }
 
 /*
- * Run Python's handlers of signals, as only the main thread may. An exception would be lost on the way through torch,
- * so Python raises it after the op.
+ * Run Python's handlers of signals, which only the main thread may do. An exception would be lost on the way through
+ * torch, so Python raises it after the op.
  */
 static bool python_will_raise(void)
 {
@@ -960,7 +963,7 @@ uint64_t opjit_clock(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Sleep until another process wakes those that sleep on the word, unless it has changed; for 5 ms at most. */
+/* Sleep until another process wakes the sleepers on the word, unless the word has changed. Sleep for 5 ms at most. */
 void opjit_rest(const uint64_t *at, uint64_t seen)
 {
     const struct timespec most = {0, 5000000};
@@ -1078,7 +1081,7 @@ uint64_t opjit_force(torch_boxed_kernel *kernel)
     return asked;
 }
 
-/* Run a variant in all calls of a bucket. If the table is full, each call asks Python. */
+/* Run a variant in all calls of a bucket. If the table is full, each call goes to Python. */
 void opjit_choose(uint64_t bucket, torch_boxed_kernel *kernel)
 {
     uint64_t place = place_of(bucket);
@@ -1123,7 +1126,7 @@ int opjit_register(void)
     return 1;
 }
 
-/* Up to 2.11, torch's C interface has no tags. */
+/* Up to 2.11, torch's C interface does not support tags. */
 static torch_error define(torch_library library)
 {
     int32_t tags[32];
@@ -1135,9 +1138,9 @@ static torch_error define(torch_library library)
 }
 
 /*
- * For a process without Python, where nothing has declared the op: make its schema and tags known to torch, then
- * register the kernel. Returns 0, or 1 when torch refused, as where the op is known: another device's library of it
- * takes opjit_register().
+ * For a process without Python, in which the op is not declared: define its schema and tags in torch, then register the
+ * kernel. Returns 0, or 1 if torch rejected the op, for example because it is already defined: then another device's
+ * library of the op calls opjit_register().
  */
 int opjit_define(void)
 {

@@ -86,14 +86,14 @@ torch_error torch_string_c_str(torch_string string, const char **text);
 torch_error torch_delete_string(torch_string string);
 __attribute__((weak)) torch_error torch_delete_stable_ivalue(torch_ivalue *cell); /* 2.13 */
 __attribute__((weak)) torch_error torch_new_stable_ivalue(torch_ivalue **cell);   /* 2.13 */
-__attribute__((weak)) void *_Znwm(size_t bytes); /* C++ operator new: makes such a cell up to 2.12 */
-__attribute__((weak)) void _ZdlPv(void *cell);   /* C++ operator delete: frees such a cell up to 2.12 */
+__attribute__((weak)) void *_Znwm(size_t bytes); /* C++ operator new: makes a cell up to 2.12 */
+__attribute__((weak)) void _ZdlPv(void *cell);   /* C++ operator delete: frees a cell up to 2.12 */
 
 /* A generator's handle. Up to 2.12, torch passes an op no generator but None. */
 __attribute__((weak)) torch_error torch_new_generator_handle(torch_generator self, torch_generator *copy); /* 2.13 */
 __attribute__((weak)) torch_error torch_delete_generator(torch_generator generator);                       /* 2.13 */
 
-/* Call an op of torch. It takes the values of the stack, which are gone whatever happens, and puts its results there. */
+/* Call an op of torch. It consumes the values of the stack, even if it fails, and puts its results there. */
 torch_error torch_call_dispatcher(const char *name, const char *overload, torch_ivalue *stack,
                                   uint64_t interface_version);
 

@@ -1,12 +1,12 @@
 /*
  * opjit_standalone.h - a shared library that holds the binaries of ops and makes the ops known to torch when it is opened.
  *
- * torch.ops.load_library("build/libmy_ops.so") and dlopen() open such a library, in a process with or without opjit. Its
+ * torch.ops.load_library("build/libmy_ops.so") and dlopen() open the library in a process with or without opjit. Its
  * constructor defines each op's schema, and registers one function for each kind of device. The first call on a device
  * chooses the binary for its architecture, maps it from memory and calls its kernel.
  *
  * If a process has the op from elsewhere, for example because opjit declares it, the library leaves the op alone. If
- * opjit declares it later, opjit calls opjit_release() and takes the op's place.
+ * opjit declares the op later, it calls opjit_release() and replaces the op.
  *
  * The generated file (templates/standalone.c.in) fills in opjit_ops and includes this header.
  */
@@ -25,7 +25,7 @@
 
 enum { OPJIT_MAX_DEVICES = 64 };
 
-/* A library of the cache, whole, as bytes of this one. */
+/* A complete library of the cache, stored as bytes in this library. */
 typedef struct {
     const char *start, *end;
     const char *arch;    /* "x86-64-v3", "sm_80+sm_90" */
@@ -124,7 +124,7 @@ static bool opjit_serves(const opjit_binary *binary, int32_t device_index)
                             : opjit_cpu_has(binary->needs);
 }
 
-/* Map a binary from memory, under a path that the dynamic loader has not seen: it answers a known path with what it opened. */
+/* Map a binary from memory under a new path, because the dynamic loader returns the opened library for a known path. */
 static torch_boxed_kernel *opjit_open(opjit_binary *binary, const char *qualified)
 {
     char path[256] = "/proc/self/fd/";
@@ -157,7 +157,7 @@ static torch_boxed_kernel *opjit_open(opjit_binary *binary, const char *qualifie
 /* ---------------------------------------------------------------------------------------------- */
 /* Calls                                                                                          */
 
-/* The index of the device of a call: that of its first tensor, else the current one. 0 for a CPU. */
+/* The index of a call's device: the device of its first tensor or, without a tensor, the current one. 0 for a CPU. */
 static int32_t opjit_device_of(const opjit_op *op, const torch_ivalue *stack, uint64_t num_args)
 {
     int32_t index = 0;
@@ -228,7 +228,7 @@ static opjit_op *opjit_registered(const char *qualified, const char *dispatch_ke
     return NULL;
 }
 
-/* Up to 2.11, torch's C interface has no tags. */
+/* Up to 2.11, torch's C interface does not support tags. */
 static torch_error opjit_define_schema(opjit_op *op)
 {
     int32_t tags[32];
@@ -268,7 +268,8 @@ static void opjit_register_op(opjit_op *op, const char *file)
     opjit_standalone_ops_1 = op;
 }
 
-/* Take an op back from torch, with the kernels of all libraries of this kind. Called by opjit before it declares the op. */
+/* Unregister an op from torch, with the kernels of all libraries of this kind. Called by opjit before it declares
+ * the op. */
 __attribute__((visibility("default"))) void opjit_release(const char *qualified);
 
 void opjit_release(const char *qualified)

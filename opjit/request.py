@@ -3,8 +3,9 @@
     ready -> _load -> entry -> look      a layer or the store has the binary: verify it, open it, register its kernel
                             -> obtain    else: lock, look again, fetch or build, publish
 
-C++ extensions (opjit.cpp_extension) and shared libraries (opjit.shared_library) go through `look` and `obtain`, too. Importing this module
-does not import torch."""
+C++ extensions (opjit.cpp_extension) and shared libraries (opjit.shared_library) also use `look` and
+`obtain`. Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ def ready_for_call(op: OpState, backend: Backend) -> None:
         target = here(backend)
         if name == OpBinary(op, target, describe(op, target, Store(default_root()))).name:
             raise CompileError(
-                f"{error}\nNothing has changed since this build failed, so it was not tried again; "
-                f"opjit.get({op.qualified!r}, {backend.name!r}) does.",
+                f"{error}\nNo input has changed since this build failed, so it was not tried "
+                f"again; to try again, call opjit.get({op.qualified!r}, {backend.name!r})",
                 op=error.op,
                 target=error.target,
                 command=error.command,
@@ -77,7 +78,9 @@ def _load(op: OpState, target: Target, found: Entry | None) -> loader.Loaded:
 
 
 def stores() -> Iterator[Store]:
-    """Yield stores for repeated requests, as others may remove an entry before it is opened: the cache twice, then a private folder."""
+    """Yield stores for repeated requests, because another process may remove an entry before it
+    is opened: the cache twice, then a private folder.
+    """
     yield Store(default_root())
     yield Store(default_root())
     yield Store(files.until_exit())
@@ -86,7 +89,8 @@ def stores() -> Iterator[Store]:
 def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
     """Return an op's verified entry for a target, from a layer, the store, the remote or the compiler.
 
-    A backend with a method `entry` makes it: the emulated device, whose binaries no cache holds.
+    If the backend has a method `entry`, that method makes it: for example, the binaries of the
+    emulated device are not cached.
     """
     own = getattr(target.backend, "entry", None)
     if own is not None:
@@ -106,7 +110,10 @@ def look(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
 
 
 def obtain(wanted: W, store: Store) -> Entry:
-    """Fetch or build an entry. One process per key does so; the others wait and look again."""
+    """Fetch or build an entry.
+
+    One process per key does so, and the other processes wait and look again.
+    """
     if progress.is_logged():
         progress.log(wanted.miss(store))
     if is_on("OPJIT_OFFLINE"):

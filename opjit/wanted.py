@@ -38,10 +38,13 @@ class Wanted(Protocol):
         """Whether torch's builder makes it."""
 
     def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
-        """Return the verified entry in a layer or the store, or None. Without `hashed`, it is there, and cannot be loaded."""
+        """Return the verified entry in a layer or the store, or None.
+
+        Without `hashed`, only its presence is checked, and it cannot be loaded.
+        """
 
     def miss(self, store: Store) -> str:
-        """Say why there is none."""
+        """Return the reason why there is no entry."""
 
     def refusal(self, text: str) -> OpjitError:
         """Make the error for a binary that must not be built."""
@@ -61,7 +64,7 @@ class Wanted(Protocol):
     def build(self, store: Store) -> Entry:
         """Build it and publish the entry."""
 
-    # What the ranks of a job need, which build binaries for each other; see opjit.distributed.
+    # Used by the ranks of a job, which build binaries for each other; see opjit.distributed.
 
     @property
     def name(self) -> str:
@@ -181,7 +184,7 @@ def here(backend: Backend) -> Target:
 
 
 def target_of(device: object, arch: str | None) -> Target:
-    """Return the target of an arch, if given, else of this machine's device of that kind."""
+    """Return the target of an arch or, without one, of this machine's device of that kind."""
     from opjit import backends
     from opjit.backends import targets
 

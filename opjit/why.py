@@ -75,10 +75,13 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether a request for an `op` and `target` would hit, and why; str() fits a screen. `key` is None without a working compiler: any
-    compiler's binary matches then. A hit has the folder `found`, its `place` and the `compiler` of its CUDA code (NVRTC, or nvcc and the
-    reason). A miss has the nearest entry, `against`, and its `differences`, the likeliest reason first; `unusable` are entries with
-    reasons. `outcome` is what a request would do."""
+    """Whether a request for an `op` and `target` would hit, and why; str() fits a screen.
+
+    `key` is None without a working compiler: any compiler's binary matches then. A hit has the
+    folder `found`, its `place` and the `compiler` of its CUDA code (NVRTC, or nvcc and the reason).
+    A miss has the nearest entry, `against`, and its `differences`, the likeliest reason first;
+    `unusable` are entries with reasons. `outcome` is the action of a request, in words.
+    """
 
     op: str
     target: str
@@ -142,7 +145,9 @@ class Explanation:
 
 
 class _Location(NamedTuple):
-    """A store that a request searches; `trusted_as` is the kernel's source, for the store beside it: see layers.find."""
+    """A store that a request searches; `trusted_as` is the kernel's source for the store next to
+    it; see layers.find.
+    """
 
     name: str
     store: Store
@@ -216,7 +221,7 @@ def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanati
 
 
 def _compiler(found: Path) -> str:
-    """Return the compiler of an entry's CUDA code, as its manifest names it."""
+    """Return the compiler of an entry's CUDA code from its manifest."""
     with suppress(EntryError, OSError):
         return read(found)[0].built_with.get("cuda", "")
     return ""

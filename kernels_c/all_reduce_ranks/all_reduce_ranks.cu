@@ -5,11 +5,11 @@
  *     one shot   every rank sends all, in tiles, and adds all ranks' tiles
  *     two shots  each rank adds a share of every tile, and sends the sums: less is sent if there are more than two ranks
  *
- * A rank writes into the others' inboxes and reads its own, because a write over NVLink takes half the time of a read.
- * Elements are added in the order of the ranks, float16 and bfloat16 in float, whichever way is taken: all ranks have
- * the same bits, and so do the CPU's.
+ * A rank writes into the inboxes of the other ranks and reads from its inbox, because a write over NVLink is twice as
+ * fast as a read. Elements are added in the order of the ranks, and float16 and bfloat16 in float, in each of the three
+ * ways. Therefore all ranks have the same bits, and so does the CPU.
  *
- * tests/benchmarks/collectives.py times the ways beside NCCL's and torch's; choose() has the sizes where they change.
+ * tests/benchmarks/collectives.py compares them with NCCL's and torch's. choose() has the sizes at which they change.
  */
 #include "opjit_collective.h"
 
@@ -25,13 +25,13 @@ struct job {
     element *out;
     int64_t n;
     int64_t share; /* words of a block, or elements of a tile */
-    bool aligned;  /* x and out, as elements that are loaded at once must be */
+    bool aligned;  /* x and out are aligned for vector loads */
 };
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Kernels                                                                                        */
 
-/* Each thread sends its words before it looks for the others'. */
+/* Each thread sends its words before it looks for the words of other ranks. */
 template <typename element>
 static __global__ void __launch_bounds__(THREADS) sum_words(const opjit_peers p, const job<element> j)
 {
@@ -79,7 +79,7 @@ struct pack {
     typedef opjit_some<element, OPJIT_PACK_BYTES> some;
     some x;
 
-    /* From the tile whose first element is `first`. */
+    /* From the tile with the first element `first`. */
     __device__ void load(const job<element> &j, int64_t first)
     {
         x = opjit_load_some<element, OPJIT_PACK_BYTES>(j.x, first + place(), opjit_least(first + j.share, j.n),
@@ -95,7 +95,8 @@ struct pack {
 
     __device__ void store(void *tile) const { ((some *)tile)[threadIdx.x] = x; }
 
-    /* The sums of a tile: x has this rank's elements, the tiles of the count have the others'. */
+    /* The sums of a tile: x has this rank's elements, and the tiles of the count have the elements of the other
+     * ranks. */
     __device__ void add(const opjit_peers *p, uint32_t count)
     {
         const some own = x;

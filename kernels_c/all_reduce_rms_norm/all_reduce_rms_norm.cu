@@ -1,8 +1,8 @@
 /*
  * all_reduce_rms_norm on CUDA: the sum of x over the ranks, plus the residual, normed; one launch, a block for a row.
  *
- * A row goes to the other ranks in words, as few bytes do in all_reduce_ranks; a thread keeps what it has added in the
- * residual, which it reads again when the row's squares are known.
+ * A row goes to the other ranks in words, like small tensors in all_reduce_ranks. A thread keeps its sums in the
+ * residual, and reads them again when the sum of the row's squares is complete.
  */
 #include "opjit_collective.h"
 #include "opjit_reduce.h"
@@ -18,7 +18,7 @@ struct job {
     bool aligned;
 };
 
-/* What a thread has of a part of a row. */
+/* A thread's share of a part of a row. */
 template <typename element>
 struct part {
     typedef opjit_some<element, sizeof(opjit_word)> some;

@@ -176,7 +176,7 @@ static __device__ void store(const job &j, word64 sum)
 
 /*
  * The end of a kernel: add the threads' sums and store the result. Compiled once for each type instead of into every
- * kernel; not static, since nvcc puts a random number into the names of such functions and the binary must be
+ * kernel. It is not static, because nvcc puts a random number into the names of static functions and the binary must be
  * reproducible.
  */
 template <typename many>
@@ -223,7 +223,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) sum_packed(cons
     finish(j, sum);
 }
 
-/* The bits of elements at some places, all loaded before one is used. A place below 0 has none, and 0 adds nothing. */
+/* The bits of elements at some places, all loaded before one is used. A position below 0 does not have an element,
+ * so it counts as 0. */
 template <typename word>
 static __device__ void gather(word64 *bits, const void *data, const int64_t *at)
 {
@@ -232,7 +233,7 @@ static __device__ void gather(word64 *bits, const void *data, const int64_t *at)
         bits[k] = at[k] < 0 ? 0 : ((const word *)data)[at[k]];
 }
 
-/* Add an element; an integer sum takes it as the result's dtype holds it. */
+/* Add an element. An integer sum first converts it to the result's dtype. */
 static __device__ void add(double *sum, word64 bits, const job &j)
 {
     *sum += opjit_load_double(&bits, 0, j.from);

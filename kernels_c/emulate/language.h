@@ -358,7 +358,7 @@ enum emu_access { EMU_LOADS = 1, EMU_STORES = 2, EMU_UPDATES = 3, EMU_EXCHANGES 
 
 /* Called before the access, from functions that are not inlined: their return address is the author's line. */
 void emu_atomic(const void *place, int size, emu_access access, const void *caller);
-void emu_progress(void); /* a value has changed, for which others may wait */
+void emu_progress(void); /* a value has changed for which another block may wait */
 #define EMU_ATOMIC __attribute__((noinline, no_sanitize_thread, no_sanitize_undefined, no_sanitize_coverage, unused))
 #define EMU_SEES(place_, access_) \
     emu_atomic((const void *)(place_), sizeof *(place_), access_, __builtin_return_address(0))

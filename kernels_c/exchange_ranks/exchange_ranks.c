@@ -1,8 +1,9 @@
 /*
  * all_gather_ranks, all_to_all_ranks and reduce_scatter_ranks on the CPU, over shared memory.
  *
- * A chunk is what a rank gives another: all of x for all_gather_ranks, else the rank's share of x. Pieces of chunks go
- * through the ranks' buffers: a rank writes a piece for each reader, and after the barrier reads those for itself.
+ * A chunk is the data that a rank sends to another rank: all of x for all_gather_ranks, otherwise the other rank's
+ * share of x. Pieces of chunks go through the ranks' buffers: a rank writes a piece for each reader, and after the
+ * barrier reads the pieces that are for this rank.
  */
 #include "opjit_collective.h"
 

@@ -1,8 +1,8 @@
 /*
- * opjit_bind.cpp - opjit_bind.h's side of pybind11: compiled once per compiler and torch, with torch's own headers.
+ * opjit_bind.cpp - opjit_bind.h's side of pybind11: compiled once per compiler and torch, with torch's full headers.
  *
- * Nothing is retyped here: conversions, names and calls are pybind11's, errors and tensors torch's. Where this file does not compile with
- * some torch, programs get pybind11's own headers.
+ * Nothing is retyped here: conversions, names and calls are pybind11's, errors and tensors torch's. If this file does
+ * not compile with some version of torch, programs are compiled with the headers of pybind11.
  */
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -126,7 +126,8 @@ std::string int_array_name()
     return Caster<at::IntArrayRef>::name.text;
 }
 
-/* --- names of containers: pybind11's for one of a mark, in whose place the inner names are put --------------------------------------------- */
+/* --- names of containers: pybind11's name for a container of a mark, which the inner names replace
+ * ----------------------------------------- */
 
 struct Mark {
 };
@@ -154,9 +155,9 @@ std::string container_name(Container kind, const std::vector<std::string> &inner
     std::string all;
     for (const std::string &one : inner)
         all += (all.empty() ? "" : ", ") + one;
-    std::string text = kind == Container::list       ? Caster<std::vector<Mark>>::name.text
-                       : kind == Container::tuple    ? inner.empty() ? Caster<std::tuple<>>::name.text
-                                                                     : Caster<std::tuple<Mark>>::name.text
+    std::string text = kind == Container::list ? Caster<std::vector<Mark>>::name.text
+                       : kind == Container::tuple
+                           ? inner.empty() ? Caster<std::tuple<>>::name.text : Caster<std::tuple<Mark>>::name.text
                        : kind == Container::optional ? Caster<std::optional<Mark>>::name.text
                        : kind == Container::map      ? Caster<std::map<Mark, Mark>>::name.text
                                                      : Caster<std::array<Mark, 77777>>::name.text;
@@ -240,7 +241,7 @@ static pyb::handle call_bound(pyb::detail::function_call &call)
     return bound.call(bound.function.get(), args, convert);
 }
 
-/* What the template of pybind11's class does for a function whose types it knows. */
+/* The same steps as in the template of pybind11's class for a function with known types. */
 struct Function : pyb::cpp_function {
     Function(PyObject *module, Bound given)
     {
@@ -257,7 +258,8 @@ struct Function : pyb::cpp_function {
         pyb::object sibling = pyb::getattr(module, bound->name.c_str(), pyb::none());
         record->sibling = sibling;
         for (const Argument &argument : bound->arguments)
-            record->args.emplace_back(argument.name.c_str(), nullptr, pyb::handle(argument.value.get()).inc_ref(), true, true);
+            record->args.emplace_back(argument.name.c_str(), nullptr, pyb::handle(argument.value.get()).inc_ref(), true,
+                                      true);
         static const std::type_info *const types[] = {nullptr};
         initialize_generic(std::move(unique), bound->signature.c_str(), types, bound->count);
     }
@@ -280,17 +282,19 @@ PyObject *new_module(const char *name, void (*fill)(PyObject *module))
 {
     static std::map<std::string, void (*)(PyObject *)> filling;
     filling[name] = fill;
-    static PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void *>(+[](PyObject *module) {
-                                            try {
-                                                pyb::detail::get_internals();
-                                                filling[reinterpret_cast<const char *>(PyModule_GetDef(module)->m_name)](module);
-                                                return 0;
-                                            }
-                                            PYBIND11_CATCH_INIT_EXCEPTIONS
-                                            return -1;
-                                        })},
-                                       {0, nullptr}};
-    auto *definition = new PyModuleDef{PyModuleDef_HEAD_INIT, name, nullptr, 0, nullptr, slots, nullptr, nullptr, nullptr};
+    static PyModuleDef_Slot slots[] = {
+        {Py_mod_exec, reinterpret_cast<void *>(+[](PyObject *module) {
+             try {
+                 pyb::detail::get_internals();
+                 filling[reinterpret_cast<const char *>(PyModule_GetDef(module)->m_name)](module);
+                 return 0;
+             }
+             PYBIND11_CATCH_INIT_EXCEPTIONS
+             return -1;
+         })},
+        {0, nullptr}};
+    auto *definition =
+        new PyModuleDef{PyModuleDef_HEAD_INIT, name, nullptr, 0, nullptr, slots, nullptr, nullptr, nullptr};
     return PyModuleDef_Init(definition);
 }
 

@@ -1,9 +1,10 @@
 /*
  * opjit_bind.h - binds functions to Python with pybind11's names: PYBIND11_MODULE, m.def, py::arg.
  *
- * pybind11's templates take a compiler three seconds and more. Here a program's side is small, and pybind11 itself does the work behind it:
- * opjit_bind.cpp, compiled once per compiler and torch, holds its conversions, its signatures and its calls. The types that a function may
- * take and give are those of `Known` and containers of them. Programs with others are compiled with pybind11's own headers.
+ * pybind11's templates cost a compiler three seconds or more. Here a program's side is small, and pybind11 itself does
+ * the work behind it: opjit_bind.cpp, compiled once per compiler and torch, holds its conversions, its signatures and
+ * its calls. The types of a function's arguments and results must be in `Known` and containers of them. Programs with
+ * other types are compiled with the headers of pybind11.
  */
 #pragma once
 
@@ -22,7 +23,8 @@ typedef struct _object PyObject;
 namespace opjit
 {
 
-/* --- implemented by opjit_bind.cpp with pybind11's and torch's own code ------------------------------------------------------------------ */
+/* --- implemented by opjit_bind.cpp with code of pybind11 and torch
+ * ----------------------------------------------------------------------- */
 
 template <typename T, typename... Ts>
 constexpr bool is_one_of = (std::is_same_v<T, Ts> || ...);

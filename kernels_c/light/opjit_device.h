@@ -1,8 +1,9 @@
 /*
  * opjit_device.h - what kernels see of torch's headers, and of C++'s, when NVRTC compiles them.
  *
- * Kernels use numbers: c10::Half and c10::BFloat16, accessors, limits, min and max. Tensors, which functions of the host declare and use,
- * are names here. NVRTC has none of C++'s headers, and libcu++'s <limits> and <type_traits> take it a second; these few take none.
+ * Kernels use numbers: c10::Half and c10::BFloat16, accessors, limits, min and max. Tensors, which functions of the
+ * host declare and use, are names here. NVRTC lacks the headers of C++, and compiling libcu++'s <limits> and
+ * <type_traits> costs a second. These few definitions cost almost nothing.
  */
 #pragma once
 
@@ -205,7 +206,8 @@ using ::opjit_pow, ::abs, ::fabs, ::sqrt, ::cbrt, ::hypot, ::exp, ::exp2, ::expm
     ::erfc, ::tgamma, ::lgamma, ::ceil, ::floor, ::trunc, ::round, ::nearbyint, ::rint, ::fmod, ::remainder, ::fma,
     ::fmin, ::fmax, ::fdim, ::copysign, ::isnan, ::isinf, ::isfinite, ::signbit;
 
-/* --- limits: templates, as NVRTC puts the constants of other classes into each binary ------------------------------------------------- */
+/* --- limits: templates, because NVRTC puts the constants of other classes into each binary
+ * -------------------------------------------- */
 
 enum float_denorm_style { denorm_present = 1 };
 enum float_round_style { round_to_nearest = 1 };

@@ -234,10 +234,10 @@ struct backward_call {
 
 /* Sums have two levels, SHORT_SUM rows or INPUT_STATES states and their sums, so that rounding errors grow slowly. */
 #define STATES 2     /* for which one block makes gradients of the weights */
-#define BATCH 32     /* rows of dz that such a block keeps at a time */
+#define BATCH 32     /* rows of dz that a block keeps at a time */
 #define SHORT_SUM 16 /* rows that are added up before they are added to the total */
 #define INPUT_ROWS 4 /* of the batch, in a block for 32 columns of the gradients of input or old_h */
-#define INPUT_STATES (THREADS / INPUT_ROWS) /* for which such a block holds dz at once */
+#define INPUT_STATES (THREADS / INPUT_ROWS) /* for which a block keeps dz at the same time */
 
 static_assert(3 * STATES <= WARPS && BATCH == 32, "a warp adds up one column of dz, a lane for each row");
 static_assert(INPUT_ROWS <= WARPS, "a warp writes each row");

@@ -96,9 +96,9 @@ OPJIT_UNUSED static opjit_status lltm_start_forward(lltm_forward_call *c)
 typedef struct lltm_backward_call {
     const opjit_tensor *grad_h, *grad_cell; /* NULL: zeros */
     const opjit_tensor *gates, *input, *weights, *old_h;
-    bool inputs, parameters; /* whose gradients are wanted; the other outputs have no elements */
+    bool inputs, parameters; /* the gradients to compute; the other outputs are empty */
     opjit_tensor *grad_input, *grad_weights, *grad_bias, *grad_old_h, *grad_old_cell;
-    opjit_tensor *dz; /* (B, 3S), where it is in memory of its own */
+    opjit_tensor *dz; /* (B, 3S), if it is in separate memory */
     lltm_sizes n;
 } lltm_backward_call;
 

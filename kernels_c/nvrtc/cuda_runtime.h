@@ -1,13 +1,14 @@
 /*
  * cuda_runtime.h - CUDA's, for the host's part of a split .cu file, which a C++ compiler reads instead of nvcc.
  *
- * The CUDA runtime's API, and what nvcc itself would add: how a launch reaches the runtime. CUDA's own header of this
- * name also declares the device's functions, which costs three times the time and needs nvcc's internal headers.
+ * The CUDA runtime's API, and what nvcc itself would add: how a launch reaches the runtime. CUDA's header of this name
+ * also declares the device's functions, so it compiles three times slower and needs nvcc's internal headers.
  */
 #ifndef OPJIT_CUDA_RUNTIME_H
 #define OPJIT_CUDA_RUNTIME_H
 
-/* C's own <math.h> and <stdlib.h>: C++'s take 0.1 s, and are asked for by the including file if it calls them. */
+/* <math.h> and <stdlib.h> of C: The headers of C++ cost 0.1 s, so the including file includes them if it calls their
+ * functions. */
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <limits.h>
 #include <math.h>
@@ -44,11 +45,11 @@
 
 extern const int warpSize; /* in default arguments of the device's functions */
 
-/* The runtime's entry points for code that nvcc generates; clang's CUDA support calls them, too. */
+/* The runtime's entry points for code that nvcc generates. clang's CUDA support also calls them. */
 extern "C" unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = 0);
 extern "C" cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream);
 
-/* The body of a kernel on the host. `kernel` is its own address, by which opjit_fatbin.c has registered it. */
+/* The body of a kernel on the host. `kernel` is the stub's address, under which opjit_fatbin.c has registered it. */
 static inline void opjit_launch(const void *kernel, void **arguments)
 {
     dim3 grid, block;

@@ -1,7 +1,7 @@
 /*
  * preprocess.h - what nvcc's preprocessor sees before a .cu file, for the C++ compiler in its place.
  *
- * The text that comes out is divided into the host's part and the device's, so nvcc's own words stay as they are.
+ * The resulting text is divided into the host's part and the device's part, so nvcc's keywords are not changed.
  */
 #include <cuda_runtime.h>
 

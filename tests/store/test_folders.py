@@ -140,7 +140,9 @@ def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once
     op: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root.parent.chmod(0o777)
-    with pytest.warns(CacheWarning, match=r"\(mode 777\), so other users .*; chmod go-w .*OPJIT_CACHE"):
+    with pytest.warns(
+        CacheWarning, match=r"\(mode 777\), so other users .*; chmod go-w .*OPJIT_CACHE"
+    ):
         assert Store(root).find(describe(op)) is None
     root.parent.chmod(0o755)
     assert Store(root).find(describe(op)) is not None
@@ -315,7 +317,9 @@ def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(
 ) -> None:
     monkeypatch.setenv("OPJIT_LAYERS", str(root))
     root.parent.chmod(0o777)
-    with pytest.warns(CacheWarning, match=r"\(mode 777\), so other users .*; chmod go-w .*OPJIT_LAYERS"):
+    with pytest.warns(
+        CacheWarning, match=r"\(mode 777\), so other users .*; chmod go-w .*OPJIT_LAYERS"
+    ):
         assert layers.find(describe(op)) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")

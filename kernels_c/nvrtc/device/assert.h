@@ -1,4 +1,4 @@
-/* assert.h - C's assert. Without a guard, as C's is: NDEBUG may change between two inclusions. */
+/* assert.h - C's assert. Without a guard, like the header of C: NDEBUG may change between two inclusions. */
 #undef assert
 #ifdef NDEBUG
 #define assert(x) ((void)0)

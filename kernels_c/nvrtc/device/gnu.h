@@ -1,7 +1,7 @@
 /*
- * gnu.h - GCC's words in the macros of C's headers, for NVRTC, which does not know them: NULL, INFINITY, assert, offsetof.
+ * gnu.h - GCC's keywords in the macros of C's headers, which NVRTC does not support: NULL, INFINITY, assert, offsetof.
  *
- * The C++ compiler expands an author's macros, so these words stand in the text that NVRTC gets.
+ * The C++ compiler expands an author's macros, so these words are in the text that NVRTC compiles.
  */
 #pragma once
 #define __null 0L

@@ -1,4 +1,4 @@
-/* libraries.h - Handles of CUDA's libraries, whose functions only the host calls. */
+/* libraries.h - Handles of CUDA's libraries. Only the host calls their functions. */
 #pragma once
 typedef struct cublasContext *cublasHandle_t;
 typedef struct cublasLtContext *cublasLtHandle_t;

@@ -1,4 +1,4 @@
-/* math.h - C's constants; NVRTC knows the functions. */
+/* math.h - C's constants; NVRTC has the functions. */
 #pragma once
 #define M_PI 3.14159265358979323846
 #define M_PI_2 1.57079632679489661923

@@ -1,6 +1,6 @@
 /*
- * crt/host_defines.h - for a CUDA that pip installed, whose headers include nvcc's of this name but do not bring it.
- * Only the host's part of a split .cu file reads it.
+ * crt/host_defines.h - for a CUDA that pip installed. Its headers include a header of nvcc with this name, but do not
+ * contain it. Only the host's part of a split .cu file reads it.
  */
 #ifndef __HOST_DEFINES_H__
 #define __HOST_DEFINES_H__
