@@ -114,7 +114,7 @@ def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ct
             _interrupts = library.opjit_share_interrupts(_interrupts)
     except (OSError, AttributeError) as error:
         raise LoadError(
-            f"the library of {qualified} cannot be loaded: {named(error, path, entry.library)}{advice(error)}"
+            f"the library of {qualified} cannot be loaded: {with_cache_path(error, path, entry.library)}{advice(error)}"
         ) from None
     return library
 
@@ -176,7 +176,7 @@ def name_as(library: ctypes.CDLL, path: Path) -> None:
     library._name = str(path)
 
 
-def named(error: Exception, path: str, library: Path) -> str:
+def with_cache_path(error: Exception, path: str, library: Path) -> str:
     """Return an error's text with the path of the library in the cache."""
     return str(error).replace(path, str(library))
 

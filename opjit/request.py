@@ -1,7 +1,7 @@
 """The main path: from an op to a kernel that torch calls.
 
-    ready -> _load -> entry -> look      a layer or the store has the binary: verify it, open it, register its kernel
-                            -> obtain    else: lock, look again, fetch or build, publish
+    ready -> _load_kernel -> entry -> look      a layer or the store has the binary: verify it, open it, register its kernel
+                                   -> obtain    else: lock, look again, fetch or build, publish
 
 C++ extensions (opjit.cpp_extension) and shared libraries (opjit.shared_library) also use `look` and
 `obtain`. Importing this module does not import torch.
@@ -35,7 +35,7 @@ def ready(op: OpState, backend: Backend, found: Entry | None = None) -> None:
     with op.lock:
         if backend.name not in op.loaded:
             target = here(backend)
-            op.install_kernel(backend, _load(op, target, found))
+            op.install_kernel(backend, _load_kernel(op, target, found))
             if os.environ.get("OPJIT_RECORD"):
                 from opjit.declare import oplist
 
@@ -60,7 +60,7 @@ def ready_for_call(op: OpState, backend: Backend) -> None:
     ready(op, backend)
 
 
-def _load(op: OpState, target: Target, found: Entry | None) -> loader.Loaded:
+def _load_kernel(op: OpState, target: Target, found: Entry | None) -> loader.Loaded:
     from opjit import loader
 
     for store in stores():

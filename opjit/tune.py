@@ -106,7 +106,7 @@ def measure_or_read(
     model = _model(backend, index)
     identity = json.dumps([op.loaded[backend.name].key, labels, model, f"{bucket:016x}"])
     name = hashlib.sha256(identity.encode()).hexdigest()
-    found = None if again else _read(name, labels, store)
+    found = None if again else _read_choice(name, labels, store)
     on_gpu = backends.clock_of(backend.name) is not None
     if found is not None or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return found
@@ -117,7 +117,7 @@ def measure_or_read(
         lock.held(name, lambda holder: say(f"waiting for {op.qualified}: {holder}")),
     ):
         if not again:  # another process may have measured during the wait
-            found = _read(name, labels, store)
+            found = _read_choice(name, labels, store)
         if found is None:
             with torch.cuda.device(index) if on_gpu else nullcontext():
                 found = _measured(op, backend, inputs, store)
@@ -134,7 +134,7 @@ def _model(backend: Backend, index: int) -> str:
     return cpu.identity() if backend.device_type == "cpu" else ""
 
 
-def _read(name: str, labels: list[str], store: Store) -> Choice | None:
+def _read_choice(name: str, labels: list[str], store: Store) -> Choice | None:
     """Return a recorded choice among variants of these names."""
     for each in (*map(Store, layers.named()), store):
         with suppress(OSError, EntryError, ValueError, LookupError, TypeError, RecursionError):
@@ -156,7 +156,7 @@ def _measured(op: OpState, backend: Backend, inputs: Inputs, store: Store) -> Ch
         with torch.inference_mode(), drawing if op.schema.draws else nullcontext():
             if not _running(op, backend, {"": loaded.kernel}, inputs):
                 return None
-            _build(op, backend, store)
+            _build_variants(op, backend, store)
             labels = op.declaration.labels(backend)
             kernels = {each: loaded.variants[each] for each in labels if each in loaded.variants}
             candidates = _running(op, backend, kernels, inputs)
@@ -182,7 +182,7 @@ def _kernel_of(op: OpState, backend: Backend, label: str) -> int:
     return known[label]
 
 
-def _build(op: OpState, backend: Backend, store: Store) -> None:
+def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
     """Build the variants that are missing, side by side, and open all. One that cannot be built is left out."""
     from opjit.builder import budget
 

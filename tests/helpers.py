@@ -677,7 +677,7 @@ def no_nvrtc(patch: pytest.MonkeyPatch) -> None:
 def take_cpp_autograd(patch: pytest.MonkeyPatch) -> None:
     """Give each op that this process loads autograd's kernel in C++, which is compiled once for the cache of all tests."""
     autograd_part.make()
-    entry = cpp_autograd.find()
+    entry = cpp_autograd.find_entry()
     assert entry is not None
-    patch.setattr(cpp_autograd, "find", lambda: entry)
+    patch.setattr(cpp_autograd, "find_entry", lambda: entry)
     patch.setattr(cpp_autograd, "is_on", lambda switch, **_: switch == "OPJIT_CPP_AUTOGRAD")

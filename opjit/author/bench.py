@@ -128,7 +128,7 @@ def benchmark(
         on_cuda = each == "cuda"
         caches = "cold" if cold or (cold is None and on_cuda) else "hot"
         console.print(
-            f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe(each)}"
+            f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe_machine(each)}"
         )
         console.print(
             _row(

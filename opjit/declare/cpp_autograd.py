@@ -55,7 +55,7 @@ def _fits_here(document: Mapping[str, Any]) -> bool:
     return (document.get("known"), suffix, document.get("torch")) == _expected()
 
 
-def find() -> Entry | None:
+def find_entry() -> Entry | None:
     """Return its entry, from a layer or the cache."""
     for root in [*map(Store, layers.named()), Store(default_root())]:
         archs = (root.base / f"cpp_extension.{NAME}").glob(f"*-torch{torch.__version__}-*")
@@ -69,17 +69,17 @@ def find() -> Entry | None:
 
 def bind(qualified: str, key: str) -> Callable[[], None] | None:
     """Give an op the kernel at a key of autograd, if a cache has it. Returns a function that removes it."""
-    library = _load() if is_on("OPJIT_CPP_AUTOGRAD", unset=True) else None
+    library = _open_library() if is_on("OPJIT_CPP_AUTOGRAD", unset=True) else None
     if library is None:
         return None
     bound = library.opjit_autograd_bind(qualified.encode(), key.encode())
     return None if bound is None else functools.partial(library.opjit_autograd_unbind, bound)
 
 
-def _load() -> ctypes.CDLL | None:
+def _open_library() -> ctypes.CDLL | None:
     global _library
     with _lock:
-        entry = find() if _library is None else None
+        entry = find_entry() if _library is None else None
         if entry is not None:
             with suppress(LoadError, OSError), loader.pinned(entry) as path:
                 library = ctypes.CDLL(path)
@@ -97,7 +97,7 @@ def make_later(root: Store) -> None:
         return
     _started = True
     with suppress(OSError, ToolMissing):
-        if not sys.executable or find() is not None or refused(root):
+        if not sys.executable or find_entry() is not None or refused(root):
             return
         if os.environ.get("OPJIT_REMOTE") or toolchain.find_cxx(root.notes):
             progress.log("autograd's kernel in C++ is being built in the background")

@@ -113,7 +113,7 @@ def load(name: str, sources: str | list[str], **arguments: Any) -> Any:
     Example:
         >>> module = opjit.distributed.load("ext", ["ext.cpp"], extra_cflags=["-O2"])
     """
-    return _load(LoadCall.of({"name": name, "sources": sources, **arguments}))
+    return _load_together(LoadCall.of({"name": name, "sources": sources, **arguments}))
 
 
 def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> Any:
@@ -124,10 +124,10 @@ def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> An
         >>> opjit.distributed.load_inline("ext", source, functions="twice").twice(torch.ones(1))
         tensor([2.])
     """
-    return _load(InlineCall.of({"name": name, "cpp_sources": cpp_sources, **arguments}))
+    return _load_together(InlineCall.of({"name": name, "cpp_sources": cpp_sources, **arguments}))
 
 
-def _load(call: LoadCall | InlineCall) -> Any:
+def _load_together(call: LoadCall | InlineCall) -> Any:
     store = Store(default_root())
     try:
         wanted = of_call(call, store.notes)

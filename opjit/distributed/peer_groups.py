@@ -280,7 +280,7 @@ def world_size(name: str) -> int:
         >>> opjit.distributed.world_size(opjit.distributed.peers(device="cpu").name)
         1
     """
-    return _named(name).world
+    return _peers_named(name).world
 
 
 def rank_in(name: str) -> int:
@@ -290,10 +290,10 @@ def rank_in(name: str) -> int:
         >>> opjit.distributed.rank_in(opjit.distributed.peers(device="cpu").name)
         0
     """
-    return _named(name).rank
+    return _peers_named(name).rank
 
 
-def _named(name: str) -> Peers:
+def _peers_named(name: str) -> Peers:
     found = [live.peers for live in _groups if live.peers.name == name]
     if not found:
         raise BadSetting(f"there is no group {name}; call opjit.distributed.peers() for it first")

@@ -94,7 +94,7 @@ def bound(device: str, moved: int, flops: int, element_size: int) -> float | Non
     return max(times, default=None)
 
 
-def describe(device: str) -> str:
+def describe_machine(device: str) -> str:
     """Describe the device, and on the CPU the threads and the load: ``"2 threads, load 0.4 on 16 CPUs, torch 2.13.0"``."""
     clock = backends.clock_of(device)
     if clock is not None:

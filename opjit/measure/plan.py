@@ -131,12 +131,12 @@ def copies(inputs: Inputs, cache: int) -> list[Inputs]:
 
 
 def _copy_inputs(inputs: Inputs) -> Inputs:
-    made = {id(each): _copy(each) for each in inputs.tensors()}
+    made = {id(each): _copy_tensor(each) for each in inputs.tensors()}
     arguments = (inputs.args, dict(inputs.kwargs))
     return Inputs(*tree_map(lambda value: made.get(id(value), value), arguments))
 
 
-def _copy(x: torch.Tensor) -> torch.Tensor:
+def _copy_tensor(x: torch.Tensor) -> torch.Tensor:
     """Copy a tensor to other memory, with its strides and its alignment."""
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.numel() == 0:
         return x.detach().clone().requires_grad_(x.requires_grad)

@@ -110,7 +110,7 @@ def _turn(plan: TimingPlan, seconds: float) -> list[Inputs]:
     return list(islice(cycle(plan.inputs), count))
 
 
-def _run(function: Callable[..., Any], turn: Sequence[Inputs], window: int) -> deque[Any]:
+def _call_all(function: Callable[..., Any], turn: Sequence[Inputs], window: int) -> deque[Any]:
     """Make the calls of a turn, and keep the last results, so that later ones get other memory."""
     return deque((function(*args, **kwargs) for args, kwargs in turn), maxlen=window)
 
@@ -150,7 +150,7 @@ class _HostBurst:
         wait(self._plan.device)
         with _no_collection():
             started = time.perf_counter()
-            _run(self._function, self._turn, 0)
+            _call_all(self._function, self._turn, 0)
             wait(self._plan.device)
             return (time.perf_counter() - started) / self.calls
 
@@ -192,14 +192,14 @@ class _DeviceBurst:
         self._plan = plan
         self._function = plan.sides[side]
         self._flush = flush
-        once = _span(lambda: _run(self._function, plan.inputs[:1], 1))
+        once = _span(lambda: _call_all(self._function, plan.inputs[:1], 1))
         leaves = tree_leaves(list(once.results))
         size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
         self._window = 3 * machine.cache_bytes(plan.device) // max(1, size) + 1 if plan.cold else 0
 
         count = max(1, min(_QUEUE, int(plan.seconds / once.whole)))
         queue = list(islice(cycle(plan.inputs), count))
-        spans = [_span(lambda: _run(self._function, queue, self._window)) for _ in range(5)]
+        spans = [_span(lambda: _call_all(self._function, queue, self._window)) for _ in range(5)]
         device = median(span.device for span in spans) / count
         self.host: float = median(span.issued for span in spans) / count
         self._turn = _turn(plan, device)
@@ -224,7 +224,7 @@ class _DeviceBurst:
         inputs = list(self._plan.inputs)
         repeated = inputs if len(inputs) > 1 else inputs * _GRAPH_CALLS
         turn = repeated[: len(self._turn)]
-        found = machine.captured(lambda: _run(self._function, turn, self._window))
+        found = machine.captured(lambda: _call_all(self._function, turn, self._window))
         if found is None:
             self.way = "issue"
             return
@@ -241,7 +241,7 @@ class _DeviceBurst:
         return self._results
 
     def _issue(self) -> deque[Any]:
-        return _run(self._function, self._turn, self._window)
+        return _call_all(self._function, self._turn, self._window)
 
     def __call__(self) -> float:
         self._flush()

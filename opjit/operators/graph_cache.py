@@ -36,7 +36,7 @@ def remove(qualified: str) -> None:
 def note_trace(declaration: Declaration) -> None:
     """Note the declaration of an op that torch's compiler may be tracing."""
     if "torch._dynamo" in sys.modules and declaration.qualified not in _traced:
-        _traced[declaration.qualified] = _digest(declaration)
+        _traced[declaration.qualified] = _digest_of(declaration)
 
 
 def note_change(declaration: Declaration) -> None:
@@ -50,12 +50,12 @@ def note_change(declaration: Declaration) -> None:
         if qualified in _in_key:
             _in_key[qualified] = declaration
     before = _traced.get(qualified)
-    if before is not None and before != _digest(declaration):
+    if before is not None and before != _digest_of(declaration):
         _traced.clear()
         torch.compiler.reset()
 
 
-def _digest(declaration: Declaration) -> str:
+def _digest_of(declaration: Declaration) -> str:
     found, unknown = digest(declaration.traced_parts())
     if unknown and declaration.qualified not in _told:
         _told.add(declaration.qualified)
@@ -84,5 +84,5 @@ def _tag(config: ModuleType) -> str:
         declarations = sorted(_in_key.items())
     if not declarations:
         return users
-    found, _ = digest([(name, _digest(each)) for name, each in declarations])
+    found, _ = digest([(name, _digest_of(each)) for name, each in declarations])
     return f"{users}{_MARK}{found}"

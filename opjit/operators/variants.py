@@ -64,7 +64,10 @@ def bind_variants(op: OpState) -> bool:
     for other, first in ((f"{name}_choose", ""), (f"{name}_variant", "int variant, ")):
         op.library.define(f"{other}({first}{rest}", tags=op.overload.tags)
         op.library.impl(
-            other, partial(_run, op, bool(first)), "CompositeExplicitAutograd", with_keyset=True
+            other,
+            partial(_run_variant, op, bool(first)),
+            "CompositeExplicitAutograd",
+            with_keyset=True,
         )
         op.library.impl(other, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(
@@ -118,7 +121,7 @@ def feed_inductor(op: OpState) -> bool:
     return True
 
 
-def _run(
+def _run_variant(
     op: OpState, numbered: bool, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any
 ) -> Any:
     """Run the variant with the number in a call's first argument or, without a number, the

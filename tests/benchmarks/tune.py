@@ -124,7 +124,7 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
             op, backend, op.loaded[device].registered.opjit_force(None), Inputs((x,))
         )
         assert chosen is not None
-        tune._build(op, backend, Store(default_root()))
+        tune._build_variants(op, backend, Store(default_root()))
         force = op.loaded[device].registered.opjit_force
         sides = {
             name: partial(tune._call, force, kernel, op.overload)

@@ -490,7 +490,7 @@ def test_four_processes_get_what_others_clear_all_the_time(entry: Entry, op: Pat
     code = helpers.declare(op) + (
         "import sys, ctypes\nfrom opjit import loader, request, wanted\nwarnings.simplefilter('ignore')\n"
         "target = wanted.target_of('cpu', None)\nplus = registry.find('keytest::plus')\nsys.stdin.read(1)\n"
-        "for _ in range(3): request._load(plus, target, None).unload()\n" + GET
+        "for _ in range(3): request._load_kernel(plus, target, None).unload()\n" + GET
     )
     children = [helpers.started(code) for _ in range(4)]
     for child in children:
