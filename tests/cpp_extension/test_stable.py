@@ -126,7 +126,7 @@ def test_a_python_without_the_gil_has_another_key_with_and_without_the_limited_a
     abi3t = [*abi3, "-DPy_TARGET_ABI3T=0x030f0000"]
     kinds = [[], abi3, abi3t]
     with_gil = [key(*flags) for flags in kinds]
-    monkeypatch.setattr(stable.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
     monkeypatch.setattr(
         importlib.machinery,
         "EXTENSION_SUFFIXES",
