@@ -4,6 +4,7 @@ import importlib.machinery
 import json
 import os
 import re
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
