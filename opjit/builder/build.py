@@ -154,12 +154,9 @@ def _output(recipe: Recipe, store: Store) -> str:
 
 def _warn(recipe: Recipe, output: str) -> None:
     """Give the compilers' warnings about the author's files."""
-    folder = str(recipe.folder)
     source = str(recipe.source)
     paths = [
-        headers.normalized(headers.path_of(name, folder, recipe.flags.include))
-        for name in recipe.inputs
-        if not name.startswith("<opjit>/")
+        recipe.naming.path(name) or "" for name in recipe.inputs if not name.startswith("<opjit>/")
     ]
     names = {
         **{os.path.basename(path): path for path in paths},

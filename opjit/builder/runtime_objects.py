@@ -7,6 +7,7 @@ misspelled and unsupported functions, and a build does not depend on the install
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -22,7 +23,6 @@ from opjit.backends import Flags, Shared
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import with_advice
 from opjit.errors import BuildError, EntryError, UntrustedFolder
-from opjit.recipe import headers
 from opjit.recipe.recipe import RUNTIME
 from opjit.recipe.toolchain import Compiler
 from opjit.store import layers
@@ -45,8 +45,9 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
     """Return the folder, in that of the store, with the parts for a compiler and a backend's flags. Raises OSError if the folder is not
     writable, UntrustedFolder if others can write it, BuildError if the compiler failed."""
     include = str(resources.folder("kernels_c"))
-    sources = headers.closure([f"{include}/{source}" for source in RUNTIME], (include,))
-    content = [sorted(sources.values()), compiler.version, compiler.machine, flags.c, flags.stubs]
+    sources = [*(f"{include}/{source}" for source in RUNTIME), *glob.glob(f"{include}/*.h")]
+    digests = sorted(map(files.digest, sources))
+    content = [digests, compiler.version, compiler.machine, flags.c, flags.stubs]
     return kept(base, content, OBJECTS, lambda staged: _make(staged, include, compiler, flags))
 
 

@@ -81,16 +81,12 @@ class ExtensionBinary(ContentBinary[Extension]):
         return (replace(self.content, stable=version),) if version else ()
 
     def without_light(self) -> str | None:
-        """Return why only torch/extension.h will do. It reads the sources, so only what has to fetch or build asks."""
+        """Return why only torch/extension.h will do."""
         if (
             self._stable and self.content.toolchain is not None
         ):  # light headers are another version's, and bind to Python
             return f"it targets torch's stable ABI of {self._stable[0].stable}"
-        return (
-            policy.refusal(self.content, self.call.implicit)
-            if self.fast
-            else "fast=False or OPJIT_FAST=0"
-        )
+        return None if self.fast else "fast=False or OPJIT_FAST=0"
 
     def fetch(self, store: Store) -> Entry | None:
         tried = (

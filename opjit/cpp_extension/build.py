@@ -54,11 +54,7 @@ def build(
 
     def compile_in(work: Path, base: Path, started: int) -> Compiled:
         moment = Moment(extension.texts)
-        prepared = (
-            light.prepare(extension, call.implicit, work, base, tools.compiler)
-            if extension.light
-            else None
-        )
+        prepared = light.prepare(extension, work, base, tools.compiler) if extension.light else None
         trusted = identity.trusted_folders(
             [tools.compiler, tools.nvcc, tools.nvrtc],
             *(prepared.trusted if prepared else ()),
@@ -66,7 +62,7 @@ def build(
         more = [
             *light.vocabulary.versions(tools.compiler),
             tools.nvrtc and tools.nvrtc.version,
-            prepared and prepared.contents(),
+            prepared and prepared.versions(),
         ]
         search = identity.searched(call, tools.compiler, store.notes)
         system = extension.places.system
@@ -96,14 +92,17 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
     )
 
 
-def _reporting(text: str) -> str:
-    """Return torch's build file with compilers that list all that they read, and assemblers, in files of their own."""
+def _reporting(text: str, first: str) -> str:
+    """Return torch's build file with compilers that list all that they read, and assemblers, in files of their own.
+
+    `first` are flags before all others."""
     text = text.replace(
-        " -MMD -MF $out.d ", f" -MD -MF $out{LISTED} -Xassembler --MD -Xassembler $out{ASSEMBLED} "
+        " -MMD -MF $out.d ",
+        f" -MD -MF $out{LISTED} -Xassembler --MD -Xassembler $out{ASSEMBLED} {first} ",
     )
     of_host = f"-Xcompiler '-Wa\\,--MD\\,$out{ASSEMBLED}'"
     text = text.replace(
-        " --dependency-output $out.d ", f" --dependency-output $out{LISTED} {of_host} "
+        " --dependency-output $out.d ", f" --dependency-output $out{LISTED} {of_host} {first} "
     )
     return re.sub(r"^  (?:depfile|deps) = .*\n", "", text, flags=re.MULTILINE)
 
@@ -125,18 +124,16 @@ class _ExtensionBuild(NamedTuple):
         """Compile and link."""
         extension = self.extension
         work = self.work
+        by_nvrtc, remark = self.compile_all()
         with_headers = (
             self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         )
         progress.log(f"{extension.name} is built with {with_headers}")
-        by_nvrtc, remark = self.compile_all()
         library = work / f"{extension.name}.so"
         read = self.linked()
         if extension.stable:
             listed = list(work.glob(f"*{LISTED}"))
-            why_not = stable.refusal(
-                extension, self.call.implicit, library, self.tools.compiler, listed
-            )
+            why_not = stable.refusal(extension, library, self.tools.compiler, listed)
             if why_not:
                 extension = replace(extension, stable="")
                 with_headers += f"; only this torch and Python take it, as {why_not}"
@@ -274,9 +271,12 @@ class _ExtensionBuild(NamedTuple):
             made = [edge for edge in listed if edge["output"] not in known]
             self.check_text(made, by_nvrtc)
         others = _EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written)
-        place.write_text(_reporting(others), "utf-8", "surrogateescape")
+        first = "-Ilight/$out" if self.prepared else ""
+        place.write_text(_reporting(others, first), "utf-8", "surrogateescape")
         try:
             with around:
+                if self.prepared and not known and not self.prepared.needs_torch():
+                    raise self.lacks("it includes none of torch's headers")
                 yield
         finally:
             place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
@@ -324,25 +324,28 @@ class _ExtensionBuild(NamedTuple):
             try:
                 self._check_source(edge, scratch, by_nvrtc)
             except (light.streams.Different, NvccOnly) as different:
-                name = self.extension.name
-                purpose = self.extension.purpose
-                raise light.MayLack(BuildError(str(different), op=name, target=purpose)) from None
+                raise self.lacks(str(different)) from None
             except CompilerFailed as failed:
                 error = self.diagnosed(str(failed))
                 if self.is_final(str(failed)):
                     raise error from None
                 raise light.MayLack(error) from None
 
+    def lacks(self, reason: str) -> light.MayLack:
+        """Return the error of a program that light headers do not serve."""
+        error = BuildError(reason, op=self.extension.name, target=self.extension.purpose)
+        return light.MayLack(error)
+
     def _check_source(self, edge: Mapping[str, str], scratch: Path, by_nvrtc: bool) -> None:
-        """Compare a source's text. That of a CUDA file for NVRTC is made with torch's macros."""
+        """Write a source's headers and compare its text. That of a CUDA file for NVRTC is made with torch's macros."""
         assert self.prepared is not None
         source = os.path.join(self.work, edge["file"])
         if not source.endswith(identity.CUDA):
-            self.prepared.check(edge["file"], edge["command"], self.work, scratch)
+            self.prepared.check(edge["file"], edge["command"], edge["output"], scratch)
         elif not by_nvrtc and self.tools.nvcc is not None:
             from opjit.cpp_extension import cuda
 
-            cuda.check_for_nvcc(self.prepared, self.tools.nvcc, source, self.work, scratch)
+            cuda.check_for_nvcc(self.prepared, self.tools.nvcc, source, edge["output"], scratch)
 
     def arguments(self) -> dict[str, Any]:
         """Return those that torch gets."""

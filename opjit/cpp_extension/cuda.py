@@ -29,7 +29,7 @@ from opjit.builder.cuda import (
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
-from opjit.recipe import headers, nvcc_flags
+from opjit.recipe import nvcc_flags, reads
 from opjit.recipe.toolchain import Nvcc, Nvrtc
 
 NEEDS = (budget.CXX_JOB, budget.NVCC_JOB)  # of compilers, with light headers
@@ -46,6 +46,7 @@ _NVCCS = (
 _ARCH = re.compile(
     r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)"
 )
+_FILE = re.compile(r'^#line \d+ "(.+)"$', re.MULTILINE)  # in a flat text
 _IGNORED = re.compile(
     r"--(expt-)?extended-lambda|-Xptxas=(-v|--verbose)|--ptxas-options=(-v|--verbose)"
 )
@@ -177,7 +178,7 @@ def headers_read(work: Path) -> dict[str, set[str]]:
         paths = set[str]()
         for listing in folder.rglob("*.deps"):
             listed = listing.read_text("utf-8", "surrogateescape")
-            read = headers.read_dependencies(listed)
+            read = reads.read_dependencies(listed)
             paths |= {os.path.normpath(listing.parent / path) for path in read}
         found[folder.name] = {path for path in paths if not path.startswith(f"{work}{os.sep}")}
     return found
@@ -224,20 +225,26 @@ def _unit(
     def preprocess(told: Sequence[str], scratch: Path) -> str:
         return with_light.text(source, [*host, *include], told, scratch)
 
+    prepared = with_light.prepared
+
+    def adapt(unit: CudaFile, text: str) -> CudaFile:
+        prepared.write(folder.name, _FILE.findall(text), text)
+        return _adapted(unit, text)
+
     torchs = f"--include-path={light.INCLUDE}"
     return CudaFile(
         source,
         host,
         extension.include,
-        include,
+        [f"-I{prepared.folder_of(folder.name)}", *include],
         ["-w", *device, "--pre-include=opjit_device.h", f"--include-path={light.OWN}", torchs],
         flags,
         archs,
         lambda path: Path(path).name,
         {},
-        theirs=(*light.folders(), *with_light.prepared.folders),
+        theirs=prepared.theirs,
         preprocess=preprocess,
-        adapt=_adapted,
+        adapt=adapt,
     )
 
 
@@ -269,9 +276,8 @@ class WithLight(NamedTuple):
             scratch,
             ["-x", "c++", *given, *later, "-include", str(FIRST)],
             source,
-            prepared.named,
             around,
-            (*light.folders(), *prepared.folders, *self.headers.split(":"), str(FIRST.parent)),
+            (*prepared.theirs, *self.headers.split(":"), str(FIRST.parent)),
             prepared.users,
         )
 
@@ -281,23 +287,25 @@ class WithLight(NamedTuple):
         return preprocessor.text_with_torchs(["-dI", "-MD", "-MF", "opjit_text.deps"])
 
 
-def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, work: Path, scratch: Path) -> None:
-    """Raise streams.Different unless a .cu file that nvcc compiles is the same tokens with torch's headers and light ones.
+def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, out: str, scratch: Path) -> None:
+    """Write the light headers of a .cu file that nvcc compiles to `out`, and raise streams.Different unless it is the same tokens with them
+    as with torch's headers.
 
-    `work` has torch's build file, and `scratch` is a folder for files. Raises NvccOnly if a flag is not known, and CompilerFailed."""
-    written = (work / "build.ninja").read_text("utf-8", "surrogateescape")
+    `scratch` is a folder for files. Raises NvccOnly if a flag is not known, and CompilerFailed."""
+    written = (prepared.work / "build.ninja").read_text("utf-8", "surrogateescape")
     flags = _flags(written)
     include, host, others, archs = _sorted(flags)
     _, more = translated(others)
     folders = f"{nvcc.root}/include:{nvcc.root}/include/cccl"
     with_light = WithLight(prepared, folders, nvcc.build)
+    passes = list[streams.Preprocessor]()
     for arch in (HOST, *archs):
         told = nvcc_macros(arch, archs, nvcc.build.removeprefix("V"), flags)
         place = scratch / (arch or "host")
         place.mkdir(parents=True, exist_ok=True)
         given = [*host, *more, *include]
-        preprocessor = with_light.preprocessor(source, given, told, place)
-        streams.compare_both(preprocessor, prepared.folders)
+        passes.append(with_light.preprocessor(source, given, told, place))
+    prepared.compare(passes, out)
 
 
 def _adapted(unit: CudaFile, text: str) -> CudaFile:

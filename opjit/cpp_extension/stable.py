@@ -16,7 +16,7 @@ import torch
 
 from opjit.builder.compile_step import run_tool
 from opjit.cpp_extension.identity import CUDA, Extension
-from opjit.cpp_extension.light import headers, policy
+from opjit.cpp_extension.light import headers
 from opjit.recipe import reads, toolchain
 from opjit.recipe.toolchain import Compiler
 
@@ -98,16 +98,25 @@ def _limits(extension: Extension) -> dict[str, int]:
     return {language: int(value[1], 0) if value else 0 for language, value in found}
 
 
+def _authors_code(cxx: Compiler, work: Path, listings: Sequence[Path]) -> list[str]:
+    """Return the texts, without comments, of the listed files that are neither torch's and Python's nor the compiler's."""
+    others = (*headers.folders(), *cxx.includes.split(":"))
+    prefixes = tuple(f"{os.path.realpath(folder)}/" for folder in others)
+    paths = {os.path.realpath(work / path) for path in reads.listed(listings)}
+    own = sorted(path for path in paths if not path.startswith(prefixes))
+    return [headers.code_of([Path(path).read_text("utf-8", "replace")]) for path in own]
+
+
 def refusal(
-    extension: Extension, implicit: bool, library: Path, cxx: Compiler, listings: Sequence[Path]
+    extension: Extension, library: Path, cxx: Compiler, listings: Sequence[Path]
 ) -> str | None:
     """Return why a binary, in the folder of its build, is for this torch and Python alone. None: it serves every torch from then on.
     `listings` are the compilers' lists of what they read, one for each object."""
+    work = library.parent
     words = [word for each in extension.flags.values() for word in each]
-    asked = _DIFFERS.search("\n".join([policy.program_of(extension, implicit).code, *words]))
+    asked = _DIFFERS.search("\n".join([*_authors_code(cxx, work, listings), *words]))
     if asked:
         return f"it has {asked[0]}"
-    work = library.parent
     commands = (work / "build.ninja").read_text("utf-8", "surrogateescape")
     if len(listings) != commands.count("compile "):
         return "a compiler does not list what it reads"

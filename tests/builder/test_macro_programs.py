@@ -139,10 +139,9 @@ def test_drawn_text_is_that_of_torchs_headers(tmp_path: Path) -> None:
             folder / "scratch",
             ["-std=c++20", "-fPIC", *draw.choice([[], ["-O2"]]), *system],
             "a.cpp",
-            names,
             macros.Surroundings(tuple(torchs)),
             tuple(torchs),
         )
-        kept = preprocessor.with_torchs_headers()
-        read = preprocessor._lines(preprocessor._run(preprocessor._real()))
+        kept = preprocessor.lines_of(preprocessor.text_with_torchs())
+        read = preprocessor.lines_of(preprocessor._run(preprocessor._real()))
         streams.compare(read, kept)

@@ -20,7 +20,7 @@ from opjit.builder.cuda import CudaFile
 from opjit.builder.nvrtc import DeviceCode
 from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import VERSION, Prepared, policy, streams
+from opjit.cpp_extension.light import VERSION, Prepared, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import toolchain
@@ -177,7 +177,7 @@ def unit_of(code: str, folder: Path, flags: list[str]) -> CudaFile:
     source = folder / "cuda.cu"
     source.write_text(code, encoding="utf-8")
     alone = cast("Extension", SimpleNamespace(include=()))
-    prepared = cast("Any", SimpleNamespace(folders=[]))
+    prepared = cast("Any", SimpleNamespace(folders=[], theirs=(), folder_of=Path))
     with_light = cuda.WithLight(prepared, "", "")
     unit = cuda._unit(alone, str(source), flags, folder / "work" / "cuda", with_light)
     return unit._replace(preprocess=lambda told, scratch: f'# 1 "{source}" 1\n{code}\n')
@@ -252,35 +252,25 @@ def test_a_file_for_nvcc_is_the_same_tokens_with_light_headers(
     tmp_path: Path, condition: str, same: bool
 ) -> None:
     cxx = toolchain.require_cxx(None)
-    includes = ("torch/extension.h",)
     code = f"#include <torch/extension.h>\n#define PARALLEL AT_PARALLEL_OPENMP\n#if {condition}\n"
     code += "__global__ void k(float *x) { *x = 1; }\n#else\n__global__ void k(float *x) { *x = 2; }\n#endif\n"
-    (tmp_path / "k.cu").write_text(code)
-    light.write(code, includes, tmp_path / "light", list(policy.BINDING), made_by_torch=False)
-    folders = [str(tmp_path / "light"), str(light.OWN), str(light.OWN.parent)]
-    own = [f"-I{folder}" for folder in folders]
+    source = tmp_path / "k.cu"
+    source.write_text(code)
+    own = [f"-I{folder}" for folder in (light.OWN, light.OWN.parent)]
     torchs = [word for folder in light.folders() for word in ("-isystem", folder)]
     flags = " ".join([*own, *torchs, "-std=c++20", "-gencode=arch=compute_90,code=sm_90"])
     (tmp_path / "build.ninja").write_text(f"cuda_cflags = {flags}\ncuda_post_cflags =\n")
-    prepared = Prepared(
-        policy.Program(code, includes, (), plain=True),
-        frozenset(),
-        folders,
-        Store(default_root()).base,
-        cxx,
-        [],
-        "",
-    )
-    place = tmp_path / "scratch"
+    base = Store(default_root()).base
+    prepared = Prepared(base, tmp_path, cxx, tmp_path / "opjit_bind.o", False, (), ())
     nvcc = toolchain.require_nvcc(None)
     if same:
-        cuda.check_for_nvcc(prepared, nvcc, str(tmp_path / "k.cu"), tmp_path, place)
+        cuda.check_for_nvcc(prepared, nvcc, str(source), "k.o", tmp_path / "scratch")
     else:
         with pytest.raises(streams.Different, match=r"k\.cu:\d"):
-            cuda.check_for_nvcc(prepared, nvcc, str(tmp_path / "k.cu"), tmp_path, place)
+            cuda.check_for_nvcc(prepared, nvcc, str(source), "k.o", tmp_path / "scratch")
 
 
-SPLIT = {"5": "55171ffa12b6260d"}  # what the split of three files is, by light.VERSION
+SPLIT = {"6": "55171ffa12b6260d"}  # what the split of three files is, by light.VERSION
 HALVES = """
 #include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>

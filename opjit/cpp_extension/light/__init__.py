@@ -1,12 +1,13 @@
 """Light headers: torch's own text, as far as a program names it, in a tenth of the time of torch/extension.h; README.md has the proof.
-`policy` says which programs may try, `prepare` writes the headers, `streams` proves that a program is the same text over them, and
-`mistakes` says which errors are the author's."""
+`prepare` has what all sources of a program share, `headers` writes what the text of one needs, as `policy` and `table` say, `streams`
+proves that this text is the same over them, and `mistakes` says which errors are the author's."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -15,11 +16,12 @@ from opjit.builder import runtime_objects
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import headers, macros, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
+from opjit.cpp_extension.light.streams import Preprocessor
 from opjit.errors import BuildError, OpjitError
 from opjit.recipe.toolchain import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
-VERSION = "5"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
+VERSION = "6"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
 _OBJECT = "opjit_bind.o"
 
 
@@ -31,86 +33,132 @@ class MayLack(Exception):
         self.error = error
 
 
-class Prepared(NamedTuple):
-    """What an extension is compiled and linked with."""
+@dataclass(frozen=True)
+class Prepared:
+    """What an extension is compiled and linked with. Each source has light headers of its own, in ``light/OBJECT`` of the folder `work`."""
 
-    program: Program
-    files: frozenset[str]  # the author's
-    folders: list[str]  # those of light headers, to be searched before torch's
     base: Path  # folder of the store
+    work: Path
     cxx: Compiler
-    objects: list[str]  # to link with
-    note: str  # for people, such as light headers with torch/library.h
-    users: tuple[str, ...] = ()  # folders of headers that the author names
+    binding: Path | None  # the object file behind opjit_bind.h
+    with_pybind11: bool  # whether pybind11's own headers bind every source
+    flags: tuple[str, ...]  # the extension's, those that define macros
+    users: tuple[str, ...]  # folders of headers that the author names
+    programs: dict[str, Program] = field(default_factory=dict)  # by object file
+    brought: dict[str, None] = field(default_factory=dict)  # what names made the headers bring
 
-    def contents(self) -> list[tuple[str, str]]:
-        """Return the SHA-256 of each light header, by path."""
-        return sorted(
-            (str(path), files.digest(str(path)))
-            for folder in self.folders
-            for path in Path(folder).rglob("*.h")
-        )
+    @property
+    def folders(self) -> list[str]:
+        """The folders that every source's compiler searches before torch's."""
+        return [str(headers.OWN), str(headers.OWN.parent)]
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        """The prefixes of paths of headers that are not the author's."""
+        return (*headers.folders(), *self.folders, str(self.work / "light"))
+
+    @property
+    def objects(self) -> list[str]:
+        """What to link with."""
+        return [str(self.binding)] if self.binding else []
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The author's files."""
+        return frozenset(path for program in self.programs.values() for path in program.files)
+
+    @property
+    def code(self) -> str:
+        """The author's text without comments."""
+        return "\n".join(program.code for program in self.programs.values())
+
+    @property
+    def note(self) -> str:
+        """What was used, for people, such as ``light headers with torch/library.h``."""
+        beyond = [name for name in self.brought if name not in headers.SMALL]
+        shown = [name for name in beyond if name.startswith(("torch/", "pybind11"))]
+        return f"light headers with {', '.join(shown)}" if shown else "light headers"
 
     @property
     def trusted(self) -> list[str]:
         """The folders of opjit's files that versions in the key stand for: its headers, and the compiled binding."""
         return [str(headers.OWN), *(str(Path(each).parent) for each in self.objects)]
 
-    @property
-    def named(self) -> list[str]:
-        """The headers of torch that the author's text names."""
-        return [name for name in self.program.includes if headers.text_of(name) is not None]
+    def versions(self) -> list[object]:
+        """Return what decides the light headers of a text, beside torch and the compiler."""
+        own = [files.digest(str(path)) for path in sorted(headers.OWN.glob("*.h"))]
+        return [VERSION, own, self.with_pybind11, self.binding is not None]
 
-    def check(self, source: str, command: str, work: Path, scratch: Path) -> None:
-        """Raise streams.Different if torch's headers make other tokens of the author's text.
+    def folder_of(self, out: str) -> Path:
+        """Return the folder of light headers for the source of an object file."""
+        return self.work / "light" / out
 
-        `command` compiles `source` in the folder `work`. Files for that go to the folder `scratch`. Raises CompilerFailed if the
+    def check(self, source: str, command: str, out: str, scratch: Path) -> None:
+        """Write the light headers that a source needs. Raise streams.Different if torch's headers make other tokens of its text.
+
+        `command` compiles `source` to `out` in the folder `work`. Files for that go to the folder `scratch`. Raises CompilerFailed if the
         preprocessor refuses the text."""
         light = {f"-I{folder}" for folder in self.folders}
         flags = [flag for flag in streams.flags_of(command, source) if flag not in light]
         preprocessor = streams.Preprocessor(
             self.cxx,
             self.base,
-            work,
+            self.work,
             scratch,
             flags,
             source,
-            self.named,
             macros.Surroundings(tuple(headers.folders())),
-            (*headers.folders(), *self.folders),
+            self.theirs,
             self.users,
         )
-        streams.compare_both(preprocessor, self.folders)
+        self.compare([preprocessor], out)
+
+    def compare(self, passes: Sequence[Preprocessor], out: str) -> None:
+        """Write the light headers of a source, for all passes of its compiler, and compare its tokens as `check` does."""
+        texts = [each.text_with_torchs() for each in passes]
+        lines = [each.lines_of(text) for each, text in zip(passes, texts, strict=True)]
+        words = dict.fromkeys(line.text for found in lines for line in found)
+        files_of = [each.files_of(text) for each, text in zip(passes, texts, strict=True)]
+        self.write(out, {path for found in files_of for path in found}, "\n".join(words))
+        folders = [str(self.folder_of(out)), *self.folders]
+        for each, found in zip(passes, lines, strict=True):
+            if each.includes_torch():
+                with_light = each.text_with_light(folders)
+                streams.compare(found, each.lines_of(with_light))
+
+    def write(self, out: str, paths: Iterable[str], words: str) -> None:
+        """Write the light headers for the source of an object file, whose text is `words` and has been read from some files."""
+        program = policy.program_of(paths, words, self.flags)
+        own = policy.needs_pybind11(program) or self.with_pybind11 or self.binding is None
+        bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
+        folder = self.folder_of(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        pasted = streams.pasted(program.code, self.flags, folder, self.cxx)
+        named = headers.write(
+            "\n".join([program.code, words, pasted]),
+            program.includes,
+            folder,
+            bound,
+            made_by_torch=self.binding is None,
+        )
+        self.programs[out] = program
+        self.brought.update(dict.fromkeys(named))
+        if own:
+            self.brought["pybind11"] = None
+
+    def needs_torch(self) -> bool:
+        """Whether a source includes a header of torch."""
+        included = (name for program in self.programs.values() for name in program.includes)
+        return any(headers.text_of(name) is not None for name in included)
 
 
-def prepare(
-    extension: Extension, implicit: bool, work: Path, base: Path, cxx: Compiler
-) -> Prepared:
-    """Write the headers for an extension to the folder ``light`` in `work`, where it is compiled.
+def prepare(extension: Extension, work: Path, base: Path, cxx: Compiler) -> Prepared:
+    """Prepare light headers for an extension that is compiled in the folder `work`.
 
-    `base` is the store's folder, which keeps the compiled part. Raises OSError if a source cannot be read or a folder is not writable."""
-    program = policy.program_of(extension, implicit)
-    folder = work / "light"
-    common = compiled_binding(base, cxx)
-    own = policy.needs_pybind11(program) or extension.pybind11 or common is None
-    bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
-    words = program.code + streams.pasted(program.code, program.flags, work, cxx)
-    named = headers.write(words, program.includes, folder, bound, made_by_torch=common is None)
-    if own:
-        named.append("pybind11")
-    heavy = [name for name in named if name not in headers.SMALL]
-    beyond = [name for name in heavy if name.startswith(("torch/", "pybind11"))]
-    inputs = policy.authors_files(extension)
-    return Prepared(
-        program,
-        frozenset([*inputs, *(str(work / name) for name in INLINE)]),
-        [str(folder), str(headers.OWN), str(headers.OWN.parent)],
-        base,
-        cxx,
-        [str(common)] if common else [],
-        f"light headers with {', '.join(beyond)}" if beyond else "light headers",
-        extension.include,
-    )
+    `base` is the store's folder, which keeps the compiled part. Raises OSError if a folder is not writable."""
+    binding = compiled_binding(base, cxx)
+    flags = policy.macro_flags(extension)
+    return Prepared(base, work, cxx, binding, extension.pybind11, tuple(flags), extension.include)
 
 
 def compiled_binding(base: Path, cxx: Compiler) -> Path | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from opjit.builder import preprocessed, runtime_objects
 from opjit.cpp_extension.light import headers, vocabulary
-from opjit.recipe import headers as scanner
+from opjit.recipe.reads import read_dependencies
 from opjit.recipe.toolchain import Compiler
 
 _FILE = "macros.json"
@@ -105,7 +105,7 @@ def _dumped(
         preprocessed.run(command, place, lacking, around.not_authors)
         listed = (place / "read.d").read_text("utf-8", "surrogateescape")
         printed = (place / "macros.txt").read_text("utf-8", "replace")
-    return defined(printed), scanner.read_dependencies(listed)
+    return defined(printed), [Path(path) for path in read_dependencies(listed)]
 
 
 def _asked(paths: Iterable[Path]) -> list[str]:

@@ -55,7 +55,7 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     error = _ERROR.search(output)
     if error is None:
         return False
-    code = prepared.program.code
+    code = prepared.code
     torchs = [str(headers.INCLUDE)]
     old = _OLD.match(error["text"]) is not None
     if not (old or _is_authors(error["file"], prepared, work, bool(cuda))):
@@ -75,7 +75,7 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     changed = {*_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
     if not old and any(_occurs(word, torchs) for word in changed):
         return False
-    given = prepared.program.flags  # such as setuptools' -DNDEBUG
+    given = prepared.flags  # such as setuptools' -DNDEBUG
     flags = tuple(flag for flag in given if _occurs(policy.macro(flag), torchs))
     return name not in vocabulary.of_torch(prepared.base, prepared.cxx, flags)
 

@@ -10,6 +10,7 @@ macro of the program's that they ask for. Otherwise the stubs include torch's he
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,15 +22,16 @@ from opjit.builder import preprocessed
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.preprocessed import MACRO, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
-from opjit.cpp_extension.light import macros
+from opjit.cpp_extension.light import headers, macros
 from opjit.cpp_extension.light.macros import Macros, Surroundings, system_folders
+from opjit.recipe.reads import read_dependencies
 from opjit.recipe.toolchain import Compiler
 
 _JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their value here
 _DROPPED = frozenset(["-o", "-MF", "-MT", "-MQ"])  # with the word behind them
 _SINGLE = frozenset(["-c", "-S", "-E", "-M", "-MM", "-MD", "-MMD", "-MG", "-MP"])
 _PINNED = "PYBIND11_MODULE"  # stays a word of both texts, as opjit's binding defines it otherwise
-_TRIES = 5
+_TRIES = 6
 _PASTES = re.compile(r"##|%:%:|\?\?=\?\?=")
 _INCLUDE = re.compile(
     r"^[ \t]*(?:#|%:)[ \t]*(?:include|import)\b(?:[^\n\\]|\\.|\\\n)*$", re.MULTILINE
@@ -100,29 +102,36 @@ def _tokens(lines: Iterable[TextLine]) -> list[tuple[str, TextLine]]:
 def pasted(code: str, flags: Sequence[str], work: Path, cxx: Compiler) -> str:
     """Return a program's text with its own macros expanded, if these make new names by ``##``; else an empty text.
 
-    `code` has no comments. The names decide which headers the program gets, so a text that the preprocessor refuses does no harm here."""
+    Such a name may be one of torch's macros, which the preprocessor expands with torch's headers. `code` has no comments, and a text that
+    the preprocessor refuses does no harm here."""
     if not _PASTES.search("\n".join([code, *flags])):
         return ""
     source = work / "pasted.cpp"
     source.write_text(_INCLUDE.sub("", code), "utf-8", "surrogateescape")
     try:
-        return "\n" + run_tool([cxx.path, "-w", *flags, "-E", "-P", source.name], work)
+        return run_tool([cxx.path, "-w", *flags, "-E", "-P", source.name], work)
     except CompilerFailed as failed:
-        return "\n" + str(failed)
+        return str(failed)
 
 
-def compare_both(preprocessor: Preprocessor, folders: Sequence[str]) -> None:
-    """Raise Different unless torch's headers and the light ones in some folders make the same tokens of a source."""
-    compare(preprocessor.with_torchs_headers(), preprocessor.with_light_headers(folders))
+def _without_folders(flags: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Return flags without those that name some folders of headers."""
+    kept = list[str]()
+    given = iter(flags)
+    for flag in given:
+        value = next(given, "") if flag in macros.TWO_WORDS else None
+        if (flag[2:] if value is None else value) not in folders:
+            kept += [flag] if value is None else [flag, value]
+    return kept
 
 
 @dataclass(frozen=True)
 class Preprocessor:
     """Preprocesses one source of a program.
 
-    `base` is the store's folder, `work` the folder in which the compile command with `flags` runs, and `scratch` one for files. `named` are
-    the headers of torch that the program's text names, in its order, and `around` says where they are. `theirs` are prefixes of
-    paths that are not the author's, and `users` those of headers that are, although the compiler takes them for the system's."""
+    `base` is the store's folder, `work` the folder in which the compile command with `flags` runs, and `scratch` one for files. `around`
+    says where torch's headers are. `theirs` are prefixes of paths that are not the author's, and `users` those of headers that are,
+    although the compiler takes them for the system's."""
 
     cxx: Compiler
     base: Path
@@ -130,28 +139,29 @@ class Preprocessor:
     scratch: Path
     flags: Sequence[str]
     source: str
-    named: Sequence[str]
     around: Surroundings
     theirs: tuple[str, ...]
     users: tuple[str, ...] = ()
     _states: dict[tuple[str, ...], Macros] = field(default_factory=dict)
+    _named: dict[str, None] = field(default_factory=dict)  # the headers of torch that have stubs
 
-    def with_light_headers(self, folders: Sequence[str]) -> list[TextLine]:
-        """Return the author's lines with the light headers in some folders."""
-        return self._lines(self._run(self._real(), folders))
-
-    def with_torchs_headers(self) -> list[TextLine]:
-        """Return the author's lines with torch's own headers."""
-        return self._lines(self.text_with_torchs())
+    def text_with_light(self, folders: Sequence[str]) -> str:
+        """Return what the preprocessor prints with the light headers in some folders. Raises CompilerFailed."""
+        return self._run(self._real(), folders)
 
     def text_with_torchs(self, more: Sequence[str] = ()) -> str:
         """Return what the preprocessor prints with torch's own headers, without reading these where that is exact.
 
         `more` are flags. Raises CompilerFailed."""
         wanted = ["-dD", *more]
-        order: tuple[str, ...] = tuple(self.named[:1])
+        self._named.update(dict.fromkeys(self._guess()))
+        order: tuple[str, ...] = tuple(self._named)[:1]
         for _ in range(_TRIES):
             text = self._run(self._stubs(order), more=wanted)
+            beyond = self._without_stub(text)
+            if beyond:
+                self._named.update(dict.fromkeys(beyond))
+                continue
             entered = self._entered(text)
             unknown = [name for name in entered if not self._is_there(name, order)]
             if not unknown and [name for name in entered if name in order] == list(order):
@@ -160,6 +170,38 @@ class Preprocessor:
                 return text
             order = self._needed(entered)
         return self._run(self._real(), more=wanted)
+
+    def _guess(self) -> list[str]:
+        """Return the headers of torch that the source seems to include, by itself or by headers of the author's."""
+        source = Path(self.work, self.source)
+        names = headers.includes(headers.code_of([source.read_text("utf-8", "replace")]))
+        if any("." in name and headers.text_of(name) is None for name in names):
+            names += self._lacking_headers()
+        return [name for name in names if headers.text_of(name) is not None]
+
+    def _lacking_headers(self) -> list[str]:
+        """Return the headers that the compiler does not find without torch's folders."""
+        flags = _without_folders(self.flags, self.around.folders)
+        command = [self.cxx.path, "-w", *flags, "-M", "-MG", self.source]
+        try:
+            listed = run_tool(command, self.work)
+        except CompilerFailed:  # an #error, for example; the caller finds such headers otherwise
+            return []
+        return [path for path in read_dependencies(listed) if not os.path.isabs(path)]
+
+    def _without_stub(self, text: str) -> list[str]:
+        """Return the headers of torch that the author's files include, and that were read because they have no stub."""
+        found = list[str]()
+        torchs = tuple(f"{folder}/" for folder in self.around.folders)
+        by_author = True
+        for piece in pieces_of(text):
+            if piece.path.startswith(torchs) and by_author:
+                folder = next(each for each in torchs if piece.path.startswith(each))
+                name = piece.path.removeprefix(folder)
+                if headers.text_of(name) is not None and name not in self._named:
+                    found.append(name)
+            by_author = self._is_authors(piece.path, piece.system)
+        return found
 
     def _needed(self, entered: Sequence[str]) -> tuple[str, ...]:
         """Return the headers that bring macros which those before them do not."""
@@ -192,7 +234,7 @@ class Preprocessor:
 
     def _stubs(self, order: tuple[str, ...]) -> dict[str, str]:
         """Return the text of each stub, if the headers of `order` are included in that order."""
-        stubs = dict.fromkeys(self.named, "")
+        stubs = dict.fromkeys(self._named, "")
         before: Mapping[str, str] = {}
         for number, name in enumerate(order, 1):
             state = self._state(order[:number])
@@ -227,16 +269,30 @@ class Preprocessor:
 
     def _real(self) -> dict[str, str]:
         """Return stubs that include the headers whose names they have."""
-        return {name: f"#include_next <{name}>\n" for name in self.named}
+        return {name: f"#include_next <{name}>\n" for name in self._named}
 
-    def _lines(self, text: str) -> list[TextLine]:
+    def files_of(self, text: str) -> set[str]:
+        """Return the paths of the author's files in what the preprocessor printed."""
+        paths = {
+            piece.path for piece in pieces_of(text) if self._is_authors(piece.path, piece.system)
+        }
+        return {os.path.normpath(self.work / path) for path in paths}
+
+    def includes_torch(self) -> bool:
+        """Whether the author's files include a header of torch."""
+        return bool(self._named)
+
+    def _is_authors(self, path: str, system: bool = False) -> bool:
+        """Whether a file is the author's. `system`: the compiler takes it for one of the system's headers."""
+        if not path or path.startswith((*self.theirs, self._stubs_folder, "<")):
+            return False
+        return not system or path.startswith(self.users)
+
+    def lines_of(self, text: str) -> list[TextLine]:
         """Return the lines of the author's files that are not empty."""
-        others = (*self.theirs, self._stubs_folder, "<")
         found = []
         for piece in pieces_of(text):
-            if piece.path.startswith(others):
-                continue
-            if piece.system and not piece.path.startswith(self.users):
+            if not self._is_authors(piece.path, piece.system):
                 continue
             lines = text[piece.start : piece.end].split("\n")
             for number, line in enumerate(lines, piece.number):
