@@ -53,9 +53,6 @@ from opjit.store.entry import Entry, check_library
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
-_FROM_COMPILER = re.compile(
-    r".*/cc\w+\.s|.*/tmpxft_\w+[.-]opjit_(kernel|source\d+)\..*"
-)  # an assembler's own input
 # No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -500,23 +497,14 @@ def _reads(
         recipe.naming.system,
     )
     reader = ReportReader(str(work), str(work), Moment(), recipe.naming.system, trusted, started)
-    read = [path for listing in work.rglob("*.deps") for path in _named(listing)]
+    read = reads.listed_absolute(work.rglob("*.deps"))
     _refuse_torch(subject, read)
-    assembled = [
-        path for listing in work.rglob(f"*{toolchain.ASSEMBLED}") for path in _named(listing)
-    ]
+    assembled = reads.listed_absolute(work.rglob(f"*{toolchain.ASSEMBLED}"))
     search = Search((), recipe.searched)
     words = [*recipe.flags.c, *recipe.flags.cuda]
     compiled = reader.compiled(read, assembled, search, library.output, words)
     linked = reader.linked(work / LINKED, torch_builder.output_of(work))
     return compiled.joined(linked)
-
-
-def _named(listing: Path) -> list[str]:
-    """Return the paths in a tool's list; those of a split CUDA file are the paths of the files that it is a part of."""
-    split = f"{listing.parent}/host/files/"
-    found = (os.path.join(listing.parent, path) for path in reads.listed([listing]))
-    return [os.sep + path.removeprefix(split) if path.startswith(split) else path for path in found]
 
 
 def _refuse_torch(subject: Subject, read: Iterable[str]) -> None:

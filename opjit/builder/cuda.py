@@ -315,9 +315,6 @@ def _compile_host(
     shown = run_tool(["c++filt", "--no-params", *functions], work).splitlines() if functions else []
     names = dict(zip(functions, map(_without_type, shown), strict=True))
     known = {symbol: name for symbol, name in names.items() if name.partition("<")[0] in kernels}
-    for symbol, name in known.items():
-        if defined[symbol][4] == "LOCAL":
-            raise NvccOnly(f"{name} is static by a macro, or in one of its declarations")
     sizes = {
         symbol: int(row[2], 0)
         for symbol, row in defined.items()

@@ -280,9 +280,8 @@ class _ExtensionBuild(NamedTuple):
                 yield
         finally:
             place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
-            by_cuda = self.read_for_nvrtc() if by_nvrtc else {}
             for out in edges.keys() - known:
-                self._record(out, edges[out], by_cuda.get(out))
+                self._record(out, edges[out])
 
     def _edge(self, edge: dict[str, str], by_nvrtc: bool) -> tuple[str, str, Path]:
         """Return the source, the command and the object file of a compilation in torch's build file."""
@@ -290,24 +289,18 @@ class _ExtensionBuild(NamedTuple):
         source = os.path.join(self.work, edge["file"])
         return source, instead + edge["command"], self.work / edge["output"]
 
-    def _record(self, out: str, edge: tuple[str, str, Path], by_cuda: set[str] | None) -> None:
+    def _record(self, out: str, edge: tuple[str, str, Path]) -> None:
         """Record what made an object file, if it was made, and keep it."""
-        listing = self.work / f"{out}{LISTED}"
-        if by_cuda is None and not listing.is_file():
+        by_nvrtc = self.work / "cuda" / out
+        read = reads.listed_absolute([*self.work.glob(f"{out}{LISTED}"), *by_nvrtc.rglob("*.deps")])
+        if not read:
             return
-        read = reads.listed([listing]) if by_cuda is None else sorted(by_cuda)
-        assembled = self.work / f"{out}{ASSEMBLED}"
-        if by_cuda is not None:
-            assembled = self.work / "cuda" / out / f"opjit_host{ASSEMBLED}"
+        assembled = reads.listed_absolute(
+            [*self.work.glob(f"{out}{ASSEMBLED}"), *by_nvrtc.glob(f"*{ASSEMBLED}")]
+        )
         words = [*(self.call.extra_cflags or ()), *(self.call.extra_cuda_cflags or ())]
         output = torch_builder.output_of(self.work)
-        recorded = self.recorder.compiled(
-            read,
-            reads.listed([assembled] if assembled.is_file() else []),
-            self.search,
-            output,
-            words,
-        )
+        recorded = self.recorder.compiled(read, assembled, self.search, output, words)
         self.objects.keep(*edge, recorded)
 
     def linked(self) -> Reads:
@@ -419,14 +412,6 @@ class _ExtensionBuild(NamedTuple):
                 f"the name {name!r} becomes TORCH_EXTENSION_NAME, which must be a C++ identifier; use {better}\n{error}",
             )
         return error
-
-    def read_for_nvrtc(self) -> dict[str, set[str]]:
-        """Return the paths of the files that the host's compiler read for CUDA files that NVRTC takes, by object file."""
-        if self.tools.nvrtc is None:
-            return {}
-        from opjit.cpp_extension import cuda
-
-        return cuda.headers_read(self.work)
 
     def ninja(self, *words: str) -> str:
         """Return what a tool of ninja's says of the build."""

@@ -29,7 +29,7 @@ from opjit.builder.cuda import (
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
-from opjit.recipe import nvcc_flags, reads
+from opjit.recipe import nvcc_flags
 from opjit.recipe.toolchain import Nvcc, Nvrtc
 
 NEEDS = (budget.CXX_JOB, budget.NVCC_JOB)  # of compilers, with light headers
@@ -169,19 +169,6 @@ def compiled(
         yield
     finally:
         place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
-
-
-def headers_read(work: Path) -> dict[str, set[str]]:
-    """Return the files that the host's compiler and the preprocessor read, by object file."""
-    found = dict[str, set[str]]()
-    for folder in work.glob("cuda/*"):
-        paths = set[str]()
-        for listing in folder.rglob("*.deps"):
-            listed = listing.read_text("utf-8", "surrogateescape")
-            read = reads.read_dependencies(listed)
-            paths |= {os.path.normpath(listing.parent / path) for path in read}
-        found[folder.name] = {path for path in paths if not path.startswith(f"{work}{os.sep}")}
-    return found
 
 
 def _flags(text: str) -> list[str]:

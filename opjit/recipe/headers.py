@@ -6,7 +6,6 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
-from pathlib import Path
 
 from opjit import files
 from opjit.errors import DeclarationError
@@ -165,31 +164,3 @@ def portable_name(path: str, folder: str, include: str, added: tuple[str, ...] =
         if path.startswith(place + os.sep):
             return f"<include {index}>/{path[len(place) + 1 :]}"
     return os.path.relpath(path, folder)
-
-
-def path_of(name: str, folder: str, added: tuple[str, ...] = ()) -> str:
-    """Return the path for a name from `portable_name`, except for opjit's own files."""
-    kind, slash, rest = name.partition("/")
-    numbered = re.fullmatch(r"<include (\d+)>", kind)
-    return (
-        os.path.join(added[int(numbered[1])], rest)
-        if slash and numbered
-        else os.path.join(folder, name)
-    )
-
-
-def read_dependencies(text: str) -> list[Path]:
-    """Return the prerequisites in a compiler's dependency file (make syntax)."""
-    rules = text.replace("\\\n", " ").split("\n")
-    names = [
-        name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())
-    ]
-    return [Path(_ESCAPED.sub(_unescaped, name).replace("$$", "$")) for name in names if name]
-
-
-_ESCAPED = re.compile(r"(\\+)([ #:])")
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    """Backslashes before a blank are doubled, and another one escapes the blank."""
-    return "\\" * (len(found[1]) // 2) + found[2]

@@ -249,6 +249,11 @@ def listed(listings: Iterable[Path]) -> list[str]:
     return list(dict.fromkeys(path for text in texts for path in read_dependencies(text)))
 
 
+def listed_absolute(listings: Iterable[Path]) -> list[str]:
+    """Return what dependency files list, in order. Relative paths start in the folder of the file."""
+    return [os.path.join(each.parent, path) for each in listings for path in listed([each])]
+
+
 def digest_of(value: object) -> str:
     """Return the SHA-256 of a value in JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -15,7 +15,7 @@ from opjit import backends, resources
 from opjit.backends import Flags, targets
 from opjit.builder import build
 from opjit.errors import BuildError
-from opjit.recipe import headers, recipe, schema, toolchain
+from opjit.recipe import headers, reads, recipe, schema, toolchain
 from opjit.recipe.recipe import Recipe
 from opjit.store.store import Store
 from tests import helpers
@@ -406,7 +406,7 @@ def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> Non
         ],
         check=True,
     )
-    found = headers.read_dependencies((tmp_path / "m.d").read_text())
+    found = list(map(Path, reads.read_dependencies((tmp_path / "m.d").read_text())))
     assert {folder / "m.c", folder / "x y.h"} <= set(found)
     assert all(path.exists() for path in found), found
 

@@ -116,15 +116,13 @@ class Prepared:
     def compare(self, passes: Sequence[Preprocessor], out: str) -> None:
         """Write the light headers of a source, for all passes of its compiler, and compare its tokens as `check` does."""
         texts = [each.text_with_torchs() for each in passes]
-        lines = [each.lines_of(text) for each, text in zip(passes, texts, strict=True)]
+        lines = list(map(Preprocessor.lines_of, passes, texts))
         words = dict.fromkeys(line.text for found in lines for line in found)
-        files_of = [each.files_of(text) for each, text in zip(passes, texts, strict=True)]
-        self.write(out, {path for found in files_of for path in found}, "\n".join(words))
+        paths = set[str]().union(*map(Preprocessor.files_of, passes, texts))
+        self.write(out, paths, "\n".join(words))
         folders = [str(self.folder_of(out)), *self.folders]
         for each, found in zip(passes, lines, strict=True):
-            if each.includes_torch():
-                with_light = each.text_with_light(folders)
-                streams.compare(found, each.lines_of(with_light))
+            streams.compare(found, each.lines_of(each.text_with_light(folders)))
 
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file, whose text is `words` and has been read from some files."""

@@ -278,10 +278,6 @@ class Preprocessor:
         }
         return {os.path.normpath(self.work / path) for path in paths}
 
-    def includes_torch(self) -> bool:
-        """Whether the author's files include a header of torch."""
-        return bool(self._named)
-
     def _is_authors(self, path: str, system: bool = False) -> bool:
         """Whether a file is the author's. `system`: the compiler takes it for one of the system's headers."""
         if not path or path.startswith((*self.theirs, self._stubs_folder, "<")):
