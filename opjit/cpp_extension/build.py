@@ -292,10 +292,11 @@ class _ExtensionBuild(NamedTuple):
     def _record(self, out: str, edge: tuple[str, str, Path]) -> None:
         """Record what made an object file, if it was made, and keep it."""
         by_nvrtc = self.work / "cuda" / out
-        read = reads.listed_absolute([*self.work.glob(f"{out}{LISTED}"), *by_nvrtc.rglob("*.deps")])
+        read = reads.listed(self.work.glob(f"{out}{LISTED}"))
+        read += reads.listed_absolute(by_nvrtc.rglob("*.deps"))
         if not read:
             return
-        assembled = reads.listed_absolute(
+        assembled = reads.listed(
             [*self.work.glob(f"{out}{ASSEMBLED}"), *by_nvrtc.glob(f"*{ASSEMBLED}")]
         )
         words = [*(self.call.extra_cflags or ()), *(self.call.extra_cuda_cflags or ())]

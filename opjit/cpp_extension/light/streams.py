@@ -114,17 +114,6 @@ def pasted(code: str, flags: Sequence[str], work: Path, cxx: Compiler) -> str:
         return str(failed)
 
 
-def _without_folders(flags: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """Return flags without those that name some folders of headers."""
-    kept = list[str]()
-    given = iter(flags)
-    for flag in given:
-        value = next(given, "") if flag in macros.TWO_WORDS else None
-        if (flag[2:] if value is None else value) not in folders:
-            kept += [flag] if value is None else [flag, value]
-    return kept
-
-
 @dataclass(frozen=True)
 class Preprocessor:
     """Preprocesses one source of a program.
@@ -181,7 +170,12 @@ class Preprocessor:
 
     def _lacking_headers(self) -> list[str]:
         """Return the headers that the compiler does not find without torch's folders."""
-        flags = _without_folders(self.flags, self.around.folders)
+        nowhere = str(self.scratch / "nowhere")
+        instead = {}
+        for folder in self.around.folders:
+            instead[folder] = nowhere
+            instead[f"-I{folder}"] = f"-I{nowhere}"
+        flags = [instead.get(flag, flag) for flag in self.flags]
         command = [self.cxx.path, "-w", *flags, "-M", "-MG", self.source]
         try:
             listed = run_tool(command, self.work)
