@@ -351,7 +351,8 @@ class _ExtensionBuild(NamedTuple):
         link = passed["extra_ldflags"] or []
         if self.prepared:
             include = [*self.prepared.folders, *include]
-            link = [*map(torch_builder.quote, self.prepared.objects), *link]
+            binding = self.prepared.binding
+            link = [torch_builder.quote(str(binding)), *link] if binding else link
         if (
             self.extension.stable
         ):  # torch's libraries export what they use of the C++ library, and would come first

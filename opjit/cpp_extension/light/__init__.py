@@ -58,11 +58,6 @@ class Prepared:
         return (*headers.folders(), *self.folders, str(self.work / "light"))
 
     @property
-    def objects(self) -> list[str]:
-        """What to link with."""
-        return [str(self.binding)] if self.binding else []
-
-    @property
     def files(self) -> frozenset[str]:
         """The author's files."""
         return frozenset(path for program in self.programs.values() for path in program.files)
@@ -82,7 +77,8 @@ class Prepared:
     @property
     def trusted(self) -> list[str]:
         """The folders of opjit's files that versions in the key stand for: its headers, and the compiled binding."""
-        return [str(headers.OWN), *(str(Path(each).parent) for each in self.objects)]
+        folders = (headers.OWN, self.binding and self.binding.parent)
+        return [str(folder) for folder in folders if folder]
 
     def versions(self) -> list[object]:
         """Return what decides the light headers of a text, beside torch and the compiler."""
@@ -146,8 +142,9 @@ class Prepared:
 
     def needs_torch(self) -> bool:
         """Whether a source includes a header of torch."""
-        included = (name for program in self.programs.values() for name in program.includes)
-        return any(headers.text_of(name) is not None for name in included)
+        return any(
+            headers.text_of(name) for each in self.programs.values() for name in each.includes
+        )
 
 
 def prepare(extension: Extension, work: Path, base: Path, cxx: Compiler) -> Prepared:

@@ -46,7 +46,7 @@ def macro(flag: str) -> str:
 def macro_flags(extension: Extension) -> list[str]:
     """Return the flags of an extension that define macros."""
     flags = [word for language in ("c", "cuda") for word in extension.flags.get(language, ())]
-    return list(dict.fromkeys(word for word in flags if word.startswith(("-D", "-U"))))
+    return [word for word in flags if word.startswith(("-D", "-U"))]
 
 
 def program_of(files: Iterable[str], words: str, flags: Iterable[str]) -> Program:
@@ -57,7 +57,7 @@ def program_of(files: Iterable[str], words: str, flags: Iterable[str]) -> Progra
         paths,
         code,
         words,
-        tuple(dict.fromkeys(headers.includes(code))),
+        tuple(headers.includes(code)),
         not any("_GLIBCXX" in text for text in (code, *flags)),
     )
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from opjit.builder import preprocessed
 from opjit.builder.compile_step import CompilerFailed, run_tool
-from opjit.builder.preprocessed import MACRO, pieces_of
+from opjit.builder.preprocessed import MACRO, Piece, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import headers, macros
 from opjit.cpp_extension.light.macros import Macros, Surroundings, system_folders
@@ -194,7 +194,7 @@ class Preprocessor:
                 name = piece.path.removeprefix(folder)
                 if headers.text_of(name) is not None and name not in self._named:
                     found.append(name)
-            by_author = self._is_authors(piece.path, piece.system)
+            by_author = self._is_authors(piece)
         return found
 
     def _needed(self, entered: Sequence[str]) -> tuple[str, ...]:
@@ -267,22 +267,20 @@ class Preprocessor:
 
     def files_of(self, text: str) -> set[str]:
         """Return the paths of the author's files in what the preprocessor printed."""
-        paths = {
-            piece.path for piece in pieces_of(text) if self._is_authors(piece.path, piece.system)
-        }
+        paths = {piece.path for piece in pieces_of(text) if self._is_authors(piece)}
         return {os.path.normpath(self.work / path) for path in paths}
 
-    def _is_authors(self, path: str, system: bool = False) -> bool:
-        """Whether a file is the author's. `system`: the compiler takes it for one of the system's headers."""
-        if not path or path.startswith((*self.theirs, self._stubs_folder, "<")):
+    def _is_authors(self, piece: Piece) -> bool:
+        """Whether a file is the author's."""
+        if piece.path.startswith((*self.theirs, self._stubs_folder, "<")):
             return False
-        return not system or path.startswith(self.users)
+        return not piece.system or piece.path.startswith(self.users)
 
     def lines_of(self, text: str) -> list[TextLine]:
         """Return the lines of the author's files that are not empty."""
         found = []
         for piece in pieces_of(text):
-            if not self._is_authors(piece.path, piece.system):
+            if not self._is_authors(piece):
                 continue
             lines = text[piece.start : piece.end].split("\n")
             for number, line in enumerate(lines, piece.number):
