@@ -303,7 +303,7 @@ OPJIT_PEER_FUNCTION void opjit_lose(const opjit_peers *p, int rank, uint32_t why
  * After a look in vain: may the wait go on? Only one look in OPJIT_LOOKS checks the clock and the host's memory, every
  * few milliseconds on a GPU. Both are slow: if all waiting warps read them, the call is ten times slower.
  */
-#ifdef __CUDACC__
+#if defined __CUDACC__ && !defined OPJIT_EMULATED
 enum { OPJIT_LOOKS = 4096 };
 #else
 enum { OPJIT_LOOKS = 64 };

@@ -218,13 +218,17 @@ static opjit_status reduce_as(opjit_peers *p, const void *x, void *out, int64_t 
     const int64_t bytes = n * (int64_t)sizeof(element), words = opjit_parts(bytes, sizeof(opjit_word));
     const enum way way = ALL_REDUCE_WAY;
     job<element> j = {(const element *)x, (element *)out, n, 0, false};
-    if constexpr (sizeof(element) <= 4)
-        if (way == WORDS && words <= OPJIT_WORDS_OF_BLOCK * OPJIT_BLOCKS) {
-            j.share = opjit_parts(opjit_parts(words, opjit_least(opjit_parts(words, 128), OPJIT_BLOCKS)), 32) * 32;
+    if constexpr (sizeof(element) <= 4) {
+        int most;
+        OPJIT_TRY(opjit_most_blocks((const void *)sum_words<element>, THREADS, 0, &most));
+        const int64_t blocks = opjit_least(most, OPJIT_BLOCKS); /* a small GPU has room for few */
+        if (way == WORDS && words <= OPJIT_WORDS_OF_BLOCK * blocks) {
+            j.share = opjit_parts(opjit_parts(words, opjit_least(opjit_parts(words, 128), blocks)), 32) * 32;
             j.aligned = opjit_is_aligned(x, 4) && opjit_is_aligned(out, 4);
             return launch(p, &j, sum_words<element>, opjit_parts(words, j.share), opjit_least(j.share, THREADS),
                           stream);
         }
+    }
     const bool twice = way == TWO_SHOTS;
     const int64_t packs = opjit_parts(bytes, OPJIT_PACK_BYTES * (twice ? p->world : 1));
     const int64_t of_tile =

@@ -22,53 +22,64 @@ enum { THREADS = EMU_THREADS_OF_BLOCK, RECORDS = 4, PAGE = 4096, WORD = 4 };
 /* What a thread knows of others                                                                  */
 
 /* Accesses that are ordered before: of blocks, all in earlier epochs; of threads, all up to a time. */
-struct knowledge {
-    std::map<uint32_t, uint32_t> blocks, threads;
+typedef std::map<uint32_t, uint32_t> times;
+struct ordered {
+    times blocks, threads;
 };
+typedef std::shared_ptr<const ordered> knowledge; /* threads share it: one that learns gets a new object */
 
 struct clocks {
     uint32_t id; /* the block's number and the thread's */
     uint32_t time;
     uint32_t lanes[LANES]; /* the time up to which each lane of its warp is ordered before it */
-    knowledge *known;      /* by acquired fences */
-    knowledge *fenced;     /* what its last fence made ready to hand over */
-    knowledge *seen;       /* what it has read of others since its last fence */
+    knowledge known;       /* by acquired fences */
+    knowledge fenced;      /* what its last fence made ready to hand over */
+    knowledge seen;        /* what it has read of others since its last fence */
+    knowledge acquired;    /* the last that it has learned, for loops that wait */
 };
 
 static std::unordered_map<uintptr_t, knowledge> released; /* with the values of atomics and flags */
-static std::vector<knowledge *> grid_knowledge;           /* all that was made, freed after the grid */
+static std::map<int, knowledge> known_to_ranks;           /* from their earlier launches */
 
-static void raise_to(std::map<uint32_t, uint32_t> &times, uint32_t who, uint32_t time)
+static void raise_to(times &all, uint32_t who, uint32_t time)
 {
-    uint32_t &known = times[who];
+    uint32_t &known = all[who];
     known = std::max(known, time);
 }
 
-static void learn(knowledge *to, const knowledge *from)
+static bool contains(const times &all, const times &some)
 {
-    for (const auto &[who, time] : from->blocks)
-        raise_to(to->blocks, who, time);
-    for (const auto &[who, time] : from->threads)
-        raise_to(to->threads, who, time);
+    return std::all_of(some.begin(), some.end(), [&](const times::value_type &each) {
+        const auto found = all.find(each.first);
+        return found != all.end() && found->second >= each.second;
+    });
 }
 
-/* Knowledge is shared between threads, so that it never changes: a thread that learns gets a new one. */
-static knowledge *joined(const knowledge *one, const knowledge *other)
+static bool contains(const knowledge &all, const knowledge &some)
 {
-    knowledge *both = new knowledge();
-    if (one)
-        learn(both, one);
-    if (other)
-        learn(both, other);
-    grid_knowledge.push_back(both);
+    return all == some || !some ||
+           (all && contains(all->blocks, some->blocks) && contains(all->threads, some->threads));
+}
+
+static knowledge joined(const knowledge &one, const knowledge &other)
+{
+    if (contains(one, other))
+        return one;
+    if (contains(other, one))
+        return other;
+    auto both = std::make_shared<ordered>(*one);
+    for (const auto &[who, time] : other->blocks)
+        raise_to(both->blocks, who, time);
+    for (const auto &[who, time] : other->threads)
+        raise_to(both->threads, who, time);
     return both;
 }
 
 /* All that the running thread has done, and knows. */
-static knowledge *snapshot(void)
+static knowledge snapshot(void)
 {
     const clocks *own = self->order;
-    knowledge *all = joined(own->known, nullptr);
+    auto all = own->known ? std::make_shared<ordered>(*own->known) : std::make_shared<ordered>();
     raise_to(all->blocks, self->in->number, self->in->epoch);
     raise_to(all->threads, own->id, own->time);
     for (int lane = 0; lane < LANES; lane++)
@@ -109,12 +120,13 @@ static cell *cell_of(uintptr_t address)
     return last_cells + address % PAGE / WORD;
 }
 
-static void forget_records(const char *from, size_t bytes)
+static void forget_records(const void *from, size_t bytes)
 {
-    for (uintptr_t page = (uintptr_t)from / PAGE; page <= ((uintptr_t)from + bytes) / PAGE; page++) {
-        const auto found = pages.find(page);
-        if (found != pages.end())
-            memset((void *)found->second, 0, PAGE / WORD * sizeof(cell));
+    const uintptr_t end = (uintptr_t)from + bytes;
+    for (uintptr_t at = (uintptr_t)from & ~(uintptr_t)(WORD - 1), next; at < end; at = next) {
+        next = std::min(at / PAGE * PAGE + PAGE, (end + WORD - 1) & ~(uintptr_t)(WORD - 1));
+        if (pages.count(at / PAGE))
+            memset((void *)cell_of(at), 0, (next - at) / WORD * sizeof(cell));
     }
 }
 
@@ -148,9 +160,20 @@ static const char *verb_of(int flags)
     return flags & IS_WRITE ? "writes" : "reads";
 }
 
+static int rank_of(uint32_t block)
+{
+    for (const named_launch &of : named)
+        if (block - of.first < (unsigned long)of.blocks)
+            return of.rank;
+    return -1;
+}
+
 /* What would order two accesses. */
 static const char *remedy_for(const access &earlier, int flags)
 {
+    if (rank_of(earlier.id / THREADS) != self->in->of->name.rank)
+        return "nothing orders the two ranks: store a signal with release and wait for it with acquire, as OPJIT_BARRIER "
+               "does";
     if ((earlier.flags | flags) & IS_ATOMIC && earlier.id / THREADS == self->in->number)
         return "one of them is no atomic, and no barrier is between them";
     if (earlier.id / THREADS != self->in->number)
@@ -242,6 +265,7 @@ extern "C" void emu_see(const void *memory, size_t bytes, const char *name, bool
     if (!checking || !memory || !bytes)
         return;
     const std::lock_guard<std::recursive_mutex> alone(registering);
+    forget_records(memory, bytes); /* of a tensor that was there before */
     region seen = {(uintptr_t)memory + bytes, name, {}};
     seen.written.assign(fresh ? bytes : 0, 0);
     if (fresh)
@@ -483,22 +507,23 @@ static void see_access(uintptr_t address, size_t size, int flags, const void *co
 /* ---------------------------------------------------------------------------------------------- */
 /* What orders accesses                                                                           */
 
-void check_begin_grid(void)
+void check_begin_grids(void)
 {
     era++;
     released.clear();
-    for (knowledge *each : grid_knowledge)
-        delete each;
-    grid_knowledge.clear();
+    known_to_ranks.clear();
 }
 
 void check_begin_block(block *fresh)
 {
     const size_t count = fresh->threads.size();
-    clocks *orders = (clocks *)calloc(count, sizeof *orders);
+    const int rank = fresh->of->name.rank;
+    clocks *orders = new clocks[count]();
     for (size_t i = 0; i < count; i++) {
         orders[i].id = fresh->number * THREADS + (uint32_t)i;
         orders[i].time = 1;
+        if (rank >= 0)
+            orders[i].known = known_to_ranks[rank];
         fresh->threads[i].order = &orders[i];
     }
     fresh->written.assign(SHARED_SLOT, 0);
@@ -510,12 +535,25 @@ void check_begin_block(block *fresh)
         std::swap(fresh->order[i - 1], fresh->order[launch_random((unsigned)i)]);
 }
 
+/* A rank's next launch comes after all that this block has done and learned. */
+static void hand_to_next_launch(const block *done)
+{
+    knowledge &all = known_to_ranks[done->of->name.rank];
+    for (const thread &each : done->threads)
+        all = joined(all, each.order->known);
+    auto whole = all ? std::make_shared<ordered>(*all) : std::make_shared<ordered>();
+    whole->blocks[done->number] = UINT32_MAX;
+    all = whole;
+}
+
 void check_end_block(block *done)
 {
     if (done->threads.empty() || !done->threads[0].order)
         return;
+    if (done->of->name.rank >= 0)
+        hand_to_next_launch(done);
     forget_records(done->shared, done->used);
-    free(done->threads[0].order);
+    delete[] done->threads[0].order;
     for (thread &each : done->threads)
         each.order = nullptr;
 }
@@ -523,12 +561,10 @@ void check_end_block(block *done)
 /* A barrier orders the block's accesses by its epoch; what a thread has learned or fenced, all of them have. */
 void check_block_barrier(block *at)
 {
-    knowledge *known = nullptr, *fenced = nullptr;
+    knowledge known, fenced;
     for (const thread &each : at->threads) {
-        if (each.order->known && each.order->known != known)
-            known = joined(known, each.order->known);
-        if (each.order->fenced && each.order->fenced != fenced)
-            fenced = joined(fenced, each.order->fenced);
+        known = joined(known, each.order->known);
+        fenced = joined(fenced, each.order->fenced);
     }
     for (thread &each : at->threads) {
         each.order->known = known;
@@ -554,11 +590,21 @@ void check_warp_barrier(meeting *of)
         }
 }
 
-void check_grid_barrier(const std::vector<block *> &blocks)
+void check_grid_barrier(const launch *of, const std::vector<block *> &resident)
 {
-    era++;
-    for (block *each : blocks)
-        each->epoch++;
+    knowledge known;
+    for (block *each : resident)
+        if (each->of == of)
+            for (const thread &one : each->threads)
+                known = joined(known, one.order->known);
+    auto all = known ? std::make_shared<ordered>(*known) : std::make_shared<ordered>();
+    for (block *each : resident)
+        if (each->of == of)
+            raise_to(all->blocks, each->number, ++each->epoch);
+    for (block *each : resident)
+        if (each->of == of)
+            for (const thread &one : each->threads)
+                one.order->known = all;
 }
 
 /* A fence makes all before it ready for the next store of a flag, and what loads of flags have read known. */
@@ -567,8 +613,7 @@ void emu_fence(emu_scope scope)
     if (!self || !checking || scope == EMU_BLOCK)
         return;
     clocks *own = self->order;
-    if (own->seen)
-        own->known = joined(own->known, own->seen);
+    own->known = joined(own->known, own->seen);
     own->fenced = snapshot();
     own->time++;
 }
@@ -577,22 +622,23 @@ void emu_fence(emu_scope scope)
 static void learn_from(uintptr_t address, bool at_once)
 {
     const auto found = released.find(address);
-    if (found == released.end())
+    clocks *own = self->order;
+    if (found == released.end() || (at_once && own->acquired == found->second))
         return;
-    knowledge *&to = at_once ? self->order->known : self->order->seen;
-    to = joined(to, &found->second);
+    knowledge &to = at_once ? own->known : own->seen;
+    to = joined(to, found->second);
+    if (at_once)
+        own->acquired = found->second;
 }
 
 /* A store of a flag hands over what its thread had fenced. An update keeps what others had handed over there. */
 static void hand_over(uintptr_t address, bool update)
 {
-    const knowledge *fenced = self->order->fenced;
+    const knowledge &fenced = self->order->fenced;
     if (!update)
         released.erase(address);
     if (fenced)
-        learn(&released[address], fenced);
-    if (!update)
-        launch_progress();
+        released[address] = joined(released[address], fenced);
 }
 
 void emu_atomic(const void *place, int size, emu_access access, const void *caller)
@@ -604,6 +650,8 @@ void emu_atomic(const void *place, int size, emu_access access, const void *call
         self->caller = caller;
         emu_pause(); /* before the access: what it sees is what the checks know */
     }
+    if (access == EMU_STORES)
+        launch_progress();
     if (!checking)
         return;
     const uintptr_t address = (uintptr_t)place;
@@ -634,10 +682,13 @@ void emu_acquire(const void *place, int size, const void *caller)
 
 void emu_release(const void *place, int size, const void *caller)
 {
-    if (!self || !checking)
+    if (!self)
+        return;
+    launch_progress();
+    if (!checking)
         return;
     see_access((uintptr_t)place, (size_t)size, IS_ATOMIC | IS_WRITE, caller);
-    released[(uintptr_t)place] = *snapshot();
+    released[(uintptr_t)place] = snapshot();
     self->order->time++;
 }
 
@@ -656,10 +707,12 @@ static void see_volatile(uintptr_t address, size_t size, bool write, const void 
         emu_pause();
     }
     see_access(address, size, IS_ATOMIC | (write ? IS_WRITE : 0), code);
-    if (write)
+    if (write) {
+        launch_progress();
         hand_over(address, false);
-    else
+    } else {
         learn_from(address, self->order->fenced != nullptr);
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------- */

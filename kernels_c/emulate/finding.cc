@@ -142,13 +142,12 @@ static uint3 index_in(dim3 size, unsigned number)
 /* A thread by the number of its block among all launches that run. */
 std::string finding_thread(uint32_t block, int thread)
 {
-    for (const launch *of : running) {
-        if (block - of->first >= (unsigned long)of->blocks)
+    for (const named_launch &of : named) {
+        if (block - of.first >= (unsigned long)of.blocks)
             continue;
-        const dim3 blocks = of->how.grid, threads = of->how.block;
-        const std::string rank = of->rank >= 0 ? "rank " + std::to_string(of->rank) + " " : "";
-        return rank + numbered("block", blocks, index_in(blocks, block - of->first)) + " " +
-               numbered("thread", threads, index_in(threads, (unsigned)thread));
+        const std::string rank = of.rank >= 0 ? "rank " + std::to_string(of.rank) + " " : "";
+        return rank + numbered("block", of.grid, index_in(of.grid, block - of.first)) + " " +
+               numbered("thread", of.block, index_in(of.block, (unsigned)thread));
     }
     return "a thread";
 }

@@ -484,6 +484,25 @@ EMU_ATOMIC void emu_store_relaxed(value *place, emu_as<value> stored)
     *(volatile value *)place = stored;
 }
 
+/* PTX's ld.relaxed and st.relaxed of 16 bytes at once. */
+EMU_ATOMIC static void emu_load_words(const void *place, uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d)
+{
+    uint32_t words[4];
+    emu_atomic(place, sizeof words, EMU_LOADS, __builtin_return_address(0));
+    memcpy(words, place, sizeof words);
+    a = words[0];
+    b = words[1];
+    c = words[2];
+    d = words[3];
+}
+
+EMU_ATOMIC static void emu_store_words(void *place, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    const uint32_t words[4] = {a, b, c, d};
+    emu_atomic(place, sizeof words, EMU_STORES, __builtin_return_address(0));
+    memcpy(place, words, sizeof words);
+}
+
 /* PTX's atom.add.release.sys and red. Returns the old value. */
 template <typename value>
 EMU_ATOMIC value emu_add_release(value *place, emu_as<value> by)

@@ -7,6 +7,7 @@
 #include "runtime.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -21,15 +22,17 @@ EMU_TLS thread *self;
 enum {
     BUDGET = 256, /* branches of a thread before others may go on, without checks */
     CHECKED_BUDGET = 2000,
-    SIDE_BY_SIDE = 2048,                                       /* threads of checked blocks that run at once */
-    SPINS = 1000,                                              /* pauses without progress before more blocks begin */
-    ROOM = EMU_MULTIPROCESSORS * EMU_THREADS_OF_MULTIPROCESSOR /* threads that a GPU like ours has at once */
+    SIDE_BY_SIDE = 2048,                                        /* threads of checked blocks that run at once */
+    SPINS = 1000,                                               /* pauses without progress before more blocks begin */
+    ROOM = EMU_MULTIPROCESSORS * EMU_THREADS_OF_MULTIPROCESSOR, /* threads that a GPU like ours has at once */
+    TURNS = 64                                                  /* pauses between two looks for a standstill */
 };
+static const double STILL = 0.2; /* CPU seconds of standstill, after which the clock of kernels goes on in leaps */
 
 bool checking;
 bool in_call;
 uint32_t era = 1;
-std::vector<launch *> running;
+std::vector<named_launch> named;
 
 static std::recursive_mutex launching;
 static unsigned seed = 1;
@@ -42,12 +45,25 @@ static struct {
     void *top; /* of the scheduler's own stack */
     fiber *ended;
     unsigned random;
-    bool stopped;
+    bool stopped, has_ended; /* all launches, one of them */
     cudaError_t error;
-    std::vector<thread *> at_grid_barrier;
     long pauses;     /* since the last progress */
     double standing; /* CPU time at which threads began to make no progress; 0 while they do */
+    std::vector<launch *> running;
+    unsigned long long leapt; /* nanoseconds that the clock of kernels is ahead */
 } grid;
+
+/* Ranks: host threads that launch on separate devices. Their launches run in the thread of emu_conduct(). */
+enum host_state { BUSY, LAUNCHES, GONE };
+struct host {
+    host_state state;
+    launch *asked;
+    cudaError_t error;
+};
+static std::mutex with_hosts;
+static std::condition_variable hosts_changed;
+static std::vector<host> hosts; /* empty without ranks */
+static thread_local int rank_of_host = -1;
 
 static double cpu_seconds(void)
 {
@@ -218,20 +234,22 @@ void emu_grid_barrier(emu_place at)
             "grid.sync() in a launch that is not cooperative: launch the kernel with cudaLaunchCooperativeKernel");
         launch_stop(cudaErrorLaunchFailure);
     }
+    launch *of = self->in->of;
     size_t alive = 0;
     for (const block *each : grid.resident)
-        alive += (size_t)each->alive;
-    if (grid.at_grid_barrier.size() + 1 < alive) {
+        if (each->of == of)
+            alive += (size_t)each->alive;
+    if (of->at_grid_barrier.size() + 1 < alive) {
         self->state = WAITING;
-        grid.at_grid_barrier.push_back(self);
+        of->at_grid_barrier.push_back(self);
         suspend();
         return;
     }
     if (checking)
-        check_grid_barrier(grid.resident);
-    for (thread *each : grid.at_grid_barrier)
+        check_grid_barrier(of, grid.resident);
+    for (thread *each : of->at_grid_barrier)
         wake(each);
-    grid.at_grid_barrier.clear();
+    of->at_grid_barrier.clear();
     launch_progress();
 }
 
@@ -399,6 +417,11 @@ cudaError_t emu_allow_shared(size_t bytes)
     return cudaSuccess;
 }
 
+int emu_multiprocessors(void)
+{
+    return hosts.empty() ? EMU_MULTIPROCESSORS : 1;
+}
+
 int emu_resident_blocks(int threads, size_t shared)
 {
     const size_t by_memory = shared ? EMU_SHARED_OPTIN / shared : EMU_THREADS_OF_MULTIPROCESSOR;
@@ -448,7 +471,7 @@ static void begin_block(launch *of)
     const dim3 size = of->how.grid;
     fresh->index = {(unsigned)(number % size.x), (unsigned)(number / size.x % size.y),
                     (unsigned)(number / size.x / size.y)};
-    fresh->number = of->first + (uint32_t)number;
+    fresh->number = of->name.first + (uint32_t)number;
     fresh->epoch = 1;
     fresh->alive = of->threads;
     fresh->begun = fresh->arrived = 0;
@@ -467,16 +490,20 @@ static void begin_block(launch *of)
     }
     if (checking)
         check_begin_block(fresh);
+    of->resident += of->threads;
     grid.resident.push_back(fresh);
 }
 
 static void end_block(size_t place)
 {
     block *done = grid.resident[place];
+    launch *of = done->of;
     grid.resident.erase(grid.resident.begin() + (long)place);
+    of->resident -= of->threads;
+    grid.has_ended |= ++of->ended == of->name.blocks;
     if (checking)
         check_end_block(done);
-    if (running.size() == 1) {
+    if (of->name.rank < 0) {
         grid.unused.push_back(done);
         return;
     }
@@ -561,7 +588,8 @@ static block *block_to_begin(void)
 static thread *next_thread(void)
 {
     block *fresh = block_to_begin();
-    const bool resumes = !fresh || (checking ? launch_random(4) == 0 : grid.pauses > 0);
+    const bool others_begin = hosts.empty() ? grid.pauses > SPINS && grid.pauses % TURNS == 0 : grid.pauses % 2 == 0;
+    const bool resumes = !fresh || (checking ? launch_random(4) == 0 : grid.pauses > 0 && !others_begin);
     if (!grid.ready.empty() && resumes) {
         if (checking)
             std::swap(grid.ready[0], grid.ready[launch_random((unsigned)grid.ready.size())]);
@@ -576,27 +604,24 @@ static thread *next_thread(void)
     return next;
 }
 
-static long resident_threads(void)
+/* The threads of a launch that run at once: more if these only wait, and with ranks as many as may wait for each other. */
+static long room_for(const launch *of)
 {
-    long all = 0;
-    for (const block *each : grid.resident)
-        all += (long)each->threads.size();
-    return all;
+    if (of->how.cooperative)
+        return LONG_MAX;
+    if (of->name.rank >= 0)
+        return EMU_THREADS_OF_MULTIPROCESSOR;
+    if (grid.pauses > SPINS)
+        return ROOM;
+    return checking ? SIDE_BY_SIDE : 1;
 }
 
-/* Begin blocks: all of cooperative launches and of ranks; else as many as run at once, and more where those only wait. */
 static void admit_blocks(void)
 {
-    for (launch *of : running) {
-        const bool together = of->how.cooperative || running.size() > 1;
-        while (of->next < of->blocks) {
-            long room = checking ? SIDE_BY_SIDE : 1;
-            if (grid.pauses > SPINS)
-                room = ROOM;
-            if (!together && !grid.resident.empty() && resident_threads() + of->threads > room)
-                break;
+    for (launch *of : grid.running) {
+        const long room = room_for(of);
+        while (of->next < of->name.blocks && (!of->resident || of->resident + of->threads <= room))
             begin_block(of);
-        }
     }
 }
 
@@ -621,15 +646,18 @@ static void report_deadlock(const char *title)
                 place.second = place.second ? place.second : &of;
             }
     std::string text;
+    for (size_t rank = 0; rank < hosts.size(); rank++)
+        if (hosts[rank].state == GONE)
+            text += "none of rank " + std::to_string(rank) + ", which runs no kernel, ";
     const thread *first = nullptr;
     for (const auto &[place, who] : places) {
-        text += (text.empty() ? "" : ", ") + std::to_string(who.first) + " at " + place + " (" +
-                finding_thread(who.second) + ")";
+        text += std::to_string(who.first) + " at " + place + " (" + finding_thread(who.second) + "), ";
         if (!first || who.second->state == READY)
             first = who.second;
     }
     const std::string place = !first || first->doing || !first->caller ? finding_place(first ? first->at : emu_place{})
                                                                        : finding_place(first->caller);
+    text.resize(text.size() - std::min<size_t>(text.size(), 2));
     finding_add("deadlock" + text, place, "%s; threads that wait: %s", title, text.c_str());
     grid.error = cudaErrorLaunchFailure;
     grid.stopped = true;
@@ -643,22 +671,26 @@ static bool is_anyone_waiting(void)
     return false;
 }
 
-/* Whether threads have only waited in loops for a while. */
+/* Whether threads have only waited in loops for a while. Then time limits of their waits pass quickly. */
 static void look_for_standstill(void)
 {
-    if (grid.pauses <= SPINS || grid.pauses % 64)
+    if (grid.pauses <= SPINS || grid.pauses % TURNS)
         return;
     const double now = cpu_seconds();
     if (grid.standing == 0)
         grid.standing = now;
-    else if (now - grid.standing > patience)
+    if (now - grid.standing > STILL)
+        grid.leapt += 1000000000;
+    if (now - grid.standing > patience)
         report_deadlock("deadlock: threads wait in a loop, and none gets on");
 }
 
+/* Run threads until a launch has ended, or all are stopped. */
 static void run_grids(void)
 {
     thread *const host = self;
-    while (!grid.stopped) {
+    grid.has_ended = false;
+    while (!grid.stopped && !grid.has_ended) {
         admit_blocks();
         thread *next = next_thread();
         if (!next) {
@@ -691,6 +723,8 @@ void emu_configure(const emu_configuration &configuration)
     is_configured = true;
 }
 
+static std::mutex with_kernels;
+
 static std::unordered_map<const void *, void (*)(void **)> &kernels(void)
 {
     static std::unordered_map<const void *, void (*)(void **)> known;
@@ -699,13 +733,13 @@ static std::unordered_map<const void *, void (*)(void **)> &kernels(void)
 
 void emu_know_kernel(const void *function, void (*call)(void **arguments))
 {
-    const std::lock_guard<std::recursive_mutex> alone(launching);
+    const std::lock_guard<std::mutex> alone(with_kernels);
     kernels()[function] = call;
 }
 
 void (*emu_call_of(const void *function))(void **arguments)
 {
-    const std::lock_guard<std::recursive_mutex> alone(launching);
+    const std::lock_guard<std::mutex> alone(with_kernels);
     const auto found = kernels().find(function);
     return found == kernels().end() ? nullptr : found->second;
 }
@@ -716,6 +750,7 @@ static cudaError_t refuse_configuration(const emu_kernel &kernel, const emu_conf
 {
     const std::string place = finding_place(how.at);
     const dim3 grid_size = how.grid, size = how.block;
+    const unsigned room = (unsigned)(emu_multiprocessors() * EMU_THREADS_OF_MULTIPROCESSOR);
     if (!grid_size.x || !grid_size.y || !grid_size.z || !threads || threads > EMU_THREADS_OF_BLOCK || size.z > 64 ||
         grid_size.x > INT_MAX || grid_size.y > 65535 || grid_size.z > 65535) {
         finding_add("configuration" + place, place,
@@ -737,42 +772,64 @@ static cudaError_t refuse_configuration(const emu_kernel &kernel, const emu_conf
             kernel.name, how.shared, shared_limit);
         return cudaErrorInvalidValue;
     }
-    if (how.cooperative && (unsigned long long)grid_size.x * grid_size.y * grid_size.z * threads > ROOM) {
+    if (how.cooperative && (unsigned long long)grid_size.x * grid_size.y * grid_size.z * threads > room) {
         finding_add("together" + place, place,
                     "a cooperative launch of %s has more than %d threads, which is the room here", kernel.name,
-                    (int)ROOM);
+                    (int)room);
         return cudaErrorCooperativeLaunchTooLarge;
     }
     return cudaSuccess;
 }
 
-/* Run launches side by side. */
-static cudaError_t run(const std::vector<launch *> &all)
+/* Forget what ran before. */
+static void begin_grids(void)
 {
-    running = all;
-    uint32_t first = 0;
-    for (launch *each : all) {
-        each->first = first;
-        first += (uint32_t)each->blocks;
-    }
+    named.clear();
     grid.random = seed * 7919;
     grid.stopped = false;
     grid.error = cudaSuccess;
     launch_progress();
     if (checking)
-        check_begin_grid();
-    run_grids();
+        check_begin_grids();
+}
+
+static void end_grids(void)
+{
     grid.ready.clear();
-    grid.at_grid_barrier.clear();
     free_blocks(grid.resident);
     free_blocks(grid.unused);
-    running.clear();
+    grid.running.clear();
+}
+
+static void add_launch(launch *fresh)
+{
+    fresh->name.first = named.empty() ? 0 : named.back().first + (uint32_t)named.back().blocks;
+    named.push_back(fresh->name);
+    grid.running.push_back(fresh);
+}
+
+static cudaError_t run_alone(launch *only)
+{
+    begin_grids();
+    add_launch(only);
+    run_grids();
+    end_grids();
     return grid.error;
+}
+
+static cudaError_t run_as_rank(launch *of)
+{
+    std::unique_lock<std::mutex> alone(with_hosts);
+    host &own = hosts[(size_t)of->name.rank];
+    own.asked = of;
+    own.state = LAUNCHES;
+    hosts_changed.notify_all();
+    hosts_changed.wait(alone, [&] { return own.state == BUSY; });
+    return own.error;
 }
 
 void emu_launch(const emu_kernel &kernel, void **arguments)
 {
-    const std::lock_guard<std::recursive_mutex> alone(launching);
     if (!is_configured) {
         fprintf(stderr, "CUDA, emulated: the host calls the kernel %s without <<<...>>>\n", kernel.name);
         abort();
@@ -780,15 +837,95 @@ void emu_launch(const emu_kernel &kernel, void **arguments)
     is_configured = false;
     const emu_configuration how = configured;
     const unsigned long long threads = 1ull * how.block.x * how.block.y * how.block.z;
+    const int rank = rank_of_host;
+    std::unique_lock<std::recursive_mutex> alone(launching, std::defer_lock);
+    if (rank < 0)
+        alone.lock();
     const cudaError_t refused = refuse_configuration(kernel, how, threads);
     if (refused) {
         emu_fail(refused);
         return;
     }
-    launch only = {kernel, how, arguments, (long)how.grid.x * how.grid.y * how.grid.z, 0, (int)threads, -1, 0};
-    const cudaError_t error = run({&only});
+    const long blocks = (long)how.grid.x * how.grid.y * how.grid.z;
+    launch own = {kernel, how, arguments, {0, blocks, how.grid, how.block, rank}, (int)threads, 0, 0, 0, {}};
+    const cudaError_t error = rank < 0 ? run_alone(&own) : run_as_rank(&own);
     if (error)
         emu_fail(error);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Ranks                                                                                          */
+
+/* Answer the hosts of launches that have ended, or of all if none can go on. */
+static void answer_hosts(void)
+{
+    for (host &each : hosts) {
+        if (each.state != LAUNCHES || (!grid.stopped && each.asked->ended < each.asked->name.blocks))
+            continue;
+        const auto place = std::find(grid.running.begin(), grid.running.end(), each.asked);
+        if (place != grid.running.end())
+            grid.running.erase(place);
+        each.asked = nullptr;
+        each.error = grid.error;
+        each.state = BUSY;
+    }
+    hosts_changed.notify_all();
+}
+
+extern "C" {
+/* Let host threads be ranks, which begin with emu_be_rank() and end with emu_be_host(). */
+void emu_begin_ranks(int count)
+{
+    const std::lock_guard<std::mutex> alone(with_hosts);
+    hosts.assign((size_t)count, {BUSY, nullptr, cudaSuccess});
+    in_call = true;
+    emu_forget_findings();
+}
+
+/*
+ * Run the launches of all ranks in this thread until all ranks have ended. The order in which threads run depends on the
+ * seed only, because they run while each rank waits for a launch or has ended.
+ */
+void emu_conduct(void)
+{
+    std::unique_lock<std::mutex> alone(with_hosts);
+    begin_grids();
+    for (;;) {
+        hosts_changed.wait(alone, [] {
+            return std::none_of(hosts.begin(), hosts.end(), [](const host &each) { return each.state == BUSY; });
+        });
+        for (const host &each : hosts)
+            if (each.asked && std::find(grid.running.begin(), grid.running.end(), each.asked) == grid.running.end())
+                add_launch(each.asked);
+        if (grid.running.empty())
+            break;
+        run_grids();
+        if (grid.stopped)
+            end_grids();
+        answer_hosts();
+    }
+    end_grids();
+}
+
+void emu_be_rank(int rank)
+{
+    rank_of_host = rank;
+}
+
+void emu_be_host(void)
+{
+    const std::lock_guard<std::mutex> alone(with_hosts);
+    hosts[(size_t)rank_of_host].state = GONE;
+    rank_of_host = -1;
+    hosts_changed.notify_all();
+}
+
+void emu_end_ranks(void)
+{
+    const std::lock_guard<std::mutex> alone(with_hosts);
+    hosts.clear();
+    in_call = false;
+}
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -797,6 +934,8 @@ void emu_launch(const emu_kernel &kernel, void **arguments)
 extern "C" {
 void emu_begin_call(void)
 {
+    if (rank_of_host >= 0)
+        return;
     launching.lock();
     in_call = true;
     emu_forget_findings();
@@ -804,6 +943,8 @@ void emu_begin_call(void)
 
 void emu_end_call(void)
 {
+    if (rank_of_host >= 0)
+        return;
     in_call = false;
     launching.unlock();
 }
@@ -857,5 +998,5 @@ unsigned long long emu_nanoseconds(void)
     emu_pause();
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec;
+    return (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec + grid.leapt;
 }

@@ -17,8 +17,8 @@ const char *emu_first_finding(void); /* NULL without one */
 void emu_check_written(const void *memory, size_t element, const char *name);
 }
 
-/* The call in progress. The runtime allows a single call at a time. */
-static struct {
+/* The call in progress. The runtime allows a single call at a time, or one for each rank. */
+static thread_local struct {
     std::vector<const void *> memory; /* that kernels may touch */
     std::vector<std::pair<const opjit_tensor *, const char *>> outputs;
 } emu_call;

@@ -6,7 +6,8 @@
  *     check.cc      memory: races, bounds, reads of unwritten memory
  *     finding.cc    findings as text with lines of the author's source
  *
- * One thread of the machine runs one grid at a time, under `launching`. Each launch has ended when it returns.
+ * One thread of the machine runs one grid at a time, under `launching`. Each launch has ended when it returns. Ranks are
+ * host threads that launch on separate devices; then one thread more runs the grids of all ranks side by side.
  */
 #ifndef OPJIT_EMULATE_RUNTIME_H
 #define OPJIT_EMULATE_RUNTIME_H
@@ -14,6 +15,8 @@
 #define EMU_CONST
 #include "runtime_api.h"
 
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -67,15 +70,24 @@ struct warp {
     std::vector<meeting *> open;
 };
 
-/* A running launch. Ranks launch together, so several may run at once. */
+/* The threads of a launch in findings, which may name them after it has ended. */
+struct named_launch {
+    uint32_t first; /* the number of its first block among all launches since the ranks began */
+    long blocks;
+    dim3 grid, block;
+    int rank; /* -1 without ranks */
+};
+
+/* A running launch. Each rank may have one. */
 struct launch {
     emu_kernel kernel;
     emu_configuration how;
     void **arguments;
-    long blocks, next; /* the number of blocks, and of blocks that have begun */
-    int threads;       /* of a block */
-    int rank;          /* -1 without ranks */
-    uint32_t first;    /* the number of its first block among all launches that run */
+    named_launch name;
+    int threads;      /* of a block */
+    long next, ended; /* the numbers of blocks that have begun, and that have ended */
+    long resident;    /* threads of the blocks between */
+    std::vector<thread *> at_grid_barrier;
 };
 
 struct placed {
@@ -86,7 +98,7 @@ struct placed {
 struct block {
     launch *of;
     uint3 index;
-    uint32_t number; /* among all launches that run */
+    uint32_t number; /* among all launches since the ranks began */
     uint32_t epoch;  /* barriers that it has passed, and 1 */
     int alive, begun;
     int arrived, votes, result; /* at the barrier */
@@ -110,7 +122,7 @@ extern __thread thread *self __attribute__((tls_model("initial-exec")));
 extern bool checking; /* the grid that runs is compiled with checks */
 extern bool in_call;  /* an op is called: findings become its error, and launches succeed */
 extern uint32_t era;  /* grows where all that came before is ordered */
-extern std::vector<launch *> running;
+extern std::vector<named_launch> named;
 
 unsigned launch_random(unsigned below);
 void launch_progress(void);
@@ -120,12 +132,12 @@ bool shared_owns(uintptr_t address);
 /* ---------------------------------------------------------------------------------------------- */
 /* check.cc                                                                                       */
 
-void check_begin_grid(void);
+void check_begin_grids(void);
 void check_begin_block(block *fresh);
 void check_end_block(block *done);
 void check_block_barrier(block *at);
 void check_warp_barrier(meeting *of);
-void check_grid_barrier(const std::vector<block *> &blocks);
+void check_grid_barrier(const launch *of, const std::vector<block *> &resident);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* finding.cc                                                                                     */

@@ -41,6 +41,7 @@ bool emu_free(void *memory);
 void (*emu_call_of(const void *function))(void **arguments); /* NULL if it is not a kernel */
 cudaError_t emu_allow_shared(size_t bytes);
 int emu_resident_blocks(int threads, size_t shared);
+int emu_multiprocessors(void);
 
 EMU_OWN static cudaError_t cudaGetLastError(void)
 {
@@ -104,7 +105,7 @@ EMU_OWN static cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr att
     case cudaDevAttrMaxGridDimX: *value = INT_MAX; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = EMU_SHARED; return cudaSuccess;
     case cudaDevAttrWarpSize: *value = 32; return cudaSuccess;
-    case cudaDevAttrMultiProcessorCount: *value = EMU_MULTIPROCESSORS; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *value = emu_multiprocessors(); return cudaSuccess;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = EMU_THREADS_OF_MULTIPROCESSOR; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; return cudaSuccess;
@@ -128,7 +129,7 @@ EMU_OWN static cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, i
     known.maxGridSize[0] = INT_MAX;
     known.maxGridSize[1] = known.maxGridSize[2] = 65535;
     known.maxThreadsPerMultiProcessor = EMU_THREADS_OF_MULTIPROCESSOR;
-    known.multiProcessorCount = EMU_MULTIPROCESSORS;
+    known.multiProcessorCount = emu_multiprocessors();
     known.major = 9;
     known.clockRate = 1000000;
     known.l2CacheSize = 1 << 20;
@@ -288,6 +289,14 @@ EMU_OWN static cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsig
     return cudaStreamCreate(stream);
 }
 
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+
+EMU_OWN static cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *status, unsigned long long *)
+{
+    *status = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
 EMU_OWN static cudaError_t cudaEventCreate(cudaEvent_t *event)
 {
     *event = nullptr;
@@ -369,7 +378,7 @@ template <typename function>
 EMU_OWN cudaError_t cudaOccupancyMaxPotentialBlockSize(int *grid, int *block, function *, size_t = 0, int limit = 0)
 {
     *block = limit ? limit : EMU_THREADS_OF_BLOCK;
-    *grid = EMU_MULTIPROCESSORS * EMU_THREADS_OF_MULTIPROCESSOR / *block;
+    *grid = emu_multiprocessors() * EMU_THREADS_OF_MULTIPROCESSOR / *block;
     return cudaSuccess;
 }
 

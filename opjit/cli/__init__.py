@@ -531,7 +531,8 @@ def new(
 @click.option(
     "--ranks",
     type=int,
-    help="Only compare the samples with the reference, on so many ranks at once: CPU ranks or, with --device cuda, GPUs.",
+    help="Only compare the samples with the reference, on so many ranks at once: CPU ranks or, with --device cuda, GPUs. "
+    "With --emulate, all ranks run emulated in one process.",
 )
 @json_option
 @_interruptible()
@@ -560,6 +561,10 @@ def test(
     from opjit.testing.sanitize import parse
 
     if ranks is not None:
+        if emulate or _lacks_gpu(device):
+            from opjit.emulate import ranks as emulated_ranks
+
+            sys.exit(emulated_ranks.run(ops, ranks))
         from opjit.testing import across_ranks
 
         sys.exit(across_ranks.run(ops, ranks, device))

@@ -117,6 +117,8 @@ _groups: list[
     _LiveGroup
 ] = []  # the newest last; never removed, because captured graphs use their memory
 _lock = processes.Lock()
+# A thread that is a rank has `members`: opjit.emulate runs all ranks of a group in one process.
+this_thread = threading.local()
 
 
 def peers(
@@ -170,13 +172,13 @@ def peers(
         )
     if members.world > MAX_RANKS:
         raise BadSetting(f"a group has at most {MAX_RANKS} ranks, not {members.world}")
-    memory = peer_memory.obtain(wanted.bytes, members.rank, where, members.group, members.exchange)
+    memory = members.obtain(wanted.bytes, where)
     live = _LiveGroup(wanted, _described(wanted, memory), memory, _reference(members.group))
     with _lock:
         _groups.append(live)
         live.struct.next = loader.first_group.value
         loader.first_group.value = ctypes.addressof(live.struct)
-    if members.world > 1:
+    if members.world > 1 and members.group is not None:
         threading.Thread(target=_watch, args=(live,), name="opjit peers", daemon=True).start()
     members.exchange(None)  # no rank calls before all are ready
     return wanted
@@ -219,7 +221,7 @@ def check(group: Any = None) -> None:
 
 
 @dataclass(frozen=True)
-class _Members:
+class Members:
     """This process's part in a group of torch.distributed."""
 
     name: str
@@ -237,17 +239,24 @@ class _Members:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def obtain(self, size: int, device: torch.device) -> PeerMemory:
+        """Get memory for the group, with a buffer of `size` bytes in each rank. All ranks call it."""
+        return peer_memory.obtain(size, self.rank, device, self.group, self.exchange)
 
-def _members(group: Any) -> _Members:
+
+def _members(group: Any) -> Members:
     import torch.distributed as dist
 
+    of_thread: Members | None = getattr(this_thread, "members", None)
+    if group is None and of_thread is not None:
+        return of_thread
     if group is None and not (dist.is_available() and dist.is_initialized()):
-        return _Members(_ALONE, 0, 1, None)
+        return Members(_ALONE, 0, 1, None)
     chosen: Any = dist.group.WORLD if group is None else group
     rank = dist.get_rank(chosen)
     if rank < 0:
         raise BadSetting("this rank is not in the group that opjit.distributed.peers was given")
-    return _Members(chosen.group_name, rank, dist.get_world_size(chosen), chosen)
+    return Members(chosen.group_name, rank, dist.get_world_size(chosen), chosen)
 
 
 def gathered(x: torch.Tensor, name: str) -> list[torch.Tensor]:
@@ -259,6 +268,9 @@ def gathered(x: torch.Tensor, name: str) -> list[torch.Tensor]:
         >>> opjit.distributed.gathered(torch.ones(2), opjit.distributed.peers(device="cpu").name)
         [tensor([1., 1.])]
     """
+    of_thread: Members | None = getattr(this_thread, "members", None)
+    if of_thread is not None and of_thread.name == name:
+        return of_thread.exchange(x.clone(memory_format=torch.contiguous_format))
     if name == _ALONE:
         return [x]
     import torch.distributed as dist
@@ -339,7 +351,7 @@ def _described(wanted: Peers, memory: PeerMemory) -> _GroupStruct:
     """Describe a group to libraries."""
     struct = _GroupStruct(size=ctypes.sizeof(_GroupStruct), name=wanted.name.encode())
     struct.ops = memory.ops
-    struct.device = -1 if wanted.device.type == "cpu" else wanted.device.index
+    struct.device = memory.device
     seen = struct.peers
     seen.rank = wanted.rank
     seen.world = wanted.world

@@ -34,6 +34,7 @@ Exchange = Callable[
 class PeerMemory:
     """A rank's view of a group's memory."""
 
+    device: int  # the index of the CUDA device that kernels run on; -1 for CPU ranks
     starts: list[int]  # the address of each rank's piece in this process
     count: int  # the address of this rank's counts
     lost: Any  # the error words, an array of ctypes
@@ -62,9 +63,9 @@ def obtain(
         own = ctypes.create_string_buffer(COUNT_BYTES)
         start = ctypes.addressof(ctypes.c_char.from_buffer(shared)) + LOST_BYTES
         starts = [start + piece * each for each in range(len(pids))]
-        return PeerMemory(starts, ctypes.addressof(own), _words(shared), pids, (shared, own))
+        return PeerMemory(-1, starts, ctypes.addressof(own), words_in(shared), pids, (shared, own))
     shared = _shared(LOST_BYTES, rank, exchange)
-    lost = _words(shared)
+    lost = words_in(shared)
     code = torch.cuda.cudart().cudaHostRegister(
         ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
     )
@@ -73,10 +74,11 @@ def obtain(
     starts, kept = _on_devices(piece, rank, device, group, exchange)
     counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
     _test(starts, rank, device, exchange)
-    return PeerMemory(starts, counts.data_ptr(), lost, pids, (shared, counts, kept))
+    return PeerMemory(device.index, starts, counts.data_ptr(), lost, pids, (shared, counts, kept))
 
 
-def _words(shared: mmap.mmap) -> Any:
+def words_in(shared: mmap.mmap) -> Any:
+    """Return the error words of a group, which are at the beginning of a shared page."""
     return (ctypes.c_uint32 * (LOST_BYTES // 4)).from_buffer(shared)
 
 

@@ -22,7 +22,7 @@ from opjit.builder.diagnosis import diagnose
 from opjit.declare.op_state import OpState
 from opjit.emulate.translate import translate
 from opjit.errors import NoKernel, OpjitError
-from opjit.loader import Loaded
+from opjit.loader import Loaded, first_group
 from opjit.recipe import headers, nvcc_flags, toolchain
 from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.store.store import Store, default_root
@@ -93,6 +93,8 @@ def load(op: OpState, checked: bool) -> Loaded:
     runtime()
     library = ctypes.CDLL(str(binary(op, checked)))
     library.opjit_redirect.argtypes = (ctypes.c_void_p,)
+    library.opjit_share_groups.argtypes = (ctypes.c_void_p,)
+    library.opjit_share_groups(ctypes.addressof(first_group))
     return Loaded("emulated", library)
 
 

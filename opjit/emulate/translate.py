@@ -37,6 +37,14 @@ _PTX = [
             r"ld\.(relaxed|volatile)\S* %0, \[%1\]",
             f"{{0}} = emu_load_relaxed((const {_VALUE} *)({{1}}))",
         ),
+        (
+            r"\{ \.reg \.b128 (\w+); .* ld\.relaxed\.sys\.global\.b128 \1, \[%4\]; .*\}",
+            "emu_load_words((const void *)({4}), {0}, {1}, {2}, {3})",
+        ),
+        (
+            r"\{ \.reg \.b128 (\w+); .* st\.relaxed\.sys\.global\.b128 \[%0\], \1; \}",
+            "emu_store_words((void *)({0}), {1}, {2}, {3}, {4})",
+        ),
         (r"st\.release\.\S+ \[%0\], %1", "emu_store_release((decltype(+({1})) *)({0}), {1})"),
         (
             r"st\.(relaxed|volatile)\S* \[%0\], %1",

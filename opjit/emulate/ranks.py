@@ -1,0 +1,278 @@
+"""``opjit test OP --ranks 4 --emulate``: a kernel across GPUs runs emulated, with all ranks in one process.
+
+A rank is a thread, and its device is emulated. The kernels of all ranks run side by side, in an order that a seed decides, so that the
+checks see the accesses of all ranks."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import torch
+
+from opjit import distributed
+from opjit.catalog import arguments
+from opjit.declare.sample import Sample
+from opjit.distributed.peer_groups import Members, this_thread
+from opjit.distributed.peer_memory import (
+    COUNT_BYTES,
+    INBOX_BYTES,
+    LOST_BYTES,
+    SIGNAL_BYTES,
+    PeerMemory,
+    words_in,
+)
+from opjit.emulate import build
+from opjit.errors import BadSetting, NoKernel, PeerLost
+from opjit.operators.op import Op
+from opjit.testing.checks import tally
+from opjit.testing.compare import assert_same
+from opjit.testing.isolation import Child
+from opjit.testing.samples import effects
+
+_TIMEOUT = 10.0  # seconds; the clock of emulated kernels leaps if all threads only wait
+_IN_A_ROW = 3  # calls without a meeting of the ranks between them, as in a program
+_SMALL = 2000  # elements of a sample whose accesses are checked
+_LARGE = 1 << 19  # elements of any other sample
+_CALLS = 12  # of each size
+_SCHEDULES = (1, 2, 3)  # seeds
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class _Report:
+    """A run on all ranks: the number of calls that were right, and for each error the ranks that raised it."""
+
+    calls: int
+    errors: dict[str, list[int]]
+
+
+def run(names: Sequence[str], ranks: int) -> int:
+    """Compare samples with the reference on emulated ranks, and look for races between ranks. Prints a line for each op.
+
+    Returns:
+        1 if a rank failed or an op is not emulated, otherwise 0.
+
+    Raises:
+        BadSetting: a group cannot have that many ranks.
+    """
+    if not 1 <= ranks <= distributed.MAX_RANKS:
+        raise BadSetting(f"--ranks is {ranks}; expected 1 to {distributed.MAX_RANKS}")
+    failed = False
+    for op in [op for name in names for op in arguments.ops(name)]:
+        title = f"{op.qualified} on {ranks} ranks (cuda, emulated on the CPU, no timing)"
+        try:
+            for checked in (False, True):
+                build.binary(op, checked)
+        except NoKernel as reason:
+            print(f"{title}: FAILED, {reason}")
+            failed = True
+            continue
+        right = _in_child(op, ranks, checked=False)
+        races = _in_child(op, ranks, checked=True)
+        errors = {**right.errors, **races.errors}
+        checked_calls = tally(races.calls, "call")
+        print(
+            f"{title}: {'FAILED' if errors else 'ok'}, {checked_calls} checked for races and bounds, "
+            f"and {tally(right.calls, 'larger call')}"
+        )
+        for text, who in errors.items():
+            print(f"  rank {', '.join(map(str, who))}: {text}")
+        failed = failed or bool(errors)
+    return int(failed)
+
+
+def _in_child(op: Op, ranks: int, checked: bool) -> _Report:
+    def work(pipe: Connection) -> None:
+        pipe.send(_run_ranks(op, ranks, checked))
+
+    with Child(work) as child:
+        try:
+            report: _Report = child.messages.recv()
+        except EOFError:
+            return _Report(0, {f"the process {child.end()}: {child.stderr()}": list(range(ranks))})
+    return report
+
+
+class _Meeting:
+    """A place where the ranks of this process exchange values."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks)
+        self._values: list[Any] = [None] * ranks
+
+    def exchange(self, rank: int, value: _Value) -> list[_Value]:
+        """Give a value to all ranks, and return the values of all."""
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+    def cancel(self) -> None:
+        """End the waits of all ranks with an error."""
+        self._barrier.abort()
+
+
+@dataclass(frozen=True)
+class _Rank(Members):
+    """A thread of this process in the place of a rank's process."""
+
+    meeting: _Meeting
+
+    def exchange(self, value: _Value) -> list[_Value]:
+        return self.meeting.exchange(self.rank, value)
+
+    def obtain(self, size: int, device: torch.device) -> PeerMemory:
+        """Get memory as a group has it on GPUs, and make it known to the checks."""
+        piece = SIGNAL_BYTES + INBOX_BYTES * self.world + size
+        own = mmap.mmap(-1, piece)
+        counts = mmap.mmap(-1, COUNT_BYTES)
+        lost = self.exchange(mmap.mmap(-1, LOST_BYTES))[0]
+        starts = self.exchange(_address(own))
+        parts = (
+            ("signals", starts[self.rank], SIGNAL_BYTES),
+            ("inbox", starts[self.rank] + SIGNAL_BYTES, INBOX_BYTES * self.world),
+            ("buffer", starts[self.rank] + piece - size, size),
+            ("counts", _address(counts), COUNT_BYTES),
+        )
+        for name, start, length in parts:
+            _show_checks(f"the {name} of rank {self.rank}", start, length)
+        if self.rank == 0:
+            _show_checks("the error words", _address(lost), LOST_BYTES)
+        self.exchange(None)
+        return PeerMemory(0, starts, _address(counts), words_in(lost), [], (own, counts, lost))
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _show_checks(name: str, start: int, size: int) -> None:
+    """Let kernels access memory, which findings call by a name."""
+    see = build.runtime().emu_see
+    see(ctypes.c_void_p(start), ctypes.c_size_t(size), name.encode(), ctypes.c_bool(False))
+
+
+def _run_ranks(op: Op, ranks: int, checked: bool) -> _Report:
+    """Make all calls of an op on all ranks of this process."""
+    torch.set_num_threads(1)
+    loaded = build.load(op, checked)
+    build.runtime().emu_set_checking(int(checked))
+    if loaded.registered.opjit_register() != 0:
+        return _Report(0, {"torch did not accept the emulated kernel": list(range(ranks))})
+    meeting = _Meeting(ranks)
+    reports: list[_Report | None] = [None] * ranks
+
+    def be(rank: int) -> None:
+        this_thread.members = _Rank(f"rank {rank} of {ranks}", rank, ranks, None, meeting)
+        reports[rank] = _calls_of_rank(op, this_thread.members, checked)
+
+    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [report for report in reports if report is not None]
+    errors: dict[str, list[int]] = {}
+    for rank, report in enumerate(found):
+        for text in report.errors:
+            errors.setdefault(text, []).append(rank)
+    return _Report(min(report.calls for report in found), errors)
+
+
+def _calls_of_rank(op: Op, members: _Rank, checked: bool) -> _Report:
+    """Make the calls of a rank: a few in a row, then the ranks meet and compare them with the reference."""
+    calls = 0
+    try:
+        group = distributed.peers(device="cpu", timeout=_TIMEOUT)
+        samples = _chosen(op, members, checked)
+        for seed in _SCHEDULES if checked else _SCHEDULES[:1]:
+            build.runtime().emu_set_seed(seed)
+            for start in range(0, len(samples), _IN_A_ROW):
+                row = range(start, start + _IN_A_ROW)
+                batch = [samples[number % len(samples)] for number in row]
+                expected = [effects(op.reference_function, op, sample) for sample in batch]
+                outcomes = _launch(partial(_results, op, batch), members)
+                error = _lost(group) or _error_of_call(outcomes, expected, batch)
+                if any(members.exchange(error)):
+                    return _Report(calls, {error: []} if error else {})
+                calls += len(batch)
+    except threading.BrokenBarrierError:  # another rank raised an error, which it reports
+        return _Report(calls, {})
+    except Exception as error:  # in the op.py
+        members.meeting.cancel()
+        return _Report(calls, {f"{type(error).__name__}: {error}": []})
+    return _Report(calls, {})
+
+
+def _chosen(op: Op, members: _Rank, checked: bool) -> list[Sample]:
+    """Choose the samples by rank 0's numbers, because all ranks make the same calls."""
+    samples = list(op.samples_on("cpu"))
+    counts = members.exchange(len(samples))
+    if len(set(counts)) > 1:
+        raise AssertionError(f"the ranks declare different numbers of samples: {counts}")
+    sizes = range(_SMALL + 1) if checked else range(_SMALL + 1, _LARGE)
+    kinds = {sample.kind: n for n, sample in enumerate(samples) if sample.numel in sizes}
+    numbers = members.exchange(list(kinds.values())[:_CALLS])[0]
+    return [samples[number] for number in numbers]
+
+
+def _launch(calls: partial[Any], members: _Rank) -> Any:
+    """Make calls as a rank, while another thread runs the kernels of all ranks."""
+    runtime = build.runtime()
+    conductor = threading.Thread(target=runtime.emu_conduct)
+    members.exchange(None)
+    if members.rank == 0:
+        runtime.emu_begin_ranks(members.world)
+        conductor.start()
+    members.exchange(None)
+    runtime.emu_be_rank(members.rank)
+    try:
+        return calls()
+    finally:
+        runtime.emu_be_host()
+        if members.rank == 0:
+            conductor.join()
+            runtime.emu_end_ranks()
+
+
+def _results(op: Op, batch: Sequence[Sample]) -> list[list[Any] | str]:
+    """The results of calls, or an error in the place of the last."""
+    found: list[list[Any] | str] = []
+    for sample in batch:
+        try:
+            found.append(effects(op.overload, op, sample))
+        except RuntimeError as error:
+            text = str(error).partition(" emulated: ")[2]
+            found.append(f"{text or error} on ({sample})")
+            break
+    return found
+
+
+def _error_of_call(
+    outcomes: Sequence[list[Any] | str], expected: Sequence[Any], batch: Sequence[Sample]
+) -> str:
+    """The first error of calls in a row, or an empty text."""
+    for outcome, wanted, sample in zip(outcomes, expected, batch, strict=False):
+        if isinstance(outcome, str):
+            return outcome
+        try:
+            assert_same(outcome, wanted, sample)
+        except AssertionError as error:
+            return str(error)
+    return ""
+
+
+def _lost(group: distributed.Peers) -> str:
+    try:
+        group.check()
+    except PeerLost as error:
+        return str(error)
+    return ""
