@@ -6,11 +6,37 @@
 
 #include <sys/mman.h>
 
-enum { STACK = 256 << 10, FIBERS = 16384, GUARD = 4096 };
+enum { STACK = 256 << 10, GUARD = 4096, OF_AREA = 512, AREAS = 32 };
 
-static char *stacks; /* of all fibers, which the system backs with memory when they are used */
-static size_t made;
+static arena stacks = {STACK, "threads that wait", {}, {}, 0};
 static std::vector<fiber *> unused_fibers;
+
+char *arena::take(void)
+{
+    if (!unused.empty()) {
+        char *piece = unused.back();
+        unused.pop_back();
+        return piece;
+    }
+    if (made == areas.size() * OF_AREA) {
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void *area = mmap(nullptr, bytes * OF_AREA, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (area == MAP_FAILED || areas.size() == AREAS) {
+            fprintf(stderr, "CUDA, emulated: no memory for more than %zu %s at once\n", made, what);
+            abort();
+        }
+        areas.push_back((char *)area);
+    }
+    return areas.back() + made++ % OF_AREA * bytes;
+}
+
+bool arena::owns(uintptr_t address) const
+{
+    for (const char *area : areas)
+        if (address - (uintptr_t)area < bytes * OF_AREA)
+            return true;
+    return false;
+}
 
 /*
  * emu_switch(void **save, void *load): keep what the ABI has a called function keep on the stack, exchange stacks, and
@@ -76,15 +102,7 @@ static void prepare_stack(fiber *fresh, void (*entry)(void))
 
 static fiber *make_fiber(void)
 {
-    if (!stacks) {
-        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        stacks = (char *)mmap(nullptr, (size_t)STACK * FIBERS, PROT_READ | PROT_WRITE, flags, -1, 0);
-    }
-    if (stacks == MAP_FAILED || made == FIBERS) {
-        fprintf(stderr, "CUDA, emulated: no memory for more than %zu threads that wait at once\n", made);
-        abort();
-    }
-    fiber *fresh = new fiber{stacks + made++ * STACK, nullptr};
+    fiber *fresh = new fiber{stacks.take(), nullptr};
     mprotect(fresh->stack, GUARD, PROT_NONE);
     return fresh;
 }
@@ -110,5 +128,5 @@ void fiber_free(fiber *unused)
 
 bool fiber_owns(uintptr_t address)
 {
-    return address - (uintptr_t)stacks < (uintptr_t)STACK * FIBERS;
+    return stacks.owns(address);
 }

@@ -11,7 +11,6 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <sys/mman.h>
 #include <unordered_map>
 
 #define EMU_TLS __thread __attribute__((tls_model("initial-exec")))
@@ -341,32 +340,12 @@ void emu_bad_lane(const char *what, int lane, emu_place at)
 /* ---------------------------------------------------------------------------------------------- */
 /* Shared memory                                                                                  */
 
-enum { SLOTS = 4096 };
-static char *slots;
-static int slots_made;
-static std::vector<char *> unused_slots;
+static arena slots = {SHARED_SLOT, "blocks", {}, {}, 0};
 static size_t shared_limit = EMU_SHARED;
 
 bool shared_owns(uintptr_t address)
 {
-    return address - (uintptr_t)slots < (uintptr_t)SHARED_SLOT * SLOTS;
-}
-
-static char *take_slot(void)
-{
-    if (!slots) {
-        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        slots = (char *)mmap(nullptr, (size_t)SHARED_SLOT * SLOTS, PROT_READ | PROT_WRITE, flags, -1, 0);
-    }
-    if (unused_slots.empty() && (slots == MAP_FAILED || slots_made == SLOTS)) {
-        fprintf(stderr, "CUDA, emulated: no memory for more than %d blocks at once\n", slots_made);
-        abort();
-    }
-    if (unused_slots.empty())
-        return slots + (size_t)slots_made++ * SHARED_SLOT;
-    char *slot = unused_slots.back();
-    unused_slots.pop_back();
-    return slot;
+    return slots.owns(address);
 }
 
 /* With checks, variables are apart from each other, and no more aligned than their types ask. */
@@ -452,7 +431,7 @@ static block *make_block(launch *of)
     fresh->of = of;
     fresh->threads.resize((size_t)of->threads);
     fresh->warps.resize((size_t)(of->threads + LANES - 1) / LANES);
-    fresh->shared = take_slot();
+    fresh->shared = slots.take();
     number_threads(fresh);
     return fresh;
 }
@@ -507,7 +486,7 @@ static void end_block(size_t place)
         grid.unused.push_back(done);
         return;
     }
-    unused_slots.push_back(done->shared);
+    slots.unused.push_back(done->shared);
     delete done;
 }
 
@@ -519,7 +498,7 @@ static void free_blocks(std::vector<block *> &blocks)
                 fiber_free(of.on);
         if (checking)
             check_end_block(each);
-        unused_slots.push_back(each->shared);
+        slots.unused.push_back(each->shared);
         delete each;
     }
     blocks.clear();

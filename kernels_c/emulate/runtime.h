@@ -25,6 +25,17 @@ enum { LANES = 32 };
 /* ---------------------------------------------------------------------------------------------- */
 /* fiber.cc                                                                                       */
 
+/* Pieces of memory that are never freed. It grows by areas, because a process may have a limit of its addresses. */
+struct arena {
+    size_t bytes; /* of a piece */
+    const char *what;
+    std::vector<char *> areas, unused;
+    size_t made;
+
+    char *take(void);
+    bool owns(uintptr_t address) const;
+};
+
 struct fiber {
     char *stack; /* the lowest byte */
     void *top;   /* the stack pointer while it does not run */

@@ -964,6 +964,11 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: PrintJ
     type=click.Path(path_type=Path),
     help="Read candidates from a socket, one line of JSON each.",
 )
+@click.option(
+    "--emulate",
+    is_flag=True,
+    help="First run CUDA code on the CPU, which finds races that results do not show. Without a GPU, `--device cuda` only does this.",
+)
 def judge(
     task: str,
     candidates: tuple[Path, ...],
@@ -975,6 +980,7 @@ def judge(
     time_limit: float,
     json_file: Any,
     socket: Path | None,
+    emulate: bool,
 ) -> None:
     """Compile, check and time untrusted kernels.
 
@@ -993,7 +999,15 @@ def judge(
         sys.exit(bool(found))
     numbers = [int(each) for each in gpus.split(",") if each.strip().isdecimal()]
     command.run(
-        Judge(task, workers=workers, device=device, gpus=numbers, seconds=time_limit, op=op),
+        Judge(
+            task,
+            workers=workers,
+            device=device or ("cuda" if emulate else None),
+            gpus=numbers,
+            seconds=time_limit,
+            op=op,
+            emulate=emulate,
+        ),
         candidates,
         json_file,
         socket,

@@ -90,8 +90,13 @@ def load(op: OpState, checked: bool) -> Loaded:
         NoKernel: the op lacks a CUDA kernel, or the kernel uses a feature that is not emulated.
         CompileError: g++ does not compile it.
     """
+    return open_binary(binary(op, checked))
+
+
+def open_binary(path: Path) -> Loaded:
+    """Open an emulated library. It is not yet registered with torch."""
     runtime()
-    library = ctypes.CDLL(str(binary(op, checked)))
+    library = ctypes.CDLL(str(path))
     library.opjit_redirect.argtypes = (ctypes.c_void_p,)
     library.opjit_share_groups.argtypes = (ctypes.c_void_p,)
     library.opjit_share_groups(ctypes.addressof(first_group))

@@ -21,7 +21,7 @@ from opjit.judge.scheduler import Judge
 from opjit.judge.task import Expected, Task, to_device
 from opjit.judge.verdict import Verdict
 
-_COLORS = {"correct": "green", "noisy": "yellow", "cheat": "magenta"}
+_COLORS = {"correct": "green", "noisy": "yellow", "cheat": "magenta", "emulated": "cyan"}
 _LONGEST_LINE = 64 << 20  # bytes of a candidate
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from opjit import files
 from opjit.builder import budget
 from opjit.cpp_extension import light
+from opjit.errors import DeviceUnavailable
 from opjit.judge import protocol
 from opjit.judge.burst import Burst
 from opjit.judge.connection import WorkerConnection
@@ -55,12 +56,14 @@ class WorkerPool:
         gpus: Sequence[int],
         seconds: float,
         seed: int | None,
+        emulated: bool = False,
     ) -> None:
         self.task_path = task_path
         self.op_name = op_name
         self.workers = workers
         self.device = device
         self.seconds = seconds
+        self.emulated = emulated
         self.is_seeded = seed is not None
         self.seed = random.SystemRandom().getrandbits(31) if seed is None else seed
         self.device_lock = ReadWriteLock(workers)
@@ -80,10 +83,17 @@ class WorkerPool:
             self.task = Task(self.task_path, self.device, self.seed, self.op_name)
             self._control.receive([protocol.Done])
             if self.task.op is None:
+                self._refuse_emulation()
                 self._compile_binding()
         except BaseException:
             self.close()
             raise
+
+    def _refuse_emulation(self) -> None:
+        if self.emulated:
+            raise DeviceUnavailable(
+                "this machine has no GPU, and only CUDA code of an op is emulated; use --device cpu for a KernelBench file"
+            )
 
     def _start_zygote(self) -> None:
         environment = {
@@ -179,16 +189,17 @@ class WorkerPool:
 
     def _prepare(self) -> None:
         """Compute once what every trial needs."""
-        _ = self.timed_call
         _ = self.largest_results
         _ = self.task.operators
+        if not self.emulated:
+            _ = self.timed_call
 
     def _fork(self, bench: bool) -> WorkerConnection:
         leash, for_keeper = Channel.pair()
         requests, for_worker = Channel.pair()
         share = budget.memory() // (2 * self.workers)
         message = protocol.Fork(
-            self.device, bench, self.task.op is None, max(2 * budget.GIB, share)
+            self.device, bench, self.emulated or self.task.op is None, max(2 * budget.GIB, share)
         )
         self._control.send(message, for_keeper.end.fileno(), for_worker.end.fileno())
         for_keeper.end.close()

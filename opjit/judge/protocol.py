@@ -68,6 +68,7 @@ class Build:
     schema: str
     mutates: bool
     folder: str  # of the op's headers
+    emulate: bool  # the text is CUDA, which is built for the CPU
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from opjit import backends
 from opjit.builder import budget
 from opjit.judge.pool import WorkerPool
 from opjit.judge.trial import Trial
@@ -22,11 +23,13 @@ class Judge:
     Args:
         task: the path of an op's folder, an op's name, or the path of a KernelBench file.
         workers: candidates at once. By default, the number that CPUs and memory allow.
-        device: ``"cpu"`` or ``"cuda"``. By default, the current accelerator or, without one, the CPU.
+        device: ``"cpu"`` or ``"cuda"``. By default, the current accelerator or, without one, the CPU. Without a GPU, ``"cuda"``
+            runs the CUDA code of candidates emulated on the CPU, and the best verdict is ``emulated``.
         gpus: the numbers of the GPUs that workers see. By default, all.
         seconds: the limit for a call.
         seed: decides the hidden values. By default, a random number.
         op: which op of a folder that declares several.
+        emulate: on a machine with a GPU, first run candidates emulated, which finds races that results do not show.
 
     Example:
         >>> async with opjit.judge.Judge("./scale") as judge:
@@ -45,16 +48,28 @@ class Judge:
         seconds: float = 10.0,
         seed: int | None = None,
         op: str | None = None,
+        emulate: bool = False,
     ) -> None:
-        self.pool = WorkerPool(
-            task,
-            op,
-            workers=workers or budget.jobs(budget.GIB // 2),
-            device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
-            gpus=gpus,
-            seconds=seconds,
-            seed=seed,
-        )
+        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        on_cuda = chosen == "cuda" and backends.for_device("cuda").available() is None
+        emulated = chosen == "cuda" and not on_cuda
+
+        def pool(of: str, emulated: bool) -> WorkerPool:
+            return WorkerPool(
+                task,
+                op,
+                workers=workers or budget.jobs(budget.GIB // 2),
+                device=of,
+                gpus=gpus,
+                seconds=seconds,
+                seed=seed,
+                emulated=emulated,
+            )
+
+        self.pool = pool("cpu" if emulated else chosen, emulated)
+        self.pools = [self.pool]
+        if emulate and on_cuda:
+            self.pools.insert(0, pool("cpu", emulated=True))
         self._known: dict[str, Verdict] = {}
         self._threads = ThreadPoolExecutor(self.pool.workers)
 
@@ -73,11 +88,13 @@ class Judge:
 
     def start(self) -> None:
         """Start workers and prepare the task. Raises the errors of `Task`."""
-        self.pool.start()
+        for pool in self.pools:
+            pool.start()
 
     def close(self) -> None:
         """End all workers, and remove their files."""
-        self.pool.close()
+        for pool in self.pools:
+            pool.close()
         self._threads.shutdown(cancel_futures=True)
 
     def judge(self, text: str, name: str = "candidate") -> Verdict:
@@ -86,7 +103,10 @@ class Judge:
         known = self._known.get(digest)
         if known is not None:
             return replace(known, candidate=name, cached=True, seconds={})
-        verdict = Trial(self.pool, text, name).run()
+        for pool in self.pools:
+            verdict = Trial(pool, text, name).run()
+            if verdict.verdict != "emulated":
+                break
         if verdict.verdict not in ("noisy", "timeout"):
             self._known[digest] = verdict
             for old in [*self._known][:-_REMEMBERED]:

@@ -20,6 +20,7 @@ from opjit.judge.verdict import Tier, Verdict, VerdictReached, Word
 from opjit.measure import machine
 from opjit.measure.plan import median_and_spread
 from opjit.testing.compare import tolerance
+from opjit.testing.samples import SMALL
 
 _BURSTS = 5  # that are timed, unless they differ
 _STEADY = 0.1  # no more bursts are needed below this spread
@@ -47,6 +48,8 @@ class Trial:
         self.tier: Tier = "op"
         if self.task.op is None:
             self.tier = "python"
+        elif self.pool.emulated:
+            self.tier = "emulated"
         elif launch.RULE.search(text):
             self.tier = "device"
         self.facts: dict[str, Any] = {"seconds": {}}
@@ -58,6 +61,8 @@ class Trial:
         try:
             if self.tier == "device":
                 word, message = self._on_bench()
+            elif self.tier == "emulated":
+                word, message = self._emulated()
             else:
                 word, message = self._in_worker()
         except VerdictReached as reached:
@@ -65,7 +70,7 @@ class Trial:
             message = reached.message
             self.facts |= reached.facts
             line = _LINE.search(message)
-            if word == "compile" and line:
+            if (word == "compile" or " emulated: " in message) and line:
                 self.facts["line"] = int(line[line.lastindex or 1])
         except Untrusted as error:
             word = "cheat"
@@ -113,6 +118,26 @@ class Trial:
             with self._stage("measure"):
                 return self._measure(checked)
 
+    def _emulated(self) -> tuple[Word, str]:
+        """Run CUDA code on the CPU, where races and bad addresses are found. Nothing is timed, and the verdict is never "correct"."""
+        if launch.RULE.search(self.text):
+            message = (
+                "a kernel without host code needs a GPU, because its launch rule is not emulated"
+            )
+            raise VerdictReached("compile", message)
+        small = [call for call in self.task.samples if call.sample.numel <= SMALL]
+        with self.pool.worker() as self.worker:
+            with self._stage("build"):
+                self._build()
+            with self._stage("check"):
+                for call in small or self.task.samples[-1:]:
+                    self._check(call)
+        self.facts["sample"] = None
+        return (
+            "emulated",
+            "right, and without a race in the schedules that were tried; it did not run on a GPU",
+        )
+
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
@@ -152,6 +177,7 @@ class Trial:
                 self.task.op.schema.text.partition("::")[2],
                 self.task.mutates,
                 str(self.task.op.folder),
+                self.pool.emulated,
             )
             built, _ = self.worker.ask(building, protocol.Built, seconds=_BUILD)
             self.facts["key"] = built.key
@@ -168,7 +194,8 @@ class Trial:
         self.facts["sample"] = str(call.sample)
         limit = 4 * protocol.size_of(protocol.specs(call.results)) + _SLACK
         is_first = call is self.task.samples[0]
-        asked = protocol.CallTwice(limit, log=is_first or call is self.pool.timed_call)
+        is_logged = is_first or (not self.pool.emulated and call is self.pool.timed_call)
+        asked = protocol.CallTwice(limit, log=is_logged)
         with (
             self.pool.device_lock.shared(),
             closing(protocol.serialize(call.sample.values)) as inputs,

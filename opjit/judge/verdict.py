@@ -5,8 +5,8 @@ import json
 import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-Word = Literal["correct", "wrong", "compile", "crash", "timeout", "cheat", "noisy"]
-Tier = Literal["device", "op", "python", ""]
+Word = Literal["correct", "wrong", "compile", "crash", "timeout", "cheat", "noisy", "emulated"]
+Tier = Literal["device", "op", "python", "emulated", ""]
 
 
 class VerdictReached(Exception):
@@ -34,11 +34,13 @@ class Verdict:
     Attributes:
         candidate: its name, for example its path.
         verdict: ``correct``; ``wrong``: a result differs, or an error was raised; ``compile``: the text does not build;
-            ``crash``; ``timeout``; ``cheat``; ``noisy``: correct, but its timings vary too much.
-        tier: ``device``: no host code of it ran. ``op``: a library in a restricted process. ``python``: cooperative.
+            ``crash``; ``timeout``; ``cheat``; ``noisy``: correct, but its timings vary too much; ``emulated``: CUDA code that was
+            right and had no race on the CPU. It did not run on a GPU, so it is not counted as correct.
+        tier: ``device``: no host code of it ran. ``op``: a library in a restricted process. ``python``: cooperative. ``emulated``:
+            CUDA code that ran on the CPU.
         task: the name of the task.
         message: the reason.
-        line: of its text, if the compiler named one.
+        line: of its text, if the compiler or the emulation named one.
         sample: the call that showed it.
         max_error: the largest difference from the reference in any checked result.
         tolerance: the relative and absolute tolerance of that call.

@@ -17,6 +17,7 @@ import torch
 from opjit import api, backends, cpp_extension, request
 from opjit.builder import build
 from opjit.declare.sample import tensors_of
+from opjit.emulate import build as emulation
 from opjit.errors import DeclarationError
 from opjit.judge import operators, protocol, sandbox, screen
 from opjit.judge.audit import Watch
@@ -84,6 +85,7 @@ class CandidateWorker:
         self.mutates = False
         self.op: Op | None = None
         self.entry: Entry | None = None
+        self.emulated: Path | None = None  # the library of a CUDA candidate on the CPU
         self.watch: Watch | None = None
         self.functions: dict[str, Any] = {}
         self._probe = torch.arange(1, dtype=torch.int64)
@@ -122,9 +124,10 @@ class CandidateWorker:
 
     def _build(self, asked: protocol.Build) -> protocol.Built:
         self.mutates = asked.mutates
+        device = "cuda" if asked.emulate else self.device
         self.op = inline.make(
             f"{_NAMESPACE}::{asked.schema}",
-            {self.device: asked.text},
+            {device: asked.text},
             None,
             None,
             "opjit.judge",
@@ -132,6 +135,10 @@ class CandidateWorker:
             asked.name,
             [(), (), (), [asked.folder]],
         )
+        if asked.emulate:
+            emulation.runtime()
+            self.emulated = emulation.binary(self.op, checked=True)
+            return protocol.Built("", cached=False)
         target = target_of(self.device, None)
         store = Store(default_root())
         wanted = CandidateBinary(self.op, target, describe_recipe(self.op, target, store))
@@ -142,6 +149,8 @@ class CandidateWorker:
     def _load(self, asked: protocol.Load) -> protocol.LoadedCandidate:
         """Load the library, of which even the first instruction runs without rights."""
         assert self.op is not None
+        if self.emulated is not None:
+            return self._load_emulated(self.op, self.emulated)
         assert self.entry is not None
         reload.install([self.op])
         sandbox.limit_files(asked.file_limit)
@@ -158,6 +167,16 @@ class CandidateWorker:
         self.call = self.op.overload
         if on_cpu and "seccomp" in self.isolation:
             sandbox.allow_computing()
+        return protocol.LoadedCandidate(tuple(self.isolation))
+
+    def _load_emulated(self, op: Op, library: Path) -> protocol.LoadedCandidate:
+        """Load an emulated library. It may start programs, because a program reads the lines of findings."""
+        reload.install([op])
+        emulation.runtime().emu_set_checking(1)
+        self._give_up()
+        if emulation.open_binary(library).registered.opjit_register() != 0:
+            raise VerdictReached("wrong", "torch did not accept the emulated kernel")
+        self.call = op.overload
         return protocol.LoadedCandidate(tuple(self.isolation))
 
     def _load_model(self, asked: protocol.LoadModel, data: bytearray) -> protocol.LoadedCandidate:
