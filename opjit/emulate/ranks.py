@@ -46,7 +46,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
-class _Report:
+class _RankOutcome:
     """A run on all ranks: the number of calls that were right, and for each error the ranks that raised it."""
 
     calls: int
@@ -88,15 +88,15 @@ def run(names: Sequence[str], ranks: int) -> int:
     return int(failed)
 
 
-def _in_child(op: Op, ranks: int, checked: bool) -> _Report:
+def _in_child(op: Op, ranks: int, checked: bool) -> _RankOutcome:
     def work(pipe: Connection) -> None:
         pipe.send(_run_ranks(op, ranks, checked))
 
     with Child(work) as child:
         try:
-            report: _Report = child.messages.recv()
+            report: _RankOutcome = child.messages.recv()
         except EOFError:
-            return _Report(0, {f"the process {child.end()}: {child.stderr()}": list(range(ranks))})
+            return _RankOutcome(0, {f"the process {child.end()}: {child.stderr()}": list(range(ranks))})
     return report
 
 
@@ -121,7 +121,7 @@ class _Meeting:
 
 
 @dataclass(frozen=True)
-class _Rank(Members):
+class _ThreadRank(Members):
     """A thread of this process in the place of a rank's process."""
 
     meeting: _Meeting
@@ -160,18 +160,18 @@ def _show_checks(name: str, start: int, size: int) -> None:
     see(ctypes.c_void_p(start), ctypes.c_size_t(size), name.encode(), ctypes.c_bool(False))
 
 
-def _run_ranks(op: Op, ranks: int, checked: bool) -> _Report:
+def _run_ranks(op: Op, ranks: int, checked: bool) -> _RankOutcome:
     """Make all calls of an op on all ranks of this process."""
     torch.set_num_threads(1)
     loaded = build.load(op, checked)
     build.runtime().emu_set_checking(int(checked))
     if loaded.registered.opjit_register() != 0:
-        return _Report(0, {"torch did not accept the emulated kernel": list(range(ranks))})
+        return _RankOutcome(0, {"torch did not accept the emulated kernel": list(range(ranks))})
     meeting = _Meeting(ranks)
-    reports: list[_Report | None] = [None] * ranks
+    reports: list[_RankOutcome | None] = [None] * ranks
 
     def be(rank: int) -> None:
-        this_thread.members = _Rank(f"rank {rank} of {ranks}", rank, ranks, None, meeting)
+        this_thread.members = _ThreadRank(f"rank {rank} of {ranks}", rank, ranks, None, meeting)
         reports[rank] = _calls_of_rank(op, this_thread.members, checked)
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in range(ranks)]
@@ -184,10 +184,10 @@ def _run_ranks(op: Op, ranks: int, checked: bool) -> _Report:
     for rank, report in enumerate(found):
         for text in report.errors:
             errors.setdefault(text, []).append(rank)
-    return _Report(min(report.calls for report in found), errors)
+    return _RankOutcome(min(report.calls for report in found), errors)
 
 
-def _calls_of_rank(op: Op, members: _Rank, checked: bool) -> _Report:
+def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
     """Make the calls of a rank: a few in a row, then the ranks meet and compare them with the reference."""
     calls = 0
     try:
@@ -202,17 +202,17 @@ def _calls_of_rank(op: Op, members: _Rank, checked: bool) -> _Report:
                 outcomes = _launch(partial(_results, op, batch), members)
                 error = _lost(group) or _error_of_call(outcomes, expected, batch)
                 if any(members.exchange(error)):
-                    return _Report(calls, {error: []} if error else {})
+                    return _RankOutcome(calls, {error: []} if error else {})
                 calls += len(batch)
     except threading.BrokenBarrierError:  # another rank raised an error, which it reports
-        return _Report(calls, {})
+        return _RankOutcome(calls, {})
     except Exception as error:  # in the op.py
         members.meeting.cancel()
-        return _Report(calls, {f"{type(error).__name__}: {error}": []})
-    return _Report(calls, {})
+        return _RankOutcome(calls, {f"{type(error).__name__}: {error}": []})
+    return _RankOutcome(calls, {})
 
 
-def _chosen(op: Op, members: _Rank, checked: bool) -> list[Sample]:
+def _chosen(op: Op, members: _ThreadRank, checked: bool) -> list[Sample]:
     """Choose the samples by rank 0's numbers, because all ranks make the same calls."""
     samples = list(op.samples_on("cpu"))
     counts = members.exchange(len(samples))
@@ -224,7 +224,7 @@ def _chosen(op: Op, members: _Rank, checked: bool) -> list[Sample]:
     return [samples[number] for number in numbers]
 
 
-def _launch(calls: partial[Any], members: _Rank) -> Any:
+def _launch(calls: partial[Any], members: _ThreadRank) -> Any:
     """Make calls as a rank, while another thread runs the kernels of all ranks."""
     runtime = build.runtime()
     conductor = threading.Thread(target=runtime.emu_conduct)
