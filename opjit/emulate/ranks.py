@@ -96,7 +96,9 @@ def _in_child(op: Op, ranks: int, checked: bool) -> _RankOutcome:
         try:
             report: _RankOutcome = child.messages.recv()
         except EOFError:
-            return _RankOutcome(0, {f"the process {child.end()}: {child.stderr()}": list(range(ranks))})
+            return _RankOutcome(
+                0, {f"the process {child.end()}: {child.stderr()}": list(range(ranks))}
+            )
     return report
 
 
