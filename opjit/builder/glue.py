@@ -11,29 +11,8 @@ from string import Template
 
 from opjit import resources
 from opjit.backends import Backend, Stream
-from opjit.recipe.schema import Argument, Result, Schema
+from opjit.recipe.schema import TYPES, Argument, Result, Schema
 
-_C_TYPES = {
-    "int": "int64_t",
-    "float": "double",
-    "bool": "bool",
-    "str": "const char *",
-    "ScalarType": "opjit_dtype",
-    "Generator": "uint64_t",
-}
-_UNBOX = {
-    "int": "(int64_t){}",
-    "float": "opjit_double({})",
-    "bool": "opjit_bool({})",
-    "ScalarType": "opjit_dtype_of({})",
-}
-_BOX = {
-    "Tensor": "opjit_handle_value({}.handle)",
-    "int": "(torch_ivalue){}",
-    "float": "opjit_double_value({})",
-    "bool": "(torch_ivalue){}",
-}
-_RESULT_TYPES = {"Tensor": "opjit_tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 # Reserved words of C11, GNU C, C++17 and system headers, and the name of a CUDA kernel's last parameter.
 _RESERVED = frozenset(
     [
@@ -352,7 +331,7 @@ def _c_glue(
         ),
         results=_lines(
             [
-                f"stack[{i}] = {f'box{i}' if r.list or r.optional else _BOX[r.kind].format(f'out{i}')};"
+                f"stack[{i}] = {f'box{i}' if r.list or r.optional else TYPES[r.kind].box.format(f'out{i}')};"
                 for i, r in enumerate(schema.results)
             ]
             + [f"stack[{i}] = boxed{place};" for i, place in enumerate(schema.returned)]
@@ -369,14 +348,14 @@ def _c_type(argument: Argument) -> str:
         return f"const opjit_{argument.kind.lower()}s *"
     if argument.kind == "Tensor":
         return "opjit_tensor *" if argument.writes else "const opjit_tensor *"
-    c_type = _C_TYPES[argument.kind]
+    c_type = TYPES[argument.kind].c_type
     if c_type.endswith("*"):
         return c_type
     return f"const {c_type} *" if argument.optional else f"{c_type} "
 
 
 def _result_type(result: Result) -> str:
-    return "opjit_outputs" if result.list else _RESULT_TYPES[result.kind]
+    return "opjit_outputs" if result.list else TYPES[result.kind].c_type
 
 
 def _tensor_results(schema: Schema) -> list[int]:
@@ -387,7 +366,7 @@ def _declare(result: Result, index: int) -> str:
     if result.kind == "Tensor":
         boxed = f" torch_ivalue box{index} = 0;" if result.list or result.optional else ""
         return f"{_result_type(result)} out{index} = {{.call = &call}};{boxed}"
-    return f"{_RESULT_TYPES[result.kind]} out{index} = 0;"
+    return f"{TYPES[result.kind].c_type} out{index} = 0;"
 
 
 def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
@@ -443,7 +422,7 @@ def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
         declared = [line for line in inner if not line.startswith("OPJIT_")]
         assigned = [line for line in inner if line.startswith("OPJIT_")]
         if not inner:  # a plain number, which needs a variable for the pointer
-            declared = [f"{_C_TYPES[argument.kind]} {name}_value;"]
+            declared = [f"{TYPES[argument.kind].c_type} {name}_value;"]
             assigned = [f"{name}_value = {expression};"]
         return (
             [
@@ -472,7 +451,7 @@ def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
         ], f"&{name}"
     if argument.kind == "str":
         return [f"const char *{name};", f"OPJIT_TRY(opjit_read_string({boxed}, &{name}));"], name
-    return [], _UNBOX[argument.kind].format(boxed)
+    return [], TYPES[argument.kind].unbox.format(boxed)
 
 
 def _remember(argument: Argument, index: int) -> list[str]:

@@ -17,17 +17,10 @@ import torch
 from opjit import request, resources
 from opjit.catalog import registry
 from opjit.operators.op import Op
-from opjit.recipe.schema import Schema
+from opjit.recipe.schema import TYPES, Schema
 from opjit.wanted import target_of
 
 _SHIMS = "aot_inductor.custom_ops_to_c_shims"
-_C_TYPES = {
-    "Tensor": "AtenTensorHandle",
-    "int": "int64_t",
-    "float": "double",
-    "bool": "int32_t",
-    "ScalarType": "int32_t",
-}
 
 
 def aoti_compile_and_package(
@@ -122,7 +115,7 @@ def _takes_shim(schema: Schema, device: str) -> bool:
     The names of shims do not include a namespace, and torch's headers declare some of them.
     """
     plain = not schema.mutates and not any(
-        each.list or each.kind not in _C_TYPES for each in schema.arguments
+        each.list or not TYPES[each.kind].shim for each in schema.arguments
     )
     tensors = bool(schema.results) and not any(
         each.list or each.optional or each.kind != "Tensor" for each in schema.results
@@ -141,7 +134,7 @@ def _shim(schema: Schema, device: str, library: str) -> str:
     arguments = [f"arg{i}" for i in range(len(schema.arguments))]
     results = [f"ret{i}" for i in range(len(schema.results))]
     parameters = [
-        f"{_C_TYPES[each.kind]} {'*' * each.optional}{name}"
+        f"{TYPES[each.kind].shim} {'*' * each.optional}{name}"
         for each, name in zip(schema.arguments, arguments, strict=True)
     ]
     function = f"aoti_torch_{device}_{schema.name}({', '.join([*parameters, *(f'AtenTensorHandle *{name}' for name in results)])})"

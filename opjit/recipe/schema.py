@@ -7,21 +7,53 @@ from typing import Any, NamedTuple
 
 from opjit.errors import SchemaError
 
-SCALARS = ("int", "float", "bool", "str", "ScalarType")
-LISTED = ("int", "float", "bool", "Tensor")
-RETURNED = ("Tensor", "int", "float", "bool")
 
-# torch's name of a kind of type, and opjit's.
-_KINDS = {
-    "TensorType": "Tensor",
-    "IntType": "int",
-    "SymIntType": "int",
-    "FloatType": "float",
-    "BoolType": "bool",
-    "StringType": "str",
-    "ScalarTypeType": "ScalarType",
-    "GeneratorType": "Generator",
+class ValueType(NamedTuple):
+    """A type of arguments that has a form in C. A new one needs a line in `TYPES` and, if it is not a plain value, how `builder.glue`
+    reads it.
+
+    Attributes:
+        torch_kinds: torch's names of the kind of type.
+        c_type: the type of the kernel's parameter, or the type that the parameter points to.
+        unbox: the expression that reads a plain value from a boxed one.
+        box: the expression that boxes a result; empty if an op cannot return the type.
+        shim: the type in a C shim of torch's AOTInductor; empty if shims do not have it.
+        can_be_listed: whether an op accepts a list of such values.
+    """
+
+    torch_kinds: tuple[str, ...]
+    c_type: str
+    unbox: str = ""
+    box: str = ""
+    shim: str = ""
+    can_be_listed: bool = False
+
+
+TYPES = {
+    "Tensor": ValueType(
+        ("TensorType",),
+        "opjit_tensor",
+        box="opjit_handle_value({}.handle)",
+        shim="AtenTensorHandle",
+        can_be_listed=True,
+    ),
+    "int": ValueType(
+        ("IntType", "SymIntType"), "int64_t", "(int64_t){}", "(torch_ivalue){}", "int64_t", True
+    ),
+    "float": ValueType(
+        ("FloatType",), "double", "opjit_double({})", "opjit_double_value({})", "double", True
+    ),
+    "bool": ValueType(("BoolType",), "bool", "opjit_bool({})", "(torch_ivalue){}", "int32_t", True),
+    "str": ValueType(("StringType",), "const char *"),
+    "ScalarType": ValueType(
+        ("ScalarTypeType",), "opjit_dtype", "opjit_dtype_of({})", shim="int32_t"
+    ),
+    "Generator": ValueType(("GeneratorType",), "uint64_t"),
 }
+SCALARS = tuple(kind for kind in TYPES if kind not in ("Tensor", "Generator"))
+LISTED = tuple(kind for kind, each in TYPES.items() if each.can_be_listed)
+RETURNED = tuple(kind for kind, each in TYPES.items() if each.box)
+_KINDS = {name: kind for kind, each in TYPES.items() for name in each.torch_kinds}
 
 # Alternatives to types that have no form in C.
 _ALTERNATIVES = {

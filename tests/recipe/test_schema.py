@@ -127,7 +127,7 @@ def test_a_schema_is_read_in_full() -> None:
         ),
         ("f(Tensor x, complex c) -> Tensor", "use two floats"),
         ("f(Tensor?[] xs) -> Tensor", "leave the missing ones out: Tensor[]"),
-        ("f(Tensor x, str[] s) -> Tensor", "lists are of int, float, bool, Tensor"),
+        ("f(Tensor x, str[] s) -> Tensor", "lists are of Tensor, int, float, bool"),
         (
             "f(Tensor x, int[][] n) -> Tensor",
             "`n` is a int[][], which has no form in C; use one flat list",
