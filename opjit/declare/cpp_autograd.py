@@ -1,5 +1,5 @@
 """Autograd without Python for a call that needs no derivative: a kernel in C++, kernels_c/opjit_autograd.cpp, compiled once for a torch.
-Its entry is that of a C++ extension, so layers and remotes share it. An op takes it, if a cache has it, when a device's kernel is loaded.
+It has an entry like a C++ extension, so layers and remotes share it. An op uses it, if a cache has it, when a device's kernel is loaded.
 Until then the kernel in Python serves, which costs a call some microseconds."""
 
 import ctypes
@@ -24,7 +24,7 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 
 NAME = "opjit_autograd"
-# Calls of an op with a backward cost 5 us less with it (tests/benchmarks/call.py), but it takes a compiler seconds. So a shell starts a
+# Calls of an op with a backward cost 5 us less with it (tests/benchmarks/call.py), but a compiler needs seconds for it. So a shell starts a
 # build of the lowest priority that outlives this process and that nobody waits for; `opjit cache ls` then shows its entry.
 _START_BUILD = 'nice -n 19 "$0" -c "$@" >/dev/null 2>&1 </dev/null &'
 _BUILD = "import sys; sys.path[:] = sys.argv[1:]; from opjit.cpp_extension import autograd_part; autograd_part.make()"

@@ -31,7 +31,7 @@ AutocastRule = tuple[
 
 @dataclass(frozen=True, eq=False)
 class Declaration:
-    """What an author says of an op.
+    """An author's declaration of an op.
 
     Attributes:
         fake: computes the shape, dtype and device of the results, without data.
@@ -40,7 +40,7 @@ class Declaration:
         code: the sources, if they are text.
         where: the declaration's place, for messages.
         file: the Python file of the declaration; None for inline code.
-        stamp: that of the file when it was read, if a reload can run it again.
+        stamp: the file's stamp when it was read, if a reload can run it again.
         constant: whether autograd treats the results as constants.
         variants: the definitions of each variant, for C and (True) for CUDA.
         waived: checks of ``opjit test`` that the op need not pass, and why.
@@ -80,7 +80,7 @@ class Declaration:
 
     @property
     def place(self) -> str:
-        """Where it is declared, for messages."""
+        """The place of the declaration, for messages."""
         return self.where or str(self.folder)
 
     @property
@@ -98,7 +98,7 @@ class Declaration:
 
     def labels(self, backend: Backend) -> list[str]:
         """Return the names of the variants for a backend, ``"TILE=64 UNROLL=1"``; none if there is only one."""
-        if backend.compiler:  # an author does not know the flags of another compiler
+        if backend.compiler:  # an author cannot give flags for another compiler
             return []
         labels = list(self.variants.get(backend.uses_nvcc, ()))
         return labels if len(labels) > 1 else []
@@ -137,15 +137,15 @@ class Declaration:
 
     @property
     def reference_function(self) -> Function:
-        """The op in plain torch. Raises DeclarationError if there is none."""
+        """The op in plain torch. Raises DeclarationError if the author has not declared it."""
         return self._required(self.reference, "reference")
 
     def samples_on(self, device: str) -> Iterator[Sample]:
-        """Yield the samples on a device. Raises DeclarationError if there are none."""
+        """Yield the samples on a device. Raises DeclarationError if the author has not declared any."""
         yield from map(Sample.of, self._required(self.samples, "samples")(device))
 
     def workloads_on(self, device: str) -> Iterator[Workload]:
-        """Yield the workloads on a device. Raises DeclarationError if there are none."""
+        """Yield the workloads on a device. Raises DeclarationError if the author has not declared any."""
         yield from self._required(self.workloads, "workloads")(device)
 
     def _required(self, function: Function | None, what: str) -> Function:
@@ -189,8 +189,8 @@ class Declaration:
             suffixes = self.code.texts
             devices = [each.name for each in backends.all_backends() if each.suffix in suffixes]
             raise NoKernel(
-                f"{missing}: its inline code is for {' and '.join(devices)} only; declare it again "
-                f"with code for {backend.name}, too"
+                f"{missing}: its inline code is for {' and '.join(devices)} only; declare it again, "
+                f"also with code for {backend.name}"
             )
         raise NoKernel(
             f"{missing}: expected {' or '.join(names)} in {self.folder}"
@@ -200,7 +200,7 @@ class Declaration:
     def recipe(
         self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None
     ) -> Recipe:
-        """Describe what the op is built from for a target, now. Reads its files, and writes nothing. Raises NoKernel, or OSError.
+        """Describe the current inputs of the op's build for a target. Reads its files, and writes nothing. Raises NoKernel, or OSError.
 
         Args:
             compilers: their identities, the preferred first (see `toolchain.identities_of`).

@@ -18,7 +18,7 @@ _NUMBERS: dict[str, tuple[type, ...]] = {
 
 
 def check_signature(schema: Schema, fake: Function) -> None:
-    """Bind the calls that torch makes: with all arguments, and without those that equal their defaults.
+    """Bind the calls that torch makes: with all arguments, and without arguments that equal their defaults.
 
     Raises DeclarationError if one does not bind, or a default differs from the schema's.
     """
@@ -114,7 +114,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _same(one: torch.device, other: torch.device) -> bool:
-    """Return whether two devices are equal; one without an index is the current one."""
+    """Return whether two devices are equal. A device without an index is the current device."""
     return one.type == other.type and (None in (one.index, other.index) or one.index == other.index)
 
 

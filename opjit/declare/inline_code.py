@@ -12,7 +12,7 @@ _folders: dict[int, Path] = {}  # by process
 
 
 class Code(NamedTuple):
-    """The sources of an inline op, as text; see `opjit.inline`."""
+    """The text of an inline op's sources; see `opjit.inline`."""
 
     texts: Mapping[str, str]  # the source for each file suffix
     module: str  # name of the declaring module; a later declaration there replaces this one

@@ -15,16 +15,16 @@ from opjit.store.entry import Entry
 
 
 class OpState:
-    """What a request needs of an op; `operators.op.Op` adds what its author and its users need.
+    """The part of an op that a request needs; `operators.op.Op` adds what its author and its users need.
 
     Attributes:
-        declaration: what the author said; replaced as a whole.
-        overload: ``torch.ops.<namespace>.<name>.default``; set once torch knows the op.
-        library: all that torch knows of the op; None for one that torch does not know.
+        declaration: the author's declaration, which is replaced as a whole.
+        overload: ``torch.ops.<namespace>.<name>.default``; set when the op is registered with torch.
+        library: the op's registrations with torch; None for an op that is not registered.
         loaded: the kernels in this process, by backend name.
         failed: the last build that failed, by backend name: the name of its request, and the error.
         lock: held while the op is readied or reloaded.
-        rules: the names of the rules that torch knows; see operators/rules.py.
+        rules: the names of the rules that are registered with torch; see operators/rules.py.
         has_passthrough: whether autograd's kernel in Python does nothing to a call that needs no derivative.
     """
 
@@ -48,7 +48,7 @@ class OpState:
         return self.declaration.qualified
 
     def variant(self, backend: Backend, label: str) -> "OpState":
-        """Return a variant as an op that torch does not know; the first variant is the op itself."""
+        """Return a variant as an op that is not registered with torch; the first variant is the op itself."""
         if label == next(iter(self.declaration.variants[backend.uses_nvcc])):
             return self
         return OpState(self.declaration.variant(backend, label))
@@ -66,7 +66,7 @@ class OpState:
         self.enable_variants(backend)
 
     def replace_kernel(self, name: str, entry: Entry, libraries: Sequence[str] = ()) -> None:
-        """Make torch call an entry's kernel on a backend, instead of the one that is loaded. The caller holds the op's lock."""
+        """Make torch call an entry's kernel on a backend, instead of the loaded kernel. The caller holds the op's lock."""
         backend = backends.for_device(name)
         if name in self.loaded:
             self.loaded[name].replace(entry, self.qualified)

@@ -7,12 +7,12 @@
 An inline op has ``"code"``, its sources by backend, instead of ``"folder"``. A list may come from anywhere, so it is validated strictly,
 and its ops are compiled but never run.
 
-If the program loaded C++ extensions, a third field ``"extensions"`` lists these calls, with all arguments but those that are None:
+If the program loaded C++ extensions, a third field ``"extensions"`` lists these calls, with all arguments except None:
 
     {"function": "load", "arguments": {"name": "ext", "sources": ["csrc/ext.cpp"], "extra_cflags": ["-O2"]}, "archs": null}
 
-A call of `opjit.build` is an extension, too, of the function ``"build"``. ``archs`` is what its CUDA code was compiled for. Paths below the
-list's folder start from there, all others are absolute."""
+A call of `opjit.build` is also listed as an extension, with the function ``"build"``. ``archs`` has the archs of its CUDA code. Paths
+below the list's folder start from there, and all other paths are absolute."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def _expect(condition: object, what: str, found: object) -> None:
 
 
 def parse_extension(fields: Any) -> RecordedExtension:
-    """Validate one extension of a list. Raises ValueError, whose message says what is wrong."""
+    """Validate one extension of a list. Raises ValueError with the reason."""
     _expect(
         isinstance(fields, dict) and fields.keys() == set(RecordedExtension._fields),
         f"the fields {', '.join(RecordedExtension._fields)} for each extension",
@@ -100,7 +100,7 @@ def parse_extension(fields: Any) -> RecordedExtension:
 
 
 def parse_op(fields: Any) -> RecordedOp:
-    """Validate one op of a list. Raises ValueError, whose message says what is wrong."""
+    """Validate one op of a list. Raises ValueError with the reason."""
     _expect(isinstance(fields, dict), "an object for each op", fields)
     place = "code" if "code" in fields else "folder"
     _expect(
@@ -153,7 +153,7 @@ def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension]
 
 
 def read_list(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
-    """Read the ops and the C++ extensions of a list. Raises RecordError if it cannot be read, or is not such a list."""
+    """Read the ops and the C++ extensions of a list. Raises RecordError if it cannot be read, or is not a recorded list."""
     try:
         fields = json.loads(files.read_regular(path, MAX_BYTES))
         fields = {"extensions": [], **fields} if isinstance(fields, dict) else {}
@@ -182,7 +182,7 @@ def note(op: OpState, target: Target) -> None:
 
 
 def append(name: str, fields: dict[str, Any]) -> None:
-    """Append a line about an op or an extension to that file, in a single write, as other processes append too."""
+    """Append a line about an op or an extension to that file, in a single write, because other processes append lines at the same time."""
     path = os.environ["OPJIT_RECORD"]
     text = json.dumps(fields, sort_keys=True) + "\n"
     try:

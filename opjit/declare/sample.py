@@ -8,13 +8,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class Sample(NamedTuple):
-    """One call of an op, as ``samples`` may yield it; a plain tuple of arguments and a pair ``(args, kwargs)`` do, too.
+    """One call of an op, which ``samples`` yields. It may also yield a plain tuple of arguments, or a pair ``(args, kwargs)``.
 
     Attributes:
         args, kwargs: the arguments of the call.
         rtol, atol: the largest relative and absolute difference from the reference's results; None is the default for the results'
             dtype and the sample's size.
-        note: what a check changed in a declared sample, for messages.
+        note: the change that a check made to a declared sample, for messages.
 
     Example:
         >>> @scale.samples
