@@ -105,7 +105,7 @@ LEAST_IN_PAGES = {  # per 10,000 words
     "if": 33,
     "when": 18,
     "because": 2.7,
-    "for example": 20,
+    "for example": 27,
     "you": 41,
 }
 LEAST_IN_CODE = {

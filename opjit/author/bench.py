@@ -93,8 +93,8 @@ def _side(against: str | None) -> _Side:
             other = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadSetting(
-            f"--against {against} names nothing ({error}); give torch.compile, an op as namespace::name, or a "
-            "function as module:name"
+            "--against: expected torch.compile, an op (namespace::name) or a function (module:name), got "
+            f"{against!r} ({error})"
         ) from error
     return name, lambda op: other
 

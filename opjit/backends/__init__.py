@@ -65,8 +65,8 @@ class Flags(NamedTuple):
         c: flags for the C glue, and for a kernel that the glue includes.
         cuda: flags for a `.cu` kernel; empty for a backend without one.
         link: after the objects. ``-lNAME`` is a library that each machine has; a path's content is part of the key.
-        stubs: torch's libraries that the binary links to: their sonames, without ``.so``. needed:
-        all libraries that the binary may need, in addition to the ones in `link`.
+        stubs: torch's libraries that the binary links to: their sonames, without ``.so``.
+        needed: all libraries that the binary may need, in addition to the ones in `link`.
         include: directories on the include path: first the backend's directories, and then the directories of the op.
         device: arguments of `Backend.compiler`. The additional placeholders are ``{source}``, ``{object}``, ``{dependencies}``
             (the list of read files, which the compiler must write in the syntax of make) and ``{path}``. An argument with

@@ -47,8 +47,8 @@ def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> Exten
         )
     except FileNotFoundError as error:
         raise RecordError(
-            f"the C++ extension {recorded.name} is not built: there is no {error.filename}; a list finds sources in its own "
-            "folder, and others by their absolute paths"
+            f"cannot build the C++ extension {recorded.name}: {error.filename} does not exist; keep the list next to the "
+            "sources, or restore that path"
         ) from error
     except (Unsupported, TypeError) as error:
         raise RecordError(

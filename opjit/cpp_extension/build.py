@@ -163,16 +163,17 @@ class _ExtensionBuild(NamedTuple):
         ):  # two sets of locales share their indices
             warnings.warn(
                 CompileWarning(
-                    f"{self.extension.name} holds a second C++ library, as {self.tools.compiler.path} or a flag links "
-                    "it statically; that crashes when a number becomes text, such as in TORCH_CHECK. Name another "
-                    "compiler in CXX"
+                    f"{self.extension.name} contains a static C++ library, linked by {self.tools.compiler.path} or by a "
+                    "flag; it will crash when it formats a number, for example in TORCH_CHECK. Remove the flag, or set "
+                    "CXX to another compiler"
                 ),
                 stacklevel=2,
             )
-        if not static_init.check_in_child(str(library), self.extension.name) and self.prepared:
+        reason = static_init.check_in_child(str(library), self.extension.name)
+        if reason is not None and self.prepared:
             raise light.MayLack(
                 LoadError(
-                    f"{self.extension.name} does not open: a function is missing in torch's libraries"
+                    f"cannot load {self.extension.name}: {reason}; define the missing function, or link its library"
                 )
             )
 

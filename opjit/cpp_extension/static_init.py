@@ -1,4 +1,4 @@
-"""Opens a library in a forked child first: an exception in a static initialiser would end this process."""
+"""Open a library in a forked child first, because an exception in a static initializer would end this process."""
 
 from __future__ import annotations
 
@@ -8,36 +8,42 @@ import re
 import signal
 import tempfile
 import warnings
-from contextlib import suppress
 
 import torch
 
 from opjit.errors import LoadError
 
-TIMEOUT = 30  # seconds; a library whose initialisers take longer is not checked
+TIMEOUT = 30  # seconds; if the initializers run longer, the library is not checked
 _SHOWN = 500  # characters of the child's output in the error
 
 
-def check_in_child(path: str, name: str) -> bool:
-    """Whether a library opens in a forked child, or there can be none. Raises LoadError with the exception's text if the child died."""
+def check_in_child(path: str, name: str) -> str | None:
+    """Open a library in a forked child.
+
+    Returns the dynamic loader's error, which names a missing symbol, or None if the library opens
+    or a child cannot check it. Raises LoadError with the exception's text if the child died.
+    """
     if torch.cuda.is_initialized():
-        return True  # a forked child cannot use CUDA, which an initialiser may need
+        return None  # a forked child cannot use CUDA, which an initializer may need
     with tempfile.TemporaryFile() as output:
         ended = _open_in_child(path, output.fileno())
         output.seek(0)
         said = output.read(1 << 16).decode(errors="replace").strip()
     if ended >= 0:
-        return ended == 0
+        return said.removeprefix(f"{path}: ") if ended else None
     threw = re.search(r"what\(\): *(.*)", said)
     reason = f"it threw {threw[1].strip()!r}" if threw else f"it got {signal.Signals(-ended).name}"
     raise LoadError(
-        f"{name} cannot be loaded, as that would end this process: {reason} in a static initialiser (such as a global object's "
-        f"constructor or TORCH_LIBRARY, which can define a namespace only once in a process)\n{said[:_SHOWN]}".rstrip()
+        f"{name} cannot be loaded, because that would end this process: {reason} in a static initializer (for example, a global "
+        f"object's constructor, or TORCH_LIBRARY, which can define a namespace only once in a process)\n{said[:_SHOWN]}".rstrip()
     )
 
 
 def _open_in_child(path: str, output: int) -> int:
-    """Open the library in a forked child. Returns 0, 1 if it does not open, or the negative number of the signal that ended the child."""
+    """Open the library in a forked child, which writes the dynamic loader's error to `output`.
+
+    Returns 0, or 1 if it does not open, or the negative number of the signal that ended the child.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
@@ -59,9 +65,11 @@ def _open_in_child(path: str, output: int) -> int:
                 signal.signal(number, signal.SIG_DFL)
             signal.alarm(TIMEOUT)
             code = 1
-            with suppress(OSError):
+            try:
                 ctypes.CDLL(path)
                 code = 0
+            except OSError as error:
+                os.write(output, str(error).encode(errors="replace"))
         finally:
             os._exit(code)
     try:

@@ -70,8 +70,8 @@ class Declaration:
     def __post_init__(self) -> None:
         if self.elementwise and not _can_be_elementwise(self.schema):
             raise DeclarationError(
-                f"{self.qualified} is declared with elementwise=True, which is for an op that takes positional Tensors "
-                "and returns new ones; leave that out"
+                f"{self.qualified}: elementwise=True requires positional Tensor arguments and new Tensors as results; "
+                "remove elementwise=True"
             )
 
     @property

@@ -241,9 +241,9 @@ def _returned(text: str, parsed: Any, arguments: tuple[Argument, ...]) -> tuple[
     keyword_only = [arguments[place].keyword_only for place in written]
     if not (same and plain and (all(keyword_only) or (written == (0,) and not any(keyword_only)))):
         raise SchemaError(
-            f"schema {text!r} returns an alias of an argument, and there are two forms of that: the first argument, "
-            "as add_(Tensor(a!) x) -> Tensor(a!), or all keyword-only ones that it writes, as "
-            "add(Tensor x, *, Tensor(a!) out) -> Tensor(a!); or return () and let the caller keep using the argument"
+            f"schema {text!r}: expected an aliased result in one of two forms: in place, add_(Tensor(a!) x) -> Tensor(a!), "
+            "or out=, add(Tensor x, *, Tensor(a!) out) -> Tensor(a!), which returns all arguments that it writes. Otherwise "
+            "return (), and let the caller keep using the argument"
         )
     return written
 

@@ -330,8 +330,8 @@ class _LibraryBuild:
         unknown = _NO_ARCH.search(output)
         if unknown is not None:
             return UnknownArch(
-                f"opjit.build of {library.name!r}: nvcc knows no arch {unknown[1]}; give it others, or install a newer CUDA "
-                "Toolkit"
+                f"opjit.build of {library.name!r}: nvcc does not support {unknown[1]}; change archs=, or install a newer "
+                "CUDA Toolkit"
             )
         shown = without_attempts(output).replace(f"{self.work}/generated/", "")
         return diagnose(shown, library.name, library.purpose, self.base / "logs")

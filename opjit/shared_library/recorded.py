@@ -117,6 +117,6 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
         ) from error
     if problem is not None:
         raise RecordError(
-            f"the shared library {recorded.name} is not built from files that only the list names: {problem}"
+            f"refusing to build the shared library {recorded.name} from files that only the list names: {problem}"
         )
     return LibraryBinary(library)

@@ -209,8 +209,8 @@ class Store(NamedTuple):
         except (OSError, UntrustedFolder) as error:
             warnings.warn(
                 CacheWarning(
-                    f"the cache cannot be used, so {name} is kept for this process only: {error}. Set OPJIT_CACHE "
-                    "to a directory that only you can write"
+                    f"the cache cannot be written ({error}), so {name} is kept for this process only and will be built "
+                    "again; set OPJIT_CACHE to a directory that only you can write"
                 ),
                 stacklevel=3,
             )

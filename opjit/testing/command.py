@@ -85,7 +85,9 @@ class Options(NamedTuple):
             if name not in names:
                 raise BadSetting(f"there is no check {name!r}; use {', '.join(names)}")
         if self.sample is not None and len(self.only) != 1:
-            raise BadSetting("--sample counts the calls of one check; name it with --only")
+            raise BadSetting(
+                "--sample N needs --only CHECK, because calls are numbered for each check"
+            )
 
         applicable = [check for check in [*own, *testing.CHECKS] if check.device in (None, device)]
         if not self.only:

@@ -266,7 +266,7 @@ def test_an_extension_that_takes_longer_than_an_op_may_still_arrives(
     ("attack", "reason"),
     [
         ("unsigned", "it is not signed"),
-        ("pointer", "its pointer does not hold a key"),
+        ("pointer", "its pointer does not contain a key"),
         ("another entry", "it has another key"),
         ("another shelf", "from other sources"),
     ],
@@ -419,7 +419,8 @@ def test_a_list_is_built_in_the_cache_and_what_cannot_be_built_is_named(
     shutil.rmtree(here)
     (repository / "csrc" / "plain.cpp").unlink()
     with pytest.raises(
-        PrecompileError, match=rf"{name} is not built: there is no .*csrc/plain.cpp"
+        PrecompileError,
+        match=rf"cannot build the C\+\+ extension {name}: .*csrc/plain.cpp does not exist",
     ) as failed:
         opjit.precompile(recorded=repository / "ops.json", extensions=True)
     assert [each for each, _ in failed.value.failed] == [name]

@@ -21,6 +21,7 @@ from torch.utils import cpp_extension as torchs
 import opjit
 from opjit import cpp_extension, files, processes
 from opjit.builder import torch_builder
+from opjit.cpp_extension import static_init
 from opjit.errors import BuildError, CompileError, CompileWarning, ToolMissing, UnknownArch
 from opjit.store import manifest
 from tests import helpers
@@ -214,7 +215,7 @@ def test_ninjas_folder_comes_after_path(
 def test_a_second_version_that_would_end_the_process_is_an_error_whoever_loaded_the_first(
     name: str, tmp_path: Path, first: str
 ) -> None:
-    """The libraries stand for those with a TORCH_LIBRARY: the second in a process throws in a static initialiser."""
+    """The libraries stand for those with a TORCH_LIBRARY: the second in a process throws in a static initializer."""
     paths = [
         plain(
             tmp_path / str(number),
@@ -432,7 +433,7 @@ def test_a_second_c_plus_plus_library_is_a_warning(name: str, tmp_path: Path) ->
     }
     with pytest.warns(
         CompileWarning,
-        match=rf"{name} holds a second C\+\+ library, as \S+ or a flag links it statically",
+        match=rf"{name} contains a static C\+\+ library, linked by \S+ or by a flag",
     ):
         opjit.load(name, **arguments, extra_ldflags=["-static-libstdc++"])
     opjit.load(f"{name}_shared", **arguments)
@@ -626,7 +627,7 @@ def test_a_missing_compiler_is_named(
         opjit.load(name, plain(tmp_path / "a"))
 
 
-def test_an_exception_in_a_static_initialiser_is_an_error_and_not_the_end_of_the_process(
+def test_an_exception_in_a_static_initializer_is_an_error_and_not_the_end_of_the_process(
     here: Path, name: str, tmp_path: Path
 ) -> None:
     path = plain(
@@ -645,7 +646,7 @@ def test_an_exception_in_a_static_initialiser_is_an_error_and_not_the_end_of_the
     assert (
         len(
             re.findall(
-                rf"{name} cannot be loaded, .* it threw 'no good' in a static initialiser", told
+                rf"{name} cannot be loaded, .* it threw 'no good' in a static initializer", told
             )
         )
         == 2
@@ -783,3 +784,11 @@ cpp_extension._open = cleared_before
 print(ctypes.CDLL(opjit.load("plain", {plain(tmp_path)!r}, extra_cflags=["-DVALUE=7"], is_python_module=False)).value())
 """)
     assert done.stdout == "1\n7\n"
+
+
+def test_a_library_that_lacks_a_function_is_refused_with_the_name_of_it(tmp_path: Path) -> None:
+    source = tmp_path / "lacks.c"
+    source.write_text("void not_there(void);\nvoid call(void) { not_there(); }\n")
+    library = tmp_path / "lacks.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-z,now", source, "-o", library], check=True)
+    assert static_init.check_in_child(str(library), "lacks") == "undefined symbol: not_there"

@@ -195,7 +195,7 @@ opjit_status both_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
     ("words", "told"),
     [
         (("--only", "resluts"), "there is no check 'resluts'; use results, numbers, nan and inf"),
-        (("--sample", "1"), "--sample counts the calls of one check; name it with --only"),
+        (("--sample", "1"), "--sample N needs --only CHECK"),
         (
             ("--sanitize", "threads"),
             "there is no sanitizer 'threads'; use address, undefined, leak, thread for C, and memcheck",
