@@ -101,5 +101,5 @@ def explain(op: str | Op, device: object = None, arch: str | None = None) -> Exp
     recipe = describe(declared, target_of(device, arch), root)
     with warnings.catch_warnings():  # the explanation includes their content
         warnings.simplefilter("ignore")
-        entry = layers.find(recipe) or root.find(recipe)
+        entry = layers.find(recipe.ways, root)
     return why.compare(recipe, root, entry.folder if entry else None)

@@ -7,7 +7,6 @@ from opjit.backends.targets import Target
 from opjit.declare.op_state import OpState
 from opjit.errors import BadSetting, BuildError, OpjitError
 from opjit.recipe import gpu_archs, toolchain
-from opjit.recipe.headers import Scan
 from opjit.store.store import Store
 from opjit.wanted import OpBinary, here
 
@@ -46,13 +45,11 @@ def requests(
     store: Store,
     must_store: bool = False,
     failed: list[tuple[str, OpjitError]] | None = None,
-    scan: Scan | None = None,
 ) -> list[OpBinary]:
     """Return the requests of pairs, with the ops' variants.
 
     If the sources of an op cannot be read or compiled, `failed` gets the error.
     """
-    scan = scan or Scan()
     compilers: dict[tuple[str, str], list[toolchain.ToolVersions]] = {}
     found: list[OpBinary] = []
     for op, target in pairs:
@@ -63,8 +60,8 @@ def requests(
         labels = op.declaration.labels(target.backend)[1:]
         try:
             for each in (op, *(op.variant(target.backend, label) for label in labels)):
-                recipe = each.declaration.recipe(target, compilers[kind], scan)
-                found.append(OpBinary(each, target, recipe, must_store))
+                recipe = each.declaration.recipe(target, compilers[kind])
+                found.append(OpBinary(recipe, must_store, op=each))
         except (OSError, OpjitError) as error:
             if failed is None:
                 raise

@@ -1,5 +1,6 @@
 """All errors of opjit: one tree, each with its facts as attributes and a first line to act on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,10 @@ class NotCached(BuildError):
 
 class CompileError(BuildError):
     """The compiler or the linker rejected the op's source; the first line is its first real error."""
+
+    read: Mapping[str, Any] | None = (
+        None  # a document with what the compilers read, if they list it
+    )
 
 
 class PrecompileError(OpjitError):

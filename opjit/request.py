@@ -19,7 +19,7 @@ from opjit.errors import CompileError
 from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
-from opjit.wanted import OpBinary, W, Wanted, describe, here
+from opjit.wanted import W, Wanted, here, of_op
 
 if TYPE_CHECKING:
     from opjit import loader
@@ -47,8 +47,8 @@ def ready_for_call(op: OpState, backend: Backend) -> None:
     failed = op.failed.get(backend.name)
     if failed is not None:
         name, error = failed
-        target = here(backend)
-        if name == OpBinary(op, target, describe(op, target, Store(default_root()))).name:
+        wanted = of_op(op, here(backend), Store(default_root()))
+        if name == wanted.name and error.read and not any(wanted.inputs.changes(error.read)):
             raise CompileError(
                 f"{error}\nNo input has changed since this build failed, so it was not tried "
                 f"again; to try again, call opjit.get({op.qualified!r}, {backend.name!r})",
@@ -96,7 +96,7 @@ def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
     if own is not None:
         return cast("Entry", own(op, target))
     store = store or Store(default_root())
-    wanted = OpBinary(op, target, describe(op, target, store))
+    wanted = of_op(op, target, store)
     return look(wanted, store) or obtain(wanted, store)
 
 
@@ -134,7 +134,7 @@ def obtain(wanted: W, store: Store) -> Entry:
     with (
         processes.starting_threads(),
         progress.status(f"building {wanted}") as say,
-        lock.held(wanted.lock, lambda holder: say(f"waiting for {wanted}: {holder}")),
+        lock.held(wanted.name, lambda holder: say(f"waiting for {wanted}: {holder}")),
     ):
         wanted = wanted.now(store)  # the sources may have changed during the wait
         return look(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)

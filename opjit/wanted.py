@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from opjit.errors import BuildError, CompileError, NotCached, OpjitError
+from opjit.errors import BuildError, CompileError, NotCached
 from opjit.recipe import gpu_archs, toolchain
+from opjit.recipe.build_inputs import BuildInputs, entries_folder
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
@@ -22,153 +25,134 @@ if TYPE_CHECKING:
 W = TypeVar("W", bound="Wanted")
 
 
-class Wanted(Protocol):
-    """A requested binary of an op, a C++ extension or a shared library. str() names it in messages."""
+@dataclass(frozen=True)
+class Wanted:
+    """A requested binary of an op, a C++ extension or a shared library. str() names it in messages.
 
-    @property
-    def must_store(self) -> bool:
-        """Whether it must end up in the store; a layer's entry or a private folder does not count then."""
+    Attributes:
+        must_store: whether it must end up in the store. A layer's entry or a private folder does not count then.
+        by_torch: whether torch's builder makes it.
+    """
 
-    @property
-    def lock(self) -> str:
-        """The name of its builder's lock."""
+    inputs: BuildInputs
+    must_store: bool = False
+    by_torch: ClassVar[bool] = True
 
-    @property
-    def by_torch(self) -> bool:
-        """Whether torch's builder makes it."""
-
-    def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
-        """Return the verified entry in a layer or the store, or None.
-
-        Without `hashed`, only its presence is checked, and it cannot be loaded.
-        """
-
-    def miss(self, store: Store) -> str:
-        """Return the reason why there is no entry."""
-
-    def refusal(self, text: str) -> OpjitError:
-        """Make the error for a binary that must not be built."""
-
-    def fault(self, text: str) -> BuildError:
-        """Make the error for a build that failed."""
-
-    def in_store(self: W) -> W:
-        """Return the request for a binary in the store: a layer's entry or a private folder does not count."""
-
-    def now(self: W, store: Store) -> W:
-        """Return the request for the sources as they are now."""
-
-    def fetch(self, store: Store) -> Entry | None:
-        """Fetch the entry from the remote into the store, or return None."""
-
-    def build(self, store: Store) -> Entry:
-        """Build it and publish the entry."""
-
-    # Used by the ranks of a job, which build binaries for each other; see opjit.distributed.
-
-    @property
-    def name(self) -> str:
-        """The entry's name among the ranks with the same request: the key of all that is known before a build."""
-
-    @property
-    def buildable(self) -> bool:
-        """Whether a compiler is here."""
+    def __str__(self) -> str:
+        return str(self.inputs)
 
     @property
     def kind(self) -> Target | None:
         """The target of an op; None for another binary."""
-
-    def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
-        """Return the folder of its entries, or of the one with a manifest."""
-
-    def names(self, entry: Entry) -> set[str]:
-        """Return the names of the requests that an entry answers."""
-
-    def accepts(self, manifest: Manifest) -> bool:
-        """Return whether an entry with this manifest answers the request."""
-
-
-class OpBinary(NamedTuple):
-    op: OpState
-    target: Target
-    recipe: Recipe
-    must_store: bool = False
-
-    def __str__(self) -> str:
-        return str(self.recipe)
+        return self.inputs.op_target
 
     @property
-    def lock(self) -> str:
-        return self.recipe.key or self.op.qualified.replace("::", ".")
+    def ways(self) -> Sequence[BuildInputs]:
+        """The inputs whose binaries are as good as each other, the preferred first."""
+        return self.inputs.ways
 
     @property
     def name(self) -> str:
-        return self.recipe.key or self.recipe.base
+        """The entry's name among processes with the same request: the key of all that is known before a build."""
+        return self.ways[0].key
 
     @property
     def buildable(self) -> bool:
-        return self.recipe.key is not None
-
-    @property
-    def kind(self) -> Target:
-        return self.target
+        """Whether a compiler is here."""
+        return any(way.toolchain is not None for way in self.ways)
 
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
-        document = self.recipe.document() if manifest is None else manifest.document
-        return store.folder(self.op.qualified, self.target, document)
+        """Return the folder of its entries, or of the one with a manifest."""
+        document = self.ways[0].request if manifest is None else manifest.document
+        return store.base / entries_folder(document)
 
     def names(self, entry: Entry) -> set[str]:
-        return {*self.recipe.keys, self.recipe.base}
+        """Return the names of the requests that an entry answers."""
+        return {name for way in self.ways for name in (way.key, way.base)}
 
     def accepts(self, manifest: Manifest) -> bool:
-        return self.recipe.fits(manifest.document)
-
-    @property
-    def by_torch(self) -> bool:
-        return True
+        """Return whether an entry with this manifest answers the request."""
+        return any(way.fits(manifest.document) for way in self.ways)
 
     def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
-        return (None if self.must_store else layers.find(self.recipe, hashed)) or store.find(
-            self.recipe, warn, hashed
-        )
+        """Return the verified entry in a layer or the store, or None. Without `hashed`, it is there, and cannot be loaded."""
+        return layers.find(self.ways, store, not self.must_store, warn, hashed)
 
     def miss(self, store: Store) -> str:
+        """Say why there is none."""
         from opjit import why
 
-        return why.compare(self.recipe, store).reason
-
-    def refusal(self, text: str) -> OpjitError:
-        return NotCached(text, op=self.op.qualified, target=str(self.target))
+        return why.compare(self.inputs, store).reason
 
     def fault(self, text: str) -> BuildError:
-        return BuildError(text, op=self.op.qualified, target=str(self.target))
+        """Make the error for a build that failed."""
+        return BuildError(text, op=self.inputs.name, target=self.inputs.purpose)
 
-    def in_store(self) -> OpBinary:
-        return self._replace(must_store=True)
+    def refusal(self, text: str) -> BuildError:
+        """Make the error for a binary that must not be built."""
+        return NotCached(text, op=self.inputs.name, target=self.inputs.purpose)
 
-    def now(self, store: Store) -> OpBinary:
-        return self._replace(recipe=describe(self.op, self.target, store))
+    def in_store(self: W) -> W:
+        """Return the request for a binary in the store: a layer's entry or a private folder does not count."""
+        return replace(self, must_store=True)
+
+    def now(self: W, store: Store) -> W:
+        """Return the request for the sources as they are now."""
+        return replace(self, inputs=self.inputs.now())
 
     def fetch(self, store: Store) -> Entry | None:
-        if self.recipe.flags.debug or not os.environ.get("OPJIT_REMOTE"):
+        """Fetch the entry from the remote into the store, or return None."""
+        return self.fetch_ways(self.ways, store)
+
+    def fetch_ways(self, ways: Sequence[BuildInputs], store: Store) -> Entry | None:
+        """Fetch an entry of ways with one base key."""
+        if not os.environ.get("OPJIT_REMOTE"):
             return None
         from opjit.share import remote
 
-        return remote.fetch(remote.query_for(self.recipe), store)
+        return remote.fetch(remote.query_for(ways), store)
+
+    def build(self, store: Store) -> Entry:
+        """Build it and publish the entry."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OpBinary(Wanted):
+    """A requested library of an op for a target."""
+
+    inputs: Recipe
+    op: OpState = field(kw_only=True)
+
+    @property
+    def target(self) -> Target:
+        return self.inputs.target
+
+    def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
+        document = self.inputs.request if manifest is None else manifest.document
+        return store.folder(self.inputs.name, self.target, document)
+
+    def now(self, store: Store) -> OpBinary:
+        return replace(self, inputs=describe(self.op, self.target, store))
+
+    def fetch(self, store: Store) -> Entry | None:
+        return None if self.inputs.flags.debug else super().fetch(store)
 
     def build(self, store: Store) -> Entry:
         from opjit.builder import build
 
         self.op.write_code()
+        wanted = self.now(store) if self.op.declaration.code else self
         try:
-            return build.build(
-                self.now(store).recipe if self.op.declaration.code else self.recipe,
-                store,
-                self.must_store,
-            )
+            return build.build(wanted.inputs, store, self.must_store)
         except CompileError as error:
             self.op.failed[self.target.backend.name] = self.name, error
             raise
+
+
+def of_op(op: OpState, target: Target, store: Store, must_store: bool = False) -> OpBinary:
+    """Return the request for an op's library for a target, from its sources and the compilers as they are now."""
+    return OpBinary(describe(op, target, store), must_store, op=op)
 
 
 def describe(op: OpState, target: Target, store: Store) -> Recipe:

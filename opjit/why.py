@@ -1,23 +1,24 @@
 """``opjit why``: the reason why a request hits or misses.
 
-A miss is compared with the nearest entry of the op, which differs in the fewest inputs.
+A miss is compared with the nearest entry of the same name, which differs in the fewest inputs.
 """
 
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import backends, progress
 from opjit.environment import is_on
 from opjit.errors import EntryError
-from opjit.recipe.recipe import Recipe
+from opjit.recipe.build_inputs import BuildInputs
 from opjit.store import layers
 from opjit.store.entry import read, verify
+from opjit.store.layers import Location
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
@@ -80,7 +81,8 @@ class Explanation:
     `key` is None without a working compiler: any compiler's binary matches then. A hit has the
     folder `found`, its `place` and the `compiler` of its CUDA code (NVRTC, or nvcc and the reason).
     A miss has the nearest entry, `against`, and its `differences`, the likeliest reason first;
-    `unusable` are entries with reasons. `outcome` is the action of a request, in words.
+    `unusable` are entries with reasons. `outcome` is the action of a request, in words. `uncached`
+    is the reason why the last build of such a request was not cached.
     """
 
     op: str
@@ -93,6 +95,7 @@ class Explanation:
     unusable: tuple[tuple[Path, str], ...]
     outcome: str
     compiler: str = ""
+    uncached: str = ""
 
     @property
     def reason(self) -> str:
@@ -100,6 +103,8 @@ class Explanation:
         start = f"{self.op} for {self.target}"
         if self.found is not None:
             return f"{start} is built already: {self.found}"
+        if self.uncached:
+            return f"{start} is not cached: {self.uncached}"
         unusable = [why for folder, why in self.unusable if not self.differences]
         if unusable:
             return f"{start} is in no usable cache: {unusable[0]}"
@@ -126,6 +131,7 @@ class Explanation:
         if self.found is not None:
             lines.append(f"  in {self.place}: {self.found}")
             lines += [f"  CUDA code by {self.compiler}"] if self.compiler else []
+        lines += [f"  not cached: {self.uncached}"] if self.uncached else []
         lines += [f"  not used: {folder}: {why}" for folder, why in self.unusable[:3]]
         if self.unusable[3:]:
             lines.append(f"  not used: {len(self.unusable) - 3} more")
@@ -139,84 +145,63 @@ class Explanation:
             ]
             if self.differences[_MOST_SHOWN:]:
                 lines.append(f"    and {len(self.differences) - _MOST_SHOWN} more")
-        elif self.found is None and not self.unusable:
+        elif self.found is None and not self.unusable and not self.uncached:
             lines.append(f"  never built for {self.target}")
         return "\n".join(lines)
 
 
-class _Location(NamedTuple):
-    """A store that a request searches; `trusted_as` is the kernel's source for the store next to
-    it; see layers.find.
-    """
-
-    name: str
-    store: Store
-    trusted_as: Path | None = None
-
-
-_Found = tuple[_Location, Path]  # an entry's folder, and the store that it is in
+_Found = tuple[Location, Path]  # an entry's folder, and where it is
 _Candidate = tuple[
     Path, tuple[Difference, ...]
 ]  # an entry's folder, and how it differs from the request
 
 
-def compare(recipe: Recipe, root: Store, found: Path | None = None) -> Explanation:
-    """Explain the result of a request for a recipe; `found` is the folder of the entry that it found."""
-    qualified = recipe.schema.qualified
-    wanted = root.folder(qualified, recipe.target, recipe.document())
-    locations = [
-        _Location(
-            "the binaries next to its source", Store(recipe.folder / layers.FOLDER), recipe.source
-        ),
-        *(_Location(f"the layer {layer}", Store(layer)) for layer in layers.named()),
-        _Location("the cache", root),
-    ]
-    if found is not None:
-        place = next(
-            (location.name for location in locations if location.store.base in found.parents), ""
-        )
-        return Explanation(
-            qualified,
-            str(recipe.target),
-            found.name,  # the key of the entry, with all that its build read
-            found,
-            place,
-            None,
-            (),
-            (),
-            _outcome(recipe, found),
-            _compiler(found),
-        )
-    candidates, unusable = _candidates(
-        [
-            (location, folder)
-            for location in locations
-            for place in layers.folders(location.store, recipe)
-            for folder in place.glob("[!.]*")
-        ],
-        recipe,
+def compare(inputs: BuildInputs, root: Store, found: Path | None = None) -> Explanation:
+    """Explain the result of a request; `found` is the folder of the entry that it found."""
+    locations = [*layers.locations(inputs, root)]
+    explanation = Explanation(
+        inputs.name,
+        inputs.purpose,
+        None if inputs.toolchain is None else inputs.key,
+        found,
+        "",
+        None,
+        (),
+        (),
+        _outcome(inputs, found),
     )
+    if found is not None:
+        places = (each.name for each in locations if each.store.base in found.parents)
+        # The key of an entry has all that its build read.
+        return replace(
+            explanation, key=found.name, place=next(places, ""), compiler=_compiler(found)
+        )
+    every = [
+        (location, folder)
+        for location in locations
+        for place in layers.others_like(location.store.base / inputs.place_of_entries)
+        for folder in place.glob("[!.]*")
+    ]
+    candidates, unusable = _candidates(every, inputs)
+    wanted = root.base / inputs.place_of_entries
     problem = root.problem(wanted.parent, wanted)
     if problem is not None:
         unusable.insert(0, (root.root, problem))
+    host = inputs.request.get("host")
     unusable += [
-        (folder, f"it is for {folder.name[:-21].rpartition('.')[2]}, not {recipe.target.host}")
+        (folder, f"it is for {folder.name[:-21].rpartition('.')[2]}, not {host}")
         for location in locations
-        for folder in _for_other_hosts(location.store, recipe)
+        for folder in _for_other_hosts(location.store.base / inputs.place_of_entries, str(host))
     ]
     nearest, differing = min(
         candidates, default=(None, ()), key=lambda candidate: len(candidate[1])
     )
-    return Explanation(
-        qualified,
-        str(recipe.target),
-        recipe.key,
-        None,
-        "",
-        nearest,
-        differing,
-        tuple(unusable),
-        _outcome(recipe, None),
+    return replace(
+        explanation,
+        against=nearest,
+        differences=differing,
+        unusable=tuple(unusable),
+        uncached=root.uncached(inputs.key),
     )
 
 
@@ -227,28 +212,27 @@ def _compiler(found: Path) -> str:
     return ""
 
 
-def _for_other_hosts(store: Store, recipe: Recipe) -> list[Path]:
-    """Return the folders of entries that differ from a target's in the host only, which the name of a CPU's folder does not end with."""
-    host = recipe.target.host
-    place = store.folder(recipe.schema.qualified, recipe.target, recipe.document())
-    if not recipe.target.folder.endswith(f".{host}"):
+def _for_other_hosts(place: Path, host: str) -> list[Path]:
+    """Return the folders of entries that differ in the host only, which the name of a CPU's folder does not end with."""
+    target = place.name[:-21]
+    if not target.endswith(f".{host}"):
         return []
-    start = recipe.target.folder.removesuffix(host)
-    return sorted({*place.parent.glob(f"{start}*")} - {*layers.folders(store, recipe)})
+    every = place.parent.glob(f"{target.removesuffix(host)}*")
+    return sorted({*every} - {*layers.others_like(place)})
 
 
 def _candidates(
-    entries: list[_Found], recipe: Recipe
+    entries: list[_Found], inputs: BuildInputs
 ) -> tuple[list[_Candidate], list[tuple[Path, str]]]:
-    """Return the usable entries of the op and target, and the unusable ones with reasons; first the requested one, then the newest."""
+    """Return the usable entries of the same name and target, and the unusable ones with reasons; the newest first."""
     usable = []
     unusable = []
-    for location, folder in sorted(entries, key=lambda entry: -_changed(entry[1]))[
-        :_MOST_CANDIDATES
-    ]:
+    newest = sorted(entries, key=lambda entry: -_changed(entry[1]))
+    for location, folder in newest[:_MOST_CANDIDATES]:
         try:
-            _, manifest = verify(folder, recipe.target, trusted_as=location.trusted_as)
-            usable.append((folder, differences(manifest, recipe, location.trusted_as is not None)))
+            _, manifest = verify(folder, inputs.op_target, trusted_as=location.source)
+            shipped = location.source is not None
+            usable.append((folder, differences(manifest, inputs, shipped)))
         except (FileNotFoundError, NotADirectoryError):
             pass  # not an entry, or being removed
         except (EntryError, OSError) as error:
@@ -256,44 +240,42 @@ def _candidates(
     return usable, unusable
 
 
-def _outcome(recipe: Recipe, found: Path | None) -> str:
+def _outcome(inputs: BuildInputs, found: Path | None) -> str:
+    can_build = inputs.toolchain is not None
     if found is not None:
-        return "a request would use it" + (
-            "; no compiler works here, so any compiler's binary matches"
-            if recipe.key is None
-            else ""
-        )
+        lacks = "; no compiler works here, so any compiler's binary matches"
+        return f"a request would use it{'' if can_build else lacks}"
     if is_on("OPJIT_OFFLINE"):
         return "a request would fail, because OPJIT_OFFLINE forbids building it"
-    outcome = (
-        "fail, because no compiler works here (run `opjit doctor`)"
-        if recipe.key is None
-        else "build it"
-    )
-    return f"a request would {'query the remote, and without an entry there ' if os.environ.get('OPJIT_REMOTE') else ''}{outcome}"
+    fails = "fail, because no compiler works here (run `opjit doctor`)"
+    asks = "query the remote, and without an entry there " if os.environ.get("OPJIT_REMOTE") else ""
+    return f"a request would {asks}{'build it' if can_build else fails}"
 
 
 def differences(
-    manifest: Manifest, recipe: Recipe, shipped: bool = False
+    manifest: Manifest, inputs: BuildInputs, shipped: bool = False
 ) -> tuple[Difference, ...]:
     """Return how an entry's inputs differ from the requested ones; of a shipped binary, without the compilers and opjit's version."""
-    before = dict(manifest.document)
-    now = recipe.document()
-    sources = {recipe.source.name, str(before.get("kernel"))}
-    found = document_differences(before, now, sources)
-    if not found:
-        with suppress(EntryError):  # it does not list what its build read
-            found = tuple(_of_build(recipe.changes(manifest.document)))
+    before = manifest.document
+    sources = {*map(inputs.places.name, inputs.sources), str(before.get("kernel"))}
+    found = [*document_differences(before, inputs.request, sources)]
+    same_tools = before.get("toolchain") == inputs.request["toolchain"]
+    with suppress(EntryError):  # it does not list what its build read
+        of_build = _of_build(inputs.changes(before))
+        found += [each for each in of_build if same_tools or not each.text.startswith("<")]
     if shipped:
         tools = {
             name
             for part, name in _NAMES.items()
             if part.startswith(("cc.", "nvcc.", "nvrtc.", "device."))
         }
-        found = tuple(
-            difference for difference in found if difference.what not in {"opjit", *tools}
-        )
-    return found
+        found = [each for each in found if each.what not in {"opjit", *tools}]
+    return _likely_first(found)
+
+
+def _likely_first(found: Iterable[Difference]) -> tuple[Difference, ...]:
+    order = {what: place for place, what in enumerate(_LIKELY)}
+    return tuple(sorted(found, key=lambda each: order.get(each.what, len(order))))
 
 
 def document_differences(
@@ -332,8 +314,7 @@ def document_differences(
             if before.get(name) != now.get(name)
             else []
         )
-    order = {what: place for place, what in enumerate(_LIKELY)}
-    return tuple(sorted(found, key=lambda difference: order.get(difference.what, len(order))))
+    return _likely_first(found)
 
 
 def _of_build(changes: Iterator[str]) -> Iterator[Difference]:

@@ -137,7 +137,8 @@ def copied_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     plain = runtime_objects._make
 
     def make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
-        made = kept / hashlib.sha256(repr((include, compiler, flags)).encode()).hexdigest()
+        texts = [path.read_bytes() for path in sorted(Path(include).glob("opjit*"))]
+        made = kept / hashlib.sha256(repr((include, compiler, flags, texts)).encode()).hexdigest()
         if made.is_dir():
             for path in made.iterdir():
                 shutil.copy(path, work)

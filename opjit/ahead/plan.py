@@ -22,10 +22,8 @@ from opjit.declare.op_state import OpState
 from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
 from opjit.operators.op import Op
-from opjit.recipe import gpu_archs, toolchain
+from opjit.recipe import gpu_archs, libraries, toolchain
 from opjit.recipe.flags import check
-from opjit.recipe.headers import Scan
-from opjit.recipe.recipe import read_files
 from opjit.recipe.schema import parse
 from opjit.shared_library import recorded as recorded_libraries
 from opjit.store.store import Store, default_root
@@ -97,7 +95,7 @@ def plan_recorded(
         skipped += reader.add_op(uses, targets)
     # A declared op may replace several recorded ones, which differ.
     pairs = dict.fromkeys(reader.pairs)
-    ops = batch.requests(pairs, store, shared, reader.failed, reader.scan)
+    ops = batch.requests(pairs, store, shared, reader.failed)
     remarks: list[str] = []
     others = _plan_extensions(calls, Path(path), store, shared, extensions, remarks, reader.failed)
     return Plan([*ops, *others], skipped, store, shared, remarks, reader.failed, Path(path))
@@ -122,7 +120,6 @@ class _ListReader:
     def __init__(self, store: Store, hosts: Sequence[str]) -> None:
         self.store = store
         self.hosts = hosts
-        self.scan = Scan()
         self.pairs: list[tuple[OpState, Target]] = []
         self.failed: list[tuple[str, OpjitError]] = []
         self.absent: set[str] = set()
@@ -136,7 +133,7 @@ class _ListReader:
                 found: list[tuple[OpState, Target]] = batch.pairs([op], targets)
                 if not declared:
                     for pair in found:
-                        _require_closed(*pair, self.scan)
+                        _require_closed(*pair)
                 self.pairs += found
                 return len(targets) - len(found)
         except OpjitError as error:
@@ -151,7 +148,7 @@ class _ListReader:
         try:
             targets = self._resolve(use, name)
             if not declared:
-                _require_closed(op, targets[0], self.scan)
+                _require_closed(op, targets[0])
             self.pairs += [(op, target) for target in targets]
         except OpjitError as error:
             self.failed.append((name, error))
@@ -211,9 +208,9 @@ def _store(root: str | os.PathLike[str] | None) -> Store:
     return Store(folder)
 
 
-def _require_closed(op: OpState, target: Target, scan: Scan) -> None:
-    """Raise RecordError if another user can write a file that the build of an op reads, and only
-    the list names the op.
+def _require_closed(op: OpState, target: Target) -> None:
+    """Raise RecordError if another user can write the sources or folders of an op that only the
+    list names.
 
     This is OPJIT_PATH's rule for folders.
     """
@@ -221,7 +218,9 @@ def _require_closed(op: OpState, target: Target, scan: Scan) -> None:
     try:
         source = op.declaration.source(target.backend)
         flags = op.declaration.flags(target)
-        read = [str(source.parent), *flags.include, *read_files(source, target, flags, scan)]
+        linked = libraries.files(flags)
+        named = [*flags.include, *flags.sources, *linked]
+        read = [str(source.parent), str(source), *named]
     except (OSError, NoKernel):
         return  # the build will report the error
     bundled = f"{resources.folder('kernels_c')}{os.sep}"

@@ -9,12 +9,14 @@ import re
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,8 +42,8 @@ from opjit.builder.compile_step import (
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.publish import Made, Subject, publish, remember, write_entry
-from opjit.errors import BuildError, EntryError, ToolMissing
-from opjit.recipe import headers, libraries, nvcc_flags, reads, toolchain, unreported
+from opjit.errors import BuildError, CompileError, EntryError, ToolMissing
+from opjit.recipe import libraries, nvcc_flags, reads, toolchain, unreported
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.reads import NOTHING, Moment, Reads
@@ -53,6 +55,8 @@ from opjit.store.entry import Entry, check_library
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
+# The preprocessor ended, and lists nothing.
+_FATAL = re.compile(r"\bfatal\b|compilation terminated")
 # No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -67,13 +71,12 @@ def build(
     CompileError or, where the tools left no valid binary or the store failed, BuildError. `inspect` gets the folder with the object files,
     also of a build that failed, and prevents the entry by raising an error."""
     tools = _tools(recipe, store)
-    name = recipe.schema.qualified
     target = recipe.target
     subject = Subject(
-        name,
-        str(target),
+        recipe.name,
+        recipe.purpose,
         target,
-        lambda store, manifest: store.folder(name, target, manifest.document),
+        lambda store, manifest: store.folder(recipe.name, target, manifest.document),
         must_store,
     )
     if _UNNAMEABLE.search(str(recipe.folder)):
@@ -81,35 +84,37 @@ def build(
             f"the path of its folder, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
             " no build file can name; rename the folder"
         )
-    output = ""
-
-    unread = headers.unreadable(recipe.inputs)
-    if unread and must_store:
-        raise subject.fault(f"{unread}; make it readable")
+    if recipe.doubt and must_store:
+        raise subject.fault(f"{recipe.doubt}; make it readable")
+    said = _Said("", [])
     started = 0
 
     def make(staged: Path, base: Path) -> Made:
-        nonlocal output, started
+        nonlocal said, started
         with workspace(staged) as work:
             started = files.tick(work)
             try:
-                manifest, output, doubt = _make_entry(
+                manifest, said, doubt = _make_entry(
                     recipe, subject, tools, work, staged / "entry", base, started
                 )
             except Changed as changed:
                 raise subject.fault(
                     f"sources changed during compilation: {changed}; ask for it again"
                 ) from None
+            except CompileError as error:
+                with suppress(Changed, OSError, BuildError):
+                    error.read = _read_in_vain(recipe, subject, tools, work, error, started)
+                raise
             finally:
                 if inspect is not None:
                     inspect(work)
-        if not unread and recipe.inputs_now() != recipe.inputs:
+        if not recipe.doubt and recipe.now().known != recipe.known:
             raise subject.fault("sources changed during compilation; ask for it again")
-        return Made(manifest, unread or doubt, recipe.key or recipe.base)
+        return Made(manifest, recipe.doubt or doubt, recipe.key)
 
     entry = publish(subject, store, make)
-    remember(entry, store, recipe.naming, started)
-    _warn(recipe, output)
+    remember(entry, store, recipe.places, started)
+    _warn(recipe, said)
     return entry
 
 
@@ -118,43 +123,39 @@ def check(recipe: Recipe, store: Store) -> None:
     flags = recipe.flags
     every = ("-Wall", "-Wextra")  # before the others, so that the author's -Wno-... is heard
     for_nvcc = tuple(part for flag in every for part in ("-Xcompiler", flag)) if flags.cuda else ()
-    _warn(
-        recipe,
-        _output(
-            recipe._replace(
-                flags=flags._replace(c=(*every, *flags.c), cuda=(*for_nvcc, *flags.cuda))
-            ),
-            store,
-        ),
-    )
+    warning = flags._replace(c=(*every, *flags.c), cuda=(*for_nvcc, *flags.cuda))
+    _warn(recipe, _output(replace(recipe, flags=warning), store))
 
 
 def usage_of(recipe: Recipe, store: Store) -> list[KernelUsage]:
     """Compile a recipe for CUDA, and return what its kernels take of a GPU. Keeps nothing. Raises what `build` raises."""
-    return kernel_usage.parse(
-        _output(
-            recipe._replace(flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))),
-            store,
-        )
-    )
+    reporting = recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))
+    return kernel_usage.parse(_output(replace(recipe, flags=reporting), store).output)
 
 
-def _output(recipe: Recipe, store: Store) -> str:
-    """Compile a recipe, keep nothing, and return the compilers' output."""
+class _Said(NamedTuple):
+    """What the tools of a build said."""
+
+    output: str
+    read: Sequence[str]  # the files that they list
+
+
+def _output(recipe: Recipe, store: Store) -> _Said:
+    """Compile a recipe, keep nothing, and return what the compilers said."""
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         work = Path(folder)
         sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
-        return _compile(
-            recipe, f"opjit_{files.unique()}", sources, work, _tools(recipe, store), store.base
-        ).output
+        name = f"opjit_{files.unique()}"
+        library = _compile(recipe, name, sources, work, _tools(recipe, store), store.base)
+        return _Said(library.output, _listed(work))
 
 
-def _warn(recipe: Recipe, output: str) -> None:
+def _warn(recipe: Recipe, said: _Said) -> None:
     """Give the compilers' warnings about the author's files."""
     source = str(recipe.source)
-    paths = [
-        recipe.naming.path(name) or "" for name in recipe.inputs if not name.startswith("<opjit>/")
-    ]
+    output = said.output
+    read = [*recipe.sources, *map(reads.normalized, said.read)]
+    paths = [path for path in dict.fromkeys(read) if _is_authors(path, recipe)]
     names = {
         **{os.path.basename(path): path for path in paths},
         **{path: path for path in paths},
@@ -167,6 +168,12 @@ def _warn(recipe: Recipe, output: str) -> None:
             for each in cuda_mistakes.find(Path(path))
         ]
     compile_warnings.emit(found, recipe.source, recipe.label)
+
+
+def _is_authors(path: str, recipe: Recipe) -> bool:
+    """Return whether a file is the author's: below one of the author's folders of headers, or a source."""
+    folders = [str(recipe.folder), *recipe.flags.include]
+    return path in recipe.sources or path.startswith(tuple(f"{folder}/" for folder in folders))
 
 
 def _tools(recipe: Recipe, store: Store) -> BuildTools:
@@ -232,28 +239,30 @@ def _make_entry(
     entry: Path,
     base: Path,
     started: int,
-) -> tuple[Manifest, str, str]:
-    """Compile in `work`, check the binary, and write a complete entry. Returns its manifest, the compilers' output, and why it must not
-    be cached."""
+) -> tuple[Manifest, _Said, str]:
+    """Compile in `work`, check the binary, and write a complete entry. Returns its manifest, what the tools said, and why it must not be
+    cached."""
     sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
     begun = time.perf_counter()
     progress.step("compiling")
     name = f"opjit_{files.unique()}"
     library = _compile(recipe, name, sources, work, tools, base)
-    recipe = recipe._replace(toolchain=library.toolchain)
+    recipe = replace(recipe, toolchain=library.toolchain)
     seconds = time.perf_counter() - begun
     progress.step("checking")
-    read = _reads(recipe, subject, tools, work, library, started)
+    reader = _reader(recipe, tools, work, started)
+    read = _compiled(recipe, subject, reader, library.output).joined(library.parts)
+    read = read.joined(reader.linked(work / LINKED, torch_builder.output_of(work)))
     content = _checked(recipe, subject, work, name, tools)
     manifest = write_entry(
         entry,
-        f"{recipe.schema.namespace}.{recipe.schema.name}.so",
+        recipe.file_name,
         content,
         [*sources, work / "build.ninja"],
         recipe.document(read),
         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", **library.remark},
     )
-    return manifest, library.output, read.doubt
+    return manifest, _Said(library.output, _listed(work)), read.doubt
 
 
 class _CompiledLibrary(NamedTuple):
@@ -269,7 +278,7 @@ def _compile(
     recipe: Recipe, name: str, sources: list[Path], work: Path, tools: BuildTools, base: Path
 ) -> _CompiledLibrary:
     """Compile and link: CUDA code with NVRTC or else nvcc, another device's with its own compiler."""
-    libraries.require_plain(recipe.schema.qualified, recipe.flags)
+    libraries.require_plain(recipe.name, recipe.flags)
     flags = recipe.target.backend.flags(recipe.target.arch, recipe.target.runtime)
     flags = for_debugger(flags) if recipe.flags.debug else flags
 
@@ -285,7 +294,7 @@ def _compile(
             registrations, kernels, said = cuda.compile_kernels(
                 recipe, every, work, tools.compiler, found
             )
-            linked = linking.result()
+            linked, parts = linking.result()
         objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]
         runtime = (
             f"-L{found.runtime}",
@@ -302,15 +311,12 @@ def _compile(
             tools._replace(nvcc=None),
             base,
         )
-        return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), said)
+        return _CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), said, parts=parts)
 
     def by_others() -> _CompiledLibrary:
-        shown = recipe._replace(
-            flags=recipe.flags._replace(
-                cuda=tuple(flag for flag in recipe.flags.cuda if flag not in hidden)
-            )
-        )
-        linked = _parts(base, tools.compiler, flags, work)
+        kept = tuple(flag for flag in recipe.flags.cuda if flag not in hidden)
+        shown = replace(recipe, flags=recipe.flags._replace(cuda=kept))
+        linked, parts = _parts(base, tools.compiler, flags, work)
         every = [*sources, *_including(shown, work)]
         kernels = list[Path]()
         said = ""
@@ -323,9 +329,8 @@ def _compile(
         output = _link(
             shown, name, every[:1] if tools.own else every, objects, (), linked, work, tools, base
         )
-        return _CompiledLibrary(
-            toolchain.identity(tools.compiler, tools.nvcc or tools.own), said + output
-        )
+        versions = toolchain.identity(tools.compiler, tools.nvcc or tools.own)
+        return _CompiledLibrary(versions, said + output, parts=parts)
 
     hidden = (
         set() if recipe.flags.debug else LINE_INFO
@@ -345,18 +350,17 @@ def _with_stubs(
     cudart = f"libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
     libraries = [Shared(cudart, f"{nvrtc.runtime}/{cudart}"), *recipe.flags.shared]
     stubs = runtime_objects.stubs_of(libraries, compiler, work / "stubs")
-    return recipe._replace(flags=recipe.flags._replace(shared=stubs[1:])), nvrtc._replace(
-        runtime=str(work / "stubs")
-    )
+    stubbed = replace(recipe, flags=recipe.flags._replace(shared=stubs[1:]))
+    return stubbed, nvrtc._replace(runtime=str(work / "stubs"))
 
 
-def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> Path:
-    """Return the folder of parts to link with, by a path that a build file can name."""
-    folder = runtime_objects.folder(base, compiler, flags)
+def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> tuple[Path, Reads]:
+    """Return the folder of parts to link with, by a path that a build file can name, and what made them."""
+    folder, read = runtime_objects.folder(base, compiler, flags)
     link = work / "parts"
     if not link.is_symlink():  # as it is where nvcc follows NVRTC
         link.symlink_to(folder)
-    return link
+    return link, read
 
 
 def _including(recipe: Recipe, work: Path) -> list[Path]:
@@ -383,7 +387,7 @@ def _link(
 ) -> str:
     """Compile sources, the glue first, and link them with object files, by torch's load. Returns the tools' output."""
     flags = recipe.flags
-    places = {**recipe.places(work), "unique": torch_builder.UNIQUE}
+    places = {**recipe.placeholders(work), "unique": torch_builder.UNIQUE}
     include = [f"-I{folder}" for folder in recipe.include_path]
     listing = toolchain.listing(tools.compiler, torch_builder.UNIQUE)
     c = [
@@ -456,7 +460,7 @@ def _link(
 
 def _diagnosed(recipe: Recipe, output: str, base: Path) -> BuildError:
     expected = str(recipe.source), glue.prototype(recipe.schema, recipe.target.backend)
-    error = diagnose(output, recipe.schema.qualified, str(recipe.target), base / "logs", expected)
+    error = diagnose(output, recipe.name, recipe.purpose, base / "logs", expected)
     if recipe.label is not None:  # an inline source: the user does not know its path
         error.args = (str(error).replace(str(recipe.source), recipe.label),)
     return error
@@ -475,36 +479,50 @@ def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: Bui
     return content
 
 
-def _reads(
+def _reader(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> ReportReader:
+    """Return the reader of the tools' reports, for which a version in the key stands for CUDA's files and a device's own."""
+    own = recipe.target.backend.compiler
+    shared = recipe.flags.shared
+    folders = [*(own.folders if own else ()), *libraries.include_folders(shared)]
+    folders += [os.path.dirname(each.path) for each in shared]
+    if tools.nvcc:
+        folders.append(tools.nvcc.root)
+    if tools.nvrtc:
+        folders += [*tools.nvrtc.headers.split(":"), tools.nvrtc.runtime]
+    system = recipe.places.system
+    trusted = trusted_prefixes(folders, system)
+    return ReportReader(str(work), str(work), Moment(recipe.texts), system, trusted, started)
+
+
+def _listed(work: Path) -> list[str]:
+    """Return the files that the preprocessors of a build list."""
+    return reads.listed_absolute(work.rglob("*.deps"))
+
+
+def _compiled(recipe: Recipe, subject: Subject, reader: ReportReader, output: str) -> Reads:
+    """Return what the compilers of a build read. Raises BuildError for a header of torch or Python, Changed for a file that changed."""
+    work = Path(reader.work)
+    read = _listed(work)
+    _refuse_torch(subject, read)
+    assembled = reads.listed_absolute(work.rglob(f"*{toolchain.ASSEMBLED}"))
+    words = [*recipe.flags.c, *recipe.flags.cuda]
+    return reader.compiled(read, assembled, Search((), recipe.searched), output, words)
+
+
+def _read_in_vain(
     recipe: Recipe,
     subject: Subject,
     tools: BuildTools,
     work: Path,
-    library: _CompiledLibrary,
+    error: CompileError,
     started: int,
-) -> Reads:
-    """Return what the tools of a build read. Raises BuildError for a header of torch or Python, Changed for a file that changed."""
-    own = recipe.target.backend.compiler
-    trusted = trusted_prefixes(
-        [
-            *([tools.nvcc.root] if tools.nvcc else []),
-            *(own.folders if own else ()),
-            *(tools.nvrtc.headers.split(":") if tools.nvrtc else []),
-            *([tools.nvrtc.runtime] if tools.nvrtc else []),
-            *libraries.include_folders(recipe.flags.shared),
-            *(os.path.dirname(each.path) for each in recipe.flags.shared),
-        ],
-        recipe.naming.system,
-    )
-    reader = ReportReader(str(work), str(work), Moment(), recipe.naming.system, trusted, started)
-    read = reads.listed_absolute(work.rglob("*.deps"))
-    _refuse_torch(subject, read)
-    assembled = reads.listed_absolute(work.rglob(f"*{toolchain.ASSEMBLED}"))
-    search = Search((), recipe.searched)
-    words = [*recipe.flags.c, *recipe.flags.cuda]
-    compiled = reader.compiled(read, assembled, search, library.output, words)
-    linked = reader.linked(work / LINKED, torch_builder.output_of(work))
-    return compiled.joined(linked)
+) -> Mapping[str, Any] | None:
+    """Return the document of a build that failed, with what its compilers read; None if they ended before they could list that."""
+    output = files.read_regular(error.log).decode("utf-8", "replace") if error.log else "fatal"
+    if _FATAL.search(output):
+        return None
+    read = _compiled(recipe, subject, _reader(recipe, tools, work, started), output)
+    return None if read.doubt else recipe.document(read)
 
 
 def _refuse_torch(subject: Subject, read: Iterable[str]) -> None:

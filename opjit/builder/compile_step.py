@@ -119,7 +119,7 @@ def compile_by_own(
         compiled = work / f"{source.stem}.o"
         listed = work / f"{source.stem}.deps"
         places = {
-            **recipe.places(work),
+            **recipe.placeholders(work),
             "source": str(source),
             "object": str(compiled),
             "dependencies": str(listed),

@@ -97,7 +97,7 @@ def compile_kernels(
 
 def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
     device, host = translated(recipe.flags.cuda)
-    paths = recipe.places(work)
+    paths = recipe.placeholders(work)
     # NVRTC completes a relative name in line information by the working folder, and the binary names no folder of this machine.
     nowhere = _NOWHERE if LINE_INFO & {*recipe.flags.cuda} else ""
     return CudaFile(

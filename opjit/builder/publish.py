@@ -88,6 +88,8 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
             at = _private(subject, store, made)
             entry_of = at.stage() / "entry"
             shutil.copytree(staged / "entry", entry_of)
+        elif store.notes is not None:
+            (store.notes / f"{UNCACHED}{made.request}").unlink(missing_ok=True)
         place = subject.folder(at, manifest) / manifest.key
         entry = at.put(entry_of, place, manifest, subject.target)
     except CompileError as error:
@@ -107,8 +109,8 @@ def remember(entry: Entry, store: Store, places: Places, started: int) -> None:
     """Note what stat says of the files that a build read, which began at a time of `files.tick`."""
     if store.base in entry.folder.parents:
         text = files.read(entry.folder / NAME, manifests.MAX_BYTES)
-        inputs = manifests.parse(text).document["inputs"]
-        reads.remember(inputs, places, store.seen(entry.key), started)
+        document = manifests.parse(text).document
+        reads.remember(document, places, store.seen(entry.key), started)
 
 
 def _private(subject: Subject, store: Store, made: Made) -> Store:
@@ -116,7 +118,8 @@ def _private(subject: Subject, store: Store, made: Made) -> Store:
     if subject.must_store:
         raise subject.fault(f"it cannot be kept in a store, as {made.doubt}")
     if store.notes is not None:
-        files.write_checked(store.notes / f"{UNCACHED}{made.request}", made.doubt)
+        note = {"name": subject.name, "reason": made.doubt}
+        files.write_checked(store.notes / f"{UNCACHED}{made.request}", note)
     warnings.warn(
         CacheWarning(f"{subject.name} is built for this process only, as {made.doubt}"),
         stacklevel=4,

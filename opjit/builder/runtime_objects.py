@@ -1,13 +1,13 @@
 """The parts that every op is linked with: opjit's compiled runtime and stubs of torch's libraries, made once per compiler and flags.
 
-    <root>/v2/parts/<key>/    opjit_runtime.o, opjit_convert.o, opjit_elementwise.o, libtorch_cpu.so, …, parts.json with their SHA-256
+    <root>/v2/parts/<key>/    opjit_runtime.o, opjit_convert.o, opjit_elementwise.o, libtorch_cpu.so, …, reads.json with the files that
+                              made them, and parts.json with the SHA-256 of all
 
 A stub is a shared library with the soname of one of torch's and empty versions of the functions in opjit_shim.h. So the linker reports
 misspelled and unsupported functions, and a build does not depend on the installed torch. (Linking against torch takes 0.2 s longer.)"""
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
@@ -23,14 +23,23 @@ from opjit.backends import Flags, Shared
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import with_advice
 from opjit.errors import BuildError, EntryError, UntrustedFolder
-from opjit.recipe.recipe import RUNTIME
-from opjit.recipe.toolchain import Compiler
+from opjit.recipe import reads
+from opjit.recipe.reads import Moment, Places, Reads
+from opjit.recipe.reports import ReportReader, Search
+from opjit.recipe.toolchain import Compiler, system_folders, versions_of
 from opjit.store import layers
 from opjit.store.store import Store
 
+RUNTIME = (
+    "opjit_runtime.c",
+    "opjit_convert.c",
+    "opjit_elementwise.c",
+)  # linked into every op's library
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
 PARTS = "parts"  # the folder of parts in a store
 LIST = "parts.json"
+_READS = "reads.json"
+_EVERYWHERE = Places(os.sep)
 _MAX_BYTES = 1 << 28  # of a part
 _OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
 _UNUSED = (
@@ -41,14 +50,41 @@ _UNUSED = (
 )  # named by torch's own link flags, needed by no op
 
 
-def folder(base: Path, compiler: Compiler, flags: Flags) -> Path:
-    """Return the folder, in that of the store, with the parts for a compiler and a backend's flags. Raises OSError if the folder is not
-    writable, UntrustedFolder if others can write it, BuildError if the compiler failed."""
+def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
+    """Return the folder, in that of the store, with the parts for a compiler and a backend's flags, and what made them. Raises OSError if
+    the folder is not writable, UntrustedFolder if others can write it, BuildError if the compiler failed."""
     include = str(resources.folder("kernels_c"))
-    sources = [*(f"{include}/{source}" for source in RUNTIME), *glob.glob(f"{include}/*.h")]
-    digests = sorted(map(files.digest, sources))
-    content = [digests, compiler.version, compiler.machine, flags.c, flags.stubs]
-    return kept(base, content, OBJECTS, lambda staged: _make(staged, include, compiler, flags))
+    tools = versions_of(compiler, "cc")
+    content = [include, tools, compiler.includes, flags.c, flags.stubs]
+    moment = Moment()
+
+    def is_good(place: Path) -> bool:
+        return is_current(place, OBJECTS, moment)
+
+    def make(staged: Path) -> None:
+        _make(staged, include, compiler, flags)
+
+    place = find(base, content, is_good) or put(base, content, is_good, make)
+    return place, kept_reads(place)
+
+
+def keep_reads(place: Path, read: Reads) -> None:
+    """Note in a folder of parts what made them."""
+    (place / _READS).write_text(json.dumps(read.document(_EVERYWHERE)))
+
+
+def kept_reads(place: Path) -> Reads:
+    """Return what made the parts in a folder. Raises OSError, EntryError or ValueError."""
+    return reads.loaded(json.loads(files.read(place / _READS, _MAX_BYTES)), _EVERYWHERE)
+
+
+def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
+    """Return whether parts are whole, and all that made them is unchanged."""
+    with suppress(OSError, EntryError, ValueError):
+        if is_whole(place, [*needed, _READS]):
+            document = json.loads(files.read(place / _READS, _MAX_BYTES))
+            return not any(reads.changes(document, _EVERYWHERE, moment))
+    return False
 
 
 def kept(
@@ -127,7 +163,10 @@ def is_whole(place: Path, needed: Collection[str]) -> bool:
 
 
 def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
-    """Make all parts. -O1 and side by side: 0.45 s for the first get, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py)."""
+    """Make all parts, and note what they are made of.
+
+    -O1 and side by side: 0.45 s for the first get, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py)."""
+    started = files.tick(work)
 
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
@@ -136,17 +175,27 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(compile_one, RUNTIME))
-    for headers_read in work.glob("*.deps"):  # only an op's build needs these lists
-        headers_read.unlink()
+    system = system_folders([compiler])
+    reader = ReportReader(str(work), str(work), Moment(), system, (), started)
+    lists = [*work.glob("*.deps")]
+    order = (include, *filter(None, compiler.includes.split(":")))
+    keep_reads(work, reader.compiled([*reads.listed(lists), _shim()], [], Search((), order)))
+    for each in lists:
+        each.unlink()
     for library in flags.stubs:
         stub_of_torch(library, compiler, work)
     for name in _UNUSED:
         (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
 
 
+def _shim() -> str:
+    """The header of torch's functions, from which the stubs are made."""
+    return str(resources.folder("kernels_c") / "opjit_shim.h")
+
+
 def stub_of_torch(library: str, compiler: Compiler, work: Path) -> None:
     """Make a stub of one of torch's libraries, ``"libtorch_cpu"``, in a folder."""
-    header = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
+    header = Path(_shim()).read_text(encoding="utf-8")
     declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
     of_cuda = library == "libtorch_cuda"
     functions = [name for name in declared if bool(_OF_CUDA.search(name)) == of_cuda]

@@ -12,7 +12,7 @@ from opjit.backends.targets import Target
 from opjit.errors import EntryError, OpjitError
 from opjit.library import origin as op_of
 from opjit.recipe.build_inputs import LIBRARY, entries_folder
-from opjit.recipe.document import base_key, request_key
+from opjit.recipe.document import base_key, op_folder, request_key
 from opjit.share import remote
 from opjit.store import entry, inventory
 from opjit.store import manifest as manifests
@@ -45,7 +45,7 @@ def origin(manifest: Manifest) -> Origin:
     document = manifest.document
     if document.get("made_by") is None:
         schema, target = op_of(manifest)
-        folder = remote.folder_name(schema.qualified, target, document)
+        folder = f"{VERSION}/{op_folder(schema.qualified, target, document)}"
         return Origin(
             f"{schema.qualified} for {target}",
             folder,

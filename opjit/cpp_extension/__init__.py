@@ -214,12 +214,12 @@ def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     loaded = binary.with_entry(wanted, lambda entry: _deliver_and_open(entry, wanted), found)
-    note_call(wanted.call.function, wanted.call.for_torch(), wanted.content.archs)
+    note_call(wanted.call.function, wanted.call.for_torch(), wanted.inputs.archs)
     return loaded
 
 
 def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
-    name = wanted.content.name
+    name = wanted.inputs.name
     directory = wanted.call.build_directory
     delivered = entry.library
     if wanted.call.verbose and entry.origin in ("layer", "store"):
@@ -228,7 +228,7 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
         delivered = Path(directory, f"{name}.so")
         binary.copy_entry(entry, delivered)
     from_there = directory and any(
-        "ORIGIN" in word for word in wanted.content.flags["link"]
+        "ORIGIN" in word for word in wanted.inputs.flags["link"]
     )  # its folder is part of its run path
     with nullcontext(str(delivered)) if from_there else loader.pinned(entry) as library:
         status = os.stat(library)

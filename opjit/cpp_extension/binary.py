@@ -17,11 +17,11 @@ from opjit.cpp_extension.light import policy
 from opjit.declare.oplist import RecordedExtension
 from opjit.environment import is_on
 from opjit.errors import LoadError, RecordError
-from opjit.shared_library.binary import ContentBinary
 from opjit.shared_library.recorded import arguments_of
 from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
+from opjit.wanted import Wanted
 
 _R = TypeVar("_R")
 
@@ -58,32 +58,33 @@ def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> Exten
 
 
 @dataclass(frozen=True)
-class ExtensionBinary(ContentBinary[Extension]):
+class ExtensionBinary(Wanted):
     """An extension, as built with torch/extension.h, and the call that requests it. `fast`: light headers may be tried."""
 
+    inputs: Extension
     call: LoadCall | InlineCall = field(kw_only=True)
     fast: bool = field(kw_only=True)
 
     @property
     def ways(self) -> tuple[Extension, ...]:
-        return *self._stable, *(self._light if self.fast else ()), self.content
+        return *self._stable, *(self._light if self.fast else ()), self.inputs
 
     @property
     def _light(self) -> tuple[Extension, ...]:
         return tuple(
-            replace(self.content, light=light.VERSION, toolchain=compilers)
-            for compilers in self.content.light_toolchains
+            replace(self.inputs, light=light.VERSION, toolchain=compilers)
+            for compilers in self.inputs.light_toolchains
         )
 
     @cached_property
     def _stable(self) -> tuple[Extension, ...]:
-        version = stable.target(self.content, self.call.implicit)
-        return (replace(self.content, stable=version),) if version else ()
+        version = stable.target(self.inputs, self.call.implicit)
+        return (replace(self.inputs, stable=version),) if version else ()
 
     def without_light(self) -> str | None:
         """Return why only torch/extension.h will do."""
         if (
-            self._stable and self.content.toolchain is not None
+            self._stable and self.inputs.toolchain is not None
         ):  # light headers are another version's, and bind to Python
             return f"it targets torch's stable ABI of {self._stable[0].stable}"
         return None if self.fast else "fast=False or OPJIT_FAST=0"
@@ -92,12 +93,11 @@ class ExtensionBinary(ContentBinary[Extension]):
         tried = (
             self._light if os.environ.get("OPJIT_REMOTE") and self.without_light() is None else ()
         )
-        return next(
-            filter(
-                None, (self.fetch_way(way, store) for way in (*self._stable, *tried, self.content))
-            ),
-            None,
-        )
+        for way in (*self._stable, *tried, self.inputs):
+            found = self.fetch_ways([way], store)
+            if found is not None:
+                return found
+        return None
 
     def build(self, store: Store) -> Entry:
         """Build with light headers and opjit's binding or, if that lacks a type, pybind11's; if these lack something, torch/extension.h."""
@@ -115,11 +115,11 @@ class ExtensionBinary(ContentBinary[Extension]):
                 if policy.UNKNOWN_TYPE not in str(lack):
                     break
         if (
-            refused is not None and self.content.toolchain is None
+            refused is not None and self.inputs.toolchain is None
         ):  # there is no nvcc for torch/extension.h
             raise refused.error
         return build.build(
-            replace((*self._stable, self.content)[0], reason=reason or ""),
+            replace((*self._stable, self.inputs)[0], reason=reason or ""),
             self.call,
             store,
             self.must_store,

@@ -23,9 +23,9 @@ from opjit.backends import cpu
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
 from opjit.recipe import reports, toolchain, unreported
-from opjit.recipe.build_inputs import EXTENSION, BuildInputs
+from opjit.recipe.build_inputs import EXTENSION, ProjectInputs
 from opjit.recipe.command_line import folders, here, portable, split
-from opjit.recipe.reads import INLINE, Places, Reads
+from opjit.recipe.reads import INLINE, Places
 from opjit.recipe.reports import Search
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
 
@@ -41,7 +41,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class Extension(BuildInputs):
+class Extension(ProjectInputs):
     """What decides an extension's bytes; its name is TORCH_EXTENSION_NAME, its sources are sorted."""
 
     made_by = EXTENSION
@@ -67,8 +67,8 @@ class Extension(BuildInputs):
             f", CUDA archs {self.archs}" if self.archs else ""
         )
 
-    def document(self, read: Reads | None = None) -> dict[str, Any]:
-        document = {**super().document(read), "inline": dict(self.inline), "archs": self.archs}
+    def own_fields(self) -> dict[str, Any]:
+        document = {**super().own_fields(), "inline": dict(self.inline), "archs": self.archs}
         if self.stable:  # see stable.py
             return {
                 **document,
@@ -153,12 +153,12 @@ def describe(
         name,
         sources,
         texts,
-        _flags(words, extra, places, cuda, call.build_directory or ""),
         places,
         {},
         found.full,
         search,
         unreported.refused_flag([word for each in words.values() for word in each]) or "",
+        _flags(words, extra, places, cuda, call.build_directory or ""),
         places.include,
         inline,
         archs if cuda else None,

@@ -8,7 +8,7 @@ import importlib.machinery
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from opjit.errors import LoadError, ToolMissing
 from opjit.recipe import toolchain
 from opjit.store import layers, store
 from opjit.store.entry import Entry
+from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
 
 NAME = "opjit_autograd"
@@ -50,7 +51,8 @@ def _expected() -> tuple[Any, ...]:
     return inputs, importlib.machinery.EXTENSION_SUFFIXES[0], of_torch
 
 
-def _fits_here(document: Mapping[str, Any]) -> bool:
+def _fits_here(manifest: Manifest) -> bool:
+    document = manifest.document
     suffix = document.get("python", [""])[0]
     return (document.get("known"), suffix, document.get("torch")) == _expected()
 

@@ -17,8 +17,8 @@ from opjit.declare.sample import Sample, Workload
 from opjit.environment import is_on
 from opjit.errors import DeclarationError, NoKernel
 from opjit.recipe import libraries
-from opjit.recipe.headers import Scan
-from opjit.recipe.recipe import Recipe, read_inputs
+from opjit.recipe import recipe as recipes
+from opjit.recipe.recipe import Recipe
 from opjit.recipe.schema import Schema
 
 Function = Callable[..., Any]
@@ -197,32 +197,19 @@ class Declaration:
             f"{of_device}{cpp_advice(self.folder, *stems)}"
         )
 
-    def recipe(
-        self, target: Target, compilers: Sequence[Mapping[str, str]], scan: Scan | None = None
-    ) -> Recipe:
-        """Describe the current inputs of the op's build for a target. Reads its files, and writes nothing. Raises NoKernel, or OSError.
+    def recipe(self, target: Target, compilers: Sequence[Mapping[str, str]]) -> Recipe:
+        """Describe the current inputs of the op's build for a target. Reads its sources, and writes nothing. Raises NoKernel, or OSError.
 
         Args:
             compilers: their identities, the preferred first (see `toolchain.identities_of`).
-            scan: shares header scans between ops.
         """
         source = self.source(target.backend)
         flags = self.flags(target)
-        shown = None
-        if self.code is not None:
-            scan = scan or Scan()
-            scan.texts[str(source)] = self.code.texts[target.backend.suffix].encode()
-            shown = self.code.shown or source.name
-        return Recipe(
-            self.schema,
-            target,
-            source,
-            read_inputs(source, target, flags, scan),
-            flags,
-            compilers[0] if compilers else None,
-            shown,
-            tuple(compilers[1:]),
-        )
+        if self.code is None:
+            return recipes.describe(self.schema, target, source, flags, compilers)
+        text = self.code.texts[target.backend.suffix].encode()
+        shown = self.code.shown or source.name
+        return recipes.describe(self.schema, target, source, flags, compilers, text, shown)
 
     def flags(self, target: Target) -> Flags:
         """Return the backend's flags with the op's additions."""

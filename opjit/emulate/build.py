@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import backends, resources
+from opjit import backends, files, resources
 from opjit.backends.targets import Target, here
 from opjit.builder import glue, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
@@ -23,8 +23,11 @@ from opjit.declare.op_state import OpState
 from opjit.emulate.translate import translate
 from opjit.errors import NoKernel, OpjitError
 from opjit.loader import Loaded, first_group
-from opjit.recipe import headers, nvcc_flags, toolchain
+from opjit.recipe import nvcc_flags, toolchain
+from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.recipe import GLUE_GENERATOR
+from opjit.recipe.reports import ReportReader, Search, preprocessed_files
+from opjit.recipe.toolchain import Compiler
 from opjit.store.store import Store, default_root
 
 RUNTIME = "libopjit_emulate.so"
@@ -158,41 +161,66 @@ def binary(op: OpState, checked: bool) -> Path:
         include += extra.include
         sources += [Path(path) for path in extra.sources if path.endswith(".cu")]
         author = nvcc_flags.translated(extra.cuda)[1]
-    read = headers.closure([*map(str, sources), f"{include[1]}/opjit_cuda.h"], tuple(include))
     compiler = toolchain.require_compiler(_base())
     target = here(backends.for_device("cpu"))
     flags = [*compiler_flags(checked, target), *author]
-    content = [
-        _own_text(),
-        op.schema.text,
-        GLUE_GENERATOR,
-        compiler.version,
-        flags,
-        sorted(read.items()),
-    ]
+    moment = Moment()
+    known = [moment.digest(str(path)) for path in sources]
+    content = [_own_text(), op.schema.text, GLUE_GENERATOR, compiler.version, flags, include, known]
+
+    def is_good(place: Path) -> bool:
+        return runtime_objects.is_current(place, [_BINARY], moment)
 
     def make(staged: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
             work = Path(folder)
             try:
-                write_translated(read, work, {str(source): _shown(op, source)})
+                read = _read_by(compiler, flags, sources, include, work)
+                of_emulation = f"{_folder()}/"
+                names = {str(source): _shown(op, source)}
+                translated = [path for path in read.digests if not path.startswith(of_emulation)]
+                write_translated(translated, work, names)
                 _write_wrappers(op, sources, work)
                 every = includes(work, include)
                 for unit in sources:
                     run_tool(
                         [compiler.path, *flags, *every, "-c", f"{unit.stem}.emulated.cc"], work
                     )
-                parts = runtime_objects.folder(
-                    _base(), compiler, target.backend.flags(target.arch, "")
-                )
+                of_cpu = target.backend.flags(target.arch, "")
+                parts, _ = runtime_objects.folder(_base(), compiler, of_cpu)
                 run_tool([compiler.path, *_link(sources, parts, include[1], checked, staged)], work)
             except NvccOnly as reason:
                 text = f"{op.qualified} is not emulated: {source.name}: {reason}"
                 raise NoKernel(text) from None
             except CompilerFailed as failed:
                 raise _explained(op, str(failed)) from None
+        runtime_objects.keep_reads(staged, read)
 
-    return runtime_objects.kept(_base(), content, (_BINARY,), make) / _BINARY
+    found = runtime_objects.find(_base(), content, is_good)
+    return (found or runtime_objects.put(_base(), content, is_good, make)) / _BINARY
+
+
+def _read_by(
+    compiler: Compiler,
+    flags: Sequence[str],
+    sources: Sequence[Path],
+    include: Sequence[str],
+    work: Path,
+) -> Reads:
+    """Return the files of an op's author and of opjit that its sources include, before their translation, by the compiler's report."""
+    started = files.tick(work)
+    write_headers(work)
+    unit = work / "every_source.cc"
+    named = ["opjit_cuda.h", "cuda_runtime.h", *map(str, sources)]
+    unit.write_text("".join(f'#include "{name}"\n' for name in named), "utf-8", "surrogateescape")
+    order = (f"{work}/headers", *include, str(_folder()))
+    command = [compiler.path, *flags, *(f"-I{folder}" for folder in order), str(unit)]
+    read = preprocessed_files(command, work) or [*map(str, sources)]
+    system = toolchain.system_folders([compiler])
+    reader = ReportReader(str(work), str(work), Moment(), system, (), started)
+    of_system = tuple(f"{folder}/" for folder in system)
+    own = [path for path in read if not path.startswith(of_system)]
+    return reader.compiled(own, [], Search((), order))
 
 
 def compiler_flags(checked: bool, target: Target) -> list[str]:

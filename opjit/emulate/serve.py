@@ -11,8 +11,6 @@ from opjit.backends.targets import Target
 from opjit.declare.op_state import OpState
 from opjit.emulate import build
 from opjit.store.entry import Entry
-from opjit.store.store import Store, default_root
-from opjit.wanted import describe
 
 _WARNING = "CUDA kernels run emulated on the CPU, as OPJIT_EMULATE is set: results, races and bounds; their time means nothing"
 
@@ -40,10 +38,9 @@ class EmulatedCuda(cpu.Cpu):
         build.runtime().emu_set_checking(int(checked))
         library = build.binary(op, checked)
         warnings.warn(_WARNING, stacklevel=2)
-        recipe = describe(op, target, Store(default_root()))
         with library.open("rb") as file:
             identity = files.identity(file.fileno())
-        return Entry(library.parent, recipe.key or recipe.base, library, "store", identity)
+        return Entry(library.parent, library.parent.name, library, "store", identity)
 
 
 def serve() -> None:

@@ -61,16 +61,10 @@ def import_all() -> None:
 class CandidateBinary(OpBinary):
     """A candidate's library. It is stored only if its object files pass the check."""
 
-    def in_store(self) -> "CandidateBinary":
-        return self._replace(must_store=True)
-
-    def now(self, store: Store) -> "CandidateBinary":
-        return self._replace(recipe=describe_recipe(self.op, self.target, store))
-
     def build(self, store: Store) -> Entry:
         on_gpu = self.target.backend.uses_nvcc
         self.op.write_code()
-        recipe = self.now(store).recipe
+        recipe = self.now(store).inputs
         return build.build(recipe, store, inspect=lambda work: screen.check_objects(work, on_gpu))
 
 
@@ -141,7 +135,7 @@ class CandidateWorker:
             return protocol.Built("", cached=False)
         target = target_of(self.device, None)
         store = Store(default_root())
-        wanted = CandidateBinary(self.op, target, describe_recipe(self.op, target, store))
+        wanted = CandidateBinary(describe_recipe(self.op, target, store), op=self.op)
         found = request.look(wanted, store)
         self.entry = found or request.obtain(wanted, store)
         return protocol.Built(self.entry.key, found is not None)

@@ -6,18 +6,28 @@ A thread compares the files' dates, because a check during calls would slow down
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 
-from opjit import backends, files, resources
+from opjit import backends, files
 from opjit.catalog import registry
-from opjit.errors import NoKernel, OpjitError
+from opjit.errors import OpjitError
 from opjit.live import reload
 from opjit.operators.op import Op
-from opjit.recipe import headers
+from opjit.recipe.recipe import Recipe
+from opjit.store import layers
+from opjit.store.entry import read
+from opjit.store.store import Store, default_root
+from opjit.wanted import describe, here
 
 INTERVAL = 0.2  # seconds between two checks
 logger = logging.getLogger("opjit")
+
+
+def _store() -> Store:
+    return Store(default_root())
+
 
 _Stamps = dict[str, tuple[int, ...] | None]
 
@@ -32,7 +42,8 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
         self._declarations = {op.declaration.file for op in ops}
         self._interval = interval
         self._stopped = threading.Event()
-        self._headers: dict[str, list[str]] = {}
+        self._headers: dict[str, tuple[list[str] | None, list[str]]] = {}
+        self._last: dict[str, _Stamps] = {}
         self._last = {op.qualified: self._stamps(op) for op in self._ops()}
         self._thread = threading.Thread(target=self._run, name="opjit.watch", daemon=True)
         self._thread.start()
@@ -75,29 +86,46 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
                         logger.info("%s is up to date with its files", op.qualified)
 
     def _stamps(self, op: Op) -> _Stamps:
-        """Return the stamps of the files in an op's folder, and of the files that its sources
-        included at the last reload.
-        """
-        if op.qualified not in self._headers:
-            extra = op.declaration.flags_of_author
-            include = (
-                str(op.folder),
-                *(extra.include if extra else ()),
-                str(resources.folder("kernels_c")),
-            )
-            found: list[str] = []
-            for backend in backends.all_backends():
-                with suppress(NoKernel, OSError):
-                    found += headers.closure([str(op.declaration.source(backend))], include)
-            self._headers[op.qualified] = found
+        """Return the stamps of the files in an op's folder and in its folders of headers, and of those that its builds read."""
+        extra = op.declaration.flags_of_author
         names: list[str] = []
-        with suppress(OSError), os.scandir(op.folder) as entries:
-            names = [
-                entry.path
-                for entry in entries
-                if entry.is_file() and not entry.name.startswith(".")
-            ]
-        return {path: files.stamp(path) for path in (*names, *self._headers[op.qualified])}
+        for folder in (str(op.folder), *(extra.include if extra else ())):
+            with suppress(OSError), os.scandir(folder) as entries:
+                names += [
+                    entry.path
+                    for entry in entries
+                    if entry.is_file() and not entry.name.startswith(".")
+                ]
+        before = self._headers.get(op.qualified)
+        now = {path: files.stamp(path) for path in (*names, *self._read_by_builds(op))}
+        last = self._last.get(op.qualified, {})
+        # A file that comes into view is no change, if it is as the build read it.
+        if before is not self._headers[op.qualified] and self._last.get(op.qualified):
+            self._last[op.qualified] = {path: last.get(path, now[path]) for path in now}
+        return now
+
+    def _read_by_builds(self, op: Op) -> list[str]:
+        """Return the files that the builds of an op's loaded kernels read."""
+        keys = [loaded.key for loaded in op.loaded.values()]
+        known, found = self._headers.get(op.qualified, (None, []))
+        if keys != known:
+            found = []
+            for backend in [each for each in backends.all_backends() if each.name in op.loaded]:
+                with suppress(OpjitError, OSError):
+                    found += self._read_by_build(op, describe(op, here(backend), _store()))
+            self._headers[op.qualified] = keys, found
+        return found
+
+    def _read_by_build(self, op: Op, recipe: Recipe) -> Iterator[str]:
+        """Yield the files that the build of a loaded kernel read. If one has changed since then, the op is out of date."""
+        key = op.loaded[recipe.target.backend.name].key
+        name = Path(recipe.place_of_entries).parent
+        for place in layers.locations(recipe, _store()):
+            for folder in (place.store.base / name).glob(f"*/{key}"):
+                document = read(folder, place.source)[0].document
+                if any(recipe.changes(document)):
+                    self._last[op.qualified] = {}
+                yield from filter(None, map(recipe.places.path, document["inputs"]))
 
 
 def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> FolderWatch:

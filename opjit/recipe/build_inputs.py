@@ -10,14 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from opjit import files
 from opjit.errors import EntryError
 from opjit.recipe import reads
-from opjit.recipe.document import FORMAT, base_key, request_key
+from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.recipe.reads import INLINE, Moment, Places, Reads
+
+if TYPE_CHECKING:
+    from opjit.backends.targets import Target
 
 LIBRARY = "opjit.build"
 EXTENSION = "torch.utils.cpp_extension"  # who made the document
@@ -28,18 +32,19 @@ B = TypeVar("B", bound="BuildInputs")
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """Everything that decides the bytes of a binary, before a build."""
+    """Everything that decides the bytes of a binary, before a build: of an op, an extension or a shared library."""
 
-    made_by: ClassVar[str]
     name: str
     sources: tuple[str, ...]  # paths
     texts: Mapping[str, bytes]  # sources and headers that are no files, by path
-    flags: Mapping[str, Sequence[str]]  # the words of the command line by language
     places: Places
     known: Mapping[str, str]  # SHA-256 of sources and texts by portable name
     toolchain: Mapping[str, str] | None  # the tools' versions; None if one is missing
-    search: Mapping[str, Any] | None  # the folders that compilers search, by language
+    search: Any  # the folders that compilers search; None without compilers
     doubt: str  # why its entries are not cached; empty if they are
+
+    def __str__(self) -> str:
+        return f"{self.name} for {self.purpose}"
 
     @property
     def purpose(self) -> str:
@@ -47,42 +52,59 @@ class BuildInputs:
         raise NotImplementedError
 
     @property
+    def op_target(self) -> Target | None:
+        """The target of an op; None for another binary."""
+        return None
+
+    @property
+    def ways(self: B) -> Sequence[B]:
+        """The inputs whose binaries are as good as each other, the preferred first."""
+        return (self,)
+
+    @property
     def file_name(self) -> str:
         """The binary's name in an entry."""
         return re.sub(r"\W", "_", self.name, flags=re.ASCII)[:200] + ".so"
 
-    def document(self, read: Reads | None = None) -> dict[str, Any]:
-        """The document that the key hashes, with what a build read."""
-        found = (read or reads.NOTHING).document(self.places)
-        for name in self.known.keys() & found["inputs"].keys():
-            del found["inputs"][name]
-        return {
-            "format": FORMAT,
-            "made_by": self.made_by,
-            "name": self.name,
-            "sources": [self.places.name(path) for path in self.sources],
-            "inline": {},
-            "flags": {language: list(words) for language, words in self.flags.items()},
-            "known": dict(sorted(self.known.items())),
-            "toolchain": None if self.toolchain is None else dict(sorted(self.toolchain.items())),
-            "search": self.search,
-            **found,
-        }
-
-    @property
-    def key(self) -> str:
-        """The hash of all that is known before a build."""
-        return request_key(self.document())
-
-    @property
-    def base(self) -> str:
-        """The same without the tools."""
-        return base_key(self.document())
-
     @property
     def place_of_entries(self) -> str:
         """The folder below the store's of the entries that differ only in their tools, and in what those read."""
-        return entries_folder(self.document())
+        return entries_folder(self.request)
+
+    def own_fields(self) -> dict[str, Any]:
+        """Return the fields of the document that only this kind of binary has."""
+        raise NotImplementedError
+
+    @cached_property
+    def request(self) -> Mapping[str, Any]:
+        """The document of all that is known before a build."""
+        tools = self.toolchain
+        return {
+            "format": FORMAT,
+            **self.own_fields(),
+            "known": dict(sorted(self.known.items())),
+            "toolchain": None if tools is None else dict(sorted(tools.items())),
+            "search": None if tools is None else self.search,
+            "inputs": {},
+            "absent": {},
+        }
+
+    def document(self, read: Reads = reads.NOTHING) -> dict[str, Any]:
+        """Return the document that the key of an entry hashes, with what its build read."""
+        found = read.document(self.places)
+        for name in self.known.keys() & found["inputs"].keys():
+            del found["inputs"][name]
+        return {**self.request, **found}
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of all that is known before a build."""
+        return document_key(self.request)
+
+    @cached_property
+    def base(self) -> str:
+        """The same without the tools."""
+        return base_key(self.request)
 
     def now(self: B) -> B:
         """Return it with the sources as they are now. Raises FileNotFoundError if one is gone."""
@@ -100,19 +122,40 @@ class BuildInputs:
                 doubt = f"{name} cannot be read ({error.strerror})"
         return replace(self, known=known, doubt=self.doubt or doubt)
 
+    def matches_tools(self, made_by: Any) -> bool:
+        """Return whether the binary of other tools is as good, by the versions of these."""
+        return self.toolchain is None
+
     def fits(self, document: Mapping[str, Any], note: Path | None = None) -> bool:
         """Return whether an entry with a document is wanted: all that is known is equal, and so are the files that its build read.
-        Without a compiler here, the binary of any compiler is."""
-        wanted = {**self.document(), **{name: document.get(name) for name in ("inputs", "absent")}}
-        if self.toolchain is None:
-            wanted |= {name: document.get(name) for name in ("toolchain", "search")}
-        if document != wanted:
-            return False
-        return next(self.changes(document, note), None) is None
+        Without a compiler here, the binary of any compiler is. `note` keeps signatures of the files."""
+        given = ["inputs", "absent"]
+        made_by = document.get("toolchain")
+        if made_by != self.request["toolchain"] and self.matches_tools(made_by):
+            given += ["toolchain", "search"]
+        wanted = {**self.request, **{name: document.get(name) for name in given}}
+        return document == wanted and next(self.changes(document, note), None) is None
 
     def changes(self, document: Mapping[str, Any], note: Path | None = None) -> Iterator[str]:
         """Yield how the files differ from those that the build of an entry read."""
         return reads.changes(document, self.places, Moment(self.texts), note)
+
+
+@dataclass(frozen=True)
+class ProjectInputs(BuildInputs):
+    """Those of an extension or a library, which is made from any sources."""
+
+    made_by: ClassVar[str]
+    flags: Mapping[str, Sequence[str]]  # the words of the command line by language
+
+    def own_fields(self) -> dict[str, Any]:
+        return {
+            "made_by": self.made_by,
+            "name": self.name,
+            "sources": [self.places.name(path) for path in self.sources],
+            "inline": {},
+            "flags": {language: list(words) for language, words in self.flags.items()},
+        }
 
 
 def folder_name(made_by: str, name: str) -> str:

@@ -1,20 +1,24 @@
 """The document that describes a binary, and the keys derived from it."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-FORMAT = 3  # increase it when the meaning of a document, or of an entry's files, changes
+if TYPE_CHECKING:
+    from opjit.backends.targets import Target
+
+FORMAT = 4  # increase it when the meaning of a document, or of an entry's files, changes
 _OF_BUILD: Mapping[str, Any] = {"inputs": {}, "absent": {}}  # what only a build reports
 _OF_TOOLS: Mapping[str, Any] = {"toolchain": None, "search": None}
 
 
 def document_key(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a document in canonical JSON: sorted names, no spaces, ASCII."""
-    return hashlib.sha256(
-        json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
-    ).hexdigest()
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def request_key(document: Mapping[str, Any]) -> str:
@@ -25,3 +29,8 @@ def request_key(document: Mapping[str, Any]) -> str:
 def base_key(document: Mapping[str, Any]) -> str:
     """Return the key of what is known before a build where there are no compilers."""
     return document_key({**document, **_OF_BUILD, **_OF_TOOLS})
+
+
+def op_folder(qualified: str, target: Target, document: Mapping[str, Any]) -> str:
+    """Return the folder below the store's of the entries of an op and target that have a document's base key."""
+    return f"{qualified.replace('::', '.')}/{target.folder}-{base_key(document)[:20]}"

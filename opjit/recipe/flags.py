@@ -10,7 +10,7 @@ from opjit import backends
 from opjit.backends import Flags
 from opjit.backends.targets import Target
 from opjit.errors import DeclarationError
-from opjit.recipe import headers, libraries, nvcc_flags
+from opjit.recipe import libraries, nvcc_flags, reads
 
 # Allowed flags, each one argument: a macro's value is free, and all other values are plain words, which name no file.
 _MACRO = r"-[DU][A-Za-z_]\w*([(=].*)?"
@@ -235,7 +235,7 @@ def _paths(
     """Return absolute paths, where each of `kind` must exist; relative ones start from the op's folder."""
     if not _is_list(paths, (str, os.PathLike)):
         raise DeclarationError(f"{op}: {parameter} is a list of {kind}s, not {paths!r}")
-    found = [headers.normalized(os.path.join(folder, path)) for path in paths]
+    found = [reads.normalized(os.path.join(folder, path)) for path in paths]
     for path, absolute in zip(paths, found, strict=True):
         if not exists(absolute):
             raise DeclarationError(

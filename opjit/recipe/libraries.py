@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opjit.backends import Flags, Shared
 from opjit.errors import DeclarationError
-from opjit.recipe import headers, toolchain
+from opjit.recipe import reads, toolchain
 
 _MAGIC = {
     ".a": b"!<arch>\n",
@@ -55,13 +55,13 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
         return DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
 
     searched = {
-        flag: headers.normalized(os.path.join(folder, flag[2:]))
+        flag: reads.normalized(os.path.join(folder, flag[2:]))
         for flag in flags
         if flag.startswith("-L") and flag != "-L"
     }
     link: list[str] = []
     for flag in flags:
-        path = headers.normalized(os.path.join(folder, flag))
+        path = reads.normalized(os.path.join(folder, flag))
         if flag in searched:
             if not os.path.isdir(searched[flag]):
                 raise refuse(

@@ -7,6 +7,7 @@ reading what has not changed since the last comparison."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,6 @@ _SHARED = (
     "interface "  # the start of the digest of a shared library, of which a linker takes names alone
 )
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
-_MANY = 32  # files whose reading is worth a note: a look-up writes nothing otherwise
 _NUMBERED = re.compile(r"<(include|library|system|own) (\d+)>")
 _ROOTS = ("/usr/", "/lib", "/opt/")  # where a path means the same on other machines
 
@@ -123,6 +123,17 @@ class Reads(NamedTuple):
 NOTHING = Reads({}, frozenset())
 
 
+def loaded(document: Mapping[str, Any], places: Places) -> Reads:
+    """Return what `Reads.document` described."""
+    digests = {places.path(name) or "": digest for name, digest in document["inputs"].items()}
+    absent = {
+        os.path.join(places.path(folder) or "", name)
+        for folder, names in document["absent"].items()
+        for name in names
+    }
+    return Reads(digests, frozenset(absent))
+
+
 class Moment:
     """The files as they are during one request: each is read and searched for at most once."""
 
@@ -168,57 +179,105 @@ def signature(path: str) -> list[int] | None:
 def changes(
     document: Mapping[str, Any], places: Places, moment: Moment, note: Path | None = None
 ) -> Iterator[str]:
-    """Yield how the files differ from those that an entry's document lists; nothing if they are the same. `note` keeps signatures.
-    Raises EntryError if the document does not list them."""
+    """Yield how the files differ from those that an entry's document lists; nothing if they are the same. `note` keeps signatures, which a
+    look-up that had to compare contents renews. Raises EntryError if the document does not list them."""
     inputs = document.get("inputs")
     absent = document.get("absent")
     if not isinstance(inputs, dict) or not isinstance(absent, dict):
         raise EntryError("its manifest does not list the files that its build read")
+    kept = _noted(note, places)
+    as_noted = all(signature(path) == numbers for path, numbers in kept.signatures.items())
+    if kept.signatures and as_noted:
+        inputs = {name: inputs[name] for name in kept.inputs}
+        absent = kept.absent
+    begun = time.time_ns()
+    same = True
+    for text in itertools.chain(
+        _appeared(absent, places, moment),
+        _changed_files(inputs, places, moment, kept.signatures),
+    ):
+        same = False
+        yield text
+    if same and not (kept.signatures and as_noted):
+        remember(document, places, note, begun)
+
+
+def _appeared(absent: Mapping[str, Any], places: Places, moment: Moment) -> Iterator[str]:
     for folder, names in absent.items():
         place = places.path(folder)
         for name in names if place is not None else ():
             if moment.exists(os.path.join(place or "", name)):
                 yield f"{folder}/{name} has appeared"
-    yield from _changed_files(inputs, places, moment, note)
 
 
 def _changed_files(
-    inputs: Mapping[str, str], places: Places, moment: Moment, note: Path | None
+    inputs: Mapping[str, str], places: Places, moment: Moment, kept: Mapping[str, Any]
 ) -> Iterator[str]:
-    kept = files.read_checked(note) if note is not None else None
-    known = kept if isinstance(kept, dict) else {}
-    hashed = 0
     for name, digest in inputs.items():
         path = places.path(name)
-        if path is None or ((now := signature(path)) is not None and known.get(name) == now):
+        if path is None:
             continue
-        hashed += 1
+        now = signature(path)
+        if now is not None and kept.get(path) == now:
+            continue
         try:
             same = moment.digest(path, digest.startswith(_SHARED)) == digest
         except OSError:
             same = False
         if not same:
-            hashed = 0
             yield f"{name} {'changed' if now or path in moment.texts else 'is gone'}"
-    if hashed > _MANY:
-        remember(inputs, places, note)
 
 
-def remember(
-    inputs: Iterable[str], places: Places, note: Path | None, before: int | None = None
-) -> None:
-    """Note the signatures of files whose content has just been compared, or was read after a time `before` which nothing changed."""
-    settled = (
-        time.time_ns() - _SETTLED if before is None else min(before, time.time_ns() - _SETTLED)
-    )
-    found = dict[str, list[int]]()
-    for name in inputs:
+class _Noted(NamedTuple):
+    """A note on files at some places."""
+
+    places: list[object]
+    signatures: Mapping[str, Any]  # by path; a folder's stands for all names that it lacks
+    inputs: list[str]  # the names of files that were too new for a signature
+    absent: Mapping[str, list[str]]  # names that no folder's signature stands for
+
+
+def _noted(note: Path | None, places: Places) -> _Noted:
+    """Return what a note has; nothing if it is about files at other places."""
+    kept = files.read_checked(note) if note is not None else None
+    if not isinstance(kept, dict) or kept.get("places") != _as_json(places):
+        return _Noted([], {}, [], {})
+    return _Noted(**kept)
+
+
+def _as_json(places: Places) -> list[object]:
+    return [_ours(), *(each if isinstance(each, str) else list(each) for each in places)]
+
+
+def remember(document: Mapping[str, Any], places: Places, note: Path | None, before: int) -> None:
+    """Note the signatures of files and folders that were compared or read after a time `before`, if nothing changed since then.
+
+    What is not older than the clock's resolution is compared by each look-up."""
+    if note is None:
+        return
+    settled = min(before, time.time_ns() - _SETTLED)
+    signatures = dict[str, list[int]]()
+    inputs = list[str]()
+    absent = dict[str, list[str]]()
+    for name in document["inputs"]:
         path = places.path(name)
         now = signature(path) if path is not None else None
-        if now is not None and now[1] < settled:
-            found[name] = now
-    if note is not None:
-        files.write_checked(note, found)
+        if path is not None and now is not None and now[1] < settled:
+            signatures[path] = now
+        elif path is not None:
+            inputs.append(name)
+    for folder, names in document["absent"].items():
+        place = places.path(folder)
+        now = signature(place) if place is not None else None
+        if place is None:
+            continue
+        links = any(os.path.islink(os.path.join(place, name)) for name in names)
+        if now is None or now[1] >= settled or links:
+            absent[folder] = names
+        else:
+            signatures[place] = now
+    found = _Noted(_as_json(places), signatures, inputs, absent)
+    files.write_checked(note, found._asdict())
 
 
 def normalized(path: str) -> str:

@@ -281,6 +281,15 @@ class ReportReader:
         return None
 
 
+def preprocessed_files(command: Sequence[str], work: Path) -> list[str]:
+    """Return the files that a compiler's preprocessor reads, by its own report; none if it ends early. `command` has the source."""
+    listing = work / "preprocessed.d"
+    toolchain.run([*command, "-M", "-MG", "-MF", str(listing)], work)
+    listed = reads.listed([listing]) if listing.is_file() else []
+    paths = [reads.normalized(os.path.join(work, path)) for path in listed]
+    return [path for path in dict.fromkeys(paths) if os.path.isfile(path)]
+
+
 def _without_names(assembled: Iterable[str], read: Sequence[str], folder: str) -> list[str]:
     """Return what an assembler read, without files that only debug information names, as prefix maps change their paths."""
     return [

@@ -13,7 +13,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 from opjit import progress
 from opjit.backends.targets import Target
 from opjit.errors import CacheWarning, EntryError, RemoteError
+from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.document import base_key
-from opjit.recipe.recipe import Recipe
 from opjit.share import trust
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Trust
@@ -58,17 +58,22 @@ class Query(NamedTuple):
     fits: Callable[[str, dict[str, Any]], bool]
 
 
-def query_for(recipe: Recipe) -> Query:
-    def fits(key: str, document: dict[str, Any]) -> bool:
-        if base_key(document) != recipe.base:
-            raise EntryError(MISMATCH)
-        return recipe.fits(document)
+def query_for(ways: Sequence[BuildInputs]) -> Query:
+    """Return the query for an entry of any of `ways`, which have one base key."""
+    base = ways[0].base
+    target = ways[0].op_target
 
-    keys = recipe.keys
-    if recipe.toolchain is None or recipe.target.backend.uses_nvcc:
-        keys = [*keys, recipe.base]
-    folder = folder_name(recipe.schema.qualified, recipe.target, recipe.document())
-    return Query(str(recipe), folder, [f"{key}.key" for key in keys], recipe.target, fits)
+    def fits(key: str, document: dict[str, Any]) -> bool:
+        if base_key(document) != base:
+            raise EntryError(MISMATCH)
+        return any(way.fits(document) for way in ways)
+
+    keys = [way.key for way in ways]  # without compilers, the key is the base key
+    if target is not None and target.backend.uses_nvcc:
+        keys.append(base)  # of binaries of compilers that are not here
+    pointers = [f"{key}.key" for key in dict.fromkeys(keys)]
+    folder = f"{VERSION}/{ways[0].place_of_entries}"
+    return Query(str(ways[0]), folder, pointers, target, fits)
 
 
 def fetch(wanted: Query, store: Store) -> Entry | None:
@@ -200,11 +205,6 @@ def pointed(content: bytes) -> list[str]:
     if len(content) > _POINTER_BYTES or not _KEYS.fullmatch(content):
         raise EntryError("its pointer does not contain a key")
     return content.decode("ascii").split()
-
-
-def folder_name(qualified: str, target: Target, document: Mapping[str, Any]) -> str:
-    """Return the common prefix of the names of an op's objects for a target that have a document's base key."""
-    return f"{VERSION}/{qualified.replace('::', '.')}/{target.folder}-{base_key(document)[:20]}"
 
 
 def examine(manifest: Manifest, library: bytes, key: str, target: Target | None) -> None:

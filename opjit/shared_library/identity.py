@@ -12,9 +12,9 @@ from typing import Any
 from opjit.backends import cpu
 from opjit.errors import BuildError, ToolMissing, UnknownArch
 from opjit.recipe import nvcc_flags, reports, toolchain, unreported
-from opjit.recipe.build_inputs import LIBRARY, BuildInputs
+from opjit.recipe.build_inputs import LIBRARY, ProjectInputs
 from opjit.recipe.command_line import folders, here, portable
-from opjit.recipe.reads import GENERATED, Places, Reads
+from opjit.recipe.reads import GENERATED, Places
 from opjit.recipe.reports import Search, named_search, others
 from opjit.recipe.toolchain import Compiler, Nvcc, system_folders
 
@@ -28,7 +28,7 @@ _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?
 
 
 @dataclass(frozen=True)
-class Library(BuildInputs):
+class Library(ProjectInputs):
     """What decides a shared library's bytes, and how to compile it here; its texts with a source's suffix are compiled after `sources`."""
 
     made_by = LIBRARY
@@ -58,12 +58,12 @@ class Library(BuildInputs):
     def languages(self) -> set[str]:
         return languages([*self.sources, *self.texts])
 
-    def document(self, read: Reads | None = None) -> dict[str, Any]:
-        document = super().document(read)
+    def own_fields(self) -> dict[str, Any]:
+        fields = super().own_fields()
         return {
-            **document,
+            **fields,
             "host": os.uname().machine,
-            "sources": [*document["sources"], *map(self.places.name, self.texts)],
+            "sources": [*fields["sources"], *map(self.places.name, self.texts)],
             "archs": list(self.archs) if "cuda" in self.languages else None,
         }
 
@@ -122,12 +122,12 @@ def describe(
         name,
         paths,
         texts,
-        flags,
         places,
         {},
         versions(found) if found is not None else None,
         named_search(search, places),
         "",
+        flags,
         headers,
         given,
         tuple(archs),

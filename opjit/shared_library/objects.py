@@ -13,7 +13,6 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from opjit import files
 from opjit.builder import runtime_objects
@@ -21,13 +20,11 @@ from opjit.errors import EntryError, UntrustedFolder
 from opjit.recipe import reads
 from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.document import FORMAT
-from opjit.recipe.reads import Moment, Places, Reads
+from opjit.recipe.reads import Moment, Reads
 from opjit.store.store import OBJECTS
 
 _OBJECT = "object.o"
-_READS = "reads.json"
 _MAX_BYTES = 1 << 30
-_EVERYWHERE = Places(os.sep)
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class KeptObjects:
             listed = json.loads(files.read(folder / runtime_objects.LIST, _MAX_BYTES))
             if hashlib.sha256(content).hexdigest() == listed[_OBJECT]:
                 place.write_bytes(content)
-                self.read[place] = _loaded(folder)
+                self.read[place] = runtime_objects.kept_reads(folder)
                 return True
         return False
 
@@ -64,16 +61,13 @@ class KeptObjects:
 
             def make(staged: Path) -> None:
                 (staged / _OBJECT).write_bytes(place.read_bytes())
-                (staged / _READS).write_text(json.dumps(read.document(_EVERYWHERE)))
+                runtime_objects.keep_reads(staged, read)
 
             runtime_objects.put(self.base, self._key(source, command), self._fits, make, OBJECTS)
 
     def _fits(self, folder: Path) -> bool:
         """Whether an object is unchanged, and what its compiler read is."""
-        with suppress(OSError, EntryError, ValueError):
-            whole = runtime_objects.is_whole(folder, (_OBJECT, _READS))
-            return whole and not any(reads.changes(_document(folder), _EVERYWHERE, self.moment))
-        return False
+        return runtime_objects.is_current(folder, [_OBJECT], self.moment)
 
     def _key(self, source: str, command: str) -> list[object]:
         """Return what decides an object, apart from what its compiler reads."""
@@ -82,18 +76,3 @@ class KeptObjects:
         digest = self.moment.digest(path)
         inputs = self.inputs
         return [FORMAT, inputs.toolchain, inputs.search, self.more, digest, words, os.getcwd()]
-
-
-def _document(folder: Path) -> dict[str, Any]:
-    return dict(json.loads(files.read(folder / _READS, _MAX_BYTES)))
-
-
-def _loaded(folder: Path) -> Reads:
-    document = _document(folder)
-    digests = {_EVERYWHERE.path(name) or "": digest for name, digest in document["inputs"].items()}
-    absent = {
-        f"{_EVERYWHERE.path(place)}/{name}"
-        for place, names in document["absent"].items()
-        for name in names
-    }
-    return Reads(digests, frozenset(absent))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opjit import files
 from opjit.errors import EntryError
@@ -51,7 +51,7 @@ def verify(
     key: str | None = None,
     trusted_as: Path | None = None,
     hashed: bool = True,
-    fits: Callable[[dict[str, Any]], bool] | None = None,
+    fits: Callable[[Manifest], bool] | None = None,
 ) -> tuple[Entry, Manifest]:
     """Check owners, modes, size, hash, machine, arch and needed libraries before a library is loaded; without `hashed`, nothing that needs
     its content. A C++ extension, with `target` None, may need any library. `key` None: the folder's name. `trusted_as`: see
@@ -69,14 +69,14 @@ def read(
     folder: Path,
     trusted_as: Path | None = None,
     hashed: bool = True,
-    fits: Callable[[dict[str, Any]], bool] | None = None,
+    fits: Callable[[Manifest], bool] | None = None,
 ) -> tuple[Manifest, bytes, tuple[int, ...]]:
     """Return an entry's manifest, library and file's identity. Raises FileNotFoundError, or EntryError or OSError about a bad one."""
     problem = files.distrusted(folder, trusted_as)
     if problem is not None:
         raise EntryError(problem)
     manifest = manifests.parse(files.read(folder / manifests.NAME, manifests.MAX_BYTES, trusted_as))
-    if fits is not None and not fits(manifest.document):
+    if fits is not None and not fits(manifest):
         raise NotWanted
     with files.opened(folder / manifest.library, MAX_BYTES, trusted_as) as file:
         verified = files.identity(file.fileno())

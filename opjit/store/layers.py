@@ -1,32 +1,91 @@
-"""Layers: stores that opjit only reads. One may lie beside a kernel's source, as in a wheel; OPJIT_LAYERS names others."""
+"""The look-up of a request in layers and in a store.
+
+A layer is a store that opjit only reads: one may lie beside a kernel's source, as in a wheel, and OPJIT_LAYERS names others."""
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from opjit.recipe import reads
+from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.reads import Moment
 from opjit.store.entry import Entry
-from opjit.store.store import VERSION, Store, default_root, first
-
-if TYPE_CHECKING:
-    from opjit.recipe.recipe import Recipe
+from opjit.store.manifest import Manifest
+from opjit.store.store import VERSION, Store, first
 
 FOLDER = "prebuilt"  # beside a kernel's source
 
 
-def find(recipe: Recipe, hashed: bool = True) -> Entry | None:
-    """Return the entry of a recipe in the first layer that has it, or None. Takes no lock, writes nothing. A binary beside its source may
-    come from any compiler and any version of opjit's glue; its source, schema, flags, arch and format must match."""
-    return next(
-        (replace(entry, origin="layer") for entry in _entries(recipe, hashed) if entry is not None),
-        None,
-    )
+class Location(NamedTuple):
+    """A store that a request searches. Binaries that came with a kernel's `source` lie beside it, and may have its owner."""
+
+    name: str
+    store: Store
+    source: Path | None = None
+
+    def tries(self, ways: Sequence[BuildInputs]) -> Iterator[tuple[BuildInputs, Path]]:
+        """Yield the folders that may have an entry: of binaries beside a source all of its op and target, whatever opjit made them."""
+        for way in ways if self.source is None else ways[:1]:
+            wanted = self.store.base / way.place_of_entries
+            for folder in [wanted] if self.source is None else others_like(wanted):
+                yield way, folder
+
+    def accepts(self, way: BuildInputs, manifest: Manifest, notes: Store) -> bool:
+        """Return whether an entry here is wanted. `notes` is the store that keeps what stat says of files."""
+        if self.source is None:
+            return way.fits(manifest.document, notes.seen(manifest.key))
+        return _fits_as_shipped(way, manifest.document)
+
+
+def locations(inputs: BuildInputs, store: Store) -> Iterator[Location]:
+    """Yield the stores that a request searches, in order."""
+    if inputs.op_target is not None:
+        source = Path(inputs.sources[0])
+        beside = source.parent / FOLDER
+        if os.path.isdir(beside):
+            yield Location("the binaries next to its source", Store(beside), source)
+    for layer in named():
+        yield Location(f"the layer {layer}", Store(layer))
+    yield Location("the cache", store)
+
+
+def find(
+    ways: Sequence[BuildInputs],
+    store: Store,
+    above: bool = True,
+    warn: bool = True,
+    hashed: bool = True,
+) -> Entry | None:
+    """Return the verified entry of a request, or None: in the first place that has one, that of the first of its `ways`.
+
+    It takes no lock. A binary beside its source may come from any compiler and any version of opjit's glue; its source, schema, flags,
+    arch and format must match.
+
+    Args:
+        above: whether layers count.
+        warn: whether to warn of an entry in the store that cannot be used.
+        hashed: whether to verify the library's content; see `opjit.store.entry.verify`.
+    """
+    every = locations(ways[0], store) if above else [Location("the cache", store)]
+    for place in every:
+        tried = set[Path]()
+        for way, folder in place.tries(ways):
+            if not place.store.trusted(folder.parent, folder, trusted_as=place.source):
+                continue
+
+            def fits(manifest: Manifest, place: Location = place, way: BuildInputs = way) -> bool:
+                return place.accepts(way, manifest, store)
+
+            warns = folder not in tried and (warn or place.store is not store)
+            found = first(folder, way.op_target, fits, warns, place.source, hashed)
+            if found is not None:
+                return found if place.store is store else replace(found, origin="layer")
+            tried.add(folder)
+    return None
 
 
 def holds(library: Path) -> bool:
@@ -34,30 +93,10 @@ def holds(library: Path) -> bool:
     return library.parts[-6:-4] == (FOLDER, VERSION) and library.name == f"{library.parts[-4]}.so"
 
 
-def _entries(recipe: Recipe, hashed: bool) -> Iterator[Entry | None]:
-    beside = recipe.folder / FOLDER
-    if os.path.isdir(beside):
-        store = Store(beside)
-        for folder in folders(store, recipe):
-            if store.trusted(folder.parent, folder, trusted_as=recipe.source):
-                yield first(
-                    folder,
-                    recipe.target,
-                    functools.partial(_fits_as_shipped, recipe),
-                    trusted_as=recipe.source,
-                    hashed=hashed,
-                )
-    for root in named():
-        yield Store(root).find(recipe, hashed=hashed, notes=Store(default_root()))
-
-
-def folders(store: Store, recipe: Recipe) -> list[Path]:
-    """Return the folders of all entries of an op and target in a store."""
-    place = store.folder(recipe.schema.qualified, recipe.target, recipe.document())
-    start = f"{recipe.target.folder}-"
-    return sorted(
-        each for each in place.parent.glob(f"{start}*") if len(each.name) == len(place.name)
-    )
+def others_like(folder: Path) -> list[Path]:
+    """Return the folders of all entries of the same name and target, whatever they are made from."""
+    found = folder.parent.glob(f"{folder.name[:-20]}*")
+    return sorted(each for each in found if len(each.name) == len(folder.name))
 
 
 def named() -> list[Path]:
@@ -68,26 +107,16 @@ def named() -> list[Path]:
     ]
 
 
-def _fits_as_shipped(recipe: Recipe, document: dict[str, Any]) -> bool:
+def _fits_as_shipped(inputs: BuildInputs, document: dict[str, Any]) -> bool:
     """Return whether a binary beside its source is wanted: all but opjit's files, the glue, the compilers and their folders is equal."""
-    if _as_shipped(document) != _as_shipped(recipe.document()):
+    if _as_shipped(document) != _as_shipped(dict(inputs.request)):
         return False
-    inputs = {
-        name: digest
-        for name, digest in document["inputs"].items()
-        if not name.startswith("<opjit>/")
-    }
-    anywhere = recipe.naming._replace(system=())
-    return not any(reads.changes({**document, "inputs": inputs}, anywhere, Moment()))
+    given = document["inputs"]
+    of_author = {name: given[name] for name in given if not name.startswith("<opjit>/")}
+    anywhere = inputs.places._replace(system=())
+    return not any(reads.changes({**document, "inputs": of_author}, anywhere, Moment()))
 
 
 def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document without opjit's own files, the glue, the compilers and what these read."""
-    known = document.get("known")
-    own = (
-        {name: digest for name, digest in known.items() if not name.startswith("<opjit>/")}
-        if isinstance(known, dict)
-        else None
-    )
-    others = dict.fromkeys(("toolchain", "glue", "search", "inputs", "absent"))
-    return {**document, **others, "known": own}
+    """Return a document without the glue, the compilers and what these read."""
+    return {**document, **dict.fromkeys(("toolchain", "glue", "search", "inputs", "absent"))}

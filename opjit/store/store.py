@@ -10,20 +10,19 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opjit import files
 from opjit.errors import CacheWarning, EntryError, UntrustedFolder
-from opjit.recipe.document import base_key, document_key
+from opjit.recipe.document import op_folder
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, NotWanted, verify
 from opjit.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from opjit.backends.targets import Target
-    from opjit.recipe.recipe import Recipe
     from opjit.store.bundle import Bundle
 
 VERSION = "v2"  # the folder of all others; its number grows with the layout of the folders
@@ -88,32 +87,14 @@ class Store(NamedTuple):
         """The note with signatures of the files that the build of an entry read; None where `notes` is."""
         return None if self.notes is None else self.base / SEEN / key
 
+    def uncached(self, key: str) -> str:
+        """Return why the last build of a request was not cached; an empty text if it was, or if there was none."""
+        note = None if self.notes is None else files.read_checked(self.notes / f"{UNCACHED}{key}")
+        return str(note["reason"]) if isinstance(note, dict) else ""
+
     def folder(self, qualified: str, target: Target, document: Mapping[str, Any]) -> Path:
         """Return the folder of the entries of an op and target that have a document's base key."""
-        name = f"{target.folder}-{base_key(document)[:20]}"
-        return self.base / qualified.replace("::", ".") / name
-
-    def find(
-        self, recipe: Recipe, warn: bool = True, hashed: bool = True, notes: Store | None = None
-    ) -> Entry | None:
-        """Return the verified entry of a recipe, or None: that of the preferred compilers first. `notes` is the store that keeps what stat
-        says of files."""
-        folder = self.folder(recipe.schema.qualified, recipe.target, recipe.document())
-        if not self.trusted(folder.parent, folder):
-            return None
-        seen = (notes or self).seen
-
-        def fits(way: object, document: dict[str, Any]) -> bool:
-            wanted = way is None or document.get("toolchain") == way
-            return wanted and recipe.fits(document, seen(document_key(document)))
-
-        preferred = recipe.ways[:1] if recipe.others else []
-        for way in (*preferred, None):
-            found = first(folder, recipe.target, partial(fits, way), warn, hashed=hashed)
-            if found is not None:
-                return found
-            warn = False  # again
-        return None
+        return self.base / op_folder(qualified, target, document)
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot. An entry's path must keep its
@@ -221,12 +202,12 @@ class Store(NamedTuple):
 def first(
     folder: Path,
     target: Target | None,
-    fits: Callable[[dict[str, Any]], bool],
+    fits: Callable[[Manifest], bool],
     warn: bool = True,
     trusted_as: Path | None = None,
     hashed: bool = True,
 ) -> Entry | None:
-    """Return the first verified entry whose document `fits`, or None. `fits` may raise EntryError; `warn` is about unverified ones."""
+    """Return the first verified entry whose manifest `fits`, or None. `fits` may raise EntryError; `warn` is about unverified ones."""
     try:
         names = sorted(name for name in os.listdir(folder) if is_key(name))
     except OSError:
@@ -243,7 +224,7 @@ def _read(
     target: Target | None,
     warn: bool,
     trusted_as: Path | None = None,
-    fits: Callable[[dict[str, Any]], bool] | None = None,
+    fits: Callable[[Manifest], bool] | None = None,
     hashed: bool = True,
 ) -> Entry | None:
     try:

@@ -15,12 +15,12 @@ from opjit import backends, request, resources, wanted
 from opjit.backends import targets
 from opjit.builder import glue
 from opjit.builder.compile_step import CompilerFailed, run_tool
+from opjit.builder.runtime_objects import RUNTIME
 from opjit.catalog import registry
 from opjit.errors import BadSetting
 from opjit.operators.op import Op
 from opjit.recipe import toolchain
 from opjit.recipe.libraries import arguments
-from opjit.recipe.recipe import RUNTIME
 from opjit.testing.compare import Tolerance, assert_same
 from opjit.testing.samples import Skipped, effects, effects_in_place, moved, storage_bytes
 

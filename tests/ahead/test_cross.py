@@ -19,7 +19,7 @@ from opjit.errors import BadSetting, PrecompileError, UnknownArch
 from opjit.recipe import toolchain
 from opjit.store import elf
 from opjit.store.store import Store
-from opjit.wanted import OpBinary, describe
+from opjit.wanted import describe, of_op
 from tests import helpers
 from tests.helpers import entries, fresh, no_compiler
 
@@ -69,7 +69,7 @@ def test_a_login_node_fills_a_store_for_nodes_of_both_processors(
     for target in (
         targets.named(arch, cuda_version="13.0") for arch in archs if cpu.machine_of(arch) != HERE
     ):
-        assert OpBinary(op, target, describe(op, target, node)).find(node) is not None, why.compare(
+        assert of_op(op, target, node).find(node) is not None, why.compare(
             describe(op, target, node), node
         )
 

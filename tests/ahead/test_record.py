@@ -213,7 +213,7 @@ def test_of_a_folder_that_only_the_list_names_nothing_is_run_and_its_kernel_gets
     listed = write_list(tmp_path / "ops.json", one(folder=str(folder)))
     assert len(opjit.precompile(recorded=listed).built) == 1
     assert not (tmp_path / "ran").exists()
-    assert Store(default_root()).find(helpers.describe(folder)) is not None
+    assert helpers.found(Store(default_root()), helpers.describe(folder)) is not None
 
 
 def test_the_flags_of_the_list_are_checked_like_those_of_a_declaration(tmp_path: Path) -> None:

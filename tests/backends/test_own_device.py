@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,7 @@ def test_a_built_library_runs_on_the_device_without_a_compiler(plus: Path, sdk: 
     done = helpers.fresh(
         f"""\
 import torch, opjit
+from dataclasses import replace
 from pathlib import Path
 {code}
 opjit.load_library({path.strip()!r})
@@ -145,28 +147,24 @@ print(torch.ops.keytest.plus(x).tolist())
     assert done.stdout == "[2.0, 2.0, 2.0]\n"
 
 
-def test_what_decides_the_binary_is_in_the_key(plus: Path, sdk: Path) -> None:
+def test_what_decides_the_binary_is_in_the_key(plus: Path, sdk: Path, tmp_path: Path) -> None:
     """Each change gives another key; what changes nothing gives the same."""
     backend = Stub(sdk)
-
-    def runtime() -> None:
-        with open(sdk / "libstub.so", "ab") as library:
-            library.write(b"\0")
 
     changes: dict[str, Callable[[], object]] = {
         "version": lambda: write_compiler(sdk, "stubcc 1.1"),
         "program": lambda: write_compiler(sdk, "stubcc 1.1", before="# changed"),
         "flags": lambda: setattr(backend, "more", ("-DMORE",)),
         "header": lambda: (sdk / "stub.h").write_text(stub_device.HEADER + "/* changed */\n"),
-        "runtime": runtime,
         "stream": lambda: setattr(backend, "stream", stub_device.STREAM._replace(exchange=None)),
         "author's header": lambda: (plus / "amount.h").write_text("#define AMOUNT 2.0f\n"),
     }
-    seen = [key(plus, backend)]
-    assert key(plus, Stub(stub_device.write_sdk(sdk.parent / "elsewhere"))) == seen[0]
+    seen = [built(plus, tmp_path / "cache", backend.target).key]
+    other = Stub(stub_device.write_sdk(sdk.parent / "elsewhere"))
+    assert built(plus, tmp_path / "another", other.target).key == seen[0]
     for name, change in changes.items():
         change()
-        seen.append(key(plus, backend))
+        seen.append(built(plus, tmp_path / "cache", backend.target).key)
         assert len(set(seen)) == len(seen), name
 
 
@@ -177,7 +175,7 @@ def test_an_entry_names_the_compiler_and_the_file_it_compiled(
     document = manifest.parse((entry.folder / manifest.NAME).read_bytes()).document
     assert document["toolchain"]["device.version"] == "stubcc 1.0"
     assert "<include 0>/stub.h" in {**document["known"], **document["inputs"]}
-    assert document["flags"]["link"] == ["<link 0>/libstub.so"]
+    assert document["flags"]["link"] == ["<include 0>/libstub.so"]
     assert '#include "plus.stub"' in (entry.folder / "opjit_kernel.stub").read_text()
     assert str(tmp_path) not in json.dumps(document)
 
@@ -276,7 +274,7 @@ def test_a_binary_serves_where_its_compiler_is_missing(
 ) -> None:
     made = built(plus, tmp_path / "cache", Stub(sdk).target)
     (sdk / "stubcc").unlink()
-    assert Store(tmp_path / "cache").find(recipe(plus, Stub(sdk))) == made
+    assert helpers.found(Store(tmp_path / "cache"), recipe(plus, Stub(sdk))) == made
 
 
 def test_a_header_that_only_the_compiler_finds_is_an_input(
@@ -314,6 +312,7 @@ def test_an_author_s_other_sources_are_compiled_by_the_device_s_compiler(
         '#include "amount.h"\nfloat amount(void)\n{\n    return AMOUNT;\n}\n'
     )
     plain = recipe(plus, Stub(sdk))
-    more = plain._replace(flags=plain.flags._replace(sources=(str(plus / "amount.stub"),)))
-    entry = build.build(more._replace(inputs=more.inputs_now()), Store(tmp_path / "cache"))
+    flags = plain.flags._replace(sources=(str(plus / "amount.stub"),))
+    more = replace(plain, sources=(*plain.sources, *flags.sources), flags=flags).now()
+    entry = build.build(more, Store(tmp_path / "cache"))
     assert entry.library.is_file()

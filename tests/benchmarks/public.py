@@ -216,9 +216,7 @@ def built(call: LoadCall, whole: bool) -> Row:
     store = Store(default_root())
     started = cpu_seconds()
     wanted = binary.of_call(call, store.notes, "9.0")
-    first = replace(
-        wanted.content, light=light.VERSION, toolchain=wanted.content.light_toolchains[0]
-    )
+    first = replace(wanted.inputs, light=light.VERSION, toolchain=wanted.inputs.light_toolchains[0])
     reason = wanted.without_light() or ""
     for way in () if reason else (first, replace(first, pybind11=True)):
         try:
@@ -235,7 +233,7 @@ def built(call: LoadCall, whole: bool) -> Row:
             )
     if whole:
         try:
-            build.build(wanted.content, call, store, True)
+            build.build(wanted.inputs, call, store, True)
         except (OpjitError, CompilerFailed) as error:
             return Row("none", cpu_seconds() - started, f"{error}\n(light headers: {reason})")
     return Row("torch's", cpu_seconds() - started, reason)

@@ -28,7 +28,7 @@ from opjit.backends.targets import here
 from opjit.catalog import registry
 from opjit.recipe.document import document_key
 from opjit.recipe.recipe import Recipe
-from opjit.store import manifest
+from opjit.store import layers, manifest
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store
@@ -82,13 +82,13 @@ def measure(folder: Path, count: int, rounds: int) -> list[Row]:
         filled(folder / "ops", entry, count, True),
     ]
     for store in stores:
-        found = store.find(recipe)
+        found = layers.find(recipe.ways, store, False)
         assert found is not None
         assert (found.key, found.folder.is_relative_to(store.root)) == (entry.key, True)
     looked: list[list[float]] = [[], [], []]
     for _ in range(rounds):  # in turn: whatever else the machine does, it does to all
         for store, spent in zip(stores, looked, strict=True):
-            spent += timed(lambda store=store: store.find(recipe), 20)  # type: ignore[misc]
+            spent += timed(lambda store=store: layers.find(recipe.ways, store, False), 20)  # type: ignore[misc]
     rows = [
         ratio(f"look-up beside {count - 1:,} keys of the op", looked[1], looked[0], 1.2),
         ratio(f"look-up beside {count - 1:,} other ops", looked[2], looked[0], 1.2),

@@ -19,10 +19,11 @@ from opjit.builder import build, cuda, glue, host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import flags, toolchain
-from opjit.recipe.recipe import read_inputs
+from opjit.recipe import recipe as recipes
 from opjit.store import elf
 from opjit.store.entry import Entry, read
 from opjit.store.store import Store
+from tests import helpers
 from tests.helpers import built, describe, no_nvcc, no_nvrtc, write_op
 
 NVRTC = toolchain.find_nvrtc("", None)
@@ -583,7 +584,7 @@ def test_what_only_nvcc_takes_is_built_by_nvcc_and_why_says_so(tmp_path: Path, c
     recipe = describe(
         tmp_path / "op", Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA
     )
-    assert Store(tmp_path / "cache").find(recipe) is not None, "the next request finds it"
+    assert helpers.found(Store(tmp_path / "cache"), recipe) is not None, "the next request finds it"
     shown = str(why.compare(recipe, Store(tmp_path / "cache"), entry.folder))
     assert f"CUDA code by {compiler_of(entry)}" in shown
     assert ", as " in shown
@@ -628,11 +629,10 @@ def test_the_author_s_flags_and_folders_reach_both_parts(tmp_path: Path) -> None
     (more / "more.h").write_text("#define MORE 3\n")
     given = ["-DADD(x)=(x+int{1})", "--use_fast_math", "-Xptxas=-O2", "-Xcompiler=-O2"]
     extra = flags.check("keytest::plus", folder, (), given, (), [more])
-    recipe = describe(folder, Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
-    recipe = recipe._replace(
-        flags=flags.join(recipe.flags, extra, recipe.target),
-        inputs=read_inputs(recipe.source, recipe.target, extra),
-    )
+    plain = describe(folder, Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
+    joined = flags.join(plain.flags, extra, plain.target)
+    compilers = toolchain.identities_of(plain.target, None)
+    recipe = recipes.describe(plain.schema, plain.target, plain.source, joined, compilers)
     assert compiler_of(build.build(recipe, Store(tmp_path / "cache"))).startswith("NVRTC ")
 
 

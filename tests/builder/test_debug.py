@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,7 @@ def test_a_kernel_for_cuda_has_its_lines_in_a_debug_build(
     way(monkeypatch)
     recipe = describe(op, target)
     content = build.build(
-        recipe._replace(flags=for_debugger(recipe.flags)), Store(here)
+        replace(recipe, flags=for_debugger(recipe.flags)), Store(here)
     ).library.read_bytes()
     assert b".nv_debug_line_sass" in content or b".debug_line" in content
     assert f"{op}".encode() in content
@@ -191,8 +192,8 @@ def test_line_information_in_an_ordinary_build_names_no_folder_of_this_machine(
     contents = []
     for name in ("one", "two"):
         recipe = describe(write_op(tmp_path / name), target)
-        recipe = recipe._replace(
-            flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-lineinfo"))
+        recipe = replace(
+            recipe, flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-lineinfo"))
         )
         contents.append(build.build(recipe, Store(tmp_path / f"cache-{name}")).library.read_bytes())
     assert contents[0] == contents[1]
@@ -209,7 +210,7 @@ def test_nvcc_leaves_line_information_out_and_why_says_so(
     target = cuda_target("sm_90")
     no_nvrtc(monkeypatch)
     recipe = describe(op, target)
-    recipe = recipe._replace(flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-lineinfo")))
+    recipe = replace(recipe, flags=recipe.flags._replace(cuda=(*recipe.flags.cuda, "-lineinfo")))
     entry = build.build(recipe, Store(here))
     assert str(tmp_path).encode() not in entry.library.read_bytes()
     remark = json.loads((entry.folder / "manifest.json").read_bytes())["built_with"]["cuda"]

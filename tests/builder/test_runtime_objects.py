@@ -30,7 +30,7 @@ def compiled(copied_parts: Callable[..., None], monkeypatch: pytest.MonkeyPatch)
 def made(base: Path, arch: str = LEVELS[1], backend: str = "cpu") -> Path:
     target = Target(backends.for_device(backend), arch)
     flags = target.backend.flags(target.arch, "cuda13" if backend == "cuda" else "")
-    return runtime_objects.folder(base, toolchain.require_compiler(None), flags)
+    return runtime_objects.folder(base, toolchain.require_compiler(None), flags)[0]
 
 
 def link(folder: Path, source: str, linker: str, work: Path) -> subprocess.CompletedProcess[str]:

@@ -444,7 +444,7 @@ def test_a_recorded_arch_is_built_for_without_a_gpu(
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     [wanted] = plan_recorded(tmp_path / "ops.json", [], None, extensions=True).wanted
     assert isinstance(wanted, ExtensionBinary)
-    assert wanted.content.archs == "9.0+PTX"
+    assert wanted.inputs.archs == "9.0+PTX"
 
 
 def test_a_call_that_cannot_be_written_is_logged_and_the_others_are_recorded(

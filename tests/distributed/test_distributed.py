@@ -24,7 +24,7 @@ from opjit.distributed.ranks import Rank
 from opjit.errors import CacheWarning, CompileError, OpjitError
 from opjit.store import bundle
 from opjit.store.store import Store, default_root
-from opjit.wanted import OpBinary, describe
+from opjit.wanted import of_op
 from tests import helpers, zygote
 from tests.helpers import COMPILES, LEVELS, entries, fake_compiler, free_port, real_compiler
 
@@ -475,7 +475,7 @@ def shared(ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         monkeypatch.setattr(job, "CLAIM_TIMEOUT", 0.5)
         local = Store(default_root())
-        [task] = opjit.distributed.share([OpBinary(op, target, describe(op, target, local))], local)
+        [task] = opjit.distributed.share([of_op(op, target, local)], local)
         return task
 
     return ask
@@ -485,7 +485,7 @@ def asked() -> str:
     """What ranks call the request of `shared`."""
     op = registry.find("jobtest::add1")
     target = targets.here(helpers.cpu())
-    return OpBinary(op, target, describe(op, target, Store(default_root()))).name
+    return of_op(op, target, Store(default_root())).name
 
 
 def told(store: Any, key: str, content: bytes) -> None:

@@ -16,7 +16,8 @@ from opjit.backends.targets import Target
 from opjit.builder import build
 from opjit.errors import CacheWarning
 from opjit.recipe.document import document_key
-from opjit.store import inventory, lock, manifest, usage
+from opjit.recipe.recipe import Recipe
+from opjit.store import inventory, layers, lock, manifest, usage
 from opjit.store.entry import Entry, verify
 from opjit.store.store import Store
 from tests.helpers.ops import SCHEMA, cpu, describe
@@ -26,9 +27,14 @@ DAY = 86400.0
 
 def built(folder: Path, cache: Path, target: Target | None = None, text: str = SCHEMA) -> Entry:
     """The entry of the op in a folder: found in the cache, or built into it."""
-    recipe = describe(folder, target, text)
+    wanted = describe(folder, target, text)
     store = Store(cache)
-    return store.find(recipe) or build.build(recipe, store)
+    return found(store, wanted) or build.build(wanted, store)
+
+
+def found(store: Store, wanted: Recipe, above: bool = False) -> Entry | None:
+    """The verified entry of a recipe in a store, or, with `above`, also in the layers."""
+    return layers.find(wanted.ways, store, above)
 
 
 @contextmanager

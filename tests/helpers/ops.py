@@ -14,8 +14,8 @@ from opjit.backends import Backend, targets
 from opjit.backends.cpu import machine_of
 from opjit.backends.targets import Target
 from opjit.catalog import registry
-from opjit.recipe import schema, toolchain
-from opjit.recipe.recipe import Recipe, read_inputs
+from opjit.recipe import recipe, schema, toolchain
+from opjit.recipe.recipe import Recipe
 
 BUNDLED = [
     op.qualified for op in registry.all_ops() if op.folder.parent == resources.folder("kernels_c")
@@ -156,15 +156,7 @@ def describe(
     compilers = [compiler] if compiler is not None else toolchain.identities_of(target, None)
     source = folder / f"{parsed.name}{target.backend.suffix}"
     flags = target.backend.flags(target.arch, target.runtime)
-    return Recipe(
-        parsed,
-        target,
-        source,
-        read_inputs(source, target, flags),
-        flags,
-        compilers[0] if compilers else None,
-        others=tuple(compilers[1:]),
-    )
+    return recipe.describe(parsed, target, source, flags, compilers)
 
 
 def declare(folder: Path) -> str:

@@ -19,11 +19,10 @@ from opjit.backends.targets import Target
 from opjit.builder import build, torch_builder
 from opjit.catalog import registry
 from opjit.errors import BuildError, CompileError, DeclarationError
-from opjit.recipe import toolchain
+from opjit.recipe import recipe, toolchain
 from opjit.recipe.flags import check, join
-from opjit.recipe.recipe import read_inputs
 from opjit.store import elf
-from opjit.store.entry import Entry, check_library
+from opjit.store.entry import Entry, check_library, read
 from opjit.store.store import Store, default_root
 from tests import helpers
 from tests.helpers import MakeOp, describe
@@ -191,11 +190,13 @@ def test_a_header_of_an_include_folder_enters_the_key_by_its_content(
     )
     assert first(X) == second(X) == 7
     assert document(first) == document(second)
-    assert set(document(first)["known"]) >= {"<include 0>/value.h", "<include 0>/inner.h"}
-    assert str(tmp_path) not in json.dumps(document(first))
-    before = document(first)
+    built = [request.entry(op, here(), Store(default_root())) for op in (first, second)]
+    written, other = (read(entry.folder)[0].document for entry in built)
+    assert written == {**other, "schema": written["schema"]}
+    assert set(written["inputs"]) >= {"<include 0>/value.h", "<include 0>/inner.h"}
+    assert str(tmp_path) not in json.dumps(written)
     with_header(here_, "8")
-    assert document(first) != before
+    assert request.entry(first, here(), Store(default_root())).key != built[0].key
 
 
 def test_a_relative_include_folder_starts_from_the_op_s_folder(
@@ -231,12 +232,11 @@ def test_an_include_folder_leaves_no_path_in_the_binary(tmp_path: Path) -> None:
         flags = join(
             described.flags, check("op", op, (), (), (), ["../include", ".."]), described.target
         )
-        inputs = read_inputs(described.source, described.target, flags)
-        built.append(
-            build.build(
-                described._replace(flags=flags, inputs=inputs), Store(tmp_path / place / "cache")
-            )
+        compilers = toolchain.identities_of(described.target, None)
+        wanted = recipe.describe(
+            described.schema, described.target, described.source, flags, compilers
         )
+        built.append(build.build(wanted, Store(tmp_path / place / "cache")))
     contents = [entry.library.read_bytes() for entry in built]
     assert built[0].key == built[1].key
     assert contents[0] == contents[1]

@@ -35,7 +35,7 @@ def test_where_everything_is_full_the_error_says_so(op: Path, tmp_path: Path, si
         assert helpers.entries(full / "cache") == []
 
 
-def test_an_op_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a_warning(
+def test_a_header_that_the_compiler_does_not_read_need_not_be_readable(
     op: Path, here: Path
 ) -> None:
     (op / "amount.h").write_text('#define AMOUNT 1.0f\n#if 0\n#include "broken.h"\n#endif\n')
@@ -43,13 +43,7 @@ def test_an_op_with_a_header_that_cannot_be_read_is_built_for_the_process_with_a
     code = helpers.declare(op) + "warnings.simplefilter('always')\n" + GET
     for _ in range(2):
         done = fresh(code)
-        assert done.stdout == "[2.0]\n"
-        assert done.stderr.count("CacheWarning") == 1
-        assert "broken.h cannot be read (Input/output error)" in done.stderr
-    assert helpers.entries(here) == []
-    (op / "broken.h").unlink()
-    (op / "broken.h").write_text("")
-    assert fresh(code).stderr == ""
+        assert (done.stdout, done.stderr) == ("[2.0]\n", "")
     assert len(helpers.entries(here)) == 1
 
 

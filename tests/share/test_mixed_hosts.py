@@ -5,6 +5,7 @@ import itertools
 import platform
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def recipe(op: tuple[Path, bytes], target: Target, compiler: bool) -> Recipe:
         "nvrtc.version": "13.0",
     }
     found = describe(op[0], target, compiler=known)
-    return found if compiler else found._replace(toolchain=None)
+    return found if compiler else replace(found, toolchain=None)
 
 
 def plant(op: tuple[Path, bytes], target: Target, cache: Path) -> Entry:
@@ -94,7 +95,9 @@ def test_one_store_serves_nodes_of_both_processors_with_and_without_compilers(
     with cache_warnings() as texts:
         for host, compiler in itertools.product(HOSTS, (True, False)):
             assert (
-                machine_of(Store(tmp_path).find(recipe(op, target_of(device, host), compiler)))
+                machine_of(
+                    helpers.found(Store(tmp_path), recipe(op, target_of(device, host), compiler))
+                )
                 == host
             )
     assert texts == []
@@ -122,7 +125,7 @@ def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_o
     monkeypatch.setattr("opjit.share.trust._warned", {"unsigned"})
     with cache_warnings() as texts:
         for host in HOSTS:
-            query = remote.query_for(recipe(op, target_of(device, host), False))
+            query = remote.query_for(recipe(op, target_of(device, host), False).ways)
             assert machine_of(remote.fetch(query, Store(tmp_path / "node" / host))) == host
     assert texts == []
 
@@ -144,7 +147,7 @@ def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(
         monkeypatch.setenv("OPJIT_CACHE", str(layer))
         assert cache_command(*words).output.endswith(" 4, 0 already there, 0 left out\n")
         for target in wanted:
-            assert machine_of(Store(layer).find(recipe(op, target, False))) == target.host
+            assert machine_of(helpers.found(Store(layer), recipe(op, target, False))) == target.host
 
 
 def test_the_list_of_entries_and_why_show_the_host(

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -175,7 +176,7 @@ def test_an_object_store_is_a_remote_before_and_after_a_fork(
         assert _succeeded(_started(published, tmp_path / "child"))
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "again"))
         objects._system(published.pointer)[0].rm(objects._system(published.name)[1])
-        missing = remote.query_for(published.recipe(tmp_path / "again"))
+        missing = remote.query_for(published.recipe(tmp_path / "again").ways)
         assert remote.fetch(missing, Store(tmp_path / "again")) is None  # not there is no failure
     finally:
         server.stop()
@@ -216,13 +217,13 @@ def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(
     with remote_at(behave):
         recipe = published.recipe(tmp_path / "first")
         thread = threading.Thread(
-            target=remote.fetch, args=(remote.query_for(recipe), Store(tmp_path / "first"))
+            target=remote.fetch, args=(remote.query_for(recipe.ways), Store(tmp_path / "first"))
         )
         thread.start()
         assert asked.wait(10)
         assert _succeeded(_started(published, tmp_path / "child"))
         thread.join()
-        assert Store(tmp_path / "first").find(recipe) is not None
+        assert helpers.found(Store(tmp_path / "first"), recipe) is not None
 
 
 def test_of_many_processes_of_a_machine_one_fetches(
@@ -304,7 +305,7 @@ FAULTS: dict[str, Behaviour] = {
 
 def refused(published: Published, tmp_path: Path, recipe: Recipe | None = None) -> str:
     """The one warning of a request that the remote did not serve; nothing was written."""
-    wanted = remote.query_for(recipe or published.recipe(tmp_path / "nothing"))
+    wanted = remote.query_for((recipe or published.recipe(tmp_path / "nothing")).ways)
     with cache_warnings() as texts:
         assert remote.fetch(wanted, Store(tmp_path / "fresh")) is None
     assert not (tmp_path / "fresh").exists()
@@ -328,7 +329,7 @@ def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_aga
         if behave is FAULTS["500"]:
             assert (again := ask(other.op)).was_built
             assert again.warnings == []
-        assert remote.fetch(remote.query_for(other.recipe(tmp_path)), Store(tmp_path)) is None
+        assert remote.fetch(remote.query_for(other.recipe(tmp_path).ways), Store(tmp_path)) is None
         assert len(server.asked) == asked
 
 
@@ -339,7 +340,7 @@ def test_a_request_that_was_given_up_ends_by_itself(
     before = threading.enumerate()
     with remote_at(behave):
         with pytest.warns(CacheWarning):
-            remote.fetch(remote.query_for(published.recipe(tmp_path)), Store(tmp_path))
+            remote.fetch(remote.query_for(published.recipe(tmp_path).ways), Store(tmp_path))
         # The server goes on for 600 s.
         until(
             lambda: (
@@ -770,7 +771,7 @@ def test_a_pointer_that_names_no_key_is_refused(
     published: Published, held: Path, tmp_path: Path, content: bytes
 ) -> None:
     (held / published.base).write_bytes(content)
-    refused(published, tmp_path, published.recipe(tmp_path)._replace(toolchain=None))
+    refused(published, tmp_path, replace(published.recipe(tmp_path), toolchain=None))
 
 
 def test_a_pointer_leads_to_nothing_that_was_built_from_something_else(
@@ -781,7 +782,7 @@ def test_a_pointer_leads_to_nothing_that_was_built_from_something_else(
     (held / published.name).with_name(f"{other.entry.key}.opjit").write_bytes(old.dump())
     (held / published.base).write_text(other.entry.key)
     assert "built from other sources" in refused(
-        published, tmp_path, published.recipe(tmp_path)._replace(toolchain=None)
+        published, tmp_path, replace(published.recipe(tmp_path), toolchain=None)
     )
 
 

@@ -212,4 +212,4 @@ def test_a_library_that_asks_for_another_cuda_runtime_is_refused_before_it_is_op
     with pytest.raises(EntryError, match=r"needs libcudart\.so\.\d+"):
         verify(entry.folder, target)
     with pytest.warns(CacheWarning, match="libcudart"):
-        assert Store(here).find(describe(op, target)) is None
+        assert helpers.found(Store(here), describe(op, target)) is None

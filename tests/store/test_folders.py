@@ -16,9 +16,9 @@ import pytest
 
 from opjit import files
 from opjit.errors import CacheWarning
-from opjit.store import layers, store
+from opjit.store import store
 from opjit.store.entry import Entry
-from opjit.store.store import Store
+from opjit.store.store import Store, default_root
 from tests import helpers
 from tests.helpers import SOMEBODY, as_root, caught, describe, fresh, open_to_group, write_op
 
@@ -116,7 +116,7 @@ def test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do(
     assert all(
         "/staging" in name or "/parts" in name or name.endswith("/v2") for name in changed
     ), changed
-    assert Store(root).find(describe(op)) is None, "and from now on without a word"
+    assert helpers.found(Store(root), describe(op)) is None, "and from now on without a word"
 
 
 def test_parts_that_others_can_exchange_between_their_check_and_the_link_are_not_linked(
@@ -143,11 +143,11 @@ def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once
     with pytest.warns(
         CacheWarning, match=r"\(mode 777\), so other users .*; chmod go-w .*OPJIT_CACHE"
     ):
-        assert Store(root).find(describe(op)) is None
+        assert helpers.found(Store(root), describe(op)) is None
     root.parent.chmod(0o755)
-    assert Store(root).find(describe(op)) is not None
+    assert helpers.found(Store(root), describe(op)) is not None
     monkeypatch.setattr(files, "swappable", lambda *_: pytest.fail("looked again"))
-    assert Store(root).find(describe(op)) is not None
+    assert helpers.found(Store(root), describe(op)) is not None
 
 
 SAFE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
@@ -320,12 +320,12 @@ def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(
     with pytest.warns(
         CacheWarning, match=r"\(mode 777\), so other users .*; chmod go-w .*OPJIT_LAYERS"
     ):
-        assert layers.find(describe(op)) is None
+        assert helpers.found(Store(default_root()), describe(op), above=True) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert layers.find(describe(op)) is None
+        assert helpers.found(Store(default_root()), describe(op), above=True) is None
         root.parent.chmod(0o755)
-        assert layers.find(describe(op)) is not None
+        assert helpers.found(Store(default_root()), describe(op), above=True) is not None
 
 
 @pytest.mark.parametrize("danger", ["package", "prebuilt"])
@@ -337,11 +337,11 @@ def test_binaries_beside_a_source_that_others_can_swap_are_not_used(
     shutil.copytree(op, package / "plus", dirs_exist_ok=True)
     root.rename(package / "plus" / "prebuilt")
     recipe = describe(package / "plus")
-    assert layers.find(recipe) is not None
+    assert helpers.found(Store(default_root()), recipe, above=True) is not None
     (package if danger == "package" else package / "plus" / "prebuilt").chmod(0o777)
     store._trusted_roots.clear()
     with pytest.warns(
         CacheWarning,
         match=r"\(mode 777\), so other users .*; chmod go-w .*a directory that only you can write",
     ):
-        assert layers.find(recipe) is None
+        assert helpers.found(Store(default_root()), recipe, above=True) is None

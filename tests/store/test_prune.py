@@ -85,7 +85,7 @@ def test_a_read_counts_as_a_use_and_so_does_a_build(entry: Entry, clock: Clock) 
 def test_a_hit_is_a_use_on_a_filesystem_that_notes_reads(op: Path, entry: Entry) -> None:
     long_ago = time.time() - 80 * DAY
     date(entry.folder, long_ago)
-    found = Store(Path(os.environ["OPJIT_CACHE"])).find(describe(op))
+    found = helpers.found(Store(Path(os.environ["OPJIT_CACHE"])), describe(op))
     if entry.library.stat().st_atime == long_ago:
         pytest.skip("this filesystem is mounted with noatime")
     assert found == entry
@@ -139,7 +139,7 @@ def test_a_clock_set_back_by_years_keeps_neither_everything_nor_wipes_what_is_fr
     )
     clock(-600)
     again = Store(Path(os.environ["OPJIT_CACHE"]))
-    assert again.find(describe(write_op(entry.folder.parents[4] / "plus"))) is None
+    assert helpers.found(again, describe(write_op(entry.folder.parents[4] / "plus"))) is None
 
 
 @as_root
@@ -245,7 +245,10 @@ def test_what_another_version_of_opjit_keeps_here_is_not_touched(
     with (
         helpers.cache_warnings() as texts
     ):  # every request that looks through the folder would warn
-        assert first(newer.parent, None, lambda document: document.get("format") is None) is None
+        assert (
+            first(newer.parent, None, lambda manifest: manifest.document.get("format") is None)
+            is None
+        )
     assert texts == []
     shutil.copytree(root / "v2", root / "v3")
     for name in ("notes.txt", "v2/notes.txt", f"v2/{entry.folder.parts[-3]}/notes.txt"):
@@ -520,7 +523,7 @@ def test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry(
             (
                 cache.entries(),
                 helpers.entries(self.root),
-                self.find(describe(op)),
+                helpers.found(self, describe(op)),
                 sorted(path.name for path in staged.iterdir()),
             )
         )
