@@ -187,6 +187,23 @@ def test_a_static_kernel_is_shown_as_it_should_be(op: Path, tmp_path: Path) -> N
     assert "\n" not in told
 
 
+@pytest.mark.parametrize("before", ["#define AMOUNT oops", '#include "missing.h"'])
+def test_a_build_that_failed_is_tried_again_after_a_change_of_what_it_read(
+    op: Path, here: Path, before: str
+) -> None:
+    """Also of a header that it lacked: then the compiler cannot say what it would have read."""
+    (op / "amount.h").write_text(before + "\n")
+    code = f"""{helpers.declare(op)}
+try:
+    torch.ops.keytest.plus(torch.ones(1))
+except opjit.errors.CompileError:
+    place = {str(op / ("missing.h" if "missing" in before else "amount.h"))!r}
+    Path(place).write_text("#define AMOUNT 1.0f\\n")
+    print(torch.ops.keytest.plus(torch.ones(1)).item())
+"""
+    assert fresh(code).stdout == "2.0\n"
+
+
 def test_a_build_that_failed_is_not_tried_again_by_calls_while_nothing_has_changed(
     op: Path, here: Path, tmp_path: Path
 ) -> None:
@@ -203,8 +220,8 @@ def call():
     except opjit.errors.CompileError as error:
         return len(open({str(count)!r}).read()), str(error)
 first, second = call(), call()
-assert second == (1, first[1] + "\\nNothing has changed since this build failed, so it was not tried again; "
-                     "opjit.get('keytest::plus', 'cpu') does."), second
+assert second == (1, first[1] + "\\nNo input has changed since this build failed, so it was not tried again; "
+                     "to try again, call opjit.get('keytest::plus', 'cpu')"), second
 try:
     opjit.get("keytest::plus", "cpu")
 except opjit.errors.CompileError as error:
