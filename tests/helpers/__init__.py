@@ -17,6 +17,7 @@ from tests.helpers.caches import (
     planted,
     snapshot,
 )
+from tests.helpers.cases import Cases
 from tests.helpers.compilers import (
     COMPILES,
     LIES,
@@ -111,6 +112,7 @@ __all__ = [
     "SOMEBODY",
     "TIMEOUT",
     "UNREADABLE",
+    "Cases",
     "Caught",
     "Growth",
     "MakeOp",

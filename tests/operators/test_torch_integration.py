@@ -10,7 +10,7 @@ import torch
 import opjit
 from opjit import Op, backends, request
 from opjit.errors import NoKernel
-from tests.helpers import MakeOp, fresh
+from tests.helpers import Cases, MakeOp, fresh
 from tests.tensors import Seen
 
 pytestmark = pytest.mark.torch
@@ -120,16 +120,37 @@ def test_meta_and_fake_tensors_build_nothing(tmp_path: Path) -> None:
     assert "nothing built" in fresh(code, {"OPJIT_CACHE": str(tmp_path / "cache")}).stdout
 
 
-UNUSUAL: dict[str, Callable[[], Any]] = {
-    "sparse": lambda: torch.ones(3, 3).to_sparse(),
-    "sparse-csr": lambda: torch.ones(3, 3).to_sparse_csr(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "jagged": lambda: torch.nested.nested_tensor(
-        [torch.ones(2), torch.ones(3)], layout=torch.jagged
-    ),
-}
+UNUSUAL = Cases[Callable[[], Any]]()
+
+
+@UNUSUAL("sparse")
+def _() -> Any:
+    return torch.ones(3, 3).to_sparse()
+
+
+@UNUSUAL("sparse-csr")
+def _() -> Any:
+    return torch.ones(3, 3).to_sparse_csr()
+
+
+@UNUSUAL("quantized")
+def _() -> Any:
+    return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+@UNUSUAL("mkldnn")
+def _() -> Any:
+    return torch.ones(3).to_mkldnn()
+
+
+@UNUSUAL("nested")
+def _() -> Any:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+@UNUSUAL("jagged")
+def _() -> Any:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])

@@ -14,7 +14,7 @@ from opjit import Op
 from opjit.catalog import registry
 from opjit.errors import DeclarationError
 from tests import helpers
-from tests.helpers import MakeOp
+from tests.helpers import Cases, MakeOp
 
 pytestmark = pytest.mark.torch
 SCALE = """
@@ -62,33 +62,96 @@ def plain(x: torch.Tensor, y: torch.Tensor, a: float = 2.0, b: int = 1) -> torch
 
 X = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4)
 Y = torch.linspace(1, 3, 12, dtype=torch.float64).reshape(3, 4)
-PROGRAMS: dict[str, Callable[[Callable[..., Any]], Any]] = {
-    "grad": lambda f: grad(lambda x: f(x, Y).sum())(X),
-    "grad of both": lambda f: grad(lambda x, y: f(x, y, 3.0, b=4).sin().sum(), argnums=(0, 1))(
-        X, Y
-    ),
-    "grad of grad": lambda f: grad(lambda x: grad(lambda x: (f(x, Y) ** 3).sum())(x).sum())(X),
-    "jacrev": lambda f: jacrev(f)(X[0], Y[0]),
-    "jacrev of jacrev": lambda f: jacrev(jacrev(lambda x: f(x, x).sum()))(X[0]),
-    "vmap": lambda f: vmap(f)(X, Y),
-    "vmap over columns": lambda f: vmap(f, in_dims=(1, 0), out_dims=1)(X, Y.t()),
-    "vmap of one": lambda f: vmap(f, in_dims=(0, None))(X, Y[0]),
-    "vmap with a keyword": lambda f: vmap(lambda x, y: f(x, y, b=5))(X, Y),
-    "vmap of vmap": lambda f: vmap(vmap(f))(X[:, :, None], Y[:, :, None]),
-    "vmap of grad": lambda f: vmap(grad(lambda x, y: f(x, y).sin().sum()))(X, Y),
-    "grad of vmap": lambda f: grad(lambda x: vmap(f)(x, Y).sin().sum())(X),
-    "jacrev of vmap of grad": lambda f: jacrev(
-        lambda x: vmap(grad(lambda x, y: f(x, y).sin().sum()))(x, Y)
-    )(X),
-    "vjp": lambda f: torch.func.vjp(f, X, Y)[1](torch.ones_like(X)),
-    "autograd around grad": lambda f: torch.autograd.grad(
+PROGRAMS = Cases[Callable[[Callable[..., Any]], Any]]()
+
+
+@PROGRAMS("grad")
+def _(f: Callable[..., Any]) -> Any:
+    return grad(lambda x: f(x, Y).sum())(X)
+
+
+@PROGRAMS("grad of both")
+def _(f: Callable[..., Any]) -> Any:
+    return grad(lambda x, y: f(x, y, 3.0, b=4).sin().sum(), argnums=(0, 1))(X, Y)
+
+
+@PROGRAMS("grad of grad")
+def _(f: Callable[..., Any]) -> Any:
+    return grad(lambda x: grad(lambda x: (f(x, Y) ** 3).sum())(x).sum())(X)
+
+
+@PROGRAMS("jacrev")
+def _(f: Callable[..., Any]) -> Any:
+    return jacrev(f)(X[0], Y[0])
+
+
+@PROGRAMS("jacrev of jacrev")
+def _(f: Callable[..., Any]) -> Any:
+    return jacrev(jacrev(lambda x: f(x, x).sum()))(X[0])
+
+
+@PROGRAMS("vmap")
+def _(f: Callable[..., Any]) -> Any:
+    return vmap(f)(X, Y)
+
+
+@PROGRAMS("vmap over columns")
+def _(f: Callable[..., Any]) -> Any:
+    return vmap(f, in_dims=(1, 0), out_dims=1)(X, Y.t())
+
+
+@PROGRAMS("vmap of one")
+def _(f: Callable[..., Any]) -> Any:
+    return vmap(f, in_dims=(0, None))(X, Y[0])
+
+
+@PROGRAMS("vmap with a keyword")
+def _(f: Callable[..., Any]) -> Any:
+    return vmap(lambda x, y: f(x, y, b=5))(X, Y)
+
+
+@PROGRAMS("vmap of vmap")
+def _(f: Callable[..., Any]) -> Any:
+    return vmap(vmap(f))(X[:, :, None], Y[:, :, None])
+
+
+@PROGRAMS("vmap of grad")
+def _(f: Callable[..., Any]) -> Any:
+    return vmap(grad(lambda x, y: f(x, y).sin().sum()))(X, Y)
+
+
+@PROGRAMS("grad of vmap")
+def _(f: Callable[..., Any]) -> Any:
+    return grad(lambda x: vmap(f)(x, Y).sin().sum())(X)
+
+
+@PROGRAMS("jacrev of vmap of grad")
+def _(f: Callable[..., Any]) -> Any:
+    return jacrev(lambda x: vmap(grad(lambda x, y: f(x, y).sin().sum()))(x, Y))(X)
+
+
+@PROGRAMS("vjp")
+def _(f: Callable[..., Any]) -> Any:
+    return torch.func.vjp(f, X, Y)[1](torch.ones_like(X))
+
+
+@PROGRAMS("autograd around grad")
+def _(f: Callable[..., Any]) -> Any:
+    return torch.autograd.grad(
         grad(lambda x: (f(x, Y) ** 2).sum())(x := X.clone().requires_grad_()).sum(), x
-    ),
-    "compiled grad": lambda f: torch.compile(
-        grad(lambda x: f(x, Y).sin().sum()), backend="aot_eager", fullgraph=True
-    )(X),
-    "compiled vmap": lambda f: torch.compile(vmap(f), backend="aot_eager", fullgraph=True)(X, Y),
-}
+    )
+
+
+@PROGRAMS("compiled grad")
+def _(f: Callable[..., Any]) -> Any:
+    return torch.compile(grad(lambda x: f(x, Y).sin().sum()), backend="aot_eager", fullgraph=True)(
+        X
+    )
+
+
+@PROGRAMS("compiled vmap")
+def _(f: Callable[..., Any]) -> Any:
+    return torch.compile(vmap(f), backend="aot_eager", fullgraph=True)(X, Y)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -31,7 +31,7 @@ from opjit.store.bundle import Bundle
 from opjit.store.store import Store
 from tests import helpers, remotes
 from tests.attacks import make
-from tests.helpers import SOMEBODY, as_root, cache_warnings, until
+from tests.helpers import SOMEBODY, Cases, as_root, cache_warnings, until
 from tests.remotes import (
     Answer,
     Behaviour,
@@ -686,42 +686,100 @@ def _of_another(published: Published, name: str) -> Bundle:
 
 EVIL = b"#!/bin/sh\necho evil\n"
 # What makes the object of `published` out of it and of another op, pushed by somebody who is not trusted.
-ATTACKS: dict[str, Callable[[Published, Published], Bundle]] = {
-    "unsigned": lambda published, other: published.bundle._replace(signature=None),
-    "signed-by-another-key": lambda published, other: trust.signer(other.private)(published.bundle),
-    "signature-of-another-manifest": lambda published, other: published.bundle._replace(
-        signature=_resigned(published, size=1).signature
-    ),
-    "signature-of-zeros": lambda published, other: published.bundle._replace(signature=bytes(64)),
-    **{
+ATTACKS = Cases[Callable[[Published, Published], Bundle]]()
+
+
+@ATTACKS("unsigned")
+def _(published: Published, other: Published) -> Bundle:
+    return published.bundle._replace(signature=None)
+
+
+@ATTACKS("signed-by-another-key")
+def _(published: Published, other: Published) -> Bundle:
+    return trust.signer(other.private)(published.bundle)
+
+
+@ATTACKS("signature-of-another-manifest")
+def _(published: Published, other: Published) -> Bundle:
+    return published.bundle._replace(signature=_resigned(published, size=1).signature)
+
+
+@ATTACKS("signature-of-zeros")
+def _(published: Published, other: Published) -> Bundle:
+    return published.bundle._replace(signature=bytes(64))
+
+
+ATTACKS.update(
+    {
         f"manifest-bit-{at}": lambda published, other, at=at: _flipped(published, at)  # type: ignore[misc]
         for at in (0, 1, 100, 1000, -2)
-    },
-    "library-swapped": lambda published, other: published.bundle._replace(library=other.library),
-    "library-one-byte-more": lambda published, other: published.bundle._replace(
-        library=published.library + b"\0"
-    ),
-    "library-appended": lambda published, other: published.bundle._replace(
-        library=published.library + other.content
-    ),
-    "library-bit-flipped": lambda published, other: published.bundle._replace(
-        library=published.library[:-1] + b"\xff"
-    ),
-    # Signed by the trusted key, and yet not what was asked for.
-    "another-op-s-entry": lambda published, other: trust.signer(published.private)(other.bundle),
-    "another-arch-s-entry": lambda published, other: _of_another(published, "arch"),
-    "another-compiler-s-entry": lambda published, other: _of_another(published, "toolchain"),
-    "another-key": lambda published, other: _resigned(published, key="0" * 64),
-    "library-of-no-machine": lambda published, other: _resigned(
-        published, EVIL, size=len(EVIL), sha256=hashlib.sha256(EVIL).hexdigest()
-    ),
-    "extra-field": lambda published, other: _resigned(published, extra=1),
-    "library-by-a-path": lambda published, other: _resigned(
-        published, library="../../../../evil.so"
-    ),
-    "size-too-large": lambda published, other: _resigned(published, size=10**30),
-    "size-negative": lambda published, other: _resigned(published, size=-1),
-}
+    }
+)
+
+
+@ATTACKS("library-swapped")
+def _(published: Published, other: Published) -> Bundle:
+    return published.bundle._replace(library=other.library)
+
+
+@ATTACKS("library-one-byte-more")
+def _(published: Published, other: Published) -> Bundle:
+    return published.bundle._replace(library=published.library + b"\0")
+
+
+@ATTACKS("library-appended")
+def _(published: Published, other: Published) -> Bundle:
+    return published.bundle._replace(library=published.library + other.content)
+
+
+@ATTACKS("library-bit-flipped")
+def _(published: Published, other: Published) -> Bundle:
+    return published.bundle._replace(library=published.library[:-1] + b"\xff")
+
+
+@ATTACKS("another-op-s-entry")
+def _(published: Published, other: Published) -> Bundle:
+    return trust.signer(published.private)(other.bundle)
+
+
+@ATTACKS("another-arch-s-entry")
+def _(published: Published, other: Published) -> Bundle:
+    return _of_another(published, "arch")
+
+
+@ATTACKS("another-compiler-s-entry")
+def _(published: Published, other: Published) -> Bundle:
+    return _of_another(published, "toolchain")
+
+
+@ATTACKS("another-key")
+def _(published: Published, other: Published) -> Bundle:
+    return _resigned(published, key="0" * 64)
+
+
+@ATTACKS("library-of-no-machine")
+def _(published: Published, other: Published) -> Bundle:
+    return _resigned(published, EVIL, size=len(EVIL), sha256=hashlib.sha256(EVIL).hexdigest())
+
+
+@ATTACKS("extra-field")
+def _(published: Published, other: Published) -> Bundle:
+    return _resigned(published, extra=1)
+
+
+@ATTACKS("library-by-a-path")
+def _(published: Published, other: Published) -> Bundle:
+    return _resigned(published, library="../../../../evil.so")
+
+
+@ATTACKS("size-too-large")
+def _(published: Published, other: Published) -> Bundle:
+    return _resigned(published, size=10**30)
+
+
+@ATTACKS("size-negative")
+def _(published: Published, other: Published) -> Bundle:
+    return _resigned(published, size=-1)
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())

@@ -20,7 +20,7 @@ from opjit.store import store
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from tests import helpers
-from tests.helpers import SOMEBODY, as_root, caught, describe, fresh, open_to_group, write_op
+from tests.helpers import SOMEBODY, Cases, as_root, caught, describe, fresh, open_to_group, write_op
 
 
 @pytest.fixture
@@ -72,25 +72,72 @@ def loop(root: Path) -> None:
     (root.parents[1] / "inner-too").symlink_to("inner")
 
 
-DANGERS: dict[str, Callable[[Path], None]] = {
-    "parent-world-writable": lambda root: root.parent.chmod(0o777),
-    "grandparent-world-writable": lambda root: root.parents[1].chmod(0o757),
-    "parent-group-writable": lambda root: open_to_group(root.parent),
-    "parent-of-another-user": lambda root: give(root.parent, SOMEBODY),
-    "grandparent-of-another-user": lambda root: give(root.parents[1], SOMEBODY),
-    "root-with-the-sticky-bit": lambda root: root.chmod(0o1777),
-    "root-group-writable": open_to_group,
-    "root-of-another-user": lambda root: give(root, SOMEBODY),
-    "link-of-another-user": link_of_somebody,
-    "link-to-where-others-write": link_into_the_open,
-    "format-folder-world-writable": lambda root: (root / "v2").chmod(0o777),
-    "op-folder-world-writable": lambda root: (root / "v2" / "keytest.plus").chmod(0o777),
-    "arch-folder-group-writable": lambda root: open_to_group(
-        next((root / "v2" / "keytest.plus").iterdir())
-    ),
-    "op-folder-of-another-user": lambda root: give(root / "v2" / "keytest.plus", SOMEBODY),
-    "op-folder-is-a-link": op_folder_is_a_link,
-}
+DANGERS = Cases[Callable[[Path], None]]()
+
+
+@DANGERS("parent-world-writable")
+def _(root: Path) -> None:
+    root.parent.chmod(0o777)
+
+
+@DANGERS("grandparent-world-writable")
+def _(root: Path) -> None:
+    root.parents[1].chmod(0o757)
+
+
+@DANGERS("parent-group-writable")
+def _(root: Path) -> None:
+    open_to_group(root.parent)
+
+
+@DANGERS("parent-of-another-user")
+def _(root: Path) -> None:
+    give(root.parent, SOMEBODY)
+
+
+@DANGERS("grandparent-of-another-user")
+def _(root: Path) -> None:
+    give(root.parents[1], SOMEBODY)
+
+
+@DANGERS("root-with-the-sticky-bit")
+def _(root: Path) -> None:
+    root.chmod(0o1777)
+
+
+DANGERS["root-group-writable"] = open_to_group
+
+
+@DANGERS("root-of-another-user")
+def _(root: Path) -> None:
+    give(root, SOMEBODY)
+
+
+DANGERS["link-of-another-user"] = link_of_somebody
+DANGERS["link-to-where-others-write"] = link_into_the_open
+
+
+@DANGERS("format-folder-world-writable")
+def _(root: Path) -> None:
+    (root / "v2").chmod(0o777)
+
+
+@DANGERS("op-folder-world-writable")
+def _(root: Path) -> None:
+    (root / "v2" / "keytest.plus").chmod(0o777)
+
+
+@DANGERS("arch-folder-group-writable")
+def _(root: Path) -> None:
+    (open_to_group(next((root / "v2" / "keytest.plus").iterdir())))
+
+
+@DANGERS("op-folder-of-another-user")
+def _(root: Path) -> None:
+    give(root / "v2" / "keytest.plus", SOMEBODY)
+
+
+DANGERS["op-folder-is-a-link"] = op_folder_is_a_link
 
 
 @pytest.mark.parametrize("danger", DANGERS.values(), ids=DANGERS.keys())
@@ -150,16 +197,37 @@ def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once
     assert helpers.found(Store(root), describe(op)) is not None
 
 
-SAFE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
-    "sticky-parent": lambda root, patch: root.parent.chmod(0o1777),
-    "link": lambda root, patch: swap(root, ""),
-    "parent-is-a-link": lambda root, patch: swap(root.parent, ""),
-    "own-group": lambda root, patch: own_group(root, patch),
-    "link-over-a-link": lambda root, patch: [
-        swap(each, "") for each in (root, root.parent, root.parents[1])
-    ],
-    "relative-link": lambda root, patch: swap(root, "../inner/./cache-moved"),
-}
+SAFE = Cases[Callable[[Path, pytest.MonkeyPatch], object]]()
+
+
+@SAFE("sticky-parent")
+def _(root: Path, patch: pytest.MonkeyPatch) -> None:
+    root.parent.chmod(0o1777)
+
+
+@SAFE("link")
+def _(root: Path, patch: pytest.MonkeyPatch) -> None:
+    swap(root, "")
+
+
+@SAFE("parent-is-a-link")
+def _(root: Path, patch: pytest.MonkeyPatch) -> None:
+    swap(root.parent, "")
+
+
+@SAFE("own-group")
+def _(root: Path, patch: pytest.MonkeyPatch) -> None:
+    own_group(root, patch)
+
+
+@SAFE("link-over-a-link")
+def _(root: Path, patch: pytest.MonkeyPatch) -> None:
+    ([swap(each, "") for each in (root, root.parent, root.parents[1])])
+
+
+@SAFE("relative-link")
+def _(root: Path, patch: pytest.MonkeyPatch) -> None:
+    swap(root, "../inner/./cache-moved")
 
 
 @pytest.mark.parametrize("name", SAFE)

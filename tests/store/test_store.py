@@ -32,6 +32,7 @@ from tests import helpers
 from tests.helpers import (
     LEVELS,
     SOMEBODY,
+    Cases,
     as_root,
     built,
     cache_warnings,
@@ -101,38 +102,113 @@ def flip(at: int) -> Callable[[Entry], None]:
     return damage
 
 
-DAMAGES: dict[str, Callable[[Entry], None]] = {
-    "library-empty": lambda entry: rewrite(entry.library, b""),
-    "library-one-byte-short": lambda entry: rewrite(entry.library, entry.library.read_bytes()[:-1]),
-    "library-tail-zeroed": lambda entry: rewrite(
-        entry.library, entry.library.read_bytes()[:-512] + bytes(512)
-    ),
-    "library-first-byte": flip(0),
-    "library-code-byte": flip(0x1200),
-    "library-last-byte": flip(-1),
-    "library-grown": lambda entry: rewrite(entry.library, entry.library.read_bytes() + b"\0"),
-    "library-is-a-link": link_the_library,
-    "library-group-writable": lambda entry: helpers.open_to_group(entry.library),
-    "manifest-empty": lambda entry: rewrite(entry.folder / manifest.NAME, b""),
-    "manifest-one-byte-short": lambda entry: rewrite(
-        entry.folder / manifest.NAME, (entry.folder / manifest.NAME).read_bytes()[:-3]
-    ),
-    "manifest-not-text": lambda entry: rewrite(entry.folder / manifest.NAME, b"\xff\xfe\x00"),
-    "manifest-too-large": lambda entry: rewrite(
-        entry.folder / manifest.NAME, b" " * (manifest.MAX_BYTES + 1)
-    ),
-    "manifest-world-writable": lambda entry: (entry.folder / manifest.NAME).chmod(0o666),
-    "manifest-is-a-folder": lambda entry: swap_for(entry.folder / manifest.NAME, os.mkdir),
-    "manifest-is-a-pipe": lambda entry: swap_for(entry.folder / manifest.NAME, os.mkfifo),
-    "library-is-a-pipe": lambda entry: swap_for(entry.library, os.mkfifo),
-    "folder-is-a-link": swap_for_link,
-    "folder-group-writable": lambda entry: helpers.open_to_group(entry.folder),
-    "folder-world-writable": lambda entry: entry.folder.chmod(0o757),
-    "folder-is-a-file": lambda entry: swap_for(entry.folder, os.mknod),
-    "another-s-entry": be_another_s_entry,
-    "manifest-missing": lambda entry: (entry.folder / manifest.NAME).unlink(),
-    "library-missing": lambda entry: entry.library.unlink(),
-}
+DAMAGES = Cases[Callable[[Entry], None]]()
+
+
+@DAMAGES("library-empty")
+def _(entry: Entry) -> None:
+    rewrite(entry.library, b"")
+
+
+@DAMAGES("library-one-byte-short")
+def _(entry: Entry) -> None:
+    rewrite(entry.library, entry.library.read_bytes()[:-1])
+
+
+@DAMAGES("library-tail-zeroed")
+def _(entry: Entry) -> None:
+    (rewrite(entry.library, entry.library.read_bytes()[:-512] + bytes(512)))
+
+
+DAMAGES["library-first-byte"] = flip(0)
+DAMAGES["library-code-byte"] = flip(0x1200)
+DAMAGES["library-last-byte"] = flip(-1)
+
+
+@DAMAGES("library-grown")
+def _(entry: Entry) -> None:
+    rewrite(entry.library, entry.library.read_bytes() + b"\0")
+
+
+DAMAGES["library-is-a-link"] = link_the_library
+
+
+@DAMAGES("library-group-writable")
+def _(entry: Entry) -> None:
+    helpers.open_to_group(entry.library)
+
+
+@DAMAGES("manifest-empty")
+def _(entry: Entry) -> None:
+    rewrite(entry.folder / manifest.NAME, b"")
+
+
+@DAMAGES("manifest-one-byte-short")
+def _(entry: Entry) -> None:
+    (rewrite(entry.folder / manifest.NAME, (entry.folder / manifest.NAME).read_bytes()[:-3]))
+
+
+@DAMAGES("manifest-not-text")
+def _(entry: Entry) -> None:
+    rewrite(entry.folder / manifest.NAME, b"\xff\xfe\x00")
+
+
+@DAMAGES("manifest-too-large")
+def _(entry: Entry) -> None:
+    (rewrite(entry.folder / manifest.NAME, b" " * (manifest.MAX_BYTES + 1)))
+
+
+@DAMAGES("manifest-world-writable")
+def _(entry: Entry) -> None:
+    (entry.folder / manifest.NAME).chmod(0o666)
+
+
+@DAMAGES("manifest-is-a-folder")
+def _(entry: Entry) -> None:
+    swap_for(entry.folder / manifest.NAME, os.mkdir)
+
+
+@DAMAGES("manifest-is-a-pipe")
+def _(entry: Entry) -> None:
+    swap_for(entry.folder / manifest.NAME, os.mkfifo)
+
+
+@DAMAGES("library-is-a-pipe")
+def _(entry: Entry) -> None:
+    swap_for(entry.library, os.mkfifo)
+
+
+DAMAGES["folder-is-a-link"] = swap_for_link
+
+
+@DAMAGES("folder-group-writable")
+def _(entry: Entry) -> None:
+    helpers.open_to_group(entry.folder)
+
+
+@DAMAGES("folder-world-writable")
+def _(entry: Entry) -> None:
+    entry.folder.chmod(0o757)
+
+
+@DAMAGES("folder-is-a-file")
+def _(entry: Entry) -> None:
+    swap_for(entry.folder, os.mknod)
+
+
+DAMAGES["another-s-entry"] = be_another_s_entry
+
+
+@DAMAGES("manifest-missing")
+def _(entry: Entry) -> None:
+    (entry.folder / manifest.NAME).unlink()
+
+
+@DAMAGES("library-missing")
+def _(entry: Entry) -> None:
+    entry.library.unlink()
+
+
 SILENT = (
     "another-s-entry",  # it is of other inputs
     "folder-is-a-file",
