@@ -112,6 +112,32 @@ def ago(seconds: float) -> str:
     return "just now"
 
 
+def readable(text: str) -> str:
+    """Return lines for people: 80 columns wide, with ``~`` for the home directory and 12 digits of a key.
+
+    Only a word that is longer, for example a path, has a wider line.
+    """
+    import re
+
+    home = os.path.expanduser("~")
+    text = re.sub(rf"(?<![\w/]){re.escape(home)}/", "~/", text)
+    text = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1…", text)
+    return "\n".join(map(_wrapped, text.splitlines()))
+
+
+def _wrapped(line: str) -> str:
+    import textwrap  # imported late, because a cache hit doesn't need it
+
+    indent = len(line) - len(line.lstrip()) + 4
+    return textwrap.fill(
+        line,
+        80,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 class Display:
     """Shows builds that run side by side: in place on a terminal, elsewhere a line for each that ends. Threads may report to it."""
 

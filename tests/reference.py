@@ -47,17 +47,20 @@ the path of its directory.
 | autotune variants in advance | `opjit tune ./scale` |
 | run a program with cached extensions | `opjit run program.py` |
 | ship ops to users without a compiler | `opjit wheel ./scale --arch x86-64-v3,sm_90` |
-| judge generated kernels | `opjit judge ./scale a.c b.c --json -` |
+| judge generated kernels | `opjit judge ./scale a.c b.c --json` |
+
+Every command also has `-h`, `-q` and `-v`. With `-q`, a command prints results and errors only. With `-v`, it reports each step to stderr.
 
 ## JSON output
 
-With `--json`, the commands `list`, `why`, `doctor`, `cache ls` and `cache stats` print one JSON document to stdout, and exit with the same
-code. For example, `opjit why OP --json` has `"state": "hit"` or `"miss"`, and each check of `opjit doctor --json` is `"ok"`, `"note"`,
+With `--json`, a command prints one JSON document to stdout and everything else to stderr, and exits with the same code. `opjit judge --json`
+prints a line of JSON for each verdict. `--json --output FILE` writes the JSON to a file, and leaves stdout as it is without `--json`. For
+example, `opjit why OP --json` has `"state": "hit"` or `"miss"`, and each check of `opjit doctor --json` is `"ok"`, `"note"`,
 `"warning"` or `"problem"`. The names of the fields are stable. They are also the fields of `opjit.explain()`, `opjit.cache.entries()` and
-`opjit.cache.stats()`. Sizes are in bytes, and times in seconds since 1970. `opjit bench --json FILE` writes its measurements to a file.
+`opjit.cache.stats()`. Sizes are in bytes, and times in seconds since 1970.
 """
 LOG = """
-With `OPJIT_VERBOSE=1`, or if you set Python's logger `opjit` to INFO, opjit reports where it found each op, why it missed the cache,
+With `-v`, `OPJIT_VERBOSE=1`, or if you set Python's logger `opjit` to INFO, opjit reports where it found each op, why it missed the cache,
 and how long the build was. The level DEBUG adds the commands of the compilers. When a process waits for a build of another process,
 it reports that process, its start and its current step.
 """
@@ -108,7 +111,9 @@ def section(command: click.Command, path: str) -> str:
         inspect.cleandoc(command.help or ""),
     )
     records = [
-        each.get_help_record(context) for each in command.params if isinstance(each, click.Option)
+        each.get_help_record(context)
+        for each in command.params
+        if isinstance(each, click.Option) and each.name not in ("quiet", "verbose")
     ]
     options = "".join(f"- `{record[0]}`: {record[1]}\n" for record in records if record)
     examples = "\n".join(re.findall(r"^  (opjit .*)$", command.epilog or "", re.MULTILINE))

@@ -1,13 +1,12 @@
 """``opjit bench``: times ops against their references in plain torch, in the same run, after validating their results."""
 
 import importlib
-import json
 import signal
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import torch
 from rich.console import Console
@@ -109,7 +108,7 @@ def benchmark(
     names: Sequence[str],
     device: str | None,
     only: str | None,
-    json_file: TextIO | None,
+    print_json: Callable[[object], None] | None,
     plot_file: BinaryIO | None = None,
     against: str | None = None,
     cold: bool | None = None,
@@ -161,8 +160,8 @@ def benchmark(
             + ("" if only is None else f": no workload's label contains {only!r}")
         )
         return 1
-    if json_file is not None:
-        json.dump([m.document() for m in measurements], json_file, indent=1)
+    if print_json is not None:
+        print_json([m.document() for m in measurements])
     if plot_file is not None:
         draw(measurements, plot_file)
     return 0

@@ -9,13 +9,15 @@ import click
 from opjit.cli import help as helps
 from opjit.progress import ago
 
+_KEY_DIGITS = 12  # of a key's 64; `opjit cache ls --json` has all
+
 
 @click.group(cls=helps.Group)
 def cache() -> None:
     """Inspect, maintain and exchange the cache's entries."""
 
 
-@cache.command(cls=click.Command, epilog=helps.examples("opjit cache path"))
+@helps.command("opjit cache path", declares=False)
 def path() -> None:
     """Print the directory of the cache."""
     from opjit.store.store import default_root
@@ -23,7 +25,7 @@ def path() -> None:
     click.echo(default_root())
 
 
-@cache.command(epilog=helps.examples("opjit cache ls"))
+@helps.command("opjit cache ls")
 @helps.json_option
 def ls(print_json: helps.PrintJson) -> None:
     """List the entries: op, arch, size, last use and key."""
@@ -38,18 +40,15 @@ def ls(print_json: helps.PrintJson) -> None:
         (item.op, item.arch, _size(item.size), ago(now - item.used), item.key) for item in items
     ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-    click.echo(
-        "".join(
-            f"{op:<{widths[0]}}  {arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key}\n"
-            for op, arch, size, used, key in rows
-        ),
-        nl=False,
-    )
+    fits = sum(widths) + _KEY_DIGITS + 8 <= 80
+    for op, arch, size, used, key in rows:
+        rest = f"{arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key[:_KEY_DIGITS]}"
+        click.echo(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")
     if items:
         click.echo(f"{_entries(len(items))}, {_size(sum(item.size for item in items))}")
 
 
-@cache.command(epilog=helps.examples("opjit cache stats"))
+@helps.command("opjit cache stats")
 @helps.json_option
 def stats(print_json: helps.PrintJson) -> None:
     """Count hits, fetches and builds.
@@ -70,7 +69,7 @@ def stats(print_json: helps.PrintJson) -> None:
     click.echo(f"hits {found.hits}, fetches {found.fetches}, builds {found.builds}; {since}")
 
 
-@cache.command(epilog=helps.examples("opjit cache verify", "opjit cache verify --json"))
+@helps.command("opjit cache verify", "opjit cache verify --json")
 @helps.json_option
 def verify(print_json: helps.PrintJson) -> None:
     """Compare every entry with its manifest.
@@ -90,9 +89,8 @@ def verify(print_json: helps.PrintJson) -> None:
         )
     for each in found if print_json is None else ():
         if each.reason:
-            click.echo(
-                f"{each.verdict}: {each.item.op}  {each.item.arch}  {each.item.key}: {each.reason}"
-            )
+            item = each.item
+            click.echo(f"{each.verdict}: {item.op}  {item.arch}  {item.key}: {each.reason}")
     bad = any(each.verdict == BAD for each in found)
     if print_json is not None:
         sys.exit(1 if bad else 0)
@@ -102,7 +100,7 @@ def verify(print_json: helps.PrintJson) -> None:
     sys.exit(1 if bad else 0)
 
 
-@cache.command(epilog=helps.examples("opjit cache prune --size 5GiB --age 30d"))
+@helps.command("opjit cache prune --size 5GiB --age 30d")
 @click.option(
     "--size",
     help="Remove the least recently used entries beyond this size. Default: OPJIT_CACHE_SIZE, or 10GiB.",
@@ -130,7 +128,7 @@ def prune(size: str | None, age: str | None) -> None:
         raise click.ClickException(f"{_entries(done.failed)} could not be removed")
 
 
-@cache.command(epilog=helps.examples("opjit cache clear allreduce"))
+@helps.command("opjit cache clear allreduce")
 @click.argument("ops", metavar="[OP...]", nargs=-1, shell_complete=helps.ops)
 def clear(ops: tuple[str, ...]) -> None:
     """Remove all entries, or the entries of each OP.
@@ -145,7 +143,7 @@ def clear(ops: tuple[str, ...]) -> None:
         raise click.ClickException(f"{_entries(done.failed)} could not be removed")
 
 
-@cache.command(epilog=helps.examples("opjit cache push s3://bucket/opjit --sign keys/ci.key"))
+@helps.command("opjit cache push s3://bucket/opjit --sign keys/ci.key")
 @click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option("--sign", type=helps.FILE, help="Sign the entries with the private key in this file.")
 @click.option(
@@ -166,10 +164,10 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
             "expected --sign KEY (run `opjit keygen` to make one), or --unsigned"
         )
     url, names = _url(ops)
-    _print_report("uploaded", *transfer.push(url, sign=sign, ops=names, say=click.echo))
+    _print_report("uploaded", *transfer.push(url, sign=sign, ops=names, say=helps.reporter()))
 
 
-@cache.command(epilog=helps.examples("opjit cache pull s3://bucket/opjit allreduce"))
+@helps.command("opjit cache pull s3://bucket/opjit allreduce")
 @click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
 def pull(ops: tuple[str, ...]) -> None:
     """Download entries from a remote cache.
@@ -180,10 +178,10 @@ def pull(ops: tuple[str, ...]) -> None:
     from opjit.cache import transfer
 
     url, names = _url(ops)
-    _print_report("fetched", *transfer.pull(url, ops=names, say=click.echo))
+    _print_report("fetched", *transfer.pull(url, ops=names, say=helps.reporter()))
 
 
-@cache.command(epilog=helps.examples("opjit cache pack ops.tar --sign keys/ci.key"))
+@helps.command("opjit cache pack ops.tar --sign keys/ci.key")
 @click.argument("file", type=helps.FILE)
 @click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
 @click.option(
@@ -201,7 +199,7 @@ def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
     _print_report("packed", *transfer.pack(file, sign=sign, ops=ops))
 
 
-@cache.command(epilog=helps.examples("opjit cache unpack ops.tar"))
+@helps.command("opjit cache unpack ops.tar")
 @click.argument("file", type=helps.FILE)
 def unpack(file: Path) -> None:
     """Add the entries of an archive to the cache.
@@ -210,7 +208,7 @@ def unpack(file: Path) -> None:
     """
     from opjit.cache import transfer
 
-    _print_report("unpacked", *transfer.unpack(file, say=click.echo))
+    _print_report("unpacked", *transfer.unpack(file, say=helps.reporter()))
 
 
 def _entries(count: int) -> str:
@@ -238,3 +236,8 @@ def _print_report(done: str, moved: list[str], there: int, problems: list[str]) 
         click.echo(problem, err=True)
     click.echo(f"{done} {len(moved)}, {there} already there, {len(problems)} left out")
     sys.exit(1 if problems else 0)
+
+
+cache.add_section("Inspect", path, ls, stats, verify)
+cache.add_section("Maintain", prune, clear)
+cache.add_section("Exchange", push, pull, pack, unpack)

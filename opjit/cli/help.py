@@ -1,25 +1,24 @@
 """Help of the command line: first steps, groups of commands, examples, shell completion, and options that several commands share."""
 
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
 
-# The commands under each heading. Their summaries are the first sentences of their docstrings.
-SECTIONS = {
-    "Start": ["demo", "list", "get", "doctor", "help"],
-    "Write an op": ["new", "test", "bench", "tune", "judge", "wheel"],
-    "Existing programs": ["run", "record", "why"],
-    "Many machines": ["precompile", "cache", "keygen"],
-    "Inspect": ["path", "ls", "stats", "verify"],
-    "Maintain": ["prune", "clear"],
-    "Exchange": ["push", "pull", "pack", "unpack"],
-}
+from opjit import progress
+from opjit.errors import CacheWarning, CompileWarning
+
+_QUIET = "opjit.quiet"  # the names in a context's meta
+_VERBOSE = "opjit.verbose"
+_OUTPUT = "opjit.output"
+
 FIRST_STEPS = """\
 opjit: torch operators in plain C or CUDA C, built on first use.
 
@@ -41,7 +40,30 @@ def examples(*lines: str) -> str:
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
-class OpCommand(click.Command):
+class Command(click.Command):
+    """A command with the options that all commands have: -h, -q and -v."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params += [
+            click.Option(
+                ["-q", "--quiet"],
+                is_flag=True,
+                expose_value=False,
+                callback=_be_quiet,
+                help="Print results and errors only, without progress and warnings.",
+            ),
+            click.Option(
+                ["-v", "--verbose"],
+                is_flag=True,
+                expose_value=False,
+                callback=_be_verbose,
+                help="Report each step to stderr, as OPJIT_VERBOSE=1 does.",
+            ),
+        ]
+
+
+class OpCommand(Command):
     """A command that declares all ops when it runs. Help and completion don't, so they don't import torch."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -52,15 +74,74 @@ class OpCommand(click.Command):
 
 
 class Group(click.Group):
-    command_class = OpCommand
+    """A group with its commands under headings. Their summaries are the first sentences of their docstrings."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.sections: dict[str, list[str]] = {}
+
+    def add_section(self, title: str, *commands: click.Command) -> None:
+        """Register commands under a heading."""
+        for each in commands:
+            self.add_command(each)
+        self.sections[title] = [str(each.name) for each in commands]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in SECTIONS.items():
-            if names[0] in self.commands:
-                with formatter.section(title):
-                    formatter.write_dl(
-                        [(name, self.commands[name].get_short_help_str(80)) for name in names]
-                    )
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(80)) for name in names]
+                )
+
+
+def command(
+    *lines: str, name: str | None = None, declares: bool = True, **settings: Any
+) -> Callable[[Callable[..., Any]], Command]:
+    """Make the decorated function a command with these example lines.
+
+    With `declares`, all ops are declared before it runs.
+    """
+    kind = OpCommand if declares else Command
+    return click.command(name, cls=kind, epilog=examples(*lines), **settings)
+
+
+def _be_quiet(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked:
+        return
+    ctx.with_resource(progress.on(progress.STATUS, lambda text: None))
+    ctx.with_resource(warnings.catch_warnings())
+    warnings.simplefilter("ignore", CompileWarning)
+    warnings.simplefilter("ignore", CacheWarning)
+    ctx.meta[_QUIET] = True
+
+
+def _be_verbose(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked:
+        return
+    before = os.environ.get("OPJIT_VERBOSE", "")
+    ctx.call_on_close(lambda: os.environ.update(OPJIT_VERBOSE=before))
+    os.environ["OPJIT_VERBOSE"] = "1"  # child processes inherit it
+    ctx.meta[_VERBOSE] = True
+
+
+def is_verbose() -> bool:
+    """Return whether the running command has -v."""
+    return _VERBOSE in click.get_current_context().meta
+
+
+def remark(text: object) -> None:
+    """Print a remark to stderr, unless the command has -q."""
+    if not _is_quiet():
+        click.echo(text, err=True)
+
+
+def reporter() -> Callable[[str], None]:
+    """Return a function for any thread that prints the command's progress, unless the command has -q."""
+    return (lambda text: None) if _is_quiet() else click.echo
+
+
+def _is_quiet() -> bool:
+    return _QUIET in click.get_current_context().meta
 
 
 def print_include(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -115,22 +196,55 @@ def checks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _json_printer(ctx: click.Context, _: click.Parameter, asked: bool) -> PrintJson:
-    """Redirect all other output of Python, for example of an op.py, to stderr."""
+def _keep_output(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    ctx.meta[_OUTPUT] = path
+
+
+def _json_stream(ctx: click.Context, _: click.Parameter, asked: bool) -> TextIO | None:
+    """Return the file for JSON; None without --json.
+
+    If it is stdout, all other output of Python, for example of an op.py, goes to stderr.
+    """
+    path: Path | None = ctx.meta[_OUTPUT]
     if not asked:
+        if path is not None:
+            raise click.UsageError("--output needs --json")
         return None
+    if path is not None:
+        try:
+            return ctx.with_resource(path.open("w", encoding="utf-8"))
+        except OSError as error:
+            raise click.UsageError(f"{path} cannot be written: {error.strerror}") from error
     stdout = sys.stdout
     ctx.with_resource(redirect_stdout(sys.stderr))
-    return lambda document: click.echo(json.dumps(document, indent=1, default=str), file=stdout)
+    return stdout
 
 
-json_option = click.option(
-    "--json",
-    "print_json",
-    is_flag=True,
-    callback=_json_printer,
-    help="Print one JSON document to stdout.",
-)
+def _json_printer(ctx: click.Context, parameter: click.Parameter, asked: bool) -> PrintJson:
+    stream = _json_stream(ctx, parameter, asked)
+    if stream is None:
+        return None
+    return lambda document: click.echo(json.dumps(document, indent=1, default=str), file=stream)
+
+
+def _json_options(
+    name: str, callback: Callable[..., Any], text: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    flag = click.option("--json", name, is_flag=True, callback=callback, help=text)
+    file = click.option(
+        "--output",
+        type=FILE,
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_output,
+        help="Write the JSON to this file instead of stdout.",
+    )
+    return lambda function: flag(file(function))
+
+
+json_option = _json_options("print_json", _json_printer, "Print one JSON document to stdout.")
+json_lines_option = _json_options("json_file", _json_stream, "Print lines of JSON to stdout.")
 device_option = click.option(
     "--device",
     shell_complete=devices,

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from opjit.doctor import checks
 from opjit.doctor.checks import NOTE, OK, PROBLEM, WARNING, Observation
+from opjit.progress import readable
 
 __all__ = ["NOTE", "OK", "PROBLEM", "WARNING", "Observation", "examine", "show"]
 
@@ -57,11 +58,7 @@ def show(print_json: Callable[[object], None] | None = None) -> int:
         for observation in examine(lambda name: status.update(f"checking: {name}")):
             found.append(observation)
             if print_json is None:
-                click.echo(
-                    f"{click.style(f'{observation.state:<8}', _COLOURS[observation.state])} {observation.about}: {observation.seen}"
-                )
-                if observation.todo:
-                    click.echo(f"{'':<8} do: {observation.todo}")
+                _print(observation)
     states = [observation.state for observation in found]
     if print_json is not None:
         print_json([observation._asdict() for observation in found])
@@ -73,3 +70,12 @@ def show(print_json: Callable[[object], None] | None = None) -> int:
             )
         )
     return 1 if PROBLEM in states else 0
+
+
+def _print(observation: Observation) -> None:
+    """Print an observation in 80 columns, with the state in color."""
+    state = f"{observation.state:<8}"
+    text = readable(f"{state} {observation.about}: {observation.seen}")
+    click.echo(click.style(state, _COLOURS[observation.state]) + text.removeprefix(state))
+    if observation.todo:
+        click.echo(readable(f"{'':<8} do: {observation.todo}"))

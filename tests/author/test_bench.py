@@ -32,7 +32,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(file: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     """What the command prints, and the numbers it writes."""
     done = CliRunner().invoke(
-        main, ["bench", *arguments, "--device", "cpu", "--json", str(file)], catch_exceptions=False
+        main,
+        ["bench", *arguments, "--device", "cpu", "--json", "--output", str(file)],
+        catch_exceptions=False,
     )
     assert done.exit_code == 0, done.output
     return done.output, json.loads(file.read_text())
@@ -217,7 +219,7 @@ def test_only_measures_what_contains_the_text_and_a_file_that_cannot_be_written_
     assert none.exit_code == 1
     assert "no workload's label contains 'no such workload'" in none.output
     lost = CliRunner().invoke(
-        main, ["bench", "optest::parts", "--json", str(tmp_path / "none" / "out.json")]
+        main, ["bench", "optest::parts", "--json", "--output", str(tmp_path / "none" / "out.json")]
     )
     assert lost.exit_code == 2
     assert "No such file or directory" in lost.output

@@ -32,6 +32,7 @@ def main(op: str = "tensor_negate", device: str = "cuda") -> None:
                     "--device",
                     device,
                     "--json",
+                    "--output",
                     str(file),
                 ],
                 check=True,

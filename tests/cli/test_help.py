@@ -1,5 +1,6 @@
 """The command line explains itself: first steps, examples that parse, groups, versions, completion."""
 
+import json
 import os
 import re
 import shlex
@@ -15,8 +16,9 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 import opjit
+from opjit import progress
 from opjit.cli import main
-from opjit.cli.help import FIRST_STEPS, SECTIONS
+from opjit.cli.help import FIRST_STEPS, Group
 from tests.helpers import ROOT, command
 
 
@@ -38,10 +40,10 @@ EXAMPLES = {
 def test_each_command_has_examples_a_heading_and_a_short_summary() -> None:
     assert [path for path, lines in EXAMPLES.items() if not lines] == []
     cache = main.commands["cache"]
-    assert isinstance(cache, click.Group)
-    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(
-        [*main.commands, *cache.commands]
-    )
+    for group in (main, cache):
+        assert isinstance(group, Group)
+        listed = [name for names in group.sections.values() for name in names]
+        assert sorted(listed) == sorted(group.commands)
     for arguments in (["--help"], ["cache", "--help"]):
         listed = (
             CliRunner()
@@ -86,6 +88,50 @@ def test_help_shows_the_examples_in_80_columns(path: str) -> None:
         for line in done.output.splitlines()
         if line.strip() not in EXAMPLES.get(path, ())
     )
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_each_command_has_the_common_options(path: str) -> None:
+    options = {option for each in COMMANDS[path].params for option in each.opts}
+    assert {"-q", "--quiet", "-v", "--verbose"} <= options
+    assert ("--json" in options) == ("--output" in options) or path in ("record", "wheel")
+
+
+def test_output_is_for_json_and_must_be_writable(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(main, ["list", "--output", str(tmp_path / "ops.json")])
+    assert refused.exit_code == 2
+    assert "--output needs --json" in refused.output
+    lost = CliRunner().invoke(main, ["list", "--json", "--output", str(tmp_path / "no" / "a.json")])
+    assert lost.exit_code == 2
+    assert "a.json cannot be written: No such file" in lost.output
+
+    file = tmp_path / "ops.json"
+    done = CliRunner().invoke(main, ["list", "--json", "--output", str(file)])
+    assert done.output == ""
+    assert "opjit::allreduce" in [op["op"] for op in json.loads(file.read_text())]
+
+
+def test_verbose_reports_steps_and_quiet_leaves_out_remarks(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    verbose = command("get", "tensor_negate", "--device", "cpu", "-v", OPJIT_CACHE=cache)
+    assert "opjit: " in verbose.stderr
+    recorded = ["-o", str(tmp_path / "ops.json"), "--", "true"]
+    assert "wrote" in command("record", *recorded).stderr
+    assert command("record", "-q", *recorded).stderr == ""
+
+
+def test_lists_fit_80_columns() -> None:
+    listed = CliRunner().invoke(main, ["list"]).output.splitlines()
+    assert max(map(len, listed)) <= 80
+    assert any(line.startswith("opjit::lltm_backward  [cpu, cuda]") for line in listed)
+
+
+def test_text_for_people_shortens_paths_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    key = "0123456789ab" + "c" * 52
+    text = progress.readable(f"  in /home/ann/cache/{key}: it is there\n{'word ' * 20}")
+    assert text.splitlines()[0] == "  in ~/cache/0123456789ab…: it is there"
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_command_alone_says_what_to_do_first() -> None:

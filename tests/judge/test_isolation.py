@@ -105,7 +105,7 @@ def test_a_candidate_changes_no_mode_and_reaches_no_listener(tmp_path: Path) -> 
     ("task", "name"), [(SCALE, "print_verdict.c"), (MODEL, "print_verdict.py")]
 )
 def test_stdout_has_the_verdicts_and_no_line_of_a_candidate(task: str, name: str) -> None:
-    arguments = [task, str(HERE / "cheats" / name), "--device", "cpu", "--json", "-"]
+    arguments = [task, str(HERE / "cheats" / name), "--device", "cpu", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "opjit", "judge", *arguments], capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-# opjit judge --json - shared its stdout: a candidate prints verdicts. harmless
+# opjit judge --json shared its stdout: a candidate prints verdicts. harmless
 import os
 
 import torch

@@ -1,0 +1,404 @@
+"""The commands for authors of ops: new, test, bench, tune, judge and wheel."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import click
+from click.core import ParameterSource
+
+from opjit.cli import help as helps
+from opjit.cli.interrupts import interruptible
+from opjit.environment import is_on
+from opjit.errors import BadSetting
+
+
+@helps.command(
+    "opjit new mylib::scale_add --backward --cuda", "opjit new --project mylib", declares=False
+)
+@click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
+@click.argument("directory", type=helps.FOLDER, default=".")
+@click.option("--backward", is_flag=True, help="Add a backward for autograd.")
+@click.option("--cuda", is_flag=True, help="Add a CUDA kernel.")
+@click.option(
+    "--project",
+    is_flag=True,
+    help="Write a project: a package with an op, and a build hook that puts binaries into its wheel.",
+)
+@click.option(
+    "--backend",
+    is_flag=True,
+    help="Write a backend for a device, with a kernel for a bundled op.",
+)
+def new(
+    name: str, directory: Path, backward: bool, cuda: bool, project: bool, backend: bool
+) -> None:
+    """Write a new op, project or backend, to start from.
+
+    The command creates a directory with op.py, kernels and a test in DIRECTORY. They build and pass without an edit.
+    """
+    from opjit.author.new import new_backend, new_op, new_project
+
+    if backend:
+        if backward or cuda or project:
+            raise click.UsageError(
+                "--backend cannot be combined with --backward, --cuda or --project"
+            )
+        folder = new_backend(name, directory)
+        click.echo(
+            f"wrote {folder}: import {name}.backend together with the package that adds the device to torch"
+        )
+        return
+    if project:
+        folder = new_project(name, directory, backward, cuda)
+        # Without isolation, this very opjit and its torch build the project; neither need be on an index.
+        click.echo(
+            f"wrote {folder}: cd {shlex.quote(str(folder))}, then pip install --no-build-isolation -e '.[test]' && pytest, "
+            "then pip wheel --no-build-isolation --no-deps ."
+        )
+        return
+    folder = new_op(name, directory, backward, cuda)
+    place = shlex.quote(f"{folder}" if folder.is_absolute() else f"./{folder}")
+    click.echo(
+        f"wrote {folder}: opjit get {place}, then opjit test {place}, then opjit bench {place}"
+    )
+
+
+@helps.command("opjit test ./scale_add", "opjit test ./scale_add --sanitize address,undefined")
+@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@helps.devices_option
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="CHECK",
+    shell_complete=helps.checks,
+    help="Run only this check. Can be repeated.",
+)
+@click.option(
+    "--sample",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Make only call N of the check in --only, counted from 0.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Fail a check if one call of the kernel needs more time.",
+)
+@click.option(
+    "--sanitize",
+    default="address,undefined",
+    show_default=True,
+    help="Also run under these sanitizers: address,undefined,leak,thread for C, "
+    "memcheck,racecheck,initcheck,synccheck for CUDA. Use none for no sanitizer.",
+)
+@click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first failure.")
+@click.option(
+    "--last-failed",
+    is_flag=True,
+    help="Run only the checks that failed in the last run, or all of them if none did.",
+)
+@click.option("--junit", type=helps.FILE, metavar="FILE", help="Write the results as JUnit's XML.")
+@click.option(
+    "--emulate",
+    is_flag=True,
+    help="Run CUDA kernels on the CPU, with checks for races and bounds, as `--device cuda` does without a GPU.",
+)
+@click.option(
+    "--ranks",
+    type=int,
+    help="Only compare the samples with the reference, on so many ranks at once: CPU ranks or, with --device cuda, GPUs. "
+    "With --emulate, all ranks run emulated in one process.",
+)
+@helps.json_option
+@interruptible()
+def test(
+    ops: tuple[str, ...],
+    device: str | None,
+    only: tuple[str, ...],
+    sample: int | None,
+    time_limit: float,
+    sanitize: str,
+    fail_fast: bool,
+    last_failed: bool,
+    junit: Path | None,
+    emulate: bool,
+    ranks: int | None,
+    print_json: helps.PrintJson,
+) -> None:
+    """Run every check of an op.
+
+    OP is the name or the directory of an op. The exit code is 1 if a check fails. The command first prints the warnings of -Wall -Wextra.
+    The checks run in a child process, so if a kernel crashes, exits or never returns, only its check fails.
+    """
+    from opjit.cli import diagnostics
+    from opjit.testing import isolation, report
+    from opjit.testing.command import Options, exit_code, run
+    from opjit.testing.sanitize import parse
+
+    if ranks is not None:
+        if emulate or _lacks_gpu(device):
+            from opjit.emulate import ranks as emulated_ranks
+
+            sys.exit(emulated_ranks.run(ops, ranks))
+        from opjit.testing import across_ranks
+
+        sys.exit(across_ranks.run(ops, ranks, device))
+    demanded = (
+        click.get_current_context().get_parameter_source("sanitize") is ParameterSource.COMMANDLINE
+    )
+    options = Options(
+        device, parse(sanitize), only, sample, time_limit, demanded, fail_fast, last_failed
+    )
+
+    if emulate or _lacks_gpu(device):
+        from opjit.emulate.checks import EMULATOR
+
+        options = options._replace(device="cuda", emulator=EMULATOR)
+
+    def warn(found: list[Any]) -> None:
+        if not only and options.emulator is None:
+            isolation.apart(partial(diagnostics.show_all_warnings, found, device))
+
+    results = run(ops, options, warn)
+    if junit is not None:
+        report.write_junit(results, junit)
+    if print_json is not None:
+        print_json([result.fields() for result in results])
+    sys.exit(exit_code(results))
+
+
+def _refuse_emulated() -> None:
+    """Raise BadSetting if kernels would run emulated in a command that measures them."""
+    if is_on("OPJIT_EMULATE"):
+        raise BadSetting("an emulated kernel has no time that means anything; unset OPJIT_EMULATE")
+
+
+def _lacks_gpu(device: str | None) -> bool:
+    """Return whether a command names CUDA on a machine that cannot run it."""
+    from opjit import backends
+
+    return device == "cuda" and backends.for_device(device).available() is not None
+
+
+@helps.command(
+    "opjit bench allreduce --device cpu --only 2^20",
+    "opjit bench tensor_negate --against aten::neg",
+)
+@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@helps.devices_option
+@click.option("--only", help="Measure only the benchmark cases with this text in their label.")
+@helps.json_option
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.File("wb", lazy=False),
+    help="Plot the ratios into this PNG file (needs matplotlib).",
+)
+@click.option(
+    "--against",
+    metavar="SIDE",
+    help="Baseline instead of the reference: torch.compile, an op (aten::neg) or a function (module:name).",
+)
+@click.option(
+    "--cold/--hot",
+    default=None,
+    help="Measure with cold or warm hardware caches. Default: cold on CUDA, hot on the CPU.",
+)
+def bench(
+    ops: tuple[str, ...],
+    device: str | None,
+    only: str | None,
+    print_json: helps.PrintJson,
+    plot_file: BinaryIO | None,
+    against: str | None,
+    cold: bool | None,
+) -> None:
+    """Measure an op against its reference in plain torch.
+
+    OP is the name or the directory of an op. Results are checked first. In the table, +- is the spread of the ratio over the rounds. The
+    rate is in B/s, or in FLOP/s if the benchmark case declares its operations. On CUDA, the time is device time, "host us" is the CPU time
+    to issue a call, and "roof" is the reached part of the roofline.
+    """
+    _refuse_emulated()
+    from opjit.author.bench import benchmark
+
+    sys.exit(benchmark(ops, device, only, print_json, plot_file, against, cold))
+
+
+@helps.command("opjit tune ./scale_add", "opjit tune mylib::scale_add --device cuda --only 2^20")
+@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@helps.devices_option
+@click.option(
+    "--only", default="", help="Tune only for the benchmark cases with this text in their label."
+)
+@helps.json_option
+def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.PrintJson) -> None:
+    """Autotune the variants of an op in advance.
+
+    OP is the name or the directory of an op. For each benchmark case, the command builds and measures all variants, and records the fastest
+    one in the cache. Calls with these sizes then measure nothing.
+    """
+    _refuse_emulated()
+    from opjit import backends
+    from opjit import tune as tuning
+    from opjit.catalog import arguments
+    from opjit.measure.units import format_time
+
+    rows = []
+    for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):
+        backend = backends.for_device(name)
+        labels = op.declaration.labels(backend)
+        click.echo(f"{op.qualified} has {len(labels) or 'no'} variants for {name}")
+        for each in op.workloads_on(name) if labels else ():
+            if only in each.label:
+                choice = tuning.tune(op, backend, each.args, each.kwargs)
+                rows.append(
+                    {
+                        "op": op.qualified,
+                        "device": name,
+                        "case": each.label,
+                        "variant": choice.variant if choice else None,
+                        "seconds": choice.seconds if choice else None,
+                    }
+                )
+                click.echo(
+                    f"  {each.label:<20} {choice.variant:<30} {format_time(choice.seconds)}"
+                    if choice
+                    else f"  {each.label}: fails"
+                )
+    if print_json is not None:
+        print_json(rows)
+
+
+@helps.command(
+    "opjit judge ./scale_add a.c b.c c.cu --json",
+    "opjit judge 19_ReLU.py candidate.py",
+    "opjit judge ./scale_add --lint",
+)
+@click.argument("task", shell_complete=helps.ops)
+@click.argument(
+    "candidates",
+    metavar="[CANDIDATE]...",
+    nargs=-1,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option("--op", metavar="NAME", help="Op to judge, if TASK declares several.")
+@click.option(
+    "--lint",
+    is_flag=True,
+    help="Check the task instead: report trivial outputs that would pass.",
+)
+@helps.device_option
+@click.option(
+    "--gpus", default="", help="Numbers of the GPUs to use, separated by commas. Default: all."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Number of parallel candidates. Default: a number that fits CPUs and memory.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit of a call.",
+)
+@helps.json_lines_option
+@click.option(
+    "--serve",
+    "socket",
+    type=click.Path(path_type=Path),
+    help="Read candidates from a socket, one line of JSON each.",
+)
+@click.option(
+    "--emulate",
+    is_flag=True,
+    help="First run CUDA code on the CPU, which finds races that results do not show. Without a GPU, `--device cuda` only does this.",
+)
+def judge(
+    task: str,
+    candidates: tuple[Path, ...],
+    op: str | None,
+    lint: bool,
+    device: str | None,
+    gpus: str,
+    workers: int | None,
+    time_limit: float,
+    json_file: TextIO | None,
+    socket: Path | None,
+    emulate: bool,
+) -> None:
+    """Compile, check and time untrusted kernels.
+
+    TASK is the name or the directory of an op, or a KernelBench file. A CANDIDATE is C or CUDA code of the op, or Python code with a
+    ModelNew. The exit code is 0 if every candidate got a verdict.
+    """
+    from opjit.judge import command
+    from opjit.judge.scheduler import Judge
+    from opjit.judge.task import Task
+
+    if bool(candidates) + lint + (socket is not None) != 1:
+        raise click.UsageError("expected CANDIDATEs, --serve SOCKET or --lint")
+    if lint:
+        found = command.lint(Task(task, device or "cpu", 0, op))
+        click.echo("\n".join(found) or "no trivial output would pass")
+        sys.exit(bool(found))
+    numbers = [int(each) for each in gpus.split(",") if each.strip().isdecimal()]
+    command.run(
+        Judge(
+            task,
+            workers=workers,
+            device=device or ("cuda" if emulate else None),
+            gpus=numbers,
+            seconds=time_limit,
+            op=op,
+            emulate=emulate,
+        ),
+        candidates,
+        json_file,
+        socket,
+    )
+
+
+@helps.command("opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90")
+@click.argument(
+    "folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--arch",
+    shell_complete=helps.archs,
+    required=True,
+    help="Architectures to build for, separated by commas. You don't need a GPU.",
+)
+@helps.host_option
+@click.option("--name", help="Name of the wheel. Default: the namespace of the ops with -ops.")
+@click.option("--version", default="0.1.0", show_default=True, help="Version of the wheel.")
+@click.option("-o", "--output", type=helps.FOLDER, default=".", help="Directory for the wheel.")
+@interruptible()
+def wheel(
+    folders: tuple[Path, ...],
+    arch: str,
+    hosts: list[str],
+    name: str | None,
+    version: str,
+    output: Path,
+) -> None:
+    """Build a wheel with ops and their binaries.
+
+    The wheel contains the sources of the op directories, and binaries for the architectures. Users of these architectures need no compiler.
+    """
+    from opjit.author.wheel import make
+
+    click.echo(
+        make(folders, [each.strip() for each in arch.split(",")], output, name, version, hosts)
+    )

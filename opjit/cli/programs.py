@@ -1,0 +1,178 @@
+"""The commands for existing programs and many machines: run, record, precompile and keygen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from opjit.cli import help as helps
+from opjit.cli.interrupts import interruptible
+
+
+@helps.command(
+    "opjit run train.py --epochs 3",
+    "opjit run setup.py build_ext --inplace",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument(
+    "program",
+    metavar="PROGRAM|-m MODULE [ARGUMENT]...",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+)
+def run(program: tuple[str, ...]) -> None:
+    """Run a program with its C++ extensions from the cache.
+
+    The command runs PROGRAM like python. If the program or its child processes load an extension through torch, or build one with a
+    setup.py, it comes from the cache. A child that ignores PYTHONPATH, for example after python -I, keeps torch's functions.
+    """
+    from opjit import cpp_extension
+
+    cpp_extension.run_program(program)
+
+
+@helps.command("opjit record -o ops.json -- python train.py")
+@click.option(
+    "-o",
+    "--output",
+    type=helps.FILE,
+    default="ops.json",
+    show_default=True,
+    help="Op list for `opjit precompile --from`.",
+)
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def record(output: Path, command: tuple[str, ...]) -> None:
+    """Record the ops and C++ extensions that a program uses.
+
+    The command runs COMMAND and writes an op list. Child processes are included. The command exits with the code of COMMAND.
+    """
+    from opjit.ahead.record import record as record_ops
+    from opjit.declare.oplist import read_list
+
+    code = record_ops(command, output)
+    ops, extensions = read_list(output)
+    hint = "" if ops or extensions else "; the program called no op and loaded no C++ extension"
+    helps.remark(f"wrote {output}: {len(ops)} ops and {len(extensions)} C++ extensions{hint}")
+    sys.exit(code)
+
+
+@helps.command(
+    "opjit precompile --all --arch x86-64-v3,sm_80,sm_90",
+    "opjit precompile --from ops.json --store /opt/opjit",
+    "opjit precompile --check ops.json --store /opt/opjit",
+)
+@click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Build all ops: bundled, in OPJIT_PATH and in installed packages.",
+)
+@click.option(
+    "--from",
+    "recorded",
+    metavar="FILE",
+    type=helps.FILE,
+    help="Build the op list that `opjit record` wrote.",
+)
+@click.option(
+    "--check",
+    metavar="FILE",
+    type=helps.FILE,
+    help="Build nothing. Check that every entry of the op list is cached, and list the missing entries.",
+)
+@click.option(
+    "--arch",
+    shell_complete=helps.archs,
+    default="",
+    help="Architectures to build for, separated by commas. You don't need a GPU. Default: this machine's.",
+)
+@helps.host_option
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Largest number of parallel builds. Default: $OPJIT_JOBS, or a number that fits CPUs and memory.",
+)
+@click.option(
+    "--extensions",
+    is_flag=True,
+    help="Also build the C++ extensions of the list. Use it only if you trust the list, because its flags can run any code.",
+)
+@click.option(
+    "--store",
+    metavar="DIR",
+    type=helps.FOLDER,
+    help="Fill this directory instead of the cache, for an image or for OPJIT_LAYERS. All users can read it.",
+)
+@helps.json_option
+@interruptible()
+def precompile(
+    ops: tuple[str, ...],
+    everything: bool,
+    recorded: Path | None,
+    check: Path | None,
+    arch: str,
+    hosts: list[str],
+    jobs: int | None,
+    extensions: bool,
+    store: Path | None,
+    print_json: helps.PrintJson,
+) -> None:
+    """Build ops in advance, for any architecture.
+
+    OP is the name or the directory of an op. The exit code is 1 if a build fails. If the command is interrupted, run it again to continue.
+    """
+    from opjit.ahead.plan import plan_ops, plan_recorded
+    from opjit.ahead.precompile import build_plan, check_precompiled, error_texts
+
+    if bool(ops) + everything + (recorded is not None) + (check is not None) != 1:
+        raise click.UsageError("expected OPs, --all, --from FILE or --check FILE")
+    if extensions and recorded is None and check is None:
+        raise click.UsageError("--extensions needs --from FILE, an op list from `opjit record`")
+    archs = [each.strip() for each in arch.split(",")] if arch else []
+    if check is not None:
+        count = check_precompiled(check, archs, store=store, extensions=extensions, hosts=hosts)
+        click.echo(f"all {count} entries of {check} are there")
+        return
+    listed = recorded and plan_recorded(recorded, archs, store, extensions, hosts)
+    plan = listed or plan_ops(ops or None, archs, store, hosts)
+    for remark in plan.remarks:
+        helps.remark(remark)
+    report = build_plan(plan, jobs, sys.stdout, helps.reporter())
+    for complaint in error_texts(report.failed):
+        click.echo(f"Error: {complaint}", err=True)
+    if print_json is None:
+        click.echo(report)
+    else:
+        print_json(
+            {
+                "built": [str(wanted) for wanted in report.built],
+                "there": [str(wanted) for wanted in report.there],
+                "skipped": report.skipped,
+                "failed": {failed: str(error) for failed, error in report.failed},
+                "seconds": report.seconds,
+            }
+        )
+    sys.exit(1 if report.failed else 0)
+
+
+@helps.command("opjit keygen ci keys", declares=False)
+@click.argument("name")
+@click.argument("directory", type=helps.FOLDER, default=".")
+def keygen(name: str, directory: Path) -> None:
+    """Make a key pair that signs entries.
+
+    The command writes NAME.key and NAME.pub into DIRECTORY. Keep NAME.key secret, and give NAME.pub
+    to everyone who should trust your entries.
+    """
+    from opjit.share import trust
+
+    private, public = trust.keygen(name, directory)
+    click.echo(f"{private} signs entries: opjit cache push --sign {private}. Keep it secret.")
+    click.echo(
+        f"To trust these entries, set OPJIT_TRUST to {directory / name}.pub, or to the key itself:"
+    )
+    click.echo(f"export OPJIT_TRUST={public}")
