@@ -7,24 +7,11 @@ from types import ModuleType
 
 # The modules that do not need torch, which tests/test_late_torch.py proves. Any other module is
 # imported after torch.
-FREE = (
-    "backends",
-    "builder",
-    "environment",
-    "errors",
-    "files",
-    "loader",
-    "processes",
-    "progress",
-    "recipe",
-    "request",
-    "resources",
-    "shared_library",
-    "share",
-    "store",
-    "wanted",
-    "why",
-)
+_FREE_NAMES = """
+    backends builder environment errors files loader processes progress recipe request
+    resources shared_library share store wanted why
+"""
+FREE = tuple(_FREE_NAMES.split())
 NOT_FREE = ("backends.cuda", "builder.build", "builder.torch_builder", "shared_library.recorded")
 
 

@@ -43,36 +43,21 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """Return the numbers, for JSON: seconds, bytes, operations and MHz."""
-        same = (
-            "bytes",
-            "flops",
-            "bound",
-            "possible",
-            "cold",
-            "calls",
-            "inputs",
-            "clock",
-            "way",
-            "host",
-        )
+        numbers = dict(vars(self))
+        ours = numbers.pop("ours")
+        theirs = numbers.pop("theirs")
+        numbers |= {name: getattr(ours, name) for name in _OF_OURS.split()}
         return {
-            "op": self.op,
-            "device": self.device,
-            "label": self.label,
-            "against": self.against,
-            "opjit": self.ours.median,
-            "reference": self.theirs.median,
-            "ratio": self.ratio,
-            "spread": self.spread,
-            "error": self.error,
-            "reference_error": self.reference_error,
-            "quartiles": [self.ours.lower, self.ours.upper],
-            "reference_quartiles": [self.theirs.lower, self.theirs.upper],
-            "reference_host": self.theirs.host,
-            **{name: getattr(self.ours, name) for name in same},
+            **numbers,
+            "opjit": ours.median,
+            "reference": theirs.median,
+            "quartiles": [ours.lower, ours.upper],
+            "reference_quartiles": [theirs.lower, theirs.upper],
+            "reference_host": theirs.host,
         }
 
 
+_OF_OURS = "bytes flops bound possible cold calls inputs clock way host"
 _Side = tuple[
     str, Callable[[Op], Callable[..., Any]]
 ]  # the baseline of an op: its name in the table, and a way to get it

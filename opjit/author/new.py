@@ -15,38 +15,17 @@ from opjit.errors import DeclarationError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROJECT = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_TAKEN = {
-    "torch",
-    "opjit",
-    "Any",
-    "Iterator",
-    "annotations",
-    "reference",
-    "samples",
-    "workloads",
-    "setup_context",
-    "backward",
-}
+_TAKEN_NAMES = """
+    torch opjit Any Iterator annotations reference samples workloads setup_context
+    backward
+"""
+_TAKEN = frozenset(_TAKEN_NAMES.split())
 # The names of torch, without importing torch, which takes seconds.
-_NAMESPACES = {
-    "aten",
-    "c10d",
-    "export",
-    "inductor",
-    "mkl",
-    "mkldnn",
-    "onednn",
-    "prim",
-    "prims",
-    "profiler",
-    "quantized",
-    "rngprims",
-    "sparse",
-    "static_runtime",
-    "symm_mem",
-    "torchaudio",
-    "torchvision",
-}
+_NAMESPACES_NAMES = """
+    aten c10d export inductor mkl mkldnn onednn prim prims profiler quantized rngprims
+    sparse static_runtime symm_mem torchaudio torchvision
+"""
+_NAMESPACES = frozenset(_NAMESPACES_NAMES.split())
 
 
 def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:

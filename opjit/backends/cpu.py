@@ -12,33 +12,21 @@ from opjit.backends import DeviceCompiler, Flags, Stream
 # that has another name. The levels of x86-64 come from the psABI, and neoverse-v2 is Grace.
 # -march=native is not used because a compiler derives a CPU's instructions from its family, and a
 # virtual machine may not allow all of them.
-_LEVELS: dict[str, dict[str, set[str]]] = {
+_FLAGS = {
     "x86_64": {
-        "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-        "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
-        "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
+        "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+        "x86-64-v3": "avx avx2 bmi1 bmi2 f16c fma abm movbe",
+        "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
     },
     "aarch64": {
-        "neoverse-v2": {
-            "sve",
-            "sve2",
-            "svebf16",
-            "svei8mm",
-            "bf16",
-            "i8mm",
-            "asimdfhm",
-            "fcma",
-            "jscvt",
-            "lrcpc",
-            "ilrcpc",
-            "flagm",
-            "flagm2",
-            "frint",
-            "sb",
-        },
-        "armv8.2-a+fp16+dotprod": {"atomics", "asimdrdm", "crc32", "fphp", "asimdhp", "asimddp"},
-        "armv8-a": set(),
+        "neoverse-v2": "sve sve2 svebf16 svei8mm bf16 i8mm asimdfhm fcma jscvt lrcpc ilrcpc flagm flagm2 frint sb",
+        "armv8.2-a+fp16+dotprod": "atomics asimdrdm crc32 fphp asimdhp asimddp",
+        "armv8-a": "",
     },
+}
+_LEVELS = {
+    machine: {level: set(flags.split()) for level, flags in levels.items()}
+    for machine, levels in _FLAGS.items()
 }
 MACHINES = tuple(_LEVELS)
 _MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not support the CPU

@@ -8,6 +8,9 @@ import torch
 from opjit.backends import Clock, DeviceCompiler, Flags, Stream
 from opjit.backends.cpu import GLUE, NEEDED, PREFIX_MAPS
 
+# For messages and completion. Any other number of a GPU is accepted, see recipe/gpu_archs.py.
+_ARCHS = "sm_75 sm_80 sm_86 sm_87 sm_88 sm_89 sm_90 sm_100 sm_103 sm_110 sm_120 sm_121"
+
 
 class Cuda:
     name = "cuda"
@@ -49,20 +52,7 @@ class Cuda:
         return "+".join(f"sm_{major}{minor}" for major, minor in sorted(found))
 
     def archs(self) -> list[str]:
-        return [
-            "sm_75",
-            "sm_80",
-            "sm_86",
-            "sm_87",
-            "sm_88",
-            "sm_89",
-            "sm_90",
-            "sm_100",
-            "sm_103",
-            "sm_110",
-            "sm_120",
-            "sm_121",
-        ]
+        return _ARCHS.split()
 
     def takes(self, arch: str) -> bool:
         return all(re.fullmatch(r"sm_\d{2,3}[af]?", part) for part in arch.split("+"))

@@ -14,101 +14,17 @@ from opjit.backends import Backend, Stream
 from opjit.recipe.schema import TYPES, Argument, Result, Schema
 
 # Reserved words of C11, GNU C, C++17 and system headers, and the name of a CUDA kernel's last parameter.
-_RESERVED = frozenset(
-    [
-        "NULL",
-        "EOF",
-        "alignas",
-        "alignof",
-        "and",
-        "and_eq",
-        "asm",
-        "auto",
-        "bitand",
-        "bitor",
-        "bool",
-        "break",
-        "case",
-        "catch",
-        "char",
-        "char16_t",
-        "char32_t",
-        "class",
-        "compl",
-        "const",
-        "const_cast",
-        "constexpr",
-        "continue",
-        "decltype",
-        "default",
-        "delete",
-        "do",
-        "double",
-        "dynamic_cast",
-        "else",
-        "enum",
-        "explicit",
-        "export",
-        "extern",
-        "false",
-        "float",
-        "for",
-        "friend",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "linux",
-        "long",
-        "mutable",
-        "namespace",
-        "new",
-        "noexcept",
-        "not",
-        "not_eq",
-        "nullptr",
-        "operator",
-        "or",
-        "or_eq",
-        "private",
-        "protected",
-        "public",
-        "register",
-        "reinterpret_cast",
-        "restrict",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "static_assert",
-        "static_cast",
-        "stream",
-        "struct",
-        "switch",
-        "template",
-        "this",
-        "thread_local",
-        "throw",
-        "true",
-        "try",
-        "typedef",
-        "typeid",
-        "typename",
-        "typeof",
-        "union",
-        "unix",
-        "unsigned",
-        "using",
-        "virtual",
-        "void",
-        "volatile",
-        "wchar_t",
-        "while",
-        "xor",
-        "xor_eq",
-    ]
-)
+_RESERVED_NAMES = """
+    NULL EOF alignas alignof and and_eq asm auto bitand bitor bool break case catch char
+    char16_t char32_t class compl const const_cast constexpr continue decltype default
+    delete do double dynamic_cast else enum explicit export extern false float for friend
+    goto if inline int linux long mutable namespace new noexcept not not_eq nullptr
+    operator or or_eq private protected public register reinterpret_cast restrict return
+    short signed sizeof static static_assert static_cast stream struct switch template
+    this thread_local throw true try typedef typeid typename typeof union unix unsigned
+    using virtual void volatile wchar_t while xor xor_eq
+"""
+_RESERVED = frozenset(_RESERVED_NAMES.split())
 # Types and macros of opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h>; and what C keeps for itself and compilers.
 _OF_HEADERS = re.compile(
     r"_[A-Z_].*|linux|unix|errno|"

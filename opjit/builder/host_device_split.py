@@ -31,34 +31,17 @@ _DEVICE_HEADER = re.compile(
     r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)"
 )
 # Names whose parentheses do not hold parameters.
-_ATTRIBUTES = {
-    "__launch_bounds__",
-    "__attribute__",
-    "alignas",
-    "__align__",
-    "__cluster_dims__",
-    "__maxnreg__",
-    "__block_size__",
-    "decltype",
-    "noexcept",
-    "__declspec",
-    "asm",
-    "__asm__",
-    "requires",
-    "explicit",
-}
+_ATTRIBUTES_NAMES = """
+    __launch_bounds__ __attribute__ alignas __align__ __cluster_dims__ __maxnreg__
+    __block_size__ decltype noexcept __declspec asm __asm__ requires explicit
+"""
+_ATTRIBUTES = frozenset(_ATTRIBUTES_NAMES.split())
 _REFUSED = {"__managed__", "__nv_pure__", "__nv_register_params__", "nvstd"}
-_TYPES = {
-    "using",
-    "typedef",
-    "struct",
-    "class",
-    "union",
-    "enum",
-    "namespace",
-    "static_assert",
-    "friend",
-}  # not of the host alone
+_TYPES_NAMES = """
+    using typedef struct class union enum namespace static_assert friend
+"""
+_TYPES = frozenset(_TYPES_NAMES.split())
+_UNNAMED = "int float double char bool long short unsigned const __restrict__ half"
 _SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
 _LINE = re.compile(r"^#line (\d+) (.*)\n", re.MULTILINE)
 # Names in the types of parameters that are no classes.
@@ -558,24 +541,7 @@ def named_parameter(group: list[Token]) -> tuple[str, int]:
     end = next((index for index, token in enumerate(group) if token.text == "="), len(group))
     named = next((index for index, token in enumerate(group) if token.text == "["), end)
     name = group[named - 1]
-    if (
-        named < 2
-        or name.kind != "name"
-        or name.text
-        in (
-            "int",
-            "float",
-            "double",
-            "char",
-            "bool",
-            "long",
-            "short",
-            "unsigned",
-            "const",
-            "__restrict__",
-            "half",
-        )
-    ):
+    if named < 2 or name.kind != "name" or name.text in _UNNAMED.split():
         raise NvccOnly("a kernel has an unnamed parameter")
     pack = named >= 4 and group[named - 2].text == "."
     return name.text + ("..." if pack else ""), group[end - 1].end

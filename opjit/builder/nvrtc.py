@@ -24,43 +24,13 @@ from opjit import processes, resources
 from opjit.builder.compile_step import CompilerFailed
 
 # Headers by their names in #include lines. NVRTC knows the functions of most; those of kernels_c/nvrtc/device have the rest.
-_EMPTY = (
-    "stdbool.h",
-    "string.h",
-    "cstring",
-    "stdlib.h",
-    "cstdlib",
-    "stdio.h",
-    "cstdio",
-    "time.h",
-    "errno.h",
-    "unistd.h",
-    "device_launch_parameters.h",
-    "vector_types.h",
-    "vector_functions.h",
-    # for the host alone
-    "vector",
-    "string",
-    "map",
-    "unordered_map",
-    "set",
-    "list",
-    "memory",
-    "mutex",
-    "functional",
-    "iostream",
-    "sstream",
-    "iomanip",
-    "fstream",
-    "stdexcept",
-    "algorithm",
-    "numeric",
-    "random",
-    "chrono",
-    "thread",
-    "cstdarg",
-    "stdarg.h",
-)
+_EMPTY_NAMES = """
+    stdbool.h string.h cstring stdlib.h cstdlib stdio.h cstdio time.h errno.h unistd.h
+    device_launch_parameters.h vector_types.h vector_functions.h vector string map
+    unordered_map set list memory mutex functional iostream sstream iomanip fstream
+    stdexcept algorithm numeric random chrono thread cstdarg stdarg.h
+"""
+_EMPTY = tuple(_EMPTY_NAMES.split())
 _OF_FILES = {
     "stdint.h": ("stdint.h", "inttypes.h", "cstdint"),
     "limits.h": ("limits.h", "climits"),

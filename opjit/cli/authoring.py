@@ -252,7 +252,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
     from opjit.catalog import arguments
     from opjit.measure.units import format_time
 
-    rows = []
+    rows: list[dict[str, object]] = []
     for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):
         backend = backends.for_device(name)
         labels = op.declaration.labels(backend)
@@ -260,20 +260,14 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
         for each in op.workloads_on(name) if labels else ():
             if only in each.label:
                 choice = tuning.tune(op, backend, each.args, each.kwargs)
-                rows.append(
-                    {
-                        "op": op.qualified,
-                        "device": name,
-                        "case": each.label,
-                        "variant": choice.variant if choice else None,
-                        "seconds": choice.seconds if choice else None,
-                    }
-                )
-                click.echo(
-                    f"  {each.label:<20} {choice.variant:<30} {format_time(choice.seconds)}"
-                    if choice
-                    else f"  {each.label}: fails"
-                )
+                row = {"op": op.qualified, "device": name, "case": each.label}
+                rows.append({**row, "variant": None, "seconds": None})
+                if choice is None:
+                    click.echo(f"  {each.label}: fails")
+                    continue
+                rows[-1].update(variant=choice.variant, seconds=choice.seconds)
+                time = format_time(choice.seconds)
+                click.echo(f"  {each.label:<20} {choice.variant:<30} {time}")
     if print_json is not None:
         print_json(rows)
 
@@ -376,7 +370,9 @@ def judge(
 )
 @click.option(
     "--arch",
+    "archs",
     shell_complete=helps.archs,
+    callback=helps.split,
     required=True,
     help="Architectures to build for, separated by commas. You don't need a GPU.",
 )
@@ -387,7 +383,7 @@ def judge(
 @interruptible()
 def wheel(
     folders: tuple[Path, ...],
-    arch: str,
+    archs: list[str],
     hosts: list[str],
     name: str | None,
     version: str,
@@ -399,6 +395,4 @@ def wheel(
     """
     from opjit.author.wheel import make
 
-    click.echo(
-        make(folders, [each.strip() for each in arch.split(",")], output, name, version, hosts)
-    )
+    click.echo(make(folders, archs, output, name, version, hosts))

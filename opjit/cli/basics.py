@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -69,7 +69,9 @@ def list_ops(print_json: helps.PrintJson) -> None:
 @helps.device_option
 @click.option(
     "--arch",
+    "archs",
     shell_complete=helps.archs,
+    callback=helps.split,
     help="Build for these architectures, separated by commas (sm_90,x86-64-v3). Nothing is loaded.",
 )
 @click.option(
@@ -97,7 +99,7 @@ def list_ops(print_json: helps.PrintJson) -> None:
 def get(
     named: tuple[str, ...],
     device: str | None,
-    arch: str | None,
+    archs: list[str],
     build_directory: Path | None,
     name: str | None,
     debug: bool,
@@ -126,7 +128,6 @@ def get(
         raise click.UsageError(
             "--name needs --build-directory DIR, because it names the op package in that directory"
         )
-    archs = [each.strip() for each in arch.split(",")] if arch else []
     targets = [target_of(device, each) for each in archs] or [target_of(device, None)]
     ops = [op for text in named for op in arguments.ops(text)]
     if all_warnings:
@@ -134,10 +135,9 @@ def get(
     for each in targets:
         if helps.is_verbose() and each.backend.uses_nvcc:
             diagnostics.show_usage(ops, each)
+    found = _entries(ops, targets, load=not archs)  # builds when it is iterated
     if build_directory is not None:
         found = _packages(ops, build_directory, device, archs, name)
-    else:
-        found = _entries(ops, targets, load=arch is None)
     if print_json is not None:
         print_json(list(found))
         return
@@ -224,16 +224,10 @@ def why(op: str, device: str | None, arch: str | None, print_json: helps.PrintJs
         raise OpjitError(
             f"no entry of a C++ extension {name!r} in the cache {root.root}; run `opjit cache ls` to list the entries"
         )
-    explanations = [explain(each, device, arch) for each in found]
+    rows: list[Any] = [*(explain(each, device, arch) for each in found), *extensions]
     if print_json is not None:
-        failed = [{"failed": log}] if log is not None else []
-        print_json(
-            [
-                *(each.fields() for each in explanations),
-                *(each.fields() for each in extensions),
-                *failed,
-            ]
-        )
+        fields: list[object] = [each.fields() for each in rows]
+        print_json(fields if log is None else [*fields, {"failed": log}])
         return
     if log is not None:
         click.echo(
@@ -243,8 +237,8 @@ def why(op: str, device: str | None, arch: str | None, print_json: helps.PrintJs
         click.echo(
             f"{name}, a C++ extension: {len(extensions)} entr{'ies' if extensions[1:] else 'y'} in the cache"
         )
-    for text in (*map(str, explanations), *map(str, extensions)):
-        click.echo(readable(text))
+    for each in rows:
+        click.echo(readable(str(each)))
     if found and is_on("OPJIT_EMULATE"):
         click.echo(
             "OPJIT_EMULATE is set: without a GPU, CUDA kernels serve CPU tensors, emulated on the CPU; no cache "

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -80,24 +81,17 @@ def verify(print_json: helps.PrintJson) -> None:
     from opjit.cache.verification import BAD, GOOD
 
     found = cache.verify()
+    rows = []
+    for item, verdict, reason in found:
+        rows.append({**item._asdict(), "verdict": verdict, "reason": reason})
+        if reason:
+            click.echo(f"{verdict}: {item.op}  {item.arch}  {item.key}: {reason}")
+    counts = Counter(each.verdict for each in found)
+    parts = [f"{counts[verdict]} {verdict}" for verdict in (GOOD, BAD) if counts[verdict]]
+    click.echo(": ".join([_entries(len(found)), ", ".join(parts)]) if parts else _entries(0))
     if print_json is not None:
-        print_json(
-            [
-                {**each.item._asdict(), "verdict": each.verdict, "reason": each.reason}
-                for each in found
-            ]
-        )
-    for each in found if print_json is None else ():
-        if each.reason:
-            item = each.item
-            click.echo(f"{each.verdict}: {item.op}  {item.arch}  {item.key}: {each.reason}")
-    bad = any(each.verdict == BAD for each in found)
-    if print_json is not None:
-        sys.exit(1 if bad else 0)
-    counts = [(verdict, sum(each.verdict == verdict for each in found)) for verdict in (GOOD, BAD)]
-    parts = [f"{count} {verdict}" for verdict, count in counts if count]
-    click.echo(f"{_entries(len(found))}{': ' if parts else ''}{', '.join(parts)}")
-    sys.exit(1 if bad else 0)
+        print_json(rows)
+    sys.exit(1 if counts[BAD] else 0)
 
 
 @helps.command("opjit cache prune --size 5GiB --age 30d")
@@ -216,15 +210,10 @@ def _entries(count: int) -> str:
 
 
 def _size(count: float) -> str:
-    unit, size = next(
-        (
-            each
-            for each in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-            if count >= each[1]
-        ),
-        ("B", 1),
-    )
-    return f"{count / size:.{int(size > 1)}f} {unit}"
+    if count < 1 << 10:
+        return f"{count:.0f} B"
+    power = min(3, (int(count).bit_length() - 1) // 10)
+    return f"{count / (1 << 10 * power):.1f} {'KMG'[power - 1]}iB"
 
 
 def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:

@@ -250,12 +250,19 @@ device_option = click.option(
     shell_complete=devices,
     help="Device to use. Default: the current accelerator, or the CPU.",
 )
+
+
+def split(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
+    """Return the words of a list that commas separate."""
+    return [word.strip() for word in text.split(",")] if text else []
+
+
 host_option = click.option(
     "--host",
     "hosts",
     metavar="CPUS",
     default="",
-    callback=lambda _, __, text: text.replace(" ", "").split(",") if text else [],
+    callback=split,
     help="Host CPUs of the machines with the GPUs, for example x86_64,aarch64. Default: this machine's.",
 )
 devices_option = click.option(

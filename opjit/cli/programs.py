@@ -86,8 +86,9 @@ def record(output: Path, command: tuple[str, ...]) -> None:
 )
 @click.option(
     "--arch",
+    "archs",
     shell_complete=helps.archs,
-    default="",
+    callback=helps.split,
     help="Architectures to build for, separated by commas. You don't need a GPU. Default: this machine's.",
 )
 @helps.host_option
@@ -114,7 +115,7 @@ def precompile(
     everything: bool,
     recorded: Path | None,
     check: Path | None,
-    arch: str,
+    archs: list[str],
     hosts: list[str],
     jobs: int | None,
     extensions: bool,
@@ -132,7 +133,6 @@ def precompile(
         raise click.UsageError("expected OPs, --all, --from FILE or --check FILE")
     if extensions and recorded is None and check is None:
         raise click.UsageError("--extensions needs --from FILE, an op list from `opjit record`")
-    archs = [each.strip() for each in arch.split(",")] if arch else []
     if check is not None:
         count = check_precompiled(check, archs, store=store, extensions=extensions, hosts=hosts)
         click.echo(f"all {count} entries of {check} are there")

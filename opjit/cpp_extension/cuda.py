@@ -71,30 +71,12 @@ _AS_THEY_ARE = {
     "c10/util/Half.h",
     "c10/util/BFloat16.h",
 }
-_EMPTY = (
-    "limits",
-    "type_traits",
-    "algorithm",
-    "numeric",
-    "utility",
-    "tuple",
-    "array",
-    "initializer_list",
-    "ostream",
-    "iosfwd",
-    "cstring",
-    "iterator",
-    "bit",
-    "atomic",
-    "optional",
-    "cuda_runtime.h",
-    "deque",
-    "queue",
-    "unordered_set",
-    "variant",
-    "bitset",
-    "exception",
-)
+_EMPTY_NAMES = """
+    limits type_traits algorithm numeric utility tuple array initializer_list ostream
+    iosfwd cstring iterator bit atomic optional cuda_runtime.h deque queue unordered_set
+    variant bitset exception
+"""
+_EMPTY = tuple(_EMPTY_NAMES.split())
 # What those include, and kernels do not need.
 _WITHIN = (
     "c10/util/ArrayRef.h",

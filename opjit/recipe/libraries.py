@@ -23,24 +23,11 @@ _MAGIC = {
 }  # any other file is a script for the linker, or a list of files
 _LTO = re.compile(rb"\.(gnu\.lto_|llvm\.lto)")  # in names of sections
 # CUDA's libraries that torch needs itself: a process with a CUDA build of torch has them.
-OF_TORCH = frozenset(
-    {
-        "cublas",
-        "cublasLt",
-        "cudnn",
-        "nccl",
-        "cufft",
-        "curand",
-        "cusolver",
-        "cusparse",
-        "cusparseLt",
-        "nvrtc",
-        "nvJitLink",
-        "cupti",
-        "cufile",
-        "nvshmem_host",
-    }
-)
+_OF_TORCH_NAMES = """
+    cublas cublasLt cudnn nccl cufft curand cusolver cusparse cusparseLt nvrtc nvJitLink
+    cupti cufile nvshmem_host
+"""
+OF_TORCH = frozenset(_OF_TORCH_NAMES.split())
 _NAMED = re.compile(r"-l[\w+.-]+")
 _TIED = re.compile(r"-l(torch|c10|python|shm|opjit|aoti).*")
 _OBJECT = re.compile(r"[^-].*\.(a|o)")

@@ -86,26 +86,14 @@ _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates take minut
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 _Tool = TypeVar("_Tool", Compiler, Nvcc, Own)
 # Variables that change what tools read or write. Builds run without them, but extensions, which torch's users give some: see HONOURED.
+_UNSET = """
+    COMPILER_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH CUDA_INC_PATH DEPENDENCIES_OUTPUT
+    GCC_EXEC_PREFIX LD_RUN_PATH LIBRARY_PATH NVCC_APPEND_FLAGS NVCC_CCBIN NVCC_PREPEND_FLAGS
+    SOURCE_DATE_EPOCH SUNPRO_DEPENDENCIES
+"""
 NEUTRAL: dict[str, str | None] = {
     "LC_ALL": "C",
-    **dict.fromkeys(
-        (
-            "COMPILER_PATH",
-            "CPATH",
-            "C_INCLUDE_PATH",
-            "CPLUS_INCLUDE_PATH",
-            "CUDA_INC_PATH",
-            "DEPENDENCIES_OUTPUT",
-            "GCC_EXEC_PREFIX",
-            "LD_RUN_PATH",
-            "LIBRARY_PATH",
-            "NVCC_APPEND_FLAGS",
-            "NVCC_CCBIN",
-            "NVCC_PREPEND_FLAGS",
-            "SOURCE_DATE_EPOCH",
-            "SUNPRO_DEPENDENCIES",
-        )
-    ),
+    **dict.fromkeys(_UNSET.split()),
 }
 # Those that tools of an extension see; its key has their values.
 HONOURED = (

@@ -169,24 +169,13 @@ def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
     return least // _CALLS
 
 
+_MALLINFO2 = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
 class _Usage(ctypes.Structure):
     """glibc's struct mallinfo2."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO2.split()]
 
 
 def _host_memory() -> Callable[[], int]:

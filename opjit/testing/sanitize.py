@@ -36,6 +36,11 @@ FOUND = 86  # compute-sanitizer's exit code after it reported an error
 _REPORT = re.compile(
     r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential|Barrier).*$", re.MULTILINE
 )
+# -fsanitize itself, and flags that the author gives, come later.
+_FLAGS = """
+    -std=gnu11 -O1 -g -fPIC -shared -fno-sanitize-recover=all -fno-omit-frame-pointer -fexceptions
+    -fvisibility=hidden
+"""
 
 
 def parse(text: str) -> list[str]:
@@ -63,18 +68,10 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
     own = list(extra.c) if extra else []
     words = [
         compiler,
-        "-std=gnu11",
-        "-O1",
-        "-g",
+        *_FLAGS.split(),
         *march,
         *own,
-        "-fPIC",
-        "-shared",
         f"-fsanitize={','.join(names)}",
-        "-fno-sanitize-recover=all",
-        "-fno-omit-frame-pointer",
-        "-fexceptions",
-        "-fvisibility=hidden",
         f"-I{source.parent}",
         f"-I{headers}",
         *(f"-I{path}" for path in flags.include),

@@ -61,7 +61,7 @@ def test_ls_shows_op_arch_size_last_use_and_key_without_reading_a_file(entry: En
         f"1 entry, {size / 1024:.1f} KiB\n"
     )
     (entry.folder / manifest.NAME).write_text("damaged")
-    assert entry.key in cache_command("ls").output
+    assert entry.key[:12] in cache_command("ls").output
     assert time.time() - entry.library.stat().st_atime > DAY
 
 
