@@ -53,10 +53,11 @@ Every command also has `-h`, `-q` and `-v`. With `-q`, a command prints results 
 
 ## JSON output
 
-With `--json`, a command prints one JSON document to stdout and everything else to stderr, and exits with the same code. `opjit judge --json`
-prints a line of JSON for each verdict. `--json --output FILE` writes the JSON to a file, and leaves stdout as it is without `--json`. For
-example, `opjit why OP --json` has `"state": "hit"` or `"miss"`, and each check of `opjit doctor --json` is `"ok"`, `"note"`,
-`"warning"` or `"problem"`. The names of the fields are stable. They are also the fields of `opjit.explain()`, `opjit.cache.entries()` and
+With `--json`, a command prints one JSON document to stdout and everything else to stderr, and exits with the same code. `opjit judge
+--json` prints a line of JSON for each verdict. `--json --output FILE` writes the JSON to a file, and leaves stdout as it is without
+`--json`. For example, `opjit why OP --json` has `"state": "hit"` or `"miss"`, and each check of `opjit doctor --json` is `"ok"`,
+`"note"`, `"warning"` or `"problem"`. The names of the fields are stable. They are also the fields of `opjit.explain()`,
+`opjit.cache.entries()` and
 `opjit.cache.stats()`. Sizes are in bytes, and times in seconds since 1970.
 """
 LOG = """
