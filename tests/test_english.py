@@ -122,8 +122,6 @@ NOT_YET: dict[str, int] = {
     "opjit/builder": 176,
     "opjit/cpp_extension": 171,
     "opjit/recipe": 161,
-    "opjit/shared_library": 30,
-    "opjit/store": 55,
     "opjit/testing": 95,
 }
 

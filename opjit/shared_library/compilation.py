@@ -47,7 +47,7 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
     if library.launcher and shutil.which(library.launcher[0]) is None:
         raise ToolMissing(
             library.launcher[0],
-            f"no launcher {library.launcher[0]}: install it, or leave out launcher",
+            f"no launcher {library.launcher[0]}: install it, or remove launcher=",
         )
     tools = identity.tools(library.languages, store.notes, required=True)
 
@@ -61,7 +61,7 @@ def build(library: Library, store: Store, must_store: bool = False) -> Entry:
 
 
 def write_commands(library: Library, store: Store, place: Path) -> None:
-    """Write a compile_commands.json, and the generated files beside it."""
+    """Write a compile_commands.json, and the generated files next to it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     before = _compilers(
         library, identity.tools(library.languages, store.notes, required=True), place.parent
@@ -88,7 +88,7 @@ def _compilers(
     library: Library, tools: Mapping[str, Compiler | Nvcc | None], work: Path
 ) -> dict[str, list[str]]:
     """Return the start of each language's commands."""
-    # A binary has no paths of this machine: the last map that fits counts.
+    # Keep paths of this machine out of the binary. The last matching map wins.
     places = [
         *((f"{folder}/", "") for folder in library.include),
         (f"{library.folder}/", ""),
@@ -130,7 +130,9 @@ def _gencode(library: Library) -> list[str]:
 
 
 def _reporting(library: Library, language: str, place: str) -> list[str]:
-    """Return the flags that make compilers list what they read, and warn of macros of the date."""
+    """Return the flags that make compilers list the files that they read, and warn of macros for
+    the date.
+    """
     lists = ["-MD", "-MF", f"{place}{LISTED}"]
     warnings = [unreported.DATE_WARNING, "-Wno-error=date-time"]
     version = (library.toolchain or {}).get("c" if language == "c" else "c++", "")
@@ -212,8 +214,11 @@ class _LibraryBuild:
         self.objects = KeptObjects(library, base, work, None, moment)
 
     def run(self) -> tuple[str, Reads]:
-        """Compile in parallel, then link. Returns the linker, and what all tools read. Raises CompileError with the first source's
-        complaint."""
+        """Compile in parallel, then link.
+
+        Returns the linker, and the files that all tools read. Raises CompileError with the first
+        source's complaint.
+        """
         commands = _sources(self.library, self.before, self.work)
         try:
             with processes.pool(budget.width(budget.C_JOB)) as pool:
@@ -253,7 +258,11 @@ class _LibraryBuild:
         return run_tool(command, folder or Path.cwd(), need)
 
     def _link(self, objects: list[str]) -> tuple[str, Reads]:
-        """Link objects: those with relocatable device code first for the device. Returns the linker, and what it read."""
+        """Link objects.
+
+        Objects with relocatable device code are first linked for the device. Returns the linker and
+        the files that it read.
+        """
         library = self.library
         nvcc = self.nvcc
         work = self.work
@@ -284,7 +293,7 @@ class _LibraryBuild:
         linking = replace(self.recorder, folder=str(folder))
         output = self._tool(command, folder)
         read = linking.linked(work / LINKED, output)
-        if "-lcuda" in library.given["ldflags"]:  # archives may call the driver, too
+        if "-lcuda" in library.given["ldflags"]:  # archives may also call the driver
             archives = [path for path in read.digests if path.endswith((".a", ".o"))]
             self._add_cuda_libraries([*objects, *archives])
             output = self._tool(command, folder)
@@ -308,8 +317,10 @@ class _LibraryBuild:
         ]
 
     def _add_cuda_libraries(self, objects: list[str]) -> None:
-        """Put CUDA libraries where the linker looks last: those of pip, and one with the soname of the GPU driver's, which only machines
-        with a GPU have, and the functions that objects call."""
+        """Put CUDA libraries into the directory that the linker searches last: the libraries of
+        pip, and a stub with the soname of the GPU driver and the functions that objects call,
+        because only machines with a GPU have the driver.
+        """
         folder = self.work / "cuda"
         named = {flag[2:] for flag in self.library.given["ldflags"] if flag.startswith("-l")}
         nvcc = self.nvcc

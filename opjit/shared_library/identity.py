@@ -1,4 +1,7 @@
-"""The shared library that a call of `opjit.build` requests. Its key has no torch, no Python, no path and no date."""
+"""The shared library that a call of `opjit.build` requests.
+
+Its key does not contain torch, Python, paths or dates.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from opjit.recipe.toolchain import Compiler, Nvcc, system_folders
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
-# No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
+# A build file and a compiler's list of files cannot contain these characters. A surrogate is a byte
+# that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
@@ -182,7 +186,7 @@ def _places(
 def _problems(
     name: str, paths: Sequence[str], generated: Iterable[str], lists: Mapping[str, Sequence[Any]]
 ) -> Iterator[str]:
-    """Say what is wrong with the arguments of `opjit.build`."""
+    """Yield the problems of the arguments of `opjit.build`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         yield "expected a name of at most 100 letters, digits and '_.-', with a letter, a digit or '_' first"
     for parameter, value in lists.items():
@@ -199,7 +203,7 @@ def _problems(
         elif not os.path.isfile(path):
             yield f"there is no source {path}"
     if not languages([*paths, *generated]):
-        yield f"it has no sources: name one or more files, or generated texts, with the suffixes {' '.join(LANGUAGES)}"
+        yield f"expected sources; name one or more files, or generated texts, with the suffixes {' '.join(LANGUAGES)}"
     for each in generated:
         if not _FILE.fullmatch(each):
             yield f"{each!r} cannot be the name of a generated file; expected a relative path of letters, digits and '_.+-'"
@@ -240,7 +244,8 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
         found += [f"{parts[1] or 'sm_'}{number}", *([f"compute_{number}"] if parts[6] else [])]
     if not found:
         raise UnknownArch(
-            f"opjit.build of {name!r}: it has CUDA code and no arch; give archs=['9.0a'], say, or set OPJIT_ARCH=sm_90a"
+            f"opjit.build of {name!r}: it has CUDA code but no arch; pass archs=, for example "
+            "archs=['9.0a'], or set OPJIT_ARCH=sm_90a"
         )
     return tuple(dict.fromkeys(found))
 

@@ -53,7 +53,9 @@ class KeptObjects:
         return False
 
     def keep(self, source: str, command: str, place: Path, read: Reads) -> None:
-        """Note what the compilation of an object read, and keep the object for other builds."""
+        """Note the files that the compilation of an object read, and keep the object for other
+        builds.
+        """
         self.read[place] = read
         with suppress(OSError, UntrustedFolder):
             if read.doubt or os.fsencode(self.work) in place.read_bytes():
@@ -70,7 +72,7 @@ class KeptObjects:
         return runtime_objects.is_current(folder, [_OBJECT], self.moment)
 
     def _key(self, source: str, command: str) -> list[object]:
-        """Return what decides an object, apart from what its compiler reads."""
+        """Return the inputs of an object, apart from the files that its compiler reads."""
         path = source.replace(f"{self.work}/generated/", reads.GENERATED)
         words = command.replace(str(self.work), "<work>")
         digest = self.moment.digest(path)

@@ -20,13 +20,13 @@ from opjit.store.store import Store
 
 
 class Compiled(NamedTuple):
-    """What the compilers made."""
+    """The result of the compilers."""
 
     inputs: BuildInputs  # with the versions of the compilers that made it
     library: Path
     linked_by: str
-    read: Reads  # what the tools read
-    others: Iterable[Path] = ()  # files that the entry gets, too
+    read: Reads  # the files that the tools read
+    others: Iterable[Path] = ()  # more files for the entry
     remarks: Mapping[str, str] = {}  # for people
     check: Callable[[Path], None] = lambda _: (
         None
@@ -86,7 +86,7 @@ def build_and_publish(
             )
             made.check(
                 staged / "entry" / inputs.file_name
-            )  # before publication, as other processes do not check again
+            )  # before publication, because other processes do not check again
             return Made(manifest, inputs.doubt or made.read.doubt, inputs.key)
 
     entry = publish(subject, store, make)

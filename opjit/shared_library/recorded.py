@@ -23,7 +23,7 @@ _PATHS = ("sources", "include", "extra_include_paths", "build_directory")
 
 
 def note(library: Library) -> None:
-    """Record a library. It has no launcher: a list names no program to run."""
+    """Record a library without its launcher, because a list must not name a program to run."""
     generated = {
         name: text.decode("utf-8", "surrogateescape") for name, text in library.generated.items()
     }
@@ -41,8 +41,11 @@ def note(library: Library) -> None:
 
 
 def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) -> None:
-    """Append a line about a call, with what decides its binary, to the file that OPJIT_RECORD names; `opjit record` sets it. Paths below
-    the list's folder start there."""
+    """Append a line about a call, with the inputs of its binary, to the file that OPJIT_RECORD
+    names; `opjit record` sets it.
+
+    Paths below the list's folder start there.
+    """
     if not os.environ.get("OPJIT_RECORD"):
         return
     folder = os.path.dirname(os.environ["OPJIT_RECORD"])
@@ -90,8 +93,11 @@ def _with_paths(arguments: Mapping[str, Any], change: Callable[[str], str]) -> d
 
 
 def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBinary:
-    """Return the request that a recorded call makes; `folder` is the list's. Raises RecordError if another user can write a file that only
-    the list names, or the arguments are not those of `opjit.build`; BuildError if one is wrong."""
+    """Return the request that a recorded call makes; `folder` is the list's.
+
+    Raises RecordError if another user can write a file that only the list names, or if
+    `opjit.build` does not have one of the arguments. Raises BuildError if an argument is wrong.
+    """
     try:
         given = arguments_of(recorded, folder)
         name, sources, generated, include = (
@@ -113,7 +119,8 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
         problem = next(filter(None, map(files.swappable, named)), None)
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordError(
-            f"the shared library {recorded.name} is not built: its arguments are not those of opjit.build"
+            f"cannot build the shared library {recorded.name}: opjit.build does not have its "
+            "arguments; record it again"
         ) from error
     if problem is not None:
         raise RecordError(

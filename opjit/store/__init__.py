@@ -1,1 +1,3 @@
-"""The store of binaries: lookup, verification, publishing and pruning, and the lock that builders take."""
+"""The store of binaries: lookup, verification, publishing and pruning, and the lock for
+builders.
+"""

@@ -1,5 +1,8 @@
-"""An entry as one string of bytes, for a remote or another node: see FORMAT.md. The manifest names the library's size and SHA-256, so its
-signature covers both. This module trusts no bytes: it parses no JSON, and `Store.receive` checks every hash."""
+"""An entry as one string of bytes, for a remote or another node: see FORMAT.md.
+
+The manifest names the library's size and SHA-256, so its signature covers both. This module does
+not trust the bytes: it does not parse JSON, and `Store.receive` checks every hash.
+"""
 
 import re
 from pathlib import Path
@@ -36,7 +39,7 @@ def parse(content: bytes) -> Bundle:
         raise EntryError("it does not start with the header of an opjit entry")
     length = int(header[1])
     if length > manifests.MAX_BYTES or len(content) <= header.end() + length:
-        raise EntryError("it is shorter than its header says, or its manifest is too long")
+        raise EntryError("it is shorter than the length in its header, or its manifest is too long")
     split = header.end() + length
     signature = None if header[2] == b"-" else bytes.fromhex(header[2].decode("ascii"))
     return Bundle(content[header.end() : split], content[split:], signature)

@@ -1,4 +1,6 @@
-"""What a shared library needs, read from its ELF headers and checked before every publish and every dlopen."""
+"""The libraries and architectures that a shared library needs, read from its ELF headers and
+checked before every publication and every dlopen.
+"""
 
 import re
 import struct
@@ -21,7 +23,9 @@ _ONLY_THIS_FAMILY = 0x200000  # sm_90a, sm_100f
 
 
 class Binary(NamedTuple):
-    """What a shared library needs (DT_NEEDED, DT_RUNPATH or DT_RPATH), and the archs with machine code in its CUDA fat binaries."""
+    """The needed libraries of a shared library (DT_NEEDED), its DT_RUNPATH or DT_RPATH, and the
+    archs with machine code in its CUDA fat binaries.
+    """
 
     machine: str
     needed: frozenset[str]
@@ -38,7 +42,9 @@ def inspect(content: bytes) -> Binary:
 
 
 def machine(content: bytes) -> str:
-    """The machine of an ELF file: ``"x86_64"``, ``"aarch64"`` or ``"another machine"``. Raises EntryError if it is no ELF file."""
+    """The machine of an ELF file: ``"x86_64"``, ``"aarch64"`` or ``"another machine"``. Raises
+    EntryError if it is not an ELF file.
+    """
     if content[:6] != b"\x7fELF\x02\x01" or len(content) < 64:
         raise EntryError("it is not a 64-bit little-endian ELF file")
     number = struct.unpack_from("<H", content, 18)[0]
@@ -46,7 +52,11 @@ def machine(content: bytes) -> str:
 
 
 def without_run_path(content: bytes) -> bytes:
-    """Return a shared library that looks for what it needs where the process does, and nowhere else. Raises EntryError if it is none."""
+    """Return a shared library without an RPATH, which finds needed libraries only by the search
+    path of the process.
+
+    Raises EntryError if it is not a shared library.
+    """
     try:
         places = _dynamic(content)
         tags = [content[at : at + 16] for at in places]
@@ -148,7 +158,7 @@ def check(
         raise EntryError(f"the library is for {found.machine}, not {machine}")
     if found.run_path is not None:
         raise EntryError(
-            f"the library has the run path {found.run_path!r}, where others may put libraries"
+            f"the library has the RPATH {found.run_path!r}, where other users may put libraries"
         )
     extra = [
         name
@@ -158,7 +168,8 @@ def check(
     by_path = next((name for name in extra if "/" in name), None)
     if by_path:
         raise EntryError(
-            f"the library needs {by_path} at that path, as that library has no soname; link it with -Wl,-soname,"
+            f"the library needs {by_path} at that path, because that library lacks a soname; link "
+            "it with -Wl,-soname,"
             f"{by_path.rpartition('/')[2]}, or link its static archive"
         )
     if extra:

@@ -1,4 +1,7 @@
-"""One entry: a folder whose owner, modes, size, hash, machine and arch are verified before its library is loaded."""
+"""One entry: a folder with a library.
+
+Its owner, modes, size, hash, machine and arch are verified before the library is loaded.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,12 @@ FUNCTIONS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A binary that was verified when this object was made: in a ``"layer"`` or the ``"store"``, from the ``"remote"``, or ``"built"``.
-    `verified` is the library's `files.identity`; if nothing was hashed, it is empty, and the loader refuses it. Comparison ignores both."""
+    """A binary that was verified when this object was made: in a ``"layer"`` or the ``"store"``,
+    from the ``"remote"``, or ``"built"``.
+
+    `verified` is the library's `files.identity`; if nothing was hashed, it is empty, and the loader
+    rejects it. Comparison ignores both.
+    """
 
     folder: Path
     key: str
@@ -42,7 +49,7 @@ class Entry:
 
 
 class NotWanted(Exception):
-    """An entry's document is not the wanted one."""
+    """The entry was built from other inputs than the requested ones."""
 
 
 def verify(

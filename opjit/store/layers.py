@@ -17,7 +17,7 @@ from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import VERSION, Store, first
 
-FOLDER = "prebuilt"  # beside a kernel's source
+FOLDER = "prebuilt"  # next to a kernel's source
 
 
 class Location(NamedTuple):
@@ -89,7 +89,9 @@ def find(
 
 
 def holds(library: Path) -> bool:
-    """Whether a file lies where a binary beside an op's source does, ``prebuilt/v2/<namespace>.<op>/<arch>/<key>/<namespace>.<op>.so``."""
+    """Return whether a path is that of a binary next to an op's source,
+    ``prebuilt/v2/<namespace>.<op>/<arch>/<key>/<namespace>.<op>.so``.
+    """
     return library.parts[-6:-4] == (FOLDER, VERSION) and library.name == f"{library.parts[-4]}.so"
 
 

@@ -3,9 +3,11 @@
     <tmp>/opjit-<uid>/<key>.lock    filelock's, over flock(2): the kernel releases it when its holder dies
     <tmp>/opjit-<uid>/<key>.note    who holds it, since when and for which step, rewritten every second as a heartbeat
 
-A separate thread acquires and releases the lock and writes the note, so a lock service that hangs cannot block the build. If the note does
-not change for HEARTBEAT_TIMEOUT, a waiter takes the holder for stopped and builds without the lock. Lock files are never removed: two
-waiters could then lock different files."""
+A separate thread acquires and releases the lock and writes the note, so a lock service that hangs
+cannot block the build. If the note does not change for HEARTBEAT_TIMEOUT, a waiter assumes that the
+holder hangs, and builds without the lock. Lock files are never removed, because two waiters could
+then lock different files.
+"""
 
 import fcntl
 import os
@@ -23,7 +25,7 @@ from filelock import FileLock, Timeout
 from opjit import files, processes, progress
 from opjit.errors import CacheWarning, EntryError
 
-processes.watch_forks()  # again, as filelock has registered fork hooks of its own
+processes.watch_forks()  # again, because filelock has registered fork hooks
 
 POLL = 0.05  # seconds between a waiter's checks
 HEARTBEAT = 1.0  # seconds between a holder's notes
@@ -98,11 +100,11 @@ class _LockThread(threading.Thread):
                 seen = stamp
                 since = now
             text = holder(self._note)
-            if text != reported and not self._acquired:  # then the note is this process's own
+            if text != reported and not self._acquired:  # then this process wrote the note
                 reported = text
                 on_wait(text)
             if now - since > HEARTBEAT_TIMEOUT:
-                return f"waited for {text}; it has given no sign of life for {now - since:.0f} s"
+                return f"waited for {text}; it has not shown any progress for {now - since:.0f} s"
         return self._trouble
 
     def step(self, name: str) -> None:

@@ -26,11 +26,14 @@ class Manifest(NamedTuple):
 
     @property
     def link(self) -> tuple[str, ...]:
-        """The linker flags. Raises EntryError if the document has none."""
+        """The linker flags.
+
+        Raises EntryError if the document lacks them.
+        """
         flags = self.document.get("flags")
         link = flags.get("link") if isinstance(flags, dict) else None
         if not isinstance(link, list) or not all(isinstance(flag, str) for flag in link):
-            raise EntryError("the manifest has no linker flags")
+            raise EntryError("the manifest lacks linker flags")
         return tuple(link)
 
     def dump(self) -> bytes:

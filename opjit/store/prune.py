@@ -1,7 +1,11 @@
-"""Pruning: removes entries that are too old, then the least recently used ones until the store fits its bound. An entry is renamed into
-the staging folder and deleted there. A process that has mapped its library keeps using it; one that was about to open it requests it
-again. A hit writes nothing, so the last use is the library's access time: accurate to a day on most filesystems; under noatime, it is
-the build's date."""
+"""Pruning: removes entries that are too old, then the least recently used ones until the store fits
+its bound.
+
+An entry is renamed into the staging folder and deleted there. If a process has mapped its library,
+it keeps using it. If a process was about to open it, it requests it again. Because a hit does not
+write anything, the last use is the library's access time, which is accurate to a day on most
+filesystems. Under noatime, it is the date of the build.
+"""
 
 import os
 import re
@@ -25,7 +29,7 @@ SIZE = 10 << 30  # bytes; the default of OPJIT_CACHE_SIZE
 AGE = 90 * DAY
 _FRESH = 3600.0  # seconds; also the tolerance for dates in the future
 _THREADS = 8  # that remove: a filesystem lets a folder's removal wait for its journal; 3,000 took 17 s one by one, and 1.4 s so
-MARKER = "pruned"  # a file in the store; its date is that of the last pruning after a build
+MARKER = "pruned"  # a file in the store; its date is the date of the last pruning after a build
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _AGE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smhdw]?)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": DAY, "d": DAY, "w": 7 * DAY}
@@ -56,12 +60,16 @@ class Pruned(NamedTuple):
 
 
 def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
-    """Remove the entries of some ops, or everything, compiler notes and logs, too; see `opjit.cache.clear`."""
+    """Remove the entries of some ops, or everything including compiler notes and logs; see
+    `opjit.cache.clear`.
+    """
     items = list(inventory.scan(store))
     if ops:
         wanted = {op if "::" in op else f"opjit::{op}" for op in ops}
         for op in sorted(wanted - {item.op for item in items}):
-            raise BadSetting(f"the cache has no entry of {op}; `opjit cache ls` lists its entries")
+            raise BadSetting(
+                f"the cache does not contain an entry of {op}; `opjit cache ls` lists its entries"
+            )
         items = [item for item in items if item.op in wanted]
     if not os.path.isdir(store.base):
         return Cleared(0, 0, 0)
@@ -94,7 +102,7 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
             chosen.append(item)
             left -= item.size
     gone = _remove(chosen, staging)
-    if age:  # a build that is under way may need what was used within the hour
+    if age:  # a build in progress may need a file that was used within the last hour
         _sweep(store, staging, now - max(age, _FRESH))
     freed = sum(item.size for item in gone)
     removed, entries = (sum(item.op != OBJECTS for item in some) for some in (gone, items))
@@ -123,13 +131,16 @@ def _staging(store: Store) -> Path:
 
 
 def _remove(items: Sequence[Item], staging: Path) -> list[Item]:
-    """Remove entries, and the folders of archs and ops in which none is left. Returns those that are gone."""
+    """Remove entries, and the folders of archs and ops in which none is left.
+
+    Returns the removed entries.
+    """
     with ThreadPoolExecutor(_THREADS) as pool:
         removed = pool.map(partial(_take, staging=staging), (item.folder for item in items))
         gone = [item for item, is_gone in zip(items, removed, strict=True) if is_gone]
     for folder in {
         item.folder.parent for item in gone
-    }:  # each once, as rmdir reads a folder that held many to its end
+    }:  # each once, because rmdir reads a folder that had many entries to its end
         with suppress(OSError):
             os.rmdir(folder)
             os.rmdir(folder.parent)
@@ -168,14 +179,18 @@ def _last_use(entry: os.DirEntry[str]) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size in bytes: ``"5GiB"``, ``"5G"`` (the same), ``"5GB"`` (powers of 1000), ``"0"``. Raises BadSetting if it is none."""
+    """Parse a size in bytes: ``"5GiB"``, ``"5G"`` (the same), ``"5GB"`` (powers of 1000),
+    ``"0"``. Raises BadSetting for any other text.
+    """
     found = _matched(_SIZE, text, "a size such as 5GiB, 500MB or 0 for no bound")
     unit = 1000 if found[4] and found[2] and not found[3] else 1024
     return int(float(found[1]) * unit ** " kmgt".index(found[2].lower() or " "))
 
 
 def parse_age(text: str) -> float:
-    """Parse an age into seconds: ``"30d"``, ``"12h"``, ``"2w"``; a plain number means days. Raises BadSetting if it is none."""
+    """Parse an age into seconds: ``"30d"``, ``"12h"``, ``"2w"``; a plain number means days.
+    Raises BadSetting for any other text.
+    """
     found = _matched(_AGE, text, "an age such as 30d, 12h, 2w or 0 for no bound")
     return float(found[1]) * _SECONDS[found[2].lower()]
 

@@ -39,5 +39,5 @@ def holding(op: str, stores: Iterable[Store]) -> str:
             AttributeError,
             RecursionError,
         ):
-            continue  # damaged, or others could have written it
+            continue  # damaged, or other users could have written it
     return ""

@@ -1,6 +1,9 @@
-"""The store: one folder per binary, named by its key, which appears complete by a single rename and never changes; see FORMAT.md.
-Readers take no lock and write nothing. An entry that cannot be read or trusted is a miss, as is each one if others could replace the
-root or a folder below it."""
+"""The store: one folder per binary, named by its key, which appears complete by a single rename and
+never changes; see FORMAT.md.
+
+Readers do not lock or write anything. If an entry cannot be read or trusted, it is a miss. If other
+users could replace the root or a folder below it, every entry is a miss.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ if TYPE_CHECKING:
     from opjit.backends.targets import Target
     from opjit.store.bundle import Bundle
 
-VERSION = "v2"  # the folder of all others; its number grows with the layout of the folders
+VERSION = "v2"  # the folder of all other folders; its number changes with the layout of the folders
 SETS = "sets"  # the folder of complete sets
 OBJECTS = "objects"  # the folder of object files
-UNCACHED = "uncached-"  # the start of the names of notes on requests whose binaries are not cached
+UNCACHED = (
+    "uncached-"  # the start of the names of notes on requests for binaries that are not cached
+)
 SEEN = "seen"  # the folder of signatures of the files that builds read
 TUNED = "tuned"  # the folder of choices among variants
 SPECIAL = frozenset(
@@ -44,7 +49,7 @@ _warned: set[str] = set()  # warnings given about the other roots
 
 
 def default_root() -> Path:
-    """$OPJIT_CACHE, else opjit/ in the user's cache folder."""
+    """Return $OPJIT_CACHE or, if it is not set, opjit/ in the user's cache folder."""
     configured = os.environ.get("OPJIT_CACHE")
     if configured:
         path = os.path.expanduser(configured)
@@ -64,7 +69,7 @@ def _from_here(path: str) -> Path:
 
 
 def is_key(name: str) -> bool:
-    """Return whether a folder's name is that of an entry."""
+    """Return whether a folder's name is the name of an entry."""
     return len(name) == 64 and all(character in _DIGITS for character in name)
 
 
@@ -79,7 +84,10 @@ class Store(NamedTuple):
 
     @property
     def notes(self) -> Path | None:
-        """Folder of notes on compilers; None if other users could replace the store, where nothing is read or written."""
+        """The folder of notes on compilers.
+
+        None if other users could replace the store, because nothing in it is then read or written.
+        """
         folder = self.base / "toolchain"
         return folder if self.problem(folder) is None else None
 
@@ -137,7 +145,10 @@ class Store(NamedTuple):
             raise UntrustedFolder(problem)
 
     def staging(self) -> Path:
-        """Return the folder of builds in progress, without day-old ones. Raises OSError, or UntrustedFolder if others could replace it."""
+        """Return the folder of builds in progress, without day-old ones.
+
+        Raises OSError, or UntrustedFolder if other users could replace it.
+        """
         staging = self.base / "staging"
         self._require_trusted()  # before creating anything there
         files.make_private(staging)
@@ -169,7 +180,10 @@ class Store(NamedTuple):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
 
     def receive(self, bundle: Bundle, place: Path, target: Target | None) -> Entry:
-        """Publish an entry whose signature was checked. Raises OSError, or EntryError if it contradicts itself, `place` or `target`."""
+        """Publish an entry after its signature was checked.
+
+        Raises OSError, or EntryError if it contradicts itself, `place` or `target`.
+        """
         manifest = manifests.parse(bundle.manifest)
         staged = self.stage()
         try:
@@ -234,7 +248,7 @@ def _read(
     except (EntryError, OSError) as error:
         if warn and not (
             fits is not None and isinstance(error, manifests.AnotherFormat)
-        ):  # of another version of opjit, beside ours
+        ):  # of another version of opjit, next to ours
             warnings.warn(
                 CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"),
                 stacklevel=2,
@@ -243,7 +257,10 @@ def _read(
 
 
 def _appear(staged: Path, place: Path, aside: Path, target: Target | None, key: str) -> Entry:
-    """Rename a complete folder to its place. Then verify the place, as another process may have been first."""
+    """Rename a complete folder to its place.
+
+    Then verify the path, because another process may have been first.
+    """
 
     def is_good(there: Path) -> bool:
         with suppress(EntryError, OSError):

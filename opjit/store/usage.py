@@ -1,5 +1,9 @@
-"""Counts of requests, which a process appends to the cache as one line when it exits: the time, and its hits, fetches and builds. One
-that is killed leaves no line, nor does one whose cache is missing, read-only or another user's."""
+"""Counts of requests, which a process appends to the cache as one line when it exits: the time, and
+its hits, fetches and builds.
+
+A process does not leave a line if it is killed, or if its cache is missing, read-only or owned by
+another user.
+"""
 
 import os
 import re
@@ -13,7 +17,9 @@ from opjit.errors import EntryError
 
 NAME = "usage"
 KINDS = ("hits", "fetches", "builds")
-MAX_BYTES = 1 << 20  # of the file; beyond, after some 50,000 processes, the counting starts anew
+MAX_BYTES = (
+    1 << 20
+)  # of the file; beyond it, after some 50,000 processes, the counting starts again
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK
 _counts: Counter[tuple[Path, str]] = Counter()
 _lock = processes.Lock()

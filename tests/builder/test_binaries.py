@@ -251,7 +251,7 @@ def test_a_library_that_looks_for_others_beside_it_is_refused_and_can_lose_that(
     content = library.read_bytes()
     assert elf.inspect(content).run_path == "$ORIGIN:/evil"
     with pytest.raises(
-        EntryError, match=r"has the run path '\$ORIGIN:/evil', where others may put libraries"
+        EntryError, match=r"has the RPATH '\$ORIGIN:/evil', where other users may put libraries"
     ):
         elf.check(content, platform.machine(), cpu_backend.NEEDED, frozenset())
     library.write_bytes(elf.without_run_path(content))

@@ -341,7 +341,7 @@ def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(
     assert [each["values"] for each in others] == [[1]] * 3
     warned = [text for each in others for text in each["warnings"]]
     assert all(
-        signal == "STOP" and "it has given no sign of life" in text for text in warned
+        signal == "STOP" and "it has not shown any progress" in text for text in warned
     )  # a frozen builder has its node's lock
     assert [len(entries(each.cache)) for each in cluster.nodes] == [2, 1]
 

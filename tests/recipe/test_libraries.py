@@ -207,7 +207,7 @@ def test_a_shared_library_without_a_soname_is_refused_as_the_binary_would_name_i
     [op] = opjit.add_path(folder)
     with pytest.raises(
         BuildError,
-        match=r"at that path, as that library has no soname; link it with -Wl,-soname,libfactor\.so",
+        match=r"at that path, because that library lacks a soname; link it with -Wl,-soname,libfactor\.so",
     ):
         request.entry(op, targets.here(helpers.cpu()))
 

@@ -175,7 +175,7 @@ def test_a_mistake_is_reported_at_its_line(tmp_path: Path) -> None:
             UnknownArch,
             "unknown CUDA arch 'hopper'",
         ),
-        ({"generated": {"x.cu": KERNEL}}, UnknownArch, "it has CUDA code and no arch"),
+        ({"generated": {"x.cu": KERNEL}}, UnknownArch, "it has CUDA code but no arch"),
         (
             {"generated": ADDER, "launcher": ["no-such-cache"]},
             ToolMissing,
@@ -411,7 +411,9 @@ def test_a_list_names_no_file_that_another_user_can_write_and_no_program(tmp_pat
     (tmp_path / "list.json").write_text(
         oplist.dump_list([], [RecordedExtension("build", {**given, "launcher": ["true"]}, None)])
     )
-    with pytest.raises(opjit.errors.PrecompileError, match=r"are not those of opjit\.build"):
+    with pytest.raises(
+        opjit.errors.PrecompileError, match=r"opjit\.build does not have its arguments"
+    ):
         opjit.precompile(recorded=tmp_path / "list.json", extensions=True)
 
 

@@ -102,7 +102,7 @@ def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
         done = fresh(build_it)
         assert done.stdout == "[2.0]\n"
         assert done.stderr.count("CacheWarning") == 1
-        assert "no sign of life" in done.stderr
+        assert "not shown any progress" in done.stderr
         os.killpg(stopped.pid, signal.SIGCONT)
         assert stopped.communicate() == ("[2.0]\n", "")
     assert good(here) == ["keytest::plus"]
@@ -180,7 +180,7 @@ def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_for
         patched.setattr(fcntl, "flock", flock)
         (warning,) = hold()
         assert "without a lock" in warning
-        assert "no sign of life" in warning
+        assert "not shown any progress" in warning
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning
