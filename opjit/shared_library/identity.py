@@ -33,7 +33,10 @@ _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?
 
 @dataclass(frozen=True)
 class Library(ProjectInputs):
-    """What decides a shared library's bytes, and how to compile it here; its texts with a source's suffix are compiled after `sources`."""
+    """The inputs of a shared library's build, and the commands to compile it here.
+
+    Its texts with a source's suffix are compiled after `sources`.
+    """
 
     made_by = LIBRARY
     include: tuple[str, ...]  # folders of headers

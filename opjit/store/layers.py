@@ -1,6 +1,8 @@
 """The look-up of a request in layers and in a store.
 
-A layer is a store that opjit only reads: one may lie beside a kernel's source, as in a wheel, and OPJIT_LAYERS names others."""
+A layer is a store that opjit only reads. There may be one next to a kernel's source, for example in
+a wheel, and OPJIT_LAYERS names further layers.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,31 @@ FOLDER = "prebuilt"  # next to a kernel's source
 
 
 class Location(NamedTuple):
-    """A store that a request searches. Binaries that came with a kernel's `source` lie beside it, and may have its owner."""
+    """A store that a request searches.
+
+    Binaries that came with a kernel's `source` are next to it, and may have its owner.
+    """
 
     name: str
     store: Store
     source: Path | None = None
 
     def tries(self, ways: Sequence[BuildInputs]) -> Iterator[tuple[BuildInputs, Path]]:
-        """Yield the folders that may have an entry: of binaries beside a source all of its op and target, whatever opjit made them."""
+        """Yield the folders that may have an entry.
+
+        For binaries next to a source, these are all folders of its op and target, because any
+        version of opjit may have made them.
+        """
         for way in ways if self.source is None else ways[:1]:
             wanted = self.store.base / way.place_of_entries
             for folder in [wanted] if self.source is None else others_like(wanted):
                 yield way, folder
 
     def accepts(self, way: BuildInputs, manifest: Manifest, notes: Store) -> bool:
-        """Return whether an entry here is wanted. `notes` is the store that keeps what stat says of files."""
+        """Return whether an entry here is wanted.
+
+        `notes` is the store that keeps signatures of files from stat.
+        """
         if self.source is None:
             return way.fits(manifest.document, notes.seen(manifest.key))
         return _fits_as_shipped(way, manifest.document)
@@ -60,10 +72,12 @@ def find(
     warn: bool = True,
     hashed: bool = True,
 ) -> Entry | None:
-    """Return the verified entry of a request, or None: in the first place that has one, that of the first of its `ways`.
+    """Return the verified entry of a request, or None.
 
-    It takes no lock. A binary beside its source may come from any compiler and any version of opjit's glue; its source, schema, flags,
-    arch and format must match.
+    It comes from the first place that has one, and there belongs to the first of its `ways`.
+
+    It does not lock anything. A binary next to its source may come from any compiler and any
+    version of opjit's glue, but its source, schema, flags, arch and format must match.
 
     Args:
         above: whether layers count.
@@ -110,7 +124,9 @@ def named() -> list[Path]:
 
 
 def _fits_as_shipped(inputs: BuildInputs, document: dict[str, Any]) -> bool:
-    """Return whether a binary beside its source is wanted: all but opjit's files, the glue, the compilers and their folders is equal."""
+    """Return whether a binary next to its source matches: all inputs are equal, except opjit's
+    files, the glue, the compilers and their folders.
+    """
     if _as_shipped(document) != _as_shipped(dict(inputs.request)):
         return False
     given = document["inputs"]

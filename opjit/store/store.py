@@ -221,7 +221,10 @@ def first(
     trusted_as: Path | None = None,
     hashed: bool = True,
 ) -> Entry | None:
-    """Return the first verified entry whose manifest `fits`, or None. `fits` may raise EntryError; `warn` is about unverified ones."""
+    """Return the first verified entry with a manifest that `fits`, or None.
+
+    `fits` may raise EntryError; `warn` is about unverified ones.
+    """
     try:
         names = sorted(name for name in os.listdir(folder) if is_key(name))
     except OSError:
