@@ -113,7 +113,7 @@ CASES = [
         "Unsupported type in a schema",
         'opjit.inline("f(Tensor x, Device d) -> Tensor", c="")',
         "argument `d`",
-        "take the device from a Tensor argument",
+        "use the device of a Tensor argument",
         cause="torch's stable C interface cannot pass this type to a kernel.",
         fix="Use a supported type, see [map the schema to C](../examples/01_first_op/README.md#map-the-schema-to-c).",
     ),

@@ -1,9 +1,11 @@
-"""What decides a binary, as far as it is known before the build, and where the cache keeps its entries.
+"""The inputs of a build that are known before it, and the folder of its entries in the cache.
 
     <root>/v2/<subject>/<target>-<base>/<key>/
 
-<base> is the start of the base key: of what a machine without compilers knows, too. The key covers also the compilers, the folders that
-they search, the files that they report to have read, and the places where they found none; see FORMAT.md."""
+<base> is the start of the base key, which a machine without compilers can also compute. The key
+covers also the compilers, the folders that they search, the files that they report to have read,
+and the places where they found none; see FORMAT.md.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from opjit.backends.targets import Target
 
 LIBRARY = "opjit.build"
-EXTENSION = "torch.utils.cpp_extension"  # who made the document
+EXTENSION = "torch.utils.cpp_extension"  # the maker of the document
 _FOLDERS = {LIBRARY: "shared_library", EXTENSION: "cpp_extension"}
 _TARGET = re.compile(r"[\w.+-]+", re.ASCII)
 B = TypeVar("B", bound="BuildInputs")
@@ -58,7 +60,7 @@ class BuildInputs:
 
     @property
     def ways(self: B) -> Sequence[B]:
-        """The inputs whose binaries are as good as each other, the preferred first."""
+        """The inputs with equally good binaries, the preferred first."""
         return (self,)
 
     @property
@@ -137,13 +139,15 @@ class BuildInputs:
         return document == wanted and next(self.changes(document, note), None) is None
 
     def changes(self, document: Mapping[str, Any], note: Path | None = None) -> Iterator[str]:
-        """Yield how the files differ from those that the build of an entry read."""
+        """Yield the differences between the files now and the files that the build of an entry
+        read.
+        """
         return reads.changes(document, self.places, Moment(self.texts), note)
 
 
 @dataclass(frozen=True)
 class ProjectInputs(BuildInputs):
-    """Those of an extension or a library, which is made from any sources."""
+    """The inputs of an extension or a library, which is made from any sources."""
 
     made_by: ClassVar[str]
     flags: Mapping[str, Sequence[str]]  # the words of the command line by language
@@ -184,7 +188,7 @@ def entries_folder(document: Mapping[str, Any]) -> str:
             made_by = EXTENSION
             target = f"{host}-torch{version}"
         case _:
-            raise EntryError("its manifest names no C++ extension and no shared library")
+            raise EntryError("its manifest names neither a C++ extension nor a shared library")
     if not _TARGET.fullmatch(target):
         raise EntryError(f"its manifest names a version {target!r}")
     return f"{folder_name(made_by, name)}/{target}-{base_key(document)[:20]}"

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from opjit.recipe.reads import Places
 
 _FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
-# Words whose meaning is the same in any working folder. One that is not here, as a key sees it, may name a file from there.
+# Words with the same meaning in any working folder. One that is not here, as a key sees it, may
+# name a file from there.
 _OF_LINKER = (
     r"-z|defs|now|relro|-s|-O\d|-l[\w.+-]+|-soname|-Bsymbolic(-functions)?|-B(static|dynamic)|"
     r"-?-(no-)?(as-needed|undefined|whole-archive|gc-sections)|-?-(hash-style|build-id)(=\w+)?"
@@ -22,7 +23,7 @@ _PLAIN = re.compile(
 
 
 def split(flags: Sequence[str]) -> list[str]:
-    """Return the words of flags, as the shell splits them."""
+    """Split flags into words, like the shell."""
     try:
         return shlex.split(" ".join(flags))
     except ValueError:  # a quote is not closed, which the shell will report
@@ -75,7 +76,9 @@ def is_same_anywhere(words: Sequence[str], places: Places) -> bool:
 
 
 def here(words: Sequence[str], places: Places) -> list[str]:
-    """Return the name of the working folder, if a word may mean something else in another one; else nothing."""
+    """Return the name of the working folder if a word may have a different meaning in another
+    folder, otherwise an empty text.
+    """
     before = ""
     for word in words:
         of_folder = _FOLDER.fullmatch(before) or _FOLDER.fullmatch(word)

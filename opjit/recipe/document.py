@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from opjit.backends.targets import Target
 
 FORMAT = 4  # increase it when the meaning of a document, or of an entry's files, changes
-_OF_BUILD: Mapping[str, Any] = {"inputs": {}, "absent": {}}  # what only a build reports
+_OF_BUILD: Mapping[str, Any] = {"inputs": {}, "absent": {}}  # reported only by a build
 _OF_TOOLS: Mapping[str, Any] = {"toolchain": None, "search": None}
 
 
@@ -22,12 +22,12 @@ def document_key(document: Mapping[str, Any]) -> str:
 
 
 def request_key(document: Mapping[str, Any]) -> str:
-    """Return the key of what is known of a document before a build."""
+    """Return the key of the part of a document that is known before a build."""
     return document_key({**document, **_OF_BUILD})
 
 
 def base_key(document: Mapping[str, Any]) -> str:
-    """Return the key of what is known before a build where there are no compilers."""
+    """Return the key of the part that is known before a build on a machine without compilers."""
     return document_key({**document, **_OF_BUILD, **_OF_TOOLS})
 
 

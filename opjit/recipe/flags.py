@@ -1,5 +1,8 @@
-"""The author's own flags, libraries and include folders, checked at declaration. An allowed flag keeps opjit's promises: a binary's bytes
-follow from its key, it runs on every machine of its arch, and loading it does not change the process. Others are rejected."""
+"""The author's flags, libraries and include folders, which are checked at declaration.
+
+An allowed flag keeps opjit's promises: a binary's bytes follow from its key, it runs on every
+machine of its arch, and loading it does not change the process. All other flags are rejected.
+"""
 
 import os
 import re
@@ -12,7 +15,8 @@ from opjit.backends.targets import Target
 from opjit.errors import DeclarationError
 from opjit.recipe import libraries, nvcc_flags, reads
 
-# Allowed flags, each one argument: a macro's value is free, and all other values are plain words, which name no file.
+# Allowed flags, each one argument. A macro can have any value, and all other values are plain
+# words, which cannot name a file.
 _MACRO = r"-[DU][A-Za-z_]\w*([(=].*)?"
 _C = (
     rf"{_MACRO}|-O[0-3sgz]?|-W[a-z][\w+-]*(=[\w.+-]+)?|-w|-pedantic(-errors)?|-pthread|-std=(c|gnu)(1[178x]|2[3xy])|"
@@ -24,14 +28,15 @@ _REASONS = [
     for pattern, reason in [
         (
             r"-ffast-math|-Ofast|-funsafe-math-optimizations",
-            "a library linked with it flushes denormals to zero in the whole process; name what the code needs: -fno-math-errno, "
+            "a library linked with it flushes denormals to zero in the whole process; use only "
+            "the flags that the code needs: -fno-math-errno, "
             "-fno-trapping-math, -fno-signed-zeros, -fassociative-math, -ffinite-math-only",
         ),
         (
             r"-m(arch|cpu|tune)=native|-march=.*|-mcpu=.*|-m(avx|sse|fma|bmi|f16c|amx|popcnt|lzcnt|aes|sha|gfni|v?pclmul).*",
             "a binary must run on every machine of its arch, which is part of its key; build for a higher level "
             "with OPJIT_ARCH=x86-64-v4 or neoverse-v2, or give one function "
-            "__attribute__((target(...))) and call it only if __builtin_cpu_supports says so",
+            "__attribute__((target(...))) and call it only if __builtin_cpu_supports allows it",
         ),
         (
             r"-?-(gencode|generate-code|arch|gpu-architecture|code|gpu-code)\b.*",
@@ -131,11 +136,11 @@ def join(flags: Flags, extra: Flags, target: Target) -> Flags:
     include = (*flags.include, *extra.include)
     maps = [
         f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(include))
-    ]  # first, as the last match wins
+    ]  # first, because the last match wins
     if target.backend.compiler:
         flags = flags._replace(
             c=(*maps, *flags.c)
-        )  # the flags of other compilers are not the author's to know
+        )  # an author does not control the flags of other compilers
     elif flags.cuda:
         for_host = (part for each in maps for part in ("-Xcompiler", each))
         flags = flags._replace(cuda=(*for_host, *flags.cuda, *extra.cuda))
@@ -148,13 +153,15 @@ def join(flags: Flags, extra: Flags, target: Target) -> Flags:
 
 
 def for_debugger(flags: Flags) -> Flags:
-    """Change flags into a debug build's: frame pointers, code that a debugger follows to the files where they lie, -G on devices."""
+    """Change flags into the flags of a debug build: frame pointers, code that a debugger follows
+    to the original files, -G on devices.
+    """
     host = (
         "-g",
         "-Og",
         "-fno-omit-frame-pointer",
         "-fdebug-prefix-map={staging}=/opjit",
-    )  # no random name of the build's own folder
+    )  # without the random name of the build's folder
     c = (*(_keeping_paths(flag) for flag in flags.c if not _OPTIMISES.fullmatch(flag)), *host)
     cuda = tuple(_keeping_paths(flag) for flag in flags.cuda if not _OPTIMISES.fullmatch(flag))
     if cuda:
@@ -163,7 +170,7 @@ def for_debugger(flags: Flags) -> Flags:
 
 
 def _keeping_paths(flag: str) -> str:
-    """Let a prefix map change what __FILE__ says, but not the debug information."""
+    """Let a prefix map change the text of __FILE__, but not the debug information."""
     return flag.replace("-ffile-prefix-map=", "-fmacro-prefix-map=")
 
 
@@ -178,7 +185,7 @@ def _checked(op: str, parameter: str, flags: Sequence[str], allowed: str) -> tup
         if allowed is nvcc_flags.OF_AUTHORS and re.search(r"[$`\\]", flag):
             raise DeclarationError(
                 f"{op}: {parameter} cannot hold {flag!r}: nvcc passes its flags to a shell, which would expand what "
-                "follows $, ` or \\; write such a text in the source"
+                "follows $, ` or \\; write the text in the source"
             )
     return tuple(
         flag.replace("{", "{{").replace("}", "}}") for flag in flags
@@ -202,13 +209,13 @@ def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
 
 def _reason(flag: str, allowed: str) -> str | None:
     if not flag.isprintable():
-        return "a flag has no line break or control character"
+        return "a flag must not contain a line break or a control character"
     reason = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
     if re.fullmatch(allowed, flag) and (reason is None or flag.startswith("-std=")):
         return None
     return reason or (
-        "opjit does not know its effect; it knows macros, optimization, warnings and code generation (-f...), with values "
-        "that are plain words"
+        "opjit does not support this flag, because its effect is unknown; it supports macros, "
+        "optimization, warnings and code generation (-f...), with plain words as values"
     )
 
 

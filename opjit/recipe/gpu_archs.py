@@ -1,4 +1,6 @@
-"""The architecture to build for when a compiler does not know a GPU's: the newest one that it knows and that the GPU runs."""
+"""The architecture to build for if a compiler does not support a GPU's architecture: the newest
+supported one that the GPU can run.
+"""
 
 from __future__ import annotations
 

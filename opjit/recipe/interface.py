@@ -1,4 +1,6 @@
-"""What a linker takes of a shared library, apart from its content: two libraries with the same interface give the same binary."""
+"""The parts of a shared library that a linker uses: if two libraries have the same interface,
+they give the same binary.
+"""
 
 import errno
 import hashlib
@@ -26,7 +28,11 @@ def is_shared(path: str) -> bool:
 
 
 def digest(path: str) -> str:
-    """Return the SHA-256 of a shared library's soname, of what it needs, and of its symbols' names, kinds and versions. Raises OSError."""
+    """Return the SHA-256 of a shared library's soname, its needed libraries, and the names, kinds
+    and versions of its symbols.
+
+    Raises OSError.
+    """
     with open(path, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", path)

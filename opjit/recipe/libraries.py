@@ -35,8 +35,12 @@ _SHARED = re.compile(r"[^-].*\.so(\.\d+)*")
 
 
 def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
-    """Return an author's linker arguments with the absolute paths of objects, archives, and libraries in folders that -L names. Raises
-    DeclarationError for one that would tie the binary to this machine, or names no file."""
+    """Return an author's linker arguments with the absolute paths of objects, archives, and
+    libraries in folders that -L names.
+
+    Raises DeclarationError if a flag would tie the binary to this machine, or does not lead to a
+    file.
+    """
 
     def refuse(flag: str, reason: str) -> DeclarationError:
         return DeclarationError(f"{op}: {parameter} cannot hold {flag!r}: {reason}")
@@ -58,7 +62,8 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
         elif _TIED.fullmatch(flag):
             raise refuse(
                 flag,
-                "it would tie the binary to one version of torch or Python; opjit.h has what an op needs of torch",
+                "it would tie the binary to one version of torch or Python; opjit.h has the "
+                "parts of torch that an op needs",
             )
         elif _NAMED.fullmatch(flag):
             paths = (
@@ -83,8 +88,9 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
         else:
             raise refuse(
                 flag,
-                "it takes a library ('-lNAME'), a folder of libraries ('-LFOLDER'), and the paths of static archives and "
-                "objects ('libNAME.a', 'NAME.o'); opjit links every op with the same exports and without a run path",
+                "it accepts a library ('-lNAME'), a folder of libraries ('-LFOLDER'), and the "
+                "paths of static archives and objects ('libNAME.a', 'NAME.o'); opjit links every "
+                "op with the same exports and without an RPATH",
             )
     for flag, place in searched.items():
         if not any(os.path.dirname(path) == place for path in link):
@@ -97,8 +103,9 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
         if _first_bytes(path, len(magic)) != magic:
             raise refuse(
                 path,
-                "expected a static archive or an object; a linker script or a thin archive names other files, whose content "
-                "would not be in the key: name those",
+                "expected a static archive or an object; a linker script or a thin archive names "
+                "other files, and their content would not be part of the key: pass these files "
+                "instead",
             )
     return tuple(link)
 
@@ -116,8 +123,8 @@ def require_plain(op: str, flags: Flags) -> None:
     for path in files(flags):
         if _LTO.search(Path(path).read_bytes()):
             raise DeclarationError(
-                f"{op} links with {path}, which holds code for link-time optimization; compile that with -fno-lto, or "
-                f"take the code out: objcopy -R '.gnu.lto_*' {path}"
+                f"{op} links with {path}, which contains code for link-time optimization; compile "
+                f"it with -fno-lto, or remove the code: objcopy -R '.gnu.lto_*' {path}"
             )
 
 
@@ -134,7 +141,9 @@ def for_cuda(flags: Flags, runtime: str) -> Flags:
 
 
 def find_cuda_library(name: str, runtime: str) -> Shared | None:
-    """Find a CUDA library that is loaded, or lies where pip, the Toolkit or the system put it, not beside another `runtime`."""
+    """Find a CUDA library that is loaded, or that pip, the Toolkit or the system installed, but
+    not next to another `runtime`.
+    """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         loaded = re.search(
             rf"^.* (/.*/(lib{re.escape(name)}\.so\.\d+)[\d.]*)$", maps.read(), re.MULTILINE
@@ -165,7 +174,7 @@ def find_cuda_library(name: str, runtime: str) -> Shared | None:
 
 
 def include_folders(shared: Iterable[Shared]) -> list[str]:
-    """Return the folders of CUDA libraries' headers, beside the libraries as pip installs them."""
+    """Return the folders of CUDA libraries' headers, which pip installs next to the libraries."""
     places = [str(Path(each.path).parent.parent / "include") for each in shared]
     return [
         place for place in dict.fromkeys(places) if os.path.isdir(place) and place != "/usr/include"
@@ -173,7 +182,7 @@ def include_folders(shared: Iterable[Shared]) -> list[str]:
 
 
 def files(flags: Flags) -> list[str]:
-    """Return the files to link with whose content decides the binary's bytes."""
+    """Return the files to link with that change the binary's bytes by their content."""
     return [flag for flag in flags.link if os.path.isabs(flag)]
 
 

@@ -77,14 +77,17 @@ def joined(words: Iterable[str]) -> Iterator[str]:
 
 
 def part_of(flag: str) -> str:
-    """Return the part that a flag is for; `NVCC` for one that is not in the table."""
+    """Return the part that a flag is for, or `NVCC` for one that is not in the table."""
     return next(
         (row.part for row in FLAGS if re.fullmatch(f"({row.name})({row.value})", flag)), NVCC
     )
 
 
 def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return flags as NVRTC and the host's compiler take them. Raises KeyError with the first one that neither has."""
+    """Return flags in the form for NVRTC and the host compiler.
+
+    Raises KeyError with the first flag that neither supports.
+    """
     device = []
     host = []
     for flag in joined(flags):
@@ -103,8 +106,11 @@ def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def for_nvcc(include: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Pass include folders to the host compiler, as nvcc splits -I at commas. It splits the word after -Xcompiler, too, unless a backslash
-    precedes the comma, and passes it through a second shell."""
+    """Pass include folders to the host compiler, because nvcc splits -I at commas.
+
+    It also splits the word after -Xcompiler, unless a backslash precedes the comma, and passes it
+    through a second shell.
+    """
     flags = [*(part for flag in include for part in ("-Xcompiler", flag)), *flags]
     return [
         re.sub(r'([\\",])', r"\\\1", shlex.quote(flag)) if before == "-Xcompiler" else flag

@@ -1,8 +1,11 @@
-"""The files that a build read and the places where it looked in vain: the part of a key that only the tools know.
+"""The files that a build read and the paths that it searched without success: the part of a key
+that only the tools can report.
 
 An entry's document lists each file that the preprocessor, the assembler and the linker report, by a portable name with a digest, and each
-absence: a path that was searched before and named no file. A look-up compares both. Signatures from stat, kept for each entry, spare
-reading what has not changed since the last comparison."""
+absence: a path that was searched before and named no file. A look-up compares both. Signatures from
+stat are kept for each entry, so that files are not read again unless they changed since the last
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +25,22 @@ from opjit.recipe import interface
 
 GENERATED = "/<generated>/"  # the folder of texts that exist only in a build
 INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
-_SHARED = (
-    "interface "  # the start of the digest of a shared library, of which a linker takes names alone
-)
+_SHARED = "interface "  # the start of the digest of a shared library, because a linker uses only its names
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
 _NUMBERED = re.compile(r"<(include|library|system|own) (\d+)>")
-_ROOTS = ("/usr/", "/lib", "/opt/")  # where a path means the same on other machines
+_ROOTS = ("/usr/", "/lib", "/opt/")  # a path below them has the same meaning on other machines
 
 
 class Places(NamedTuple):
     """Folders that give files names which are the same on every machine, and back."""
 
     folder: str  # of the first source; a plain relative name starts there
-    include: tuple[str, ...] = ()  # folders of headers, as the flags name them
+    include: tuple[str, ...] = ()  # folders of headers in the flags
     library: tuple[str, ...] = ()  # folders of libraries
-    system: tuple[str, ...] = ()  # the compilers' own folders; empty without a compiler
-    own: tuple[str, ...] = ()  # folders of torch and Python, whose files count by version
+    system: tuple[str, ...] = ()  # the compilers' folders; empty without a compiler
+    own: tuple[
+        str, ...
+    ] = ()  # folders of torch and Python, with files that are covered by a version
 
     def name(self, path: str) -> str:
         """Return the portable name of an absolute path without ``..``."""
@@ -100,7 +103,9 @@ def _ours() -> str:
 
 
 class Reads(NamedTuple):
-    """What a build read, by absolute paths: a digest for each file, and the paths that named no file."""
+    """The reads of a build, by absolute paths: a digest for each file, and the paths without a
+    file.
+    """
 
     digests: Mapping[str, str]
     absent: frozenset[str]
@@ -142,7 +147,10 @@ class Moment:
         self._digests = dict[tuple[str, bool], str]()
 
     def digest(self, path: str, shared: bool = False) -> str:
-        """Return a file's SHA-256 or, of a shared library, that of its interface. Raises OSError."""
+        """Return a file's SHA-256 or, for a shared library, the SHA-256 of its interface.
+
+        Raises OSError.
+        """
         known = self._digests.get((path, shared))
         if known is None:
             known = self._digest(path, shared)
@@ -159,7 +167,11 @@ class Moment:
         return self.texts[path] if path in self.texts else files.read_regular(path)
 
     def exists(self, path: str) -> bool:
-        """Return whether a path names something; one that ends with a slash, anything but the folder that a build found there."""
+        """Return whether a path exists.
+
+        If it ends with a slash, return whether it is anything except the folder that a build found
+        there.
+        """
         if f"{path}/".startswith((GENERATED, INLINE)):
             return path in self.texts or any(each.startswith(f"{path}/") for each in self.texts)
         if path.endswith(os.sep):
@@ -168,7 +180,7 @@ class Moment:
 
 
 def signature(path: str) -> list[int] | None:
-    """Return numbers that change with a file; None if there is none."""
+    """Return numbers that change with a file, or None if the file does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -179,8 +191,11 @@ def signature(path: str) -> list[int] | None:
 def changes(
     document: Mapping[str, Any], places: Places, moment: Moment, note: Path | None = None
 ) -> Iterator[str]:
-    """Yield how the files differ from those that an entry's document lists; nothing if they are the same. `note` keeps signatures, which a
-    look-up that had to compare contents renews. Raises EntryError if the document does not list them."""
+    """Yield the differences between the files now and the files that an entry's document lists.
+
+    `note` keeps signatures, which a look-up that had to compare contents renews. Raises EntryError
+    if the document does not list them.
+    """
     inputs = document.get("inputs")
     absent = document.get("absent")
     if not isinstance(inputs, dict) or not isinstance(absent, dict):
@@ -232,13 +247,15 @@ class _Noted(NamedTuple):
     """A note on files at some places."""
 
     places: list[object]
-    signatures: Mapping[str, Any]  # by path; a folder's stands for all names that it lacks
+    signatures: Mapping[
+        str, Any
+    ]  # by path; the signature of a folder covers all names that it lacks
     inputs: list[str]  # the names of files that were too new for a signature
-    absent: Mapping[str, list[str]]  # names that no folder's signature stands for
+    absent: Mapping[str, list[str]]  # names that the signature of a folder does not cover
 
 
 def _noted(note: Path | None, places: Places) -> _Noted:
-    """Return what a note has; nothing if it is about files at other places."""
+    """Return the content of a note, or nothing if it is about files at other paths."""
     kept = files.read_checked(note) if note is not None else None
     if not isinstance(kept, dict) or kept.get("places") != _as_json(places):
         return _Noted([], {}, [], {})
@@ -252,7 +269,8 @@ def _as_json(places: Places) -> list[object]:
 def remember(document: Mapping[str, Any], places: Places, note: Path | None, before: int) -> None:
     """Note the signatures of files and folders that were compared or read after a time `before`, if nothing changed since then.
 
-    What is not older than the clock's resolution is compared by each look-up."""
+    If a file is not older than the clock's resolution, each look-up compares it.
+    """
     if note is None:
         return
     settled = min(before, time.time_ns() - _SETTLED)
@@ -298,7 +316,9 @@ def read_dependencies(text: str) -> list[str]:
 
 
 def _half(slashes: re.Match[str]) -> str:
-    """Return the backslashes that stand for those before a blank: each is there twice, and the blank has one."""
+    """Return the escaped backslashes before a blank: each is written twice, and the blank has
+    one more.
+    """
     return slashes[0][: len(slashes[0]) // 2]
 
 

@@ -20,7 +20,7 @@ from opjit.recipe.document import op_folder
 from opjit.recipe.reads import Places
 from opjit.recipe.schema import Schema
 
-GLUE_GENERATOR = 8  # increase it when opjit makes another library of the same text; tests/builder/test_generated.py says when
+GLUE_GENERATOR = 8  # increase it when opjit makes a different library from the same text, which tests/builder/test_generated.py detects
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Recipe(BuildInputs):
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """The same with the compiler's own folders, as the compiler searches them."""
+        """The same with the compiler's default folders, in the order of its search."""
         system = tuple(getattr(self.toolchain, "headers", ()))
         return _searched(self.include_path, system)
 
@@ -140,7 +140,7 @@ def describe(
     text: bytes | None = None,
     label: str | None = None,
 ) -> Recipe:
-    """Describe what an op is built from for a target, now.
+    """Describe the current inputs of an op's build for a target.
 
     Args:
         compilers: their identities, the preferred first (see `toolchain.identities_of`); empty if one is missing.
@@ -171,7 +171,9 @@ def describe(
 
 
 def _searched(given: Iterable[str], system: tuple[str, ...]) -> tuple[str, ...]:
-    """Return folders of headers as a C compiler searches them: it drops one that is missing, or that is there again as its own."""
+    """Return folders of headers in the search order of a C compiler, which drops missing
+    folders, and folders that it searches by default.
+    """
     kept = dict[tuple[int, int], str]()
     for folder in (*system, *given):
         with suppress(OSError):

@@ -1,8 +1,12 @@
-"""Turns what the tools of a build report into the files that it read and the places that it searched in vain.
+"""Turn the reports of a build's tools into the files that it read and the paths that it searched
+without success.
 
-The preprocessor lists files by -MD and folders by -v, the assembler files by --MD, GNU ld files by --dependency-file and attempts by
---verbose. For a header that was found as FOLDER/NAME, each folder before it in the search, and each folder of a file that may have
-included it by quotes, held no NAME: such a path is an absence, which the key has. One missing folder stands for all paths below it."""
+The preprocessor lists files by -MD and folders by -v, the assembler files by --MD, GNU ld files by
+--dependency-file and attempts by --verbose. For a header that was found as FOLDER/NAME, each folder
+before it in the search, and each folder of a file that may have included it by quotes, did not
+contain NAME. Each of these paths is an absence, which is part of the key. A missing folder
+represents all paths below it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _LISTS = re.compile(
 )
 _IGNORED = re.compile(r'ignoring (?:nonexistent|duplicate) directory "(.*)"')
 _ATTEMPT = re.compile(r"^attempt to open (.+) failed$", re.MULTILINE)
-_TEMPORARY = re.compile(r".*/cc\w+\.s|(?:.*/)?tmpxft_\w+[.-].*")  # compilers' own files
+_TEMPORARY = re.compile(r".*/cc\w+\.s|(?:.*/)?tmpxft_\w+[.-].*")  # the compilers' files
 _OF_LINKER = re.compile(
     r"attempt to open .*|opened script file .*|using internal linker script:|\S*ld: mode \S+|GNU ld .*|  Supported emulations:"
 )
@@ -33,7 +37,10 @@ LINKED = "linked.d"
 
 
 class Search(NamedTuple):
-    """The folders that a compiler searches for headers, in order: for quoted names first those of `quote`."""
+    """The folders that a compiler searches for headers, in order.
+
+    For quoted names, the first are `quote`.
+    """
 
     quote: tuple[str, ...]
     angle: tuple[str, ...]
@@ -42,8 +49,11 @@ class Search(NamedTuple):
 def search(
     command: Sequence[str], language: str, notes: Path | None, honours: bool = False
 ) -> Search | None:
-    """Return what a compiler with flags searches, as it prints itself; None if it prints nothing. `notes` keep its answer while the
-    folders are the same ones."""
+    """Return the folders that a compiler with flags prints as its search path, or None if it does
+    not print them.
+
+    `notes` keep its answer while the folders are the same ones.
+    """
     program = command[0]
     variables = toolchain.honoured() if honours else {}
     asked = [*command, language, os.getcwd(), reads.signature(os.path.realpath(program)), variables]
@@ -64,7 +74,7 @@ def search(
 
 
 def _stamps(folders: Iterable[str]) -> dict[str, list[int] | None]:
-    """Return which folders there are, as the compiler tells one from another."""
+    """Return the folders that exist, without duplicates in the compiler's sense."""
     found = dict[str, list[int] | None]()
     for folder in folders:
         try:
@@ -77,7 +87,9 @@ def _stamps(folders: Iterable[str]) -> dict[str, list[int] | None]:
 
 
 def trusted_prefixes(folders: Iterable[str], system: Collection[str]) -> tuple[str, ...]:
-    """Return the prefixes of real paths whose files count by a version in the key; never of a folder that has the system's files."""
+    """Return the prefixes of real paths of files that are covered by a version in the key, but
+    not of a folder with files of the system.
+    """
     real = [os.path.realpath(folder) for folder in folders if folder]
     return tuple(
         folder + os.sep
@@ -87,7 +99,7 @@ def trusted_prefixes(folders: Iterable[str], system: Collection[str]) -> tuple[s
 
 
 def others(searched: Iterable[Search | None], system: Collection[str]) -> list[str]:
-    """Return the absolute paths of the searched folders that are not the compilers' own."""
+    """Return the absolute paths of the searched folders, except the compilers' default folders."""
     folders = [folder for each in searched if each for folder in (*each.quote, *each.angle)]
     paths = dict.fromkeys(reads.normalized(os.path.abspath(folder)) for folder in folders)
     return [path for path in paths if os.path.realpath(path) not in system]
@@ -115,8 +127,11 @@ class Changed(Exception):
 
 @dataclass(frozen=True)
 class ReportReader:
-    """Records what the tools of one build report, before the folder `work` is gone. `trusted`: prefixes of real paths whose files have a
-    version in the key; `started`: a time of `files.tick` before the tools ran."""
+    """Record the reports of the tools of one build, before the folder `work` is gone.
+
+    `trusted`: prefixes of real paths of files with a version in the key; `started`: a time of
+    `files.tick` before the tools ran.
+    """
 
     work: str
     folder: str  # in which the tools ran
@@ -135,7 +150,9 @@ class ReportReader:
         output: str = "",
         words: Sequence[str] = (),
     ) -> Reads:
-        """Return what a compilation read, by the lists of its preprocessor and assembler; `output` has the compiler's warnings."""
+        """Return the files that a compilation read, from the lists of its preprocessor and
+        assembler; `output` has the compiler's warnings.
+        """
         generated = [f"{self.work}/generated"] if self.moment.texts else []
         order = (*searched.quote, *generated, *searched.angle) if searched else ()
         headers = self._digests(read)
@@ -150,7 +167,9 @@ class ReportReader:
         return Reads({**headers, **others, **present}, frozenset(absent | missing), doubt or "")
 
     def linked(self, listing: Path, output: str) -> Reads:
-        """Return what GNU ld read, by its list and what it printed, such as the members of a thin archive."""
+        """Return the files that GNU ld read, from its list and its output, for example the
+        members of a thin archive.
+        """
         if not listing.is_file():
             return Reads({}, frozenset(), "the linker does not list the files that it reads")
         opened = [line for line in _body(output).splitlines() if self._names_file(line)]
@@ -165,7 +184,10 @@ class ReportReader:
         return os.path.isfile(os.path.join(self.folder, line)) if line.strip() else False
 
     def _path(self, raw: str) -> str | None:
-        """Return a file's path, by which it is recorded; None for a file of this build, or of what has a version in the key."""
+        """Return the path by which a file is recorded.
+
+        None for a file of this build, and for a file that is covered by a version in the key.
+        """
         path = os.path.join(self.folder, raw)
         generated = f"{self.work}/generated/"
         if path.startswith((GENERATED, INLINE)):
@@ -208,7 +230,7 @@ class ReportReader:
         return path.startswith(tuple(f"{folder}/" for folder in self.system))
 
     def _before(self, read: Sequence[str], order: Sequence[str], beside: bool = False) -> set[str]:
-        """Return the paths that were searched before each file was found, and that name no file."""
+        """Return the paths without a file that were searched before each file was found."""
         ours = [raw for raw in read if not self._is_system(raw)]
         includers = list(dict.fromkeys(os.path.dirname(raw) for raw in ours)) if beside else [""]
         found = set[str]()
@@ -248,7 +270,9 @@ class ReportReader:
     def _asked(
         self, headers: Mapping[str, str], order: Sequence[str], words: Sequence[str]
     ) -> tuple[dict[str, str], set[str], str | None]:
-        """Return the digests of headers that texts ask for, the absences of others, and why that may not be all."""
+        """Return the digests of headers that texts request, the absences of missing headers, and
+        the reason why the list may be incomplete.
+        """
         if any("has_include" in word for word in words):
             return {}, set(), "a flag has __has_include"
         asked, doubt = unreported.asked_headers(self._texts(headers))
@@ -266,14 +290,18 @@ class ReportReader:
         return present, absent, doubt
 
     def _assembly(self, headers: Mapping[str, str]) -> str | None:
-        """Say that a text may have the assembler read a file, where no assembler lists what it reads."""
+        """Return a reason if a text may let the assembler read a file and the assembler does not
+        list the files that it reads.
+        """
         for path, text in self._texts(headers).items():
             if not self._is_system(path) and unreported.names_assembly(text):
                 return f"{path} may have the assembler read a file, which it does not list"
         return None
 
     def _dates(self, headers: Mapping[str, str], words: Sequence[str]) -> str | None:
-        """Say that a text may use a macro of date and time, where compilers give no warning of it."""
+        """Return a reason if a text may use a macro for date and time and the compilers do not
+        warn about it.
+        """
         silent = "-w" in words
         for path, text in self._texts(headers).items():
             if (silent or self._is_system(path)) and unreported.names_date(text):
@@ -282,7 +310,10 @@ class ReportReader:
 
 
 def preprocessed_files(command: Sequence[str], work: Path) -> list[str]:
-    """Return the files that a compiler's preprocessor reads, by its own report; none if it ends early. `command` has the source."""
+    """Return the files that a compiler's preprocessor reports to read.
+
+    Empty if it ends early. `command` has the source.
+    """
     listing = work / "preprocessed.d"
     toolchain.run([*command, "-M", "-MG", "-MF", str(listing)], work)
     listed = reads.listed([listing]) if listing.is_file() else []
@@ -291,7 +322,9 @@ def preprocessed_files(command: Sequence[str], work: Path) -> list[str]:
 
 
 def _without_names(assembled: Iterable[str], read: Sequence[str], folder: str) -> list[str]:
-    """Return what an assembler read, without files that only debug information names, as prefix maps change their paths."""
+    """Return the files that an assembler read, without files that only debug information names,
+    because prefix maps change their paths.
+    """
     return [
         name
         for name in assembled
@@ -306,7 +339,7 @@ def _body(output: str) -> str:
 
 
 def without_attempts(output: str) -> str:
-    """Return a linker's output without that of --verbose."""
+    """Return a linker's output without the output of --verbose."""
     lines = _body(output).splitlines(keepends=True)
     tried = set(re.findall(r"^attempt to open (.+) succeeded$", output, re.MULTILINE))
     return "".join(

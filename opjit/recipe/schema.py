@@ -1,4 +1,7 @@
-"""An op's schema. torch parses the text; this module keeps what the glue needs and rejects what has no form in C."""
+"""An op's schema. torch parses the text.
+
+This module keeps the parts that the glue needs, and rejects types that C does not support.
+"""
 
 import difflib
 import re
@@ -18,7 +21,7 @@ class ValueType(NamedTuple):
         unbox: the expression that reads a plain value from a boxed one.
         box: the expression that boxes a result; empty if an op cannot return the type.
         shim: the type in a C shim of torch's AOTInductor; empty if shims do not have it.
-        can_be_listed: whether an op accepts a list of such values.
+        can_be_listed: whether an op accepts a list of these values.
     """
 
     torch_kinds: tuple[str, ...]
@@ -55,10 +58,10 @@ LISTED = tuple(kind for kind, each in TYPES.items() if each.can_be_listed)
 RETURNED = tuple(kind for kind, each in TYPES.items() if each.box)
 _KINDS = {name: kind for kind, each in TYPES.items() for name in each.torch_kinds}
 
-# Alternatives to types that have no form in C.
+# Alternatives to types that C does not support.
 _ALTERNATIVES = {
-    "DeviceObjType": "take the device from a Tensor argument",
-    "NumberType": "use float or int, as torch's stable C interface passes no Scalar; a float takes ints, too",
+    "DeviceObjType": "use the device of a Tensor argument",
+    "NumberType": "use float or int, because torch's stable C interface cannot pass a Scalar. A float also accepts ints",
     "ComplexType": "use two floats",
     "StreamObjType": "the kernel receives torch's current stream anyway",
     "DictType": "use one list for the keys and one for the values",
@@ -98,8 +101,11 @@ class Result(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """A parsed schema; `text` is canonical, as torch prints it. `results` are what the kernel makes: none for an op that returns the
-    arguments which it writes, whose places are `returned`. `tags` are the names of the author's tags, sorted."""
+    """A parsed schema; `text` is the canonical form that torch prints.
+
+    `results` are what the kernel makes: none for an op that returns the arguments which it writes,
+    whose places are `returned`. `tags` are the names of the author's tags, sorted.
+    """
 
     text: str
     namespace: str
@@ -136,8 +142,11 @@ class Schema(NamedTuple):
 
 
 def parse(text: str, tags: Sequence[str] = ()) -> Schema:
-    """Parse ``"ns::name(Tensor x, float a) -> Tensor"``. The default namespace is ``opjit``. Raises SchemaError if torch cannot parse it,
-    or it has no form in C; the message gives an alternative."""
+    """Parse ``"ns::name(Tensor x, float a) -> Tensor"``.
+
+    The default namespace is ``opjit``. Raises SchemaError if torch cannot parse it, or if C does
+    not support a type. The message contains an alternative.
+    """
     import torch  # late: the command's help and versions do without
 
     qualified = text if "::" in text.partition("(")[0] else f"opjit::{text.strip()}"
@@ -157,7 +166,8 @@ def parse(text: str, tags: Sequence[str] = ()) -> Schema:
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:
         raise SchemaError(
-            f"schema {text!r}: overloads have no C name; call the op {name}_{parsed.overload_name} instead"
+            f"schema {text!r}: C does not support overloads; call the op "
+            f"{name}_{parsed.overload_name} instead"
         )
     if hasattr(torch._ops._OpNamespace, name) or name in vars(torch._ops._OpNamespace(namespace)):
         raise SchemaError(
@@ -169,7 +179,8 @@ def parse(text: str, tags: Sequence[str] = ()) -> Schema:
     results = () if returned else tuple(_result(text, result) for result in parsed.returns)
     if "..." in text and "..." in re.sub(r"""(["']).*?\1""", "", text):
         raise SchemaError(
-            f"schema {text!r} takes or returns any number of values; declare each of them, or take a list"
+            f"schema {text!r} accepts or returns any number of values; declare each value, or use "
+            "a list"
         )
     names = [argument.name for argument in arguments]
     repeated = next((name for name in names if names.count(name) > 1), None)
@@ -217,7 +228,8 @@ def _argument(text: str, argument: Any) -> Argument:
         problem = f", which has no form in C; lists are of {', '.join(LISTED)}"
     elif kind == "Generator" and not optional:
         problem = (
-            "; let it be None, for the device's own, as torch's ops do: `Generator? generator=None`"
+            "; let it be None for the device's default generator, like in ops of torch: "
+            "`Generator? generator=None`"
         )
     elif alias is not None and not alias.is_write:
         problem = " with an alias that is not written; write Tensor, or Tensor(a!) if the kernel changes it"
@@ -229,7 +241,9 @@ def _argument(text: str, argument: Any) -> Argument:
 
 
 def _returned(text: str, parsed: Any, arguments: tuple[Argument, ...]) -> tuple[int, ...]:
-    """Return the places of the arguments that an op returns, as torch's own do: the first one of ``add_``, or all keyword-only ones."""
+    """Return the positions of the arguments that an op returns, like ops of torch: the first
+    argument of ``add_``, or all keyword-only ones.
+    """
     sets = [
         result.alias_info.after_set if result.alias_info else set() for result in parsed.returns
     ]

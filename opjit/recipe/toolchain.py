@@ -42,8 +42,10 @@ class Compiler(NamedTuple):
 
 
 class Nvcc(NamedTuple):
-    """The CUDA toolkit: the folder that holds bin/nvcc, by nvcc's word, as PATH may have a wrapper; ``"13.0"``; ``"V13.0.88"``;
-    and the architectures that it supports, ``"sm_75 sm_80 …"``."""
+    """The CUDA toolkit: the folder with bin/nvcc, which nvcc prints because PATH may have a
+    wrapper; ``"13.0"``; ``"V13.0.88"``; and the architectures that it supports, ``"sm_75
+    sm_80 …"``.
+    """
 
     root: str
     version: str
@@ -52,7 +54,9 @@ class Nvcc(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A device's own compiler: its absolute path, the first line that it printed when asked for its version, and its SHA-256."""
+    """The compiler of a device: its absolute path, the first line of its version, and its
+    SHA-256.
+    """
 
     path: str
     version: str
@@ -82,7 +86,7 @@ class Nvrtc(NamedTuple):
         return str(root)
 
 
-_TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates take minutes
+_TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates last minutes
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 _Tool = TypeVar("_Tool", Compiler, Nvcc, Own)
 # Variables that change what tools read or write. Builds run without them, but extensions, which torch's users give some: see HONOURED.
@@ -95,7 +99,7 @@ NEUTRAL: dict[str, str | None] = {
     "LC_ALL": "C",
     **dict.fromkeys(_UNSET.split()),
 }
-# Those that tools of an extension see; its key has their values.
+# Variables that tools of an extension see; its key contains their values.
 HONOURED = (
     "CPATH",
     "CPLUS_INCLUDE_PATH",
@@ -122,7 +126,9 @@ def named(variable: str) -> tuple[list[str], str]:
 
 
 def which(name: str) -> str | None:
-    """Return a program's path, as shutil.which does, which takes ten times as long: each request of an op asks for three programs."""
+    """Return a program's path like shutil.which, but ten times faster, because each request for
+    an op searches for three programs.
+    """
     if os.sep in name:
         return name if _is_program(name) else None
     path = os.environ.get("PATH", os.defpath)
@@ -135,21 +141,30 @@ def _is_program(path: str) -> bool:
 
 
 def find_compiler(notes: Path | None, host: str | None = None) -> Compiler | None:
-    """Find $CC, else gcc, cc or clang on PATH, or the gcc that builds for another processor, as Debian names it; None if there is none."""
+    """Find $CC or, if it is not set, gcc, cc or clang on PATH.
+
+    For another host CPU, find Debian's gcc for it. None if there is no compiler.
+    """
     chosen = f"{host}-linux-gnu-gcc" if host and is_other(host) else named("CC")[1]
     names = [chosen] if chosen else ["gcc", "cc", "clang"]
     return _with_script(_find(notes, "cc", names, Compiler, _probe_compiler), "c")
 
 
 def find_cxx(notes: Path | None) -> Compiler | None:
-    """Find $CXX, else c++, as torch's extension builder does; None if there is none."""
+    """Find $CXX or, if it is not set, c++, like torch's extension builder.
+
+    None if it does not exist.
+    """
     chosen = named("CXX")[1] if "CXX" in os.environ else "c++"
     found = _find(notes, "cxx", [chosen], Compiler, lambda path: _probe_compiler(path, "c++"))
     return _with_script(found, "c++")
 
 
 def find_nvcc(notes: Path | None) -> Nvcc | None:
-    """Find nvcc in $CUDA_HOME, on PATH, or in /usr/local/cuda; None if there is none."""
+    """Find nvcc in $CUDA_HOME, on PATH, or in /usr/local/cuda.
+
+    None if it does not exist.
+    """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     return _find(
         notes,
@@ -161,7 +176,10 @@ def find_nvcc(notes: Path | None) -> Nvcc | None:
 
 
 def working_nvcc(notes: Path | None) -> Nvcc | None:
-    """Find nvcc; None if there is none, or if it does not work."""
+    """Find nvcc.
+
+    None if it does not exist or does not work.
+    """
     try:
         return find_nvcc(notes)
     except ToolMissing:
@@ -175,7 +193,9 @@ def find_own(wanted: DeviceCompiler, notes: Path | None) -> Own | None:
 
 @cache
 def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
-    """Find NVRTC for a runtime (``"cuda13"``, or any for an empty text), as pip installs it with torch, or in the CUDA Toolkit."""
+    """Find NVRTC for a runtime (``"cuda13"``, or any for an empty text), which pip installs with
+    torch, or which is in the CUDA Toolkit.
+    """
     major = runtime.removeprefix("cuda") or "[0-9]*"
     nvcc = working_nvcc(notes)
     wheels = cuda_wheels()
@@ -265,7 +285,7 @@ def require_compiler(notes: Path | None, host: str | None = None) -> Compiler:
 
 
 def require_cxx(notes: Path | None) -> Compiler:
-    looked = "torch's extension builder calls $CXX, else c++ on PATH"
+    looked = "torch's extension builder calls $CXX or, if it is not set, c++ on PATH"
     return find_cxx(notes) or _missing("c++", "CXX", "C++", looked, ("g++", "clang++"), "extension")
 
 
@@ -301,7 +321,7 @@ def require_own(backend: Backend, wanted: DeviceCompiler, notes: Path | None) ->
     own = find_own(wanted, notes)
     if own is None:
         where = (
-            "there is no such program"
+            "the program does not exist"
             if os.sep in wanted.command
             else "opjit looked for it on PATH"
         )
@@ -319,7 +339,7 @@ def require_ninja() -> str:
     with suppress(ImportError):
         import ninja
 
-        if ninja.BIN_DIR:  # empty where the package does not know
+        if ninja.BIN_DIR:  # empty if the package does not report it
             return str(ninja.BIN_DIR)
     raise ToolMissing("ninja", "no ninja: torch's extension builder needs it; pip install ninja")
 
@@ -360,8 +380,11 @@ def _is_script(path: str) -> bool:
 def run(
     command: Sequence[str], work: Path | None = None, honours: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a compiler without the variables that change its output, or with those that `honours` the table; stdout includes stderr.
-    Raises ToolMissing if PATH has no such tool."""
+    """Run a compiler without the variables that change its output, or with the variables that
+    `honours` the table; stdout includes stderr.
+
+    Raises ToolMissing if the tool is not on PATH.
+    """
     import subprocess
 
     progress.logger().debug("%s", " ".join(command))
@@ -391,7 +414,10 @@ def run(
 
 
 def time_limit() -> float:
-    """Seconds that the tools of one build may take; 0 for no limit. Raises BadSetting if OPJIT_TIMEOUT is not a number."""
+    """Return the time limit for the tools of one build in seconds; 0 for no limit.
+
+    Raises BadSetting if OPJIT_TIMEOUT is not a number.
+    """
     setting = os.environ.get("OPJIT_TIMEOUT", "").strip() or _TIME_LIMIT
     try:
         seconds = float(setting)
@@ -405,7 +431,9 @@ def time_limit() -> float:
 
 
 def listing(compiler: Compiler, name: str) -> list[str]:
-    """Return the flags that make gcc's assembler list what it reads, also by .incbin, as ``<name>.assembled``; clang has none."""
+    """Return the flags that make gcc's assembler list the files that it reads, including
+    .incbin, as ``<name>.assembled``; clang has none.
+    """
     return [f"-Wa,--MD,{name}{ASSEMBLED}"] if "gcc version" in compiler.version else []
 
 
@@ -454,7 +482,7 @@ def _probe_compiler(path: str, language: str = "c") -> Compiler:
 
 
 def _program_version(compiler: str, name: str) -> str:
-    """Return what the assembler or linker of a compiler prints for its version."""
+    """Return the version that the assembler or linker of a compiler prints."""
     program = which(_output(compiler, f"-print-prog-name={name}").strip())
     if not program:
         return ""
@@ -469,7 +497,10 @@ def _commands(path: str, language: str) -> str:
 
 
 def _with_script(compiler: Compiler | None, language: str) -> Compiler | None:
-    """Add what a compiler that is a script would run now: it may read what it likes, so it is asked each time."""
+    """Add the commands that a compiler would run now if it is a script.
+
+    The script may read any file, so it is run for each request.
+    """
     if compiler is None or not compiler.script:
         return compiler
     commands = _commands(compiler.path, language)
@@ -510,7 +541,9 @@ def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
 
 
 class ToolVersions(dict[str, str]):
-    """What a key has of the tools of an op, and the folders that the C compiler searches without a flag."""
+    """The tools of an op in its key, and the folders that the C compiler searches without a
+    flag.
+    """
 
     headers: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()  # of headers and libraries
@@ -528,7 +561,9 @@ def system_folders(compilers: Iterable[Compiler]) -> tuple[str, ...]:
 
 
 def versions_of(compiler: Compiler, name: str) -> dict[str, str]:
-    """Return what a key has of a compiler, its assembler and its linker, under names that start with `name`."""
+    """Return the part of a key for a compiler, its assembler and its linker, under names that
+    start with `name`.
+    """
     found = {
         f"{name}.version": compiler.version,
         f"{name}.machine": compiler.machine,

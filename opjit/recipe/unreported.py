@@ -1,7 +1,10 @@
-"""What decides a binary and no tool reports: one table for ops, extensions, shared libraries and kept objects.
+"""Inputs of a build that no tool reports: one table for ops, extensions, shared libraries and
+cached object files.
 
-What a text asks of the preprocessor is in the key where it can be known, or the binary is not cached. What a flag brings in is refused,
-where opjit made the command line, or the binary is not cached, where torch did. `opjit why` gives the reason."""
+Inputs that a text requests from the preprocessor are part of the key if opjit can find them.
+Otherwise the binary is not cached. A flag that adds such an input is rejected if opjit made the
+command line. If torch made it, the binary is not cached. `opjit why` gives the reason.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-# Flags by which a tool reads or runs what it does not report, and the kind of thing it is.
+# Flags that make a tool read or run unreported files, and the kind of file.
 _FLAGS = {
     r"@.*|-W[la],@.*|-X(linker|assembler)=@.*|-optf.*|--options-file.*": "a file of options",
     r"-f(plugin|auto-profile|profile-use|branch-probabilities|modules?\b|offload).*|-Wl,.*-plugin.*|-Xclang.*|-load.*|-mllvm": (
@@ -36,7 +39,7 @@ _COMMENT = re.compile(rb"(?m)^([^\"\n]*?)//[^\n]*$|/\*.*?\*/", re.DOTALL)
 
 
 class Asked(NamedTuple):
-    """A header whose presence a text asks for."""
+    """A header that a text tests for presence."""
 
     folder: str  # of the text
     quoted: bool
@@ -44,7 +47,7 @@ class Asked(NamedTuple):
 
 
 def refused_flag(words: Iterable[str]) -> str | None:
-    """Name the first flag by which a tool reads what it does not report, with the reason; None if there is none."""
+    """Return the first flag that makes a tool read unreported files, with the reason, or None."""
     before = ""
     for word in words:
         joined = f"{before}={word}" if before in ("-Xlinker", "-Xassembler") else word
@@ -61,7 +64,7 @@ def used_date(output: str) -> str | None:
 
 
 def names_date(text: bytes) -> bool:
-    """Return whether a text has such a macro, for compilations that give no warnings."""
+    """Return whether a text has one of these macros, for compilations without warnings."""
     return _DATES.search(text) is not None
 
 
@@ -71,7 +74,9 @@ def names_assembly(text: bytes) -> bool:
 
 
 def asked_headers(texts: Mapping[str, bytes]) -> tuple[set[Asked], str | None]:
-    """Return the headers whose presence texts ask for, by the texts' folders, and why some may be missing; None if all are known."""
+    """Return the headers that texts test for presence, by the texts' folders, and the reason why
+    some may be missing, or None if the list is complete.
+    """
     joined = {path: _joined(text) for path, text in texts.items()}
     asking = {path: _without_comments(text) for path, text in joined.items() if _ASKS.search(text)}
     wrappers = {
@@ -95,7 +100,7 @@ def asked_headers(texts: Mapping[str, bytes]) -> tuple[set[Asked], str | None]:
         for line in _lines(text, words):
             found = _asked_in(line, words, wrappers)
             if found is None:
-                return asked, f"{path} asks for a header by __has_include without its name"
+                return asked, f"{path} tests for a header by __has_include without its name"
             asked |= {Asked(path.rpartition("/")[0], quoted, name) for quoted, name in found}
     return asked, None
 
@@ -116,7 +121,7 @@ def _lines(text: bytes, words: re.Pattern[bytes]) -> Iterator[bytes]:
 def _asked_in(
     line: bytes, words: re.Pattern[bytes], wrappers: set[bytes]
 ) -> list[tuple[bool, str]] | None:
-    """Return the names in a line that asks for headers; None if one is not literal."""
+    """Return the names in a line that tests for headers, or None if a name is not literal."""
     wrapper = _WRAPPER.search(line)
     if wrapper and wrapper[2] == wrapper[3] and not words.search(line[wrapper.end() :]):
         return []

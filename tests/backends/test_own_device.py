@@ -227,7 +227,7 @@ def test_a_kernel_that_does_not_match_the_schema_is_told_what_was_expected(
         (
             None,
             ToolMissing,
-            "no {compiler}, which compiles kernels for stub: there is no such program; install the Stub SDK",
+            "no {compiler}, which compiles kernels for stub: the program does not exist; install the Stub SDK",
         ),
         (
             "echo no license; exit 3",

@@ -105,7 +105,7 @@ def test_a_schema_is_read_in_full() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ("f(Tensor x, Device d) -> Tensor", "take the device from a Tensor argument"),
+        ("f(Tensor x, Device d) -> Tensor", "use the device of a Tensor argument"),
         (
             "f(Tensor x, Scalar s) -> Tensor",
             "`s` is a Scalar, which has no form in C; use float or int",
@@ -176,7 +176,7 @@ def test_a_schema_is_read_in_full() -> None:
             "returns a plain bool, which torch can neither compile nor export together",
         ),
         ("f(int n) -> Tensor", "has no Tensor argument"),
-        ("f.out(Tensor x) -> Tensor", "overloads have no C name; call the op f_out instead"),
+        ("f.out(Tensor x) -> Tensor", "C does not support overloads; call the op f_out instead"),
         (
             "f(Tensor x) -> Tensor[]?",
             "returns a Tensor[]?; an op returns Tensor, int, float, bool, Tensor?, Tensor[], or several of them",
