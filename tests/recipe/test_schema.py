@@ -148,7 +148,7 @@ def test_a_schema_is_read_in_full() -> None:
         ("f(Tensor(a) x) -> Tensor(a)", "write Tensor, or Tensor(a!) if the kernel changes it"),
         (
             "f(Tensor x, Tensor(a!) y) -> Tensor(a!)",
-            "return () and let the caller keep using the argument",
+            "return (), and let the caller keep using the argument",
         ),
         (
             "f(Tensor(a!) x) -> (Tensor(a!), Tensor)",
@@ -156,11 +156,11 @@ def test_a_schema_is_read_in_full() -> None:
         ),
         (
             "f(Tensor x, *, Tensor(a!) y, Tensor(b!) z) -> (Tensor(b!), Tensor(a!))",
-            "or all keyword-only ones that it writes",
+            "which returns all arguments that it writes",
         ),
         (
             "f(Tensor(a!)? x, Tensor y) -> Tensor(a!)",
-            "return () and let the caller keep using the argument",
+            "return (), and let the caller keep using the argument",
         ),
         (
             "f(Tensor(a!) x) -> int",
