@@ -64,13 +64,11 @@ def _op_py_error(error: Exception) -> str | None:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, message="opjit %(version)s", help="Print the version.")
-@click.option(
-    "--include",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=helps.print_include,
-    help="Print the directory of opjit.h, for editors and other builds.",
+@helps.path_option(
+    "--include", "kernels_c", "Print the directory of opjit.h, for editors and other builds."
+)
+@helps.path_option(
+    "--cmakedir", "templates/cmake", "Print the directory for opjit_DIR of CMake's find_package."
 )
 @click.option(
     "--color",

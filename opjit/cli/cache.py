@@ -79,6 +79,8 @@ def verify(print_json: helps.PrintJson) -> None:
     """
     from opjit import cache
     from opjit.cache.verification import BAD, GOOD
+    from opjit.doctor.checks import open_folders
+    from opjit.store.store import Store, default_root
 
     found = cache.verify()
     rows = []
@@ -89,6 +91,8 @@ def verify(print_json: helps.PrintJson) -> None:
     counts = Counter(each.verdict for each in found)
     parts = [f"{counts[verdict]} {verdict}" for verdict in (GOOD, BAD) if counts[verdict]]
     click.echo(": ".join([_entries(len(found)), ", ".join(parts)]) if parts else _entries(0))
+    for problem in open_folders(Store(default_root()).base):
+        helps.remark(f"warning: {problem}, so opjit does not use it")
     if print_json is not None:
         print_json(rows)
     sys.exit(1 if counts[BAD] else 0)

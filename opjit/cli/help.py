@@ -144,12 +144,22 @@ def _is_quiet() -> bool:
     return _QUIET in click.get_current_context().meta
 
 
-def print_include(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
-        from opjit.resources import include_path
+def path_option(
+    name: str, place: str, text: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that prints the path of a directory in this package and ends the command."""
 
-        click.echo(include_path())
-        ctx.exit()
+    def show(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+        from opjit import resources
+
+        if asked:
+            top, _slash, inner = place.partition("/")
+            click.echo(resources.folder(top) / inner)
+            ctx.exit()
+
+    return click.option(
+        name, is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
+    )
 
 
 def ops(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -286,9 +286,7 @@ def cache() -> Iterator[Observation]:
     yield Observation(
         "cache", OK, str(root) if place == root else f"{root}, to be created in {place}"
     )
-    base = Store(root).base
-    own = [folder for folder in (base, base / "staging", base / "toolchain") if folder.exists()]
-    for problem in filter(None, (files.swappable(root), *map(files.distrusted, own))):
+    for problem in filter(None, (files.swappable(root), *open_folders(Store(root).base))):
         seen, _, todo = problem.partition("; ")
         yield Observation(
             "cache",
@@ -317,6 +315,15 @@ def cache() -> Iterator[Observation]:
         )
     else:
         yield Observation("cache", OK, f"{free / 1e9:.1f} GB are free on its filesystem")
+
+
+def open_folders(base: Path) -> Iterator[str]:
+    """Yield a reason for each folder of a cache that another user can write."""
+    folders = [base, *sorted(base.glob("*/"))] if base.exists() else []
+    for folder in folders:
+        problem = files.distrusted(folder)
+        if problem is not None:
+            yield problem
 
 
 def nearest_existing(path: Path) -> Path:

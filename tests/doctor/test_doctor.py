@@ -18,6 +18,7 @@ from opjit.errors import CacheWarning
 from opjit.recipe import toolchain
 from opjit.recipe.toolchain import Nvcc, Nvrtc
 from opjit.share import remote, trust
+from opjit.store.store import Store
 from tests import helpers, remotes
 from tests.helpers import SOMEBODY, as_root, fake_compiler, is_alive, program, tmpfs, until
 
@@ -368,3 +369,13 @@ def test_a_torch_below_the_floor_and_another_machine_are_problems(
         assert "torch 2.9.1+cu128: opjit needs 2.10 or later" in found.seen
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert "riscv64" in only(checks.versions(), PROBLEM).seen
+
+
+@pytest.mark.parametrize("name", ["parts", "objects", "sets", "tuned", "opjit.allreduce"])
+def test_a_folder_of_the_cache_that_others_can_write_is_named(cache: Path, name: str) -> None:
+    folder = Store(cache).base / name
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert str(folder) in only(checks.cache(), WARNING).seen
+    verified = helpers.command("cache", "verify")
+    assert f"warning: {folder}" in verified.stderr
