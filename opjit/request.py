@@ -145,4 +145,4 @@ def import_builder() -> None:
     with processes.importing:
         from opjit.builder import build, torch_builder  # noqa: F401
 
-        torch_builder.copy()
+        torch_builder.private_copy()

@@ -20,7 +20,7 @@ from tests.attacks import make
 
 def one(content: bytes) -> None:
     with suppress(EntryError):
-        parsed = bundle.parse(content)
+        parsed = bundle.parse_bundle(content)
         assert parsed.dump() == content
         with suppress(EntryError):
             described = manifest.parse(parsed.manifest)

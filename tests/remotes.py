@@ -21,7 +21,7 @@ from opjit.operators.op import Op
 from opjit.recipe.recipe import Recipe
 from opjit.share import remote, trust
 from opjit.store import manifest
-from opjit.store.bundle import Bundle, parse
+from opjit.store.bundle import Bundle, parse_bundle
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from opjit.wanted import describe
@@ -72,7 +72,7 @@ class Published(NamedTuple):
 
     @property
     def bundle(self) -> Bundle:
-        return parse(self.content)
+        return parse_bundle(self.content)
 
     @property
     def library(self) -> bytes:

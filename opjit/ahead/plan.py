@@ -23,7 +23,7 @@ from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
 from opjit.operators.op import Op
 from opjit.recipe import gpu_archs, libraries, toolchain
-from opjit.recipe.flags import check
+from opjit.recipe.flags import check_flags
 from opjit.recipe.schema import parse
 from opjit.shared_library import recorded as recorded_libraries
 from opjit.store.store import Store, default_root
@@ -277,7 +277,7 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
         )
     extra = None
     if any(flags.values()):
-        extra = check(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
+        extra = check_flags(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
     schema = parse(recorded.schema, recorded.tags or ())
     # torch never sees this op, so nothing calls its fake kernel.
     return Op(Declaration(schema, lambda *args, **kwargs: None, folder, extra))

@@ -26,7 +26,7 @@ Sides = Mapping[
 ]  # the op, and perhaps a reference, by their names in the table
 
 
-def check(
+def check_sample(
     make: Callable[[], Op],
     reference: Callable[..., Any],
     args: tuple[Any, ...],
@@ -44,7 +44,7 @@ def check(
     device = next((each.device.type for each in sample.tensors()), "cpu")
     try:
         work = cloudpickle.dumps(
-            partial(_check, make, reference, sample.map(torch.Tensor.cpu), device)
+            partial(_print_table, make, reference, sample.map(torch.Tensor.cpu), device)
         )
     except Exception as error:  # of the objects
         raise BadSetting(
@@ -69,7 +69,7 @@ def check(
             raise
 
 
-def _check(
+def _print_table(
     make: Callable[[], Op], reference: Callable[..., Any], sample: Sample, device: str
 ) -> None:
     """Declare the op in the process, and print its table."""

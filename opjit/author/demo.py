@@ -62,7 +62,7 @@ def show(console: Console, errors: Console) -> None:
             name, justify="right", no_wrap=True, style="bold" if name in ("cold", "warm") else ""
         )
     for target, first in cold.items():
-        table.add_row(target, *_row(target, first, warm[target]))
+        table.add_row(target, *_format_target(target, first, warm[target]))
     console.print(table)
     console.print(
         "cold: import opjit, compile, link, verify, load\n"
@@ -80,7 +80,7 @@ def show(console: Console, errors: Console) -> None:
     )
 
 
-def _row(target: str, cold: dict[str, float], warm: dict[str, float]) -> list[str]:
+def _format_target(target: str, cold: dict[str, float], warm: dict[str, float]) -> list[str]:
     """Format a target's cells. Raises OpjitError if a result is wrong."""
     if "result" not in cold:
         return [format_time(cold["get"])]

@@ -30,7 +30,7 @@ _NAMESPACES = frozenset(_NAMESPACES_NAMES.split())
 
 def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
     """Write the folder of a new op, whole or not at all. Raises DeclarationError for a bad name or a folder that exists."""
-    namespace, name = _split(qualified)
+    namespace, name = _split_name(qualified)
     _write(parent / name, _op_files(namespace, name, backward, cuda))
     return parent / name
 
@@ -38,7 +38,7 @@ def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = Fa
 def new_project(project: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
     """Write a project: pyproject.toml with opjit's build hook, a package with an op, and tests."""
     package = package_name(project)
-    _split(f"{package}::scale_add")
+    _split_name(f"{package}::scale_add")
     archs = (
         ["armv8-a", "neoverse-v2"]
         if platform.machine() == "aarch64"
@@ -91,7 +91,7 @@ def _op_files(namespace: str, name: str, backward: bool, cuda: bool) -> dict[str
     return {file: _filled(f"op/{template}", values) for file, template in texts.items()}
 
 
-def _split(qualified: str) -> tuple[str, str]:
+def _split_name(qualified: str) -> tuple[str, str]:
     namespace, colons, name = qualified.partition("::")
     if not colons:
         raise DeclarationError(

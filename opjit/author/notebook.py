@@ -30,7 +30,7 @@ from opjit.wanted import target_of
 
 _SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)
 _WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # keeps quotes, which a schema may have
-_FLAGS = ("cflags", "cuda_cflags", "ldflags", "include")  # in the order of `flags.check`
+_FLAGS = ("cflags", "cuda_cflags", "ldflags", "include")  # in the order of `flags.check_flags`
 _VALUES = ("like", "fake", "reference", "test", "bench", "over", "arch", *_FLAGS)
 _LINE = click.Command(
     "%%opjit",
@@ -75,7 +75,7 @@ class OpjitMagics(Magics):
             self._names[op.schema.name] = op
             if options["test"]:
                 reference = self._function("--reference", options["reference"])
-                for text in cells.check(make, reference, *self._arguments(options["test"])):
+                for text in cells.check_sample(make, reference, *self._arguments(options["test"])):
                     print(text, end="", flush=True)  # as it comes
             if options["bench"]:
                 self._bench(op, options)

@@ -67,7 +67,7 @@ def launcher(need: int) -> list[str]:
     limited = [
         str(group)
         for group in _groups(Path("/"))
-        if _limit(group) < _UNLIMITED or _read(group / "cpu.max")[:1].isdecimal()
+        if _limit(group) < _UNLIMITED or _read_text(group / "cpu.max")[:1].isdecimal()
     ]
     limits = repr((sorted(os.sched_getaffinity(0)), limited)).encode()
     with suppress(OSError):
@@ -121,7 +121,7 @@ def _held(folder: Path) -> list[tuple[int, int]]:
         with suppress(BlockingIOError), _locked(path, fcntl.LOCK_NB):
             path.unlink()  # nobody has it any more
             continue
-        if ") T" not in _read(Path("/proc", process, "stat")):
+        if ") T" not in _read_text(Path("/proc", process, "stat")):
             found.append((int(need), int(total)))
     return found
 
@@ -137,7 +137,7 @@ def cpus(root: Path = Path("/")) -> int:
     """Count the CPUs of this process: its affinity, limited by its control groups' quota, rounded up."""
     found = len(os.sched_getaffinity(0))
     for group in _groups(root):
-        quota, _, period = _read(group / "cpu.max").partition(" ")
+        quota, _, period = _read_text(group / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # else unlimited: "max"
             found = min(found, math.ceil(int(quota) / int(period)))
     return max(1, found)
@@ -145,23 +145,29 @@ def cpus(root: Path = Path("/")) -> int:
 
 def memory(root: Path = Path("/")) -> int:
     """Return the bytes that this process and its children may still allocate, on the machine and in each control group."""
-    found = _number(r"MemAvailable: *(\d+)", _read(root / "proc/meminfo"), _UNLIMITED >> 10) << 10
+    found = (
+        _number(r"MemAvailable: *(\d+)", _read_text(root / "proc/meminfo"), _UNLIMITED >> 10) << 10
+    )
     for group in _groups(root):
         if (limit := _limit(group)) < _UNLIMITED:
             used = _number(
                 r"(\d+)",
-                _read(group / "memory.current") or _read(group / "memory.usage_in_bytes"),
+                _read_text(group / "memory.current") or _read_text(group / "memory.usage_in_bytes"),
                 _UNLIMITED,
             )
             # Cached files count as used, and the kernel drops them on demand.
-            cached = _number(r"(?:total_)?inactive_file (\d+)", _read(group / "memory.stat"), 0)
+            cached = _number(
+                r"(?:total_)?inactive_file (\d+)", _read_text(group / "memory.stat"), 0
+            )
             found = min(found, max(0, limit - used + cached))
     return found
 
 
 def _limit(group: Path) -> int:
     return _number(
-        r"(\d+)", _read(group / "memory.max") or _read(group / "memory.limit_in_bytes"), _UNLIMITED
+        r"(\d+)",
+        _read_text(group / "memory.max") or _read_text(group / "memory.limit_in_bytes"),
+        _UNLIMITED,
     )
 
 
@@ -172,7 +178,7 @@ def _groups(root: Path) -> Iterator[Path]:
         (r"^0::(.*)$", "sys/fs/cgroup"),
         (r"^\d+:(?:.*,)?memory(?:,.*)?:(.*)$", "sys/fs/cgroup/memory"),
     ):
-        own = re.search(pattern, _read(root / "proc/self/cgroup"), re.MULTILINE)
+        own = re.search(pattern, _read_text(root / "proc/self/cgroup"), re.MULTILINE)
         names = [name for name in own[1].split("/") if name not in ("", "..")] if own else []
         for length in range(
             len(names), -1, -1
@@ -180,7 +186,7 @@ def _groups(root: Path) -> Iterator[Path]:
             yield root.joinpath(place, *names[:length])
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -118,7 +118,7 @@ def build(
     return entry
 
 
-def check(recipe: Recipe, store: Store) -> None:
+def compile_with_warnings(recipe: Recipe, store: Store) -> None:
     """Compile a recipe with -Wall and -Wextra, and give the compilers' warnings. Keeps nothing. Raises what `build` raises."""
     flags = recipe.flags
     every = ("-Wall", "-Wextra")  # before the others, so that the author's -Wno-... is heard
@@ -160,12 +160,12 @@ def _warn(recipe: Recipe, said: _Said) -> None:
         **{os.path.basename(path): path for path in paths},
         **{path: path for path in paths},
     }  # NVRTC names a file without its folder
-    found = compile_warnings.find(output, names.get, source)
+    found = compile_warnings.find_warnings(output, names.get, source)
     if recipe.target.backend.uses_nvcc:
         found += [
             each
             for path in dict.fromkeys([source, *paths])
-            for each in cuda_mistakes.find(Path(path))
+            for each in cuda_mistakes.find_mistakes(Path(path))
         ]
     compile_warnings.emit(found, recipe.source, recipe.label)
 

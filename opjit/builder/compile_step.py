@@ -62,7 +62,7 @@ def run_tool(command: Sequence[str], work: Path, need: int = 0) -> str:
     from opjit.builder import budget  # late: no hit needs it
 
     with budget.share(need) as launcher:
-        done = toolchain.run([*launcher, *command], work)
+        done = toolchain.run_compiler([*launcher, *command], work)
     if done.returncode:
         toolchain.refuse_full_disk(done.stdout, work)
         raise CompilerFailed(done.stdout)
@@ -132,7 +132,7 @@ def compile_by_own(
                 for folder in (recipe.include_path if "{path}" in flag else ("",))
             ),
         ]
-        done = toolchain.run(command, work)
+        done = toolchain.run_compiler(command, work)
         if done.returncode < 0:
             raise _fault(
                 recipe,

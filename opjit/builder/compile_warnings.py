@@ -34,7 +34,7 @@ class Found(NamedTuple):
     text: str
 
 
-def find(output: str, own: Callable[[str], str | None], source: str) -> list[Found]:
+def find_warnings(output: str, own: Callable[[str], str | None], source: str) -> list[Found]:
     """Return the warnings about the author's files in compilers' output, each once, one about a macro of opjit's at the line that uses it.
     `own` gives the path of a file that a compiler names, if it is the author's; `source` is the place of warnings without one."""
     found: dict[Found, None] = {}

@@ -22,7 +22,7 @@ from opjit import resources
 from opjit.builder import budget, host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
 from opjit.builder.host_device_split import Halves
-from opjit.builder.preprocessed import Piece, flatten, run
+from opjit.builder.preprocessed import Piece, flatten, run_preprocessor
 from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
@@ -185,7 +185,7 @@ def _flat_text(unit: CudaFile, arch: str, work: Path, compiler: Compiler, found:
             return False
         return not piece.system or piece.path.startswith(users)
 
-    return flatten(output, is_authors, unit.shown if arch else str, _given(unit.host))
+    return flatten(output, is_authors, unit.shown if arch else str, _defined_macros(unit.host))
 
 
 def _preprocessed(
@@ -205,7 +205,7 @@ def _preprocessed(
         str(FIRST),
     ]
     command = [compiler.path, *flags, "-idirafter", str(lacking), *TEXT, unit.source]
-    run(command, scratch, lacking, tuple(found.headers.split(":")))
+    run_preprocessor(command, scratch, lacking, tuple(found.headers.split(":")))
     return (scratch / "text.ii").read_text("utf-8", "surrogateescape")
 
 
@@ -216,7 +216,7 @@ def folders_of_cuda(headers: str) -> list[str]:
     return [f"-I{own}", *system, "-idirafter", f"{own}/absent"]
 
 
-def _given(flags: Iterable[str]) -> dict[str, str]:
+def _defined_macros(flags: Iterable[str]) -> dict[str, str]:
     """Return the macros that flags define: by name, the text behind ``#define``."""
     macros: dict[str, str] = {}
     for flag in flags:
@@ -295,7 +295,7 @@ def _write_host(unit: CudaFile, halves: Halves, text: str, work: Path) -> None:
         first += ["cmath", "cstdlib"]
     lines = [f"#include <{name}>" for name in first]
     lines += [unit.first, "#undef __CUDACC__", "#define __CUDACC__ 1", "#define __NVCC__ 1"]
-    lines += [f"#undef {name}" for name in _given(unit.host)]  # the text has been expanded
+    lines += [f"#undef {name}" for name in _defined_macros(unit.host)]  # the text has been expanded
     written = "\n".join([*lines, halves.host])
     (work / "opjit_host.cpp").write_text(written, "utf-8", "surrogateescape")
 

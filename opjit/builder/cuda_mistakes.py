@@ -72,7 +72,7 @@ _LAUNCH_OR_CHECK = re.compile(
 )
 
 
-def find(path: Path) -> list[Found]:
+def find_mistakes(path: Path) -> list[Found]:
     """Return warnings about a file; none for text that opjit cannot divide into tokens."""
     try:
         text = path.read_text("utf-8", "replace")

@@ -291,7 +291,7 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     drawn: list[str] = []
     passed: list[str] = []
     for index, argument in enumerate(schema.arguments):
-        declared, expression = _read(argument, f"boxed{index}", f"arg{index}")
+        declared, expression = _unboxed(argument, f"boxed{index}", f"arg{index}")
         (drawn if argument.kind == "Generator" else lines).extend(declared)
         passed.append(expression)
     passed += [f"out{i}" for i in range(len(schema.results))]
@@ -306,7 +306,7 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     lines += drawn
     for index, argument in enumerate(schema.arguments):
         if argument.writes and not argument.list:
-            lines += _remember(argument, index)
+            lines += _keep_view(argument, index)
     lines.append(f"OPJIT_TRY({function}({', '.join(passed)}));")
     for index, argument in enumerate(schema.arguments):
         if argument.writes:
@@ -320,7 +320,7 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     return lines
 
 
-def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
+def _unboxed(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
     """Return statements that unbox a value into `name`, and the expression to pass to the kernel."""
     if argument.kind == "Generator":
         return [
@@ -328,7 +328,7 @@ def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
             f"OPJIT_TRY(opjit_draw_seed(call, {boxed}, &{name}));",
         ], name
     if argument.optional:
-        inner, expression = _read(argument._replace(optional=False), "cell", f"{name}_value")
+        inner, expression = _unboxed(argument._replace(optional=False), "cell", f"{name}_value")
         pointer = _c_type(argument)
         address = (
             expression
@@ -370,7 +370,7 @@ def _read(argument: Argument, boxed: str, name: str) -> tuple[list[str], str]:
     return [], TYPES[argument.kind].unbox.format(boxed)
 
 
-def _remember(argument: Argument, index: int) -> list[str]:
+def _keep_view(argument: Argument, index: int) -> list[str]:
     """Return statements that keep the view of an argument that the kernel writes."""
     view = f"arg{index}"
     if not argument.optional:

@@ -32,7 +32,7 @@ def parse(output: str) -> list[KernelUsage]:
     """Return the usage of each kernel in ptxas's output, in its order."""
     found = list(_entries(output))
     names = (
-        toolchain.run(
+        toolchain.run_compiler(
             ["c++filt", "--no-params", *(usage.kernel for usage in found)]
         ).stdout.splitlines()
         if found

@@ -138,7 +138,7 @@ def compile_for(
             return DeviceCode(*made)
         _turn.acquire()  # no process can be started
     try:
-        return _compiled(*given)
+        return _compile_program(*given)
     finally:
         _turn.release()
 
@@ -148,13 +148,13 @@ def answer() -> None:
     made = tuple[object, ...]()
     refused = None
     try:
-        made = tuple(_compiled(*pickle.load(sys.stdin.buffer)))
+        made = tuple(_compile_program(*pickle.load(sys.stdin.buffer)))
     except CompilerFailed as failed:
         refused = str(failed)
     sys.stdout.buffer.write(pickle.dumps((made, refused)))
 
 
-def _compiled(
+def _compile_program(
     path: str,
     source: str,
     name: str,
@@ -172,7 +172,7 @@ def _compiled(
     library = _library(path)
     program = ctypes.c_void_p()
     included = {**headers(), **more}
-    _checked(
+    _require_success(
         library,
         library.nvrtcCreateProgram(
             ctypes.byref(program),
@@ -185,7 +185,7 @@ def _compiled(
     )
     try:
         for expression in expressions:
-            _checked(library, library.nvrtcAddNameExpression(program, expression.encode()))
+            _require_success(library, library.nvrtcAddNameExpression(program, expression.encode()))
         refused = library.nvrtcCompileProgram(program, len(options), encoded(options))
         log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if refused:
@@ -193,7 +193,7 @@ def _compiled(
         symbols = dict[str, str]()
         symbol = ctypes.c_char_p()
         for expression in expressions:
-            _checked(
+            _require_success(
                 library,
                 library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)),
             )
@@ -207,13 +207,13 @@ def _compiled(
 
 def _bytes(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
-    _checked(library, getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    _require_success(library, getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
     content = ctypes.create_string_buffer(size.value)
-    _checked(library, getattr(library, f"nvrtcGet{what}")(program, content))
+    _require_success(library, getattr(library, f"nvrtcGet{what}")(program, content))
     return content.raw
 
 
-def _checked(library: ctypes.CDLL, code: int) -> None:
+def _require_success(library: ctypes.CDLL, code: int) -> None:
     if code:
         raise CompilerFailed(library.nvrtcGetErrorString(code).decode())
 

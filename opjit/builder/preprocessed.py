@@ -22,7 +22,9 @@ _LACKING = re.compile(r"^(/[^\n:]+):\d+:\d+: fatal error: ([\w./-]+): No such fi
 _FILLED = 8  # lines that are skipped without a directive, as the C++ compiler does
 
 
-def run(command: Sequence[str], work: Path, lacking: Path, theirs: tuple[str, ...]) -> None:
+def run_preprocessor(
+    command: Sequence[str], work: Path, lacking: Path, theirs: tuple[str, ...]
+) -> None:
     """Run a preprocessor in a folder. A header that others' headers name and nobody has becomes an empty one in the folder `lacking`, which
     the command searches last, as nvcc would not find it either.
 

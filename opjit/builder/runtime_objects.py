@@ -64,7 +64,7 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     def make(staged: Path) -> None:
         _make(staged, include, compiler, flags)
 
-    place = find(base, content, is_good) or put(base, content, is_good, make)
+    place = find_parts(base, content, is_good) or put(base, content, is_good, make)
     return place, kept_reads(place)
 
 
@@ -93,10 +93,10 @@ def kept(
     """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
     ones; a layer may have them. Raises UntrustedFolder if others can write the store's folder of parts."""
     is_good = partial(is_whole, needed=needed)
-    return find(base, content, is_good) or put(base, content, is_good, make)
+    return find_parts(base, content, is_good) or put(base, content, is_good, make)
 
 
-def find(
+def find_parts(
     base: Path, content: object, is_good: Callable[[Path], bool], kind: str = PARTS
 ) -> Path | None:
     """Return a good folder of parts in a layer or a store's folder; None if `put` has to make it."""
@@ -171,7 +171,9 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
         options = [flag.format(**paths) for flag in flags.c]
-        run(compiler, [*options, "-O1", "-fPIC", f"-I{include}", "-c", f"{include}/{source}"], work)
+        compile_part(
+            compiler, [*options, "-O1", "-fPIC", f"-I{include}", "-c", f"{include}/{source}"], work
+        )
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(compile_one, RUNTIME))
@@ -206,7 +208,7 @@ def stub(compiler: Compiler, soname: str, functions: Iterable[str], work: Path) 
     (work / f"{soname}.c").write_text(
         "".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii"
     )
-    run(
+    compile_part(
         compiler,
         ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", soname, f"{soname}.c"],
         work,
@@ -234,7 +236,7 @@ def stubs_of(libraries: Iterable[Shared], compiler: Compiler, work: Path) -> tup
     return tuple(made)
 
 
-def run(compiler: Compiler, arguments: Sequence[str], work: Path) -> None:
+def compile_part(compiler: Compiler, arguments: Sequence[str], work: Path) -> None:
     """Run a compiler for a part. Raises BuildError if it fails."""
     try:
         run_tool([compiler.path, *arguments], work)

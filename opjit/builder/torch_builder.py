@@ -46,10 +46,10 @@ class NinjaFailed(CompilerFailed):
     """A command of the build file failed, or torch could not write it."""
 
 
-def copy() -> ModuleType:
+def private_copy() -> ModuleType:
     """Return a module of opjit's own with torch's code. It runs with an empty setuptools, which only setup.py's build_ext needs."""
     with _lock:
-        return _copy()
+        return _make_copy()
 
 
 def torchs() -> ModuleType:
@@ -61,7 +61,7 @@ def torchs() -> ModuleType:
 
 def original(function: str) -> Any:
     """Return torch's load or load_inline, which works with the variables of torch's module, also if a program has replaced it there."""
-    return _rebound(getattr(copy(), function), vars(torchs()))
+    return _rebound(getattr(private_copy(), function), vars(torchs()))
 
 
 def _rebound(function: FunctionType, names: dict[str, Any]) -> FunctionType:
@@ -103,7 +103,7 @@ class _Empty(ModuleType):
 
 
 @cache
-def _copy() -> ModuleType:
+def _make_copy() -> ModuleType:
     with _without_cuda():
         try:
             return _executed({**vars(builtins), "__import__": _import})
@@ -217,7 +217,7 @@ def _names(variables: Mapping[str, Any], environment: dict[str, str]) -> dict[st
             command, check=True, stdout=subprocess.PIPE, **{"env": environment, **more}
         ).stdout
 
-    own = vars(copy())
+    own = vars(private_copy())
     names: dict[str, Any] = {
         **own,
         **variables,

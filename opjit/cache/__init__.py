@@ -98,7 +98,7 @@ def verify() -> list[Finding]:
         >>> [(finding.item.op, finding.verdict) for finding in opjit.cache.verify()]
         [('opjit::allreduce', 'good')]
     """
-    return list(verification.verify(Store(default_root())))
+    return list(verification.verify_store(Store(default_root())))
 
 
 def prune(size: int | str | None = None, age: float | str | None = None) -> Pruned:

@@ -84,10 +84,10 @@ class Finding(NamedTuple):
     reason: str = ""
 
 
-def verify(root: Store) -> Iterator[Finding]:
+def verify_store(root: Store) -> Iterator[Finding]:
     for item in sorted(inventory.scan(root), key=lambda item: item.folder):
         try:
-            finding = Finding(item, GOOD, _verify(root, item))
+            finding = Finding(item, GOOD, _verify_entry(root, item))
         except (OpjitError, OSError) as error:
             finding = Finding(item, BAD, str(error))
         if finding.verdict == GOOD or os.path.lexists(
@@ -96,7 +96,7 @@ def verify(root: Store) -> Iterator[Finding]:
             yield finding
 
 
-def _verify(root: Store, item: Item) -> str:
+def _verify_entry(root: Store, item: Item) -> str:
     """Verify an entry.
 
     Returns a remark if a part cannot be compared here, for example because this process lacks the

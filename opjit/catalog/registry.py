@@ -421,7 +421,7 @@ def op(
         if any(extras):
             from opjit.recipe import flags
 
-            extra = flags.check(text.partition("(")[0], folder, *extras)
+            extra = flags.check_flags(text.partition("(")[0], folder, *extras)
         _require_namespace(text, folder)
         parsed = schema.parse(text, [tag.name for tag in tags])
         fake_kernel.check_signature(parsed, fake)

@@ -140,8 +140,8 @@ def test(
     """
     from opjit.cli import diagnostics
     from opjit.testing import isolation, report
-    from opjit.testing.command import Options, exit_code, run
-    from opjit.testing.sanitize import parse
+    from opjit.testing.command import Options, exit_code, run_checks
+    from opjit.testing.sanitize import parse_tools
 
     if ranks is not None:
         if emulate or _lacks_gpu(device):
@@ -150,12 +150,12 @@ def test(
             sys.exit(emulated_ranks.run(ops, ranks))
         from opjit.testing import across_ranks
 
-        sys.exit(across_ranks.run(ops, ranks, device))
+        sys.exit(across_ranks.compare_across_ranks(ops, ranks, device))
     demanded = (
         click.get_current_context().get_parameter_source("sanitize") is ParameterSource.COMMANDLINE
     )
     options = Options(
-        device, parse(sanitize), only, sample, time_limit, demanded, fail_fast, last_failed
+        device, parse_tools(sanitize), only, sample, time_limit, demanded, fail_fast, last_failed
     )
 
     if emulate or _lacks_gpu(device):
@@ -167,7 +167,7 @@ def test(
         if not only and options.emulator is None:
             isolation.apart(partial(diagnostics.show_all_warnings, found, device))
 
-    results = run(ops, options, warn)
+    results = run_checks(ops, options, warn)
     if junit is not None:
         report.write_junit(results, junit)
     if print_json is not None:

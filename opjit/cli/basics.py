@@ -135,7 +135,7 @@ def get(
     for each in targets:
         if helps.is_verbose() and each.backend.uses_nvcc:
             diagnostics.show_usage(ops, each)
-    found = _entries(ops, targets, load=not archs)  # builds when it is iterated
+    found = _build_entries(ops, targets, load=not archs)  # builds when it is iterated
     if build_directory is not None:
         found = _packages(ops, build_directory, device, archs, name)
     if print_json is not None:
@@ -165,7 +165,7 @@ def _packages(
         yield {"ops": names, "path": build_library(requested, directory, device, arch)}
 
 
-def _entries(
+def _build_entries(
     ops: Sequence[Op], targets: Sequence[Target], load: bool
 ) -> Iterator[dict[str, object]]:
     """Build ops into the cache, and yield their binaries."""

@@ -46,7 +46,7 @@ def ls(print_json: helps.PrintJson) -> None:
         rest = f"{arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key[:_KEY_DIGITS]}"
         click.echo(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")
     if items:
-        click.echo(f"{_entries(len(items))}, {_size(sum(item.size for item in items))}")
+        click.echo(f"{_count_text(len(items))}, {_size(sum(item.size for item in items))}")
 
 
 @helps.command("opjit cache stats")
@@ -90,7 +90,7 @@ def verify(print_json: helps.PrintJson) -> None:
             click.echo(f"{verdict}: {item.op}  {item.arch}  {item.key}: {reason}")
     counts = Counter(each.verdict for each in found)
     parts = [f"{counts[verdict]} {verdict}" for verdict in (GOOD, BAD) if counts[verdict]]
-    click.echo(": ".join([_entries(len(found)), ", ".join(parts)]) if parts else _entries(0))
+    click.echo(": ".join([_count_text(len(found)), ", ".join(parts)]) if parts else _count_text(0))
     for problem in open_folders(Store(default_root()).base):
         helps.remark(f"warning: {problem}, so opjit does not use it")
     if print_json is not None:
@@ -116,14 +116,14 @@ def prune(size: str | None, age: str | None) -> None:
 
     done = cache.prune(size, age)
     click.echo(
-        f"removed {_entries(done.removed)}, {_size(done.freed)}; {_entries(done.kept)}, {_size(done.size)}, remain"
+        f"removed {_count_text(done.removed)}, {_size(done.freed)}; {_count_text(done.kept)}, {_size(done.size)}, remain"
     )
     if done.fresh:
         click.echo(
-            f"kept {_entries(done.fresh)} from the last hour; `opjit cache clear` removes everything"
+            f"kept {_count_text(done.fresh)} from the last hour; `opjit cache clear` removes everything"
         )
     if done.failed:
-        raise click.ClickException(f"{_entries(done.failed)} could not be removed")
+        raise click.ClickException(f"{_count_text(done.failed)} could not be removed")
 
 
 @helps.command("opjit cache clear allreduce")
@@ -136,9 +136,9 @@ def clear(ops: tuple[str, ...]) -> None:
     from opjit import cache
 
     done = cache.clear(*ops)
-    click.echo(f"removed {_entries(done.removed)}, {_size(done.freed)}, from {cache.path()}")
+    click.echo(f"removed {_count_text(done.removed)}, {_size(done.freed)}, from {cache.path()}")
     if done.failed:
-        raise click.ClickException(f"{_entries(done.failed)} could not be removed")
+        raise click.ClickException(f"{_count_text(done.failed)} could not be removed")
 
 
 @helps.command("opjit cache push s3://bucket/opjit --sign keys/ci.key")
@@ -209,7 +209,7 @@ def unpack(file: Path) -> None:
     _print_report("unpacked", *transfer.unpack(file, say=helps.reporter()))
 
 
-def _entries(count: int) -> str:
+def _count_text(count: int) -> str:
     return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 

@@ -101,7 +101,7 @@ def load(
         >>> module.twice(torch.ones(1))
         tensor([2.])
     """
-    return _load(LoadCall(**locals()))
+    return _load_call(LoadCall(**locals()))
 
 
 def load_inline(
@@ -136,7 +136,7 @@ def load_inline(
         >>> opjit.load_inline("ext", source, functions="twice").twice(torch.ones(1))
         tensor([2.])
     """
-    return _load(InlineCall(**locals()))
+    return _load_call(InlineCall(**locals()))
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def __getattr__(name: str) -> Any:
     return getattr(torch_builder.torchs(), name)
 
 
-def _load(call: LoadCall | InlineCall) -> Any:
+def _load_call(call: LoadCall | InlineCall) -> Any:
     if hasattr(
         builder.torch_call, "names"
     ):  # the program put this function in torch's place, and a build calls torch's

@@ -228,7 +228,7 @@ class _ExtensionBuild(NamedTuple):
             variables["CUDA_HOME"] = self.tools.nvrtc.as_toolkit(self.work)
         launcher = toolchain.named("CXX")[0]
         if launcher and hasattr(
-            torch_builder.copy(), "_wrap_compiler"
+            torch_builder.private_copy(), "_wrap_compiler"
         ):  # torch from 2.13 on quotes a command of two words
             environment["CXX"] = self.tools.compiler.path
             variables["_wrap_compiler"] = lambda command: [

@@ -123,7 +123,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             name=ext.name.rpartition(".")[2],
             sources=list(ext.sources),
             verbose=self.verbose > 1,
-            extra_cflags=_quoted([*_flags(compiler.compiler_so), *common, *cxx]),
+            extra_cflags=_quoted([*_arguments(compiler.compiler_so), *common, *cxx]),
             extra_cuda_cflags=_quoted([*common, *nvcc]),
             extra_include_paths=[
                 folder
@@ -142,7 +142,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             for folder in (*ext.runtime_library_dirs, *compiler.runtime_library_dirs)
         ]
         return [
-            *_flags(compiler.linker_so),
+            *_arguments(compiler.linker_so),
             *compiler.objects,
             *ext.extra_objects,
             *(
@@ -159,7 +159,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         ]
 
 
-def _flags(command: list[str]) -> list[str]:
+def _arguments(command: list[str]) -> list[str]:
     """Return a command without the program, which may be two words: ``ccache g++``."""
     return list(dropwhile(lambda word: not word.startswith("-"), command))
 

@@ -112,7 +112,7 @@ def compiled(
     with_light = WithLight(prepared, nvrtc.headers, nvrtc.version)
     place = work / "build.ninja"
     written = place.read_text("utf-8", "surrogateescape")
-    flags = _flags(written)
+    flags = _nvcc_flags(written)
     edges = list(_EDGE.finditer(written))
     sources = {
         work / "cuda" / edge["out"]: re.sub(r"\$([$ :])", r"\1", edge["source"]) for edge in edges
@@ -153,7 +153,7 @@ def compiled(
         place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
 
 
-def _flags(text: str) -> list[str]:
+def _nvcc_flags(text: str) -> list[str]:
     """The flags of torch's build file for nvcc, each in one word."""
     found = [name for name in _NVCCS if os.environ.get(name)]
     if found:
@@ -262,7 +262,7 @@ def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, out: str, scratc
 
     `scratch` is a folder for files. Raises NvccOnly if a flag is not known, and CompilerFailed."""
     written = (prepared.work / "build.ninja").read_text("utf-8", "surrogateescape")
-    flags = _flags(written)
+    flags = _nvcc_flags(written)
     include, host, others, archs = _sorted(flags)
     _, more = translated(others)
     folders = f"{nvcc.root}/include:{nvcc.root}/include/cccl"

@@ -98,7 +98,9 @@ def expanded(call: _Call) -> _Call:
         flags = _strings(parameter, call)
         text = re.sub(r"\$([$ :])", r"\1", " ".join(flags))
         if _EXPANDED.search(text):
-            done = toolchain.run(["/bin/sh", "-c", f'exec 2>/dev/null; printf "%s\\0" {text}'])
+            done = toolchain.run_compiler(
+                ["/bin/sh", "-c", f'exec 2>/dev/null; printf "%s\\0" {text}']
+            )
             if done.returncode:
                 raise BuildError(
                     f"the shell cannot expand {parameter} of {call.name!r}: {text}",
@@ -146,7 +148,7 @@ def describe(
     words = {kind: split(_strings(parameter, call)) for kind, parameter in _WORDS.items()}
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
     extra += quoted_folder(call)
-    places, search = _searched(call, sources, extra, words, found.cxx, memory)
+    places, search = _places_of_call(call, sources, extra, words, found.cxx, memory)
     if cuda and archs is None:
         archs = _cuda_archs(name, _strings("extra_cuda_cflags", call))
     return Extension(
@@ -166,7 +168,7 @@ def describe(
     ).now()
 
 
-def _searched(
+def _places_of_call(
     call: LoaderCall,
     sources: tuple[str, ...],
     extra: list[str],
@@ -242,7 +244,7 @@ def _changed_by_user() -> list[str]:
     if "torch.utils.cpp_extension" in sys.modules:
         from opjit.builder import torch_builder
 
-        own = torch_builder.copy().COMMON_NVCC_FLAGS
+        own = torch_builder.private_copy().COMMON_NVCC_FLAGS
         now = torch_builder.settings().get("COMMON_NVCC_FLAGS", own)
         found += now if now != own else []
     return found

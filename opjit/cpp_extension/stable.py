@@ -149,7 +149,7 @@ def refusal(
     declared = {*re.findall(r"\b(?:(?:aoti_)?torch_\w+(?=\()|_?Py\w+(?=[(;]))", text)}
     imported = [
         line.split()[-1]
-        for line in toolchain.run(
+        for line in toolchain.run_compiler(
             ["nm", "-D", "--undefined-only", str(library)]
         ).stdout.splitlines()
     ]

@@ -126,7 +126,7 @@ class RankTask:
 
         Raises EntryError if they belong to another entry, and OSError if the disk is full.
         """
-        received = bundle.parse(content)
+        received = bundle.parse_bundle(content)
         described = manifest.parse(received.manifest)
         if not self.wanted.accepts(described):
             raise EntryError("they belong to another entry")

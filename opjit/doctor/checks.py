@@ -202,7 +202,7 @@ def _in_subprocess(about: str, where: str) -> Observation:
         command = [
             sys.executable,
             "-c",
-            f"from opjit.doctor import checks; checks.main({about!r}, {where!r})",
+            f"from opjit.doctor import checks; checks.print_observation({about!r}, {where!r})",
         ]
         done = processes.run(
             command,
@@ -246,7 +246,7 @@ def _temporary_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="opjit-doctor-", ignore_cleanup_errors=True)
 
 
-def main(about: str, where: str) -> None:
+def print_observation(about: str, where: str) -> None:
     """Print an observation of the op for a device, or for an architecture of another machine, as the subprocess's last line."""
     try:
         observation = Observation(about, OK, _build_and_call(where))

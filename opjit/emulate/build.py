@@ -86,7 +86,7 @@ class _Emulated(NamedTuple):
     uses_nvcc: bool = False
 
 
-def load(op: OpState, checked: bool) -> Loaded:
+def load_emulated(op: OpState, checked: bool) -> Loaded:
     """Build an op's CUDA kernel for the emulation and open it; torch does not call it yet.
 
     Raises:
@@ -150,7 +150,7 @@ def _own_text() -> str:
 
 
 def binary(op: OpState, checked: bool) -> Path:
-    """Return the path of an op's emulated library, and build it unless a cache has it. Raises as `load` does."""
+    """Return the path of an op's emulated library, and build it unless a cache has it. Raises as `load_emulated` does."""
     op.write_code()
     source = op.declaration.source(backends.for_device("cuda"))
     include = [str(source.parent), str(resources.folder("kernels_c"))]
@@ -196,7 +196,7 @@ def binary(op: OpState, checked: bool) -> Path:
                 raise _explained(op, str(failed)) from None
         runtime_objects.keep_reads(staged, read)
 
-    found = runtime_objects.find(_base(), content, is_good)
+    found = runtime_objects.find_parts(_base(), content, is_good)
     return (found or runtime_objects.put(_base(), content, is_good, make)) / _BINARY
 
 

@@ -165,7 +165,7 @@ def _show_checks(name: str, start: int, size: int) -> None:
 def _run_ranks(op: Op, ranks: int, checked: bool) -> _RankOutcome:
     """Make all calls of an op on all ranks of this process."""
     torch.set_num_threads(1)
-    loaded = build.load(op, checked)
+    loaded = build.load_emulated(op, checked)
     build.runtime().emu_set_checking(int(checked))
     if loaded.registered.opjit_register() != 0:
         return _RankOutcome(0, {"torch did not accept the emulated kernel": list(range(ranks))})

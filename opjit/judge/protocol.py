@@ -437,7 +437,7 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def describe(result: Any) -> Described:
+def describe_result(result: Any) -> Described:
     if isinstance(result, torch.Tensor):
         return _spec(result)
     if isinstance(result, (bool, int, float, type(None))):

@@ -299,7 +299,7 @@ def own_proc() -> bool:
 
 def few_processes(group: Path, limit: int) -> None:
     """Limit the processes and threads that this process starts, by a control group if possible."""
-    _limit(resource.RLIMIT_NPROC, limit)  # counts the processes of the namespace's user
+    _set_limit(resource.RLIMIT_NPROC, limit)  # counts the processes of the namespace's user
     with suppress(OSError):
         group.mkdir()
         (group / "pids.max").write_text(str(limit), "ascii")
@@ -308,8 +308,8 @@ def few_processes(group: Path, limit: int) -> None:
 
 def limit(memory: int) -> None:
     """Limit this process's memory and files, and make the system kill it first when memory is short."""
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_DATA, memory)
+    _set_limit(resource.RLIMIT_CORE, 0)
+    _set_limit(resource.RLIMIT_DATA, memory)
     limit_files(1 << 30)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
@@ -317,9 +317,9 @@ def limit(memory: int) -> None:
 
 def limit_files(size: int) -> None:
     """Limit the bytes of each file that this process writes, including files in memory."""
-    _limit(resource.RLIMIT_FSIZE, size)
+    _set_limit(resource.RLIMIT_FSIZE, size)
 
 
-def _limit(kind: int, value: int) -> None:
+def _set_limit(kind: int, value: int) -> None:
     with suppress(OSError, ValueError):
         resource.setrlimit(kind, (value, value))

@@ -22,7 +22,7 @@ from opjit.errors import DeclarationError
 from opjit.judge import operators, protocol, sandbox, screen
 from opjit.judge.audit import Watch
 from opjit.judge.burst import Burst, changed, fill_with_sentinel
-from opjit.judge.protocol import Called, Described, Ran, Results, describe
+from opjit.judge.protocol import Called, Described, Ran, Results, describe_result
 from opjit.judge.task import run_file
 from opjit.judge.verdict import VerdictReached
 from opjit.live import inline, reload
@@ -237,7 +237,7 @@ class CandidateWorker:
                 evidence = "switches off torch's profiler"
 
             self._limit(results, asked.limit // 2)
-            described.append(tuple(map(describe, results)))
+            described.append(tuple(map(describe_result, results)))
             protocol.append_bytes(found, results)
             wrote = wrote or self._wrote(values, data)
             fill_with_sentinel(results)
@@ -248,7 +248,7 @@ class CandidateWorker:
         return Called(tuple(described), wrote, tuple(sorted(families)), evidence), found
 
     def _limit(self, results: list[Any], limit: int) -> None:
-        size = protocol.size_of([describe(each) for each in results])
+        size = protocol.size_of([describe_result(each) for each in results])
         if size > limit:
             raise VerdictReached(
                 "wrong", f"returns {size} bytes, more than the reference's results"
@@ -302,7 +302,7 @@ class CandidateWorker:
         self._limit([each for row in results for each in row], asked.limit)
         protocol.append_bytes(data, self.burst.copies)
         wrote = self._wrote(self.burst.inputs, self.sent)
-        described = tuple(tuple(map(describe, row)) for row in results)
+        described = tuple(tuple(map(describe_result, row)) for row in results)
         fill_with_sentinel(self.burst.results)  # a later call may leave its memory unwritten
         return Results(described, wrote), data
 

@@ -88,12 +88,12 @@ def build_library(
     for target in targets:
         for op in _together(requested, target):
             entries.setdefault(op, []).append((target, request.entry(op, target)))
-    _check(entries)
+    _require_same_declarations(entries)
     directory = Path(build_directory)
     try:
-        root = _write(requested[0], targets, entries, directory, name)
+        root = _write_library(requested[0], targets, entries, directory, name)
         if name is not None:
-            standalone.write(directory / f"{name}.so", entries)
+            standalone.write_standalone(directory / f"{name}.so", entries)
     except (OSError, EntryError) as error:
         raise BuildError(
             f"{shown} for {wanted} cannot be copied to {os.fspath(build_directory)!r}: {error}; choose a folder that "
@@ -169,7 +169,7 @@ def _together(requested: Sequence[Op], target: Target) -> list[Op]:
     return [found[name] for name in sorted(found)]
 
 
-def _check(ops: Iterable[Op]) -> None:
+def _require_same_declarations(ops: Iterable[Op]) -> None:
     """Raise DeclarationError unless a copy of the ops' folders declares them as this process does."""
     places: dict[str, Path] = {}
     for op in ops:
@@ -196,7 +196,7 @@ def _check(ops: Iterable[Op]) -> None:
             )
 
 
-def _write(
+def _write_library(
     first: Op,
     targets: Sequence[Target],
     entries: dict[Op, list[tuple[Target, Entry]]],

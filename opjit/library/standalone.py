@@ -41,7 +41,7 @@ def require_one_host(name: str, targets: Sequence[Target]) -> str:
     return hosts.pop()
 
 
-def write(place: Path, binaries: Binaries) -> None:
+def write_standalone(place: Path, binaries: Binaries) -> None:
     """Write the library of some ops, unless the same one is there. Raises BuildError if the path has another file or a compiler fails."""
     host = require_one_host(
         place.stem, [target for found in binaries.values() for target, _ in found]
@@ -55,7 +55,7 @@ def _compiled(binaries: Binaries, compiler: Compiler, work: Path) -> bytes:
     (work / "standalone.c").write_text(_rendered(binaries, work), encoding="utf-8")
     runtime_objects.stub_of_torch("libtorch_cpu", compiler, work)
     include = f"-I{resources.folder('kernels_c')}"
-    runtime_objects.run(
+    runtime_objects.compile_part(
         compiler, [*_FLAGS, include, "standalone.c", "-o", "library.so", "-x", "none", *_LINK], work
     )
     return (work / "library.so").read_bytes()

@@ -117,7 +117,7 @@ def make(
     differentiable: bool = True,
     elementwise: bool = False,
 ) -> Op:
-    """Make an op from strings, by backend name, undeclared. See `Code` for `module` to `shown`, `flags.check` for `extras`."""
+    """Make an op from strings, by backend name, undeclared. See `Code` for `module` to `shown`, `flags.check_flags` for `extras`."""
     schema = parse(text if "::" in text.partition("(")[0] else f"{NAMESPACE}::{text.strip()}")
     texts = {
         backends.for_device(name).suffix: source
@@ -135,7 +135,7 @@ def make(
             raise DeclarationError(
                 f"{schema.qualified}: the code of {schema.name}{suffix} must be a string, not {source!r}"
             )
-    extra = flags.check(schema.qualified, Path.cwd(), *extras) if any(extras) else None
+    extra = flags.check_flags(schema.qualified, Path.cwd(), *extras) if any(extras) else None
     declaration = Declaration(
         schema,
         _fake_kernel(schema, like, fake),

@@ -93,7 +93,7 @@ _REASONS = [
 _OPTIMISES = re.compile(r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-Xcompiler=-O\w*")
 
 
-def check(
+def check_flags(
     op: str,
     folder: Path,
     cflags: Sequence[str],
@@ -123,7 +123,7 @@ def define(
 ) -> Flags:
     """Add definitions to an author's flags for C and for CUDA. Raises DeclarationError for a value that a flag cannot hold."""
     of_c, of_cuda = ([f"-D{name}={value}" for name, value in each.items()] for each in (c, cuda))
-    added = check(op, folder, of_c, of_cuda, (), ())
+    added = check_flags(op, folder, of_c, of_cuda, (), ())
     return (
         added
         if extra is None

@@ -62,7 +62,9 @@ def search(
     if isinstance(known, dict) and known["stamps"] == _stamps(known["stamps"]):
         return Search(tuple(known["quote"]), tuple(known["angle"]))
     verbose = ["-E", "-Xcompiler", "-v"] if language == "cu" else ["-E", "-v"]
-    output = toolchain.run([*command, *verbose, "-x", language, os.devnull], None, honours).stdout
+    output = toolchain.run_compiler(
+        [*command, *verbose, "-x", language, os.devnull], None, honours
+    ).stdout
     found = _LISTS.search(output)
     if found is None:
         return None
@@ -315,7 +317,7 @@ def preprocessed_files(command: Sequence[str], work: Path) -> list[str]:
     Empty if it ends early. `command` has the source.
     """
     listing = work / "preprocessed.d"
-    toolchain.run([*command, "-M", "-MG", "-MF", str(listing)], work)
+    toolchain.run_compiler([*command, "-M", "-MG", "-MF", str(listing)], work)
     listed = reads.listed([listing]) if listing.is_file() else []
     paths = [reads.normalized(os.path.join(work, path)) for path in listed]
     return [path for path in dict.fromkeys(paths) if os.path.isfile(path)]

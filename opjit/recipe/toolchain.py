@@ -377,7 +377,7 @@ def _is_script(path: str) -> bool:
         return file.read(4) != b"\x7fELF"
 
 
-def run(
+def run_compiler(
     command: Sequence[str], work: Path | None = None, honours: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a compiler without the variables that change its output, or with the variables that
@@ -444,7 +444,7 @@ def refuse_full_disk(output: str, work: Path) -> None:
 
 def _output(*command: str) -> str:
     try:
-        return run(command).stdout
+        return run_compiler(command).stdout
     except OSError as error:
         return str(error)
 
@@ -525,7 +525,7 @@ def _probe_nvcc(path: str) -> Nvcc:
 def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
     command = [path, *wanted.version]
     try:
-        done = run(command)
+        done = run_compiler(command)
         lines = done.stdout.strip().splitlines()
         failed = done.returncode != 0
     except OSError as error:

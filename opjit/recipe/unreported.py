@@ -77,7 +77,7 @@ def asked_headers(texts: Mapping[str, bytes]) -> tuple[set[Asked], str | None]:
     """Return the headers that texts test for presence, by the texts' folders, and the reason why
     some may be missing, or None if the list is complete.
     """
-    joined = {path: _joined(text) for path, text in texts.items()}
+    joined = {path: _without_continuations(text) for path, text in texts.items()}
     asking = {path: _without_comments(text) for path, text in joined.items() if _ASKS.search(text)}
     wrappers = {
         found[1]
@@ -105,7 +105,7 @@ def asked_headers(texts: Mapping[str, bytes]) -> tuple[set[Asked], str | None]:
     return asked, None
 
 
-def _joined(text: bytes) -> bytes:
+def _without_continuations(text: bytes) -> bytes:
     """Return a text without continuations of lines."""
     return text.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
 

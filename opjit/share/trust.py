@@ -47,7 +47,7 @@ class Trust(NamedTuple):
 
         Raises the errors of `check`, and EntryError if the object is damaged.
         """
-        found = bundles.parse(content)
+        found = bundles.parse_bundle(content)
         self.check(found)
         return found, manifests.parse(found.manifest)
 

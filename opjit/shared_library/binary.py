@@ -21,4 +21,4 @@ class LibraryBinary(Wanted):
     def build(self, store: Store) -> Entry:
         with processes.importing:
             from opjit.shared_library import compilation
-        return compilation.build(self.inputs, store, self.must_store)
+        return compilation.build_library_binary(self.inputs, store, self.must_store)

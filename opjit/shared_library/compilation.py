@@ -42,7 +42,7 @@ _OF_DRIVER = re.compile(r"\bU (cu[A-Z]\w*)")
 _RELOCATABLE = re.compile(r"(?:^| )(?:-rdc|--relocatable-device-code)[= ]true(?: |$)")
 
 
-def build(library: Library, store: Store, must_store: bool = False) -> Entry:
+def build_library_binary(library: Library, store: Store, must_store: bool = False) -> Entry:
     """Build a library and publish it; see `publish`. Raises what `opjit.build` raises."""
     if library.launcher and shutil.which(library.launcher[0]) is None:
         raise ToolMissing(

@@ -40,7 +40,9 @@ class KeptObjects:
 
     def take(self, source: str, command: str, place: Path) -> bool:
         """Put a kept object in its place, if there is one."""
-        folder = runtime_objects.find(self.base, self._key(source, command), self._fits, OBJECTS)
+        folder = runtime_objects.find_parts(
+            self.base, self._key(source, command), self._fits, OBJECTS
+        )
         if folder is None:
             return False
         with suppress(OSError, EntryError, ValueError):  # it is being removed

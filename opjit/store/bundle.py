@@ -32,7 +32,7 @@ class Bundle(NamedTuple):
         )
 
 
-def parse(content: bytes) -> Bundle:
+def parse_bundle(content: bytes) -> Bundle:
     """Split a bundle into its parts, without checking them. Raises EntryError if it is not a bundle, or was cut off before its library."""
     header = _HEADER.match(content)
     if header is None:

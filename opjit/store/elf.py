@@ -36,7 +36,7 @@ class Binary(NamedTuple):
 def inspect(content: bytes) -> Binary:
     """Read a 64-bit little-endian ELF shared library. Raises EntryError if it is something else, or damaged."""
     try:
-        return _inspect(content)
+        return _parse_elf(content)
     except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise EntryError(f"the library is not a readable shared library: {error}") from None
 
@@ -84,7 +84,7 @@ def _segments(content: bytes) -> Iterator[tuple[int, int, int, int]]:
         yield kind, start, address, length
 
 
-def _inspect(content: bytes) -> Binary:
+def _parse_elf(content: bytes) -> Binary:
     name = machine(content)
     if struct.unpack_from("<H", content, 16)[0] != 3:
         raise ValueError("not an ELF shared object")
@@ -134,7 +134,7 @@ def _cuda_archs(content: bytes) -> list[str]:
 
 
 def names(link: Sequence[str]) -> frozenset[str]:
-    """Return the libraries that linker flags declare, for `check`: ``-lz``, ``-l:libz.so.1``, and the path of a shared library."""
+    """Return the libraries that linker flags declare, for `check_elf`: ``-lz``, ``-l:libz.so.1``, and the path of a shared library."""
     paths = (_link_name(flag.rpartition("/")[2]) for flag in link if not flag.startswith("-"))
     return frozenset({*(flag[2:] for flag in link if flag.startswith("-l")), *filter(None, paths)})
 
@@ -145,7 +145,7 @@ def _link_name(library: str) -> str | None:
     return found[1] if found else None
 
 
-def check(
+def check_elf(
     content: bytes,
     machine: str,
     allowed: frozenset[str],

@@ -109,7 +109,7 @@ def check_library(content: bytes, target: Target, link: Iterable[str] = ()) -> N
     """Raise EntryError if a library does not fit the target or needs another library than an op may need, or than `link` names."""
     allowed = target.backend.flags(target.arch, target.runtime).needed
     archs = frozenset(target.arch.split("+")) if target.backend.uses_nvcc else frozenset()
-    elf.check(content, target.host, allowed, archs, elf.names(tuple(link)))
+    elf.check_elf(content, target.host, allowed, archs, elf.names(tuple(link)))
     missing = [function for function in FUNCTIONS if f"{function}\0".encode() not in content]
     if missing:
         raise EntryError(f"the library does not define {', '.join(missing)}")

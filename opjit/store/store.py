@@ -230,13 +230,13 @@ def first(
     except OSError:
         return None
     for name in names:
-        entry = _read(folder / name, target, warn, trusted_as, fits, hashed)
+        entry = _read_entry(folder / name, target, warn, trusted_as, fits, hashed)
         if entry is not None:
             return entry
     return None
 
 
-def _read(
+def _read_entry(
     folder: Path,
     target: Target | None,
     warn: bool,

@@ -21,7 +21,7 @@ from opjit.testing.samples import effects
 _TIMEOUT = 60.0  # seconds that a rank may be late
 
 
-def run(names: Sequence[str], ranks: int, device: str | None) -> int:
+def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -> int:
     """Compare every sample with the reference on all ranks at once, and print a line for each op. Returns 1 if a rank failed.
 
     CPU ranks are processes that share memory. On CUDA, each rank has one GPU.

@@ -95,7 +95,7 @@ class Options(NamedTuple):
         return [check for check in applicable if check.name in self.only]
 
 
-def run(
+def run_checks(
     names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None
 ) -> list[CheckResult]:
     """Print a table for each op and device of the named ops or folders.
@@ -289,7 +289,7 @@ class _Table:
         if device == "cuda" and built:
             for each in self.options.sanitizers:
                 if each in sanitize.FOR_CUDA:
-                    found.append(outcome_of(each, partial(sanitize.check, op, each)))
+                    found.append(outcome_of(each, partial(sanitize.sanitize_op, op, each)))
         for line in found:
             if line.status != "skipped":
                 self._ran.update(line.name.split("+"))

@@ -173,7 +173,7 @@ def supervise(
     left = list(checks)
     late = 0
     while left:
-        with Child(lambda pipe: _run(pipe, op, device, left, prepare, only)) as child:
+        with Child(lambda pipe: _run_in_child(pipe, op, device, left, prepare, only)) as child:
             for event in _events(child, left, seconds):
                 yield event
                 late += isinstance(event, Death) and event.late
@@ -232,7 +232,7 @@ def _is_lost(line: Line) -> bool:
     return line.status == "failed" and "CUDA error" in line.note
 
 
-def _run(
+def _run_in_child(
     pipe: Connection,
     op: Op,
     device: str,

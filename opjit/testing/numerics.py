@@ -61,7 +61,7 @@ _OVERLAP_S = 0.1  # and with large ones: longer than a busy system lets one thre
 CHECKS: list[Check] = []
 
 
-def _compare(op: Op, sample: Sample) -> bool | None:
+def _compare_sample(op: Op, sample: Sample) -> bool | None:
     """Compare op and reference: True if the op takes the call, False if it rejects it in one line, None if the reference rejects it."""
     float8 = any(t.dtype in _FLOAT8 for t in sample.tensors())
     calls = [sample]
@@ -130,7 +130,7 @@ def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
     accepted = 0
     rejected = 0
     for call in trials(calls):
-        answer = _compare(op, call)
+        answer = _compare_sample(op, call)
         if answer is not None:
             accepted += answer
             rejected += not answer
@@ -143,7 +143,7 @@ def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
 
 
 @add(CHECKS, "results")
-def _results(op: Op, device: str) -> str:
+def _sample_results(op: Op, device: str) -> str:
     """Results equal the reference's on every sample, and so do those of each variant."""
     labels = op.declaration.labels(backends.for_device(device))
     variant: Any = None
@@ -253,7 +253,7 @@ def _dtypes(op: Op, device: str) -> str:
     accepted: dict[str, None] = {}  # in order, without duplicates
     rejected: dict[str, None] = {}
     for call in trials(_as_dtype(sample, dtype) for dtype in DTYPES for sample in small):
-        answer = _compare(op, call)
+        answer = _compare_sample(op, call)
         if answer is not None:
             names = accepted if answer else rejected
             names[call.note.removeprefix("as ")] = None
@@ -313,7 +313,7 @@ def _drawn_shapes(op: Op, device: str) -> list[Sample]:
 
 
 @add(CHECKS, "threads")
-def _threads(op: Op, device: str) -> str:
+def _four_threads(op: Op, device: str) -> str:
     """Four threads that call the op at the same time, each with other data, get the results that one thread gets."""
     small = distinct_samples(op, device, 4)
     large = large_samples(op, device)
@@ -323,7 +323,7 @@ def _threads(op: Op, device: str) -> str:
             is_large = sample.numel >= LARGE
             if is_large and compared == _LARGE_CALLS:
                 break
-            if _compare(op, sample):
+            if _compare_sample(op, sample):
                 assert_same_in_threads(op, sample, pool)
                 compared += is_large
 

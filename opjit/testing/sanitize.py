@@ -43,7 +43,7 @@ _FLAGS = """
 """
 
 
-def parse(text: str) -> list[str]:
+def parse_tools(text: str) -> list[str]:
     """``"address,undefined"`` as a list; ``"none"`` is none. Raises BadSetting if a name is unknown."""
     names = [name for name in text.split(",") if name and text != "none"]
     for name in names:
@@ -124,7 +124,7 @@ def is_across_ranks(op: Op) -> bool:
     return any(argument.name == "group" for argument in op.schema.arguments)
 
 
-def check(op: Op, name: str) -> str:
+def sanitize_op(op: Op, name: str) -> str:
     """Run one of compute-sanitizer's tools on an op's CUDA kernel. Returns the number of calls; raises Skipped where there is no tool."""
     tool = find_tool()
     if tool is None:

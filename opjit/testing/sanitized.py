@@ -48,7 +48,7 @@ _OPTIONS = {
     "LSAN_OPTIONS": "detect_leaks=1",
     "TSAN_OPTIONS": "die_after_fork=0:halt_on_error=0:report_signal_unsafe=0:handle_abort=1",
 }
-_START = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
+_START = f"import sys; from {__name__} import answer_questions; answer_questions(*sys.argv[1:])"
 _QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what Python and torch keep is no leak of the op's
 _WITHIN_CHECKS = {
     "address",
@@ -165,7 +165,7 @@ def chosen(names: Sequence[str], only: Sequence[str]) -> list[Check]:
     return [*within, *(check for check in _OWN if check.name in names)]
 
 
-def main(name: str, seconds: str, scratch: str, pipe: str) -> None:
+def answer_questions(name: str, seconds: str, scratch: str, pipe: str) -> None:
     """The process: answers questions until its parent ends it."""
     os.environ.pop("LD_PRELOAD")  # compilers need no sanitizer
     compare.import_all()

@@ -294,7 +294,7 @@ def test_an_author_s_folders_and_libraries_reach_the_device_s_compiler_and_flags
 ) -> None:
     backend = Stub(sdk)
     plain = recipe(plus, backend).flags
-    extra = flags.check("keytest::plus", plus, ["-DTILE=2"], ["-DTILE=3"], ["-lz"], ["."])
+    extra = flags.check_flags("keytest::plus", plus, ["-DTILE=2"], ["-DTILE=3"], ["-lz"], ["."])
     joined = flags.join(plain, extra, backend.target)
     assert joined.device == plain.device
     assert "-DTILE=2" not in joined.c

@@ -253,13 +253,13 @@ def test_a_library_that_looks_for_others_beside_it_is_refused_and_can_lose_that(
     with pytest.raises(
         EntryError, match=r"has the RPATH '\$ORIGIN:/evil', where other users may put libraries"
     ):
-        elf.check(content, platform.machine(), cpu_backend.NEEDED, frozenset())
+        elf.check_elf(content, platform.machine(), cpu_backend.NEEDED, frozenset())
     library.write_bytes(elf.without_run_path(content))
     assert elf.inspect(library.read_bytes()) == elf.inspect(content)._replace(run_path=None)
     assert "(RPATH)" not in (text := readelf(library, "--dynamic"))
     assert "(RUNPATH)" not in text
     assert ctypes.CDLL(str(library)).one() == 1
-    elf.check(library.read_bytes(), platform.machine(), cpu_backend.NEEDED, frozenset())
+    elf.check_elf(library.read_bytes(), platform.machine(), cpu_backend.NEEDED, frozenset())
 
 
 # --- CUDA, without a GPU -------------------------------------------------------------------------------------------------------------

@@ -125,7 +125,9 @@ In file included from /op/plus.c:1:
 /opjit/opjit_runtime.c:9:1: warning: about opjit alone
 ptxas warning : Stack size for entry function cannot be statically determined
 """
-    assert compile_warnings.find(output * 2, {"/op/plus.c": "/op/plus.c"}.get, "/op/plus.cu") == [
+    assert compile_warnings.find_warnings(
+        output * 2, {"/op/plus.c": "/op/plus.c"}.get, "/op/plus.cu"
+    ) == [
         ("/op/plus.c", 7, "comparison is always true [-Wtype-limits]"),
         ("/op/plus.cu", 1, "ptxas: Stack size for entry function cannot be statically determined"),
     ]
@@ -133,6 +135,6 @@ ptxas warning : Stack size for entry function cannot be statically determined
 
 def test_the_form_of_nvcc_s_and_nvrtc_s_warnings_is_known() -> None:
     output = 'plus.cu(5): warning #177-D: variable "x" was declared but never referenced\n      int x;\n          ^\n\nRemark: ...\n'
-    assert compile_warnings.find(output, {"plus.cu": "/op/plus.cu"}.get, "") == [
+    assert compile_warnings.find_warnings(output, {"plus.cu": "/op/plus.cu"}.get, "") == [
         ("/op/plus.cu", 5, 'variable "x" was declared but never referenced')
     ]

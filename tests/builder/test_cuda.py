@@ -628,7 +628,7 @@ def test_the_author_s_flags_and_folders_reach_both_parts(tmp_path: Path) -> None
     more.mkdir()
     (more / "more.h").write_text("#define MORE 3\n")
     given = ["-DADD(x)=(x+int{1})", "--use_fast_math", "-Xptxas=-O2", "-Xcompiler=-O2"]
-    extra = flags.check("keytest::plus", folder, (), given, (), [more])
+    extra = flags.check_flags("keytest::plus", folder, (), given, (), [more])
     plain = describe(folder, Target(backends.for_device("cuda"), "sm_90", "cuda13"), SCHEMA)
     joined = flags.join(plain.flags, extra, plain.target)
     compilers = toolchain.identities_of(plain.target, None)

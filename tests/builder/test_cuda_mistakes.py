@@ -80,7 +80,7 @@ def test_a_mistake_that_compiles_is_warned_of_at_its_line(
 ) -> None:
     file = tmp_path / "scale.cu"
     file.write_text(KERNEL.format(**RIGHT | wrong))
-    found = cuda_mistakes.find(file)
+    found = cuda_mistakes.find_mistakes(file)
     assert {each.line for each in found} == {line}, found
     assert all(re.search(told, each.text) for each in found), found
 
@@ -109,7 +109,7 @@ def test_a_mistake_that_compiles_is_warned_of_at_its_line(
 def test_right_code_is_not_warned_of(right: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "scale.cu"
     file.write_text(KERNEL.format(**RIGHT | right))
-    assert cuda_mistakes.find(file) == []
+    assert cuda_mistakes.find_mistakes(file) == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_right_code_is_not_warned_of(right: dict[str, str], tmp_path: Path) -> N
 def test_a_flat_index_needs_a_bound(body: str, warned: bool, tmp_path: Path) -> None:
     file = tmp_path / "flat.cu"
     file.write_text(FLAT.format(body))
-    found = cuda_mistakes.find(file)
+    found = cuda_mistakes.find_mistakes(file)
     assert [each.line for each in found] == [1] * warned, found
     assert all("nothing compares the index with a size" in each.text for each in found)
 
@@ -138,7 +138,7 @@ def test_no_op_of_this_repository_has_them() -> None:
         for folder in folders
         for file in folder.rglob("*")
         if re.search(r"\.cuh?(\.in)?$", file.name)
-        for each in cuda_mistakes.find(file)
+        for each in cuda_mistakes.find_mistakes(file)
     ]
     assert found == []
 
@@ -146,5 +146,5 @@ def test_no_op_of_this_repository_has_them() -> None:
 def test_text_that_is_no_code_has_no_warnings(tmp_path: Path) -> None:
     file = tmp_path / "odd.cu"
     file.write_text("}{ <<<")
-    assert cuda_mistakes.find(file) == []
-    assert cuda_mistakes.find(tmp_path / "missing.cu") == []
+    assert cuda_mistakes.find_mistakes(file) == []
+    assert cuda_mistakes.find_mistakes(tmp_path / "missing.cu") == []

@@ -323,7 +323,7 @@ def test_an_entry_is_pulled_with_its_signature_checked(
     library = build(name, source)
     transfer.push(held.as_uri(), sign=key)
     [content] = [path.read_bytes() for path in objects(held, "opjit")]
-    assert bundle.parse(content).signature is not None
+    assert bundle.parse_bundle(content).signature is not None
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "elsewhere"))
     assert transfer.pull(held.as_uri(), ops=[f"cpp_extension::{name}"]).problems == []
     assert elsewhere(tmp_path, name, source) == (

@@ -505,7 +505,7 @@ def test_torchs_precompiled_header_is_neither_made_nor_removed(
         return run(command, **settings)
 
     monkeypatch.setattr(processes, "run", running)
-    for module in (torchs, torch_builder.copy()):
+    for module in (torchs, torch_builder.private_copy()):
         monkeypatch.setattr(module, "_TORCH_PATH", str(tmp_path))
     header = tmp_path / "include" / "torch" / "extension.h.gch"
     header.parent.mkdir(parents=True)

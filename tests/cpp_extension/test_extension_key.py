@@ -97,7 +97,7 @@ def test_what_a_user_changes_of_torchs_cuda_commands_is_in_the_key_and_reaches_t
     assert (
         torch_builder.settings()["COMMON_NVCC_FLAGS"]
         == torchs.COMMON_NVCC_FLAGS
-        != torch_builder.copy().COMMON_NVCC_FLAGS
+        != torch_builder.private_copy().COMMON_NVCC_FLAGS
     )
     monkeypatch.setenv("PYTORCH_NVCC", "ccache nvcc")
     bases.append(described(path, with_cuda=True).base)

@@ -20,7 +20,7 @@ from opjit.builder import build, torch_builder
 from opjit.catalog import registry
 from opjit.errors import BuildError, CompileError, DeclarationError
 from opjit.recipe import recipe, toolchain
-from opjit.recipe.flags import check, join
+from opjit.recipe.flags import check_flags, join
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library, read
 from opjit.store.store import Store, default_root
@@ -230,7 +230,9 @@ def test_an_include_folder_leaves_no_path_in_the_binary(tmp_path: Path) -> None:
         )
         described = describe(op)
         flags = join(
-            described.flags, check("op", op, (), (), (), ["../include", ".."]), described.target
+            described.flags,
+            check_flags("op", op, (), (), (), ["../include", ".."]),
+            described.target,
         )
         compilers = toolchain.identities_of(described.target, None)
         wanted = recipe.describe(
@@ -476,7 +478,7 @@ def test_what_authors_usually_need_is_passed_on(
         "include_paths": (),
         parameter.removeprefix("extra_"): flags,
     }
-    found = check("op", tmp_path, **given)
+    found = check_flags("op", tmp_path, **given)
     assert (
         list(
             {"extra_cflags": found.c, "extra_cuda_cflags": found.cuda, "extra_ldflags": found.link}[

@@ -17,7 +17,7 @@ from opjit.backends.targets import Target
 from opjit.declare import oplist
 from opjit.errors import BuildError, DeclarationError
 from opjit.recipe import libraries, toolchain
-from opjit.recipe.flags import check
+from opjit.recipe.flags import check_flags
 from opjit.store import elf
 from tests import helpers
 from tests.helpers import declare, fresh, no_compiler, no_nvcc, no_nvrtc
@@ -411,7 +411,7 @@ def test_torch_s_cuda_libraries_are_found_by_name_and_named_by_their_soname(
     ):
         pytest.skip("this process has loaded cuDNN")
     (tmp_path / "op").mkdir()
-    extra = check("op", tmp_path / "op", (), (), (), (), ("-lcudnn", "-lz"))
+    extra = check_flags("op", tmp_path / "op", (), (), (), (), ("-lcudnn", "-lz"))
     backend = CUDA_13.backend
     flags = libraries.for_cuda(
         backend.flags("sm_90", "cuda13")._replace(link=extra.cuda_link), "cuda13"

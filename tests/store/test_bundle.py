@@ -28,7 +28,9 @@ def test_a_bundle_that_was_cut_off_is_refused_and_nothing_is_left(
 ) -> None:
     root = Store(tmp_path)
     with pytest.raises(EntryError):
-        root.receive(bundle.parse(bundle.of(entry.folder).dump()[:keep]), _place(root, entry), None)
+        root.receive(
+            bundle.parse_bundle(bundle.of(entry.folder).dump()[:keep]), _place(root, entry), None
+        )
     assert not helpers.entries(root.root)
     assert not root.base.exists() or not list((root.base / "staging").iterdir())
 
@@ -39,7 +41,7 @@ def test_a_bundle_that_was_cut_off_is_refused_and_nothing_is_left(
 )
 def test_no_bytes_make_the_reader_raise_anything_else(content: bytes) -> None:
     try:
-        parsed = bundle.parse(content)
+        parsed = bundle.parse_bundle(content)
     except EntryError:
         return
     assert parsed.dump() == content

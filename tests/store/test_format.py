@@ -116,7 +116,7 @@ def test_the_example_s_bundle_starts_as_it_says() -> None:
     text = example("manifest.json").encode("ascii")
     sent = Bundle(text, LIBRARY).dump()
     assert sent.startswith(example("bundle").encode("ascii"))
-    assert bundle.parse(sent) == Bundle(text, LIBRARY)
+    assert bundle.parse_bundle(sent) == Bundle(text, LIBRARY)
     assert (f"{len(sent):,} bytes" in SPEC, f"{len(text):,} bytes" in SPEC) == (True, True)
 
 

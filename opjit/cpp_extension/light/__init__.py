@@ -172,7 +172,7 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
             )
             places = (folder, headers.OWN, *headers.folders())
             try:
-                runtime_objects.run(
+                runtime_objects.compile_part(
                     cxx,
                     [
                         "-std=c++20",

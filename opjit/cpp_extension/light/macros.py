@@ -102,7 +102,7 @@ def _dumped(
         lacking = place / "lacking"
         searched = [*system, *around.flags, "-idirafter", str(lacking)]
         command = [cxx.path, "-x", "c++", "-w", *flags, *searched, *wanted]
-        preprocessed.run(command, place, lacking, around.not_authors)
+        preprocessed.run_preprocessor(command, place, lacking, around.not_authors)
         listed = (place / "read.d").read_text("utf-8", "surrogateescape")
         printed = (place / "macros.txt").read_text("utf-8", "replace")
     return defined(printed), [Path(path) for path in read_dependencies(listed)]

@@ -254,7 +254,7 @@ class Preprocessor:
         command = [self.cxx.path, "-w", *folders, *self.flags, "-idirafter", str(lacking), "-E"]
         command += [*more, self.source, "-o", str(printed)]
         theirs = (*self.around.not_authors, *system_folders(self.flags))
-        preprocessed.run(command, self.work, lacking, theirs)
+        preprocessed.run_preprocessor(command, self.work, lacking, theirs)
         return printed.read_text("utf-8", "surrogateescape")
 
     @property

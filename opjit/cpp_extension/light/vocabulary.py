@@ -61,7 +61,7 @@ def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
     source.write_text("#include <torch/extension.h>\n")
     places = [f"-I{place}" for place in headers.folders()]
     wanted = ["-std=c++20", "-w", "-fPIC", "-E", "-P", *flags, *places]
-    runtime_objects.run(cxx, [*wanted, source.name, "-o", output.name], folder)
+    runtime_objects.compile_part(cxx, [*wanted, source.name, "-o", output.name], folder)
     text = output.read_text("utf-8", "replace")
     source.unlink()
     output.unlink()
