@@ -23,6 +23,8 @@ MOST_TOKENS = 218_200
 MOST_PER_LINE = 9.0
 LONGEST_STATEMENT = 60  # tokens
 MOST_LONG_STATEMENTS = 24
+MOST_FILES_OF_A_NAME = 4
+_SPECIAL = ("__getattr__", "__dir__")
 _STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.Raise)
 _COUNTED = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
 
@@ -92,6 +94,23 @@ def test_a_class_has_a_name_of_its_own() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name.lstrip("_"), []).append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def _files_of_functions() -> dict[str, list[Path]]:
+    """The files with a function on their first level, by its name without an underscore in front."""
+    files: dict[str, list[Path]] = {}
+    for path in MODULES.values():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name not in _SPECIAL:
+                files.setdefault(node.name.lstrip("_"), []).append(path)
+    return files
+
+
+def test_a_function_s_name_is_unique_in_its_package_and_in_few_files() -> None:
+    for name, files in _files_of_functions().items():
+        assert len(set(files)) <= MOST_FILES_OF_A_NAME, (name, files)
+        for package in {path.parent for path in files}:
+            assert len([path for path in files if path.parent == package]) == 1, (name, package)
 
 
 @dataclass(frozen=True)
