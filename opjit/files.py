@@ -24,11 +24,11 @@ _LINKS = 40  # symbolic links that Linux follows in one path
 _own: list[tuple[Path, int]] = []  # temporary folders, and the ids of the processes that made them
 
 
-def unique() -> str:
+def random_name() -> str:
     return os.urandom(16).hex()
 
 
-def stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+def stat_signature(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
     """Changes with a file, and is cheaper than reading it; None if there is no file."""
     try:
         status = os.stat(path)
@@ -45,7 +45,7 @@ def digest(path: str) -> str:
 def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file of a cache.
 
-    Raises EntryError if it is not a regular file, has more than `most` bytes, or is `distrusted`.
+    Raises EntryError if it is not a regular file, has more than `most` bytes, or is `trust_problem`.
     """
     try:
         descriptor = os.open(
@@ -57,7 +57,7 @@ def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[Bi
         raise
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        problem = distrusted(path, trusted_as, status)
+        problem = trust_problem(path, trusted_as, status)
         if problem is None and not stat.S_ISREG(status.st_mode):
             problem = f"{path} is not a file"
         if problem is None and status.st_size > most:
@@ -90,13 +90,13 @@ def read_regular(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
         return file.read()
 
 
-def identity(descriptor: int) -> tuple[int, ...]:
+def inode_signature(descriptor: int) -> tuple[int, ...]:
     """Changes if a name gets another file, or a file another content."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def until_exit(prefix: str = "opjit-") -> Path:
+def temporary_folder(prefix: str = "opjit-") -> Path:
     """Make a temporary folder that is removed when this process exits. A process that ends with os._exit calls `remove_own` first."""
     import tempfile  # late: no hit needs it
 
@@ -147,13 +147,13 @@ def let_read(folder: Path, top: Path) -> None:
             each.chmod(stat.S_IMODE(status.st_mode) | wanted)
 
 
-def distrusted(
+def trust_problem(
     path: Path, trusted_as: Path | None = None, status: os.stat_result | None = None
 ) -> str | None:
     """Return the reason why another user can have written a file or folder, or None if only this
     user or root can.
 
-    Pass `status` if the file is open. `swappable` must accept the directory of `path`. The owner
+    Pass `status` if the file is open. `replacement_risk` must accept the directory of `path`. The owner
     and writers of `trusted_as`, a file that this process runs, are also trusted.
     """
     status = os.lstat(path) if status is None else status
@@ -167,12 +167,12 @@ def distrusted(
     return problem and "".join(problem)
 
 
-def swappable(path: Path, trusted_as: Path | None = None) -> str | None:
+def replacement_risk(path: Path, trusted_as: Path | None = None) -> str | None:
     """Return the reason why another user can write or replace a file or folder, and a remedy, or
     None if no other user can.
 
     Each folder and link on the way must belong to this user or root and not be writable by other
-    users, unless its sticky bit is set. `trusted_as`: see `distrusted`.
+    users, unless its sticky bit is set. `trusted_as`: see `trust_problem`.
     """
     here = "/"
     links = 0
@@ -278,7 +278,7 @@ def _unmapped(user: int) -> bool:
     return user == overflow and sum(lengths) < 2**32 - 1
 
 
-def inside(folders: Iterable[str]) -> tuple[str, ...]:
+def real_prefixes(folders: Iterable[str]) -> tuple[str, ...]:
     """Prefixes of the real paths of all files in the folders."""
     return tuple(os.path.realpath(folder) + os.sep for folder in folders if folder)
 
@@ -310,7 +310,7 @@ def write_whole(path: Path, content: bytes, synced: bool = True) -> None:
 
     Raises OSError if it cannot be written.
     """
-    staged = path.with_name(f".{unique()}")
+    staged = path.with_name(f".{random_name()}")
     try:
         if synced:
             write_synced(staged, content)
@@ -380,7 +380,7 @@ def read_checked(path: Path) -> object:
 
 def tick(folder: Path) -> int:
     """Return a time of the file system's clock, in nanoseconds, that later changes of files have, and no earlier one."""
-    probe = folder / unique()
+    probe = folder / random_name()
     probe.touch()
     first = now = probe.stat().st_ctime_ns
     until = time.monotonic() + _TICK

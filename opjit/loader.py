@@ -129,7 +129,7 @@ def pinned(entry: Entry) -> Iterator[str]:
     except OSError as error:
         raise Gone(f"{entry.library} was removed after it was verified: {error}") from None
     try:
-        if files.identity(descriptor) != entry.verified:
+        if files.inode_signature(descriptor) != entry.verified:
             raise Gone(f"{entry.library} was replaced after it was verified")
         path = _unseen_path(descriptor)
         if not _leads_to(path, descriptor):  # no /proc, for example in a chroot

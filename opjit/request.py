@@ -83,7 +83,7 @@ def stores() -> Iterator[Store]:
     """
     yield Store(default_root())
     yield Store(default_root())
-    yield Store(files.until_exit())
+    yield Store(files.temporary_folder())
 
 
 def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
@@ -119,7 +119,7 @@ def obtain(wanted: W, store: Store) -> Entry:
     if is_on("OPJIT_OFFLINE"):
         from opjit.store import layers, sets
 
-        listed = sets.holding(
+        listed = sets.lists_with(
             str(wanted).partition(" for ")[0], (store, *map(Store, layers.named()))
         )
         raise wanted.refusal(

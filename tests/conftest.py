@@ -144,7 +144,7 @@ def copied_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
                 shutil.copy(path, work)
             return
         plain(work, include, compiler, flags)
-        own = kept / files.unique()
+        own = kept / files.random_name()
         shutil.copytree(work, own)
         with contextlib.suppress(OSError):  # another thread or worker was faster
             own.rename(made)

@@ -191,7 +191,7 @@ def build_plan(
                     stacklevel=3,
                 )
     if plan.listed is not None and not report.failed:
-        sets.mark(plan.store, plan.listed, sorted(map(str, plan.wanted)), plan.shared)
+        sets.mark_complete(plan.store, plan.listed, sorted(map(str, plan.wanted)), plan.shared)
     return report._replace(seconds=time.perf_counter() - started)
 
 

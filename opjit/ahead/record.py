@@ -20,7 +20,7 @@ from opjit.errors import CacheWarning, RecordError
 def record(command: Sequence[str], output: Path) -> int:
     """Run a command, write the list of its ops, and return its exit code, or 128 plus its signal. Raises RecordError if either fails."""
     raw = output.absolute().with_name(
-        f".{output.name}.{files.unique()}"
+        f".{output.name}.{files.random_name()}"
     )  # next to the list, so that a job's other nodes may see it
     document = raw.with_name(f"{raw.name}.json")
     try:

@@ -134,7 +134,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Make a folder of files, and of settings for editors, by one rename."""
-    staged = folder.parent / f".{folder.name}.{files.unique()}"
+    staged = folder.parent / f".{folder.name}.{files.random_name()}"
     try:
         if folder.exists() or folder.is_symlink():
             raise DeclarationError(

@@ -72,7 +72,7 @@ def launcher(need: int) -> list[str]:
     limits = repr((sorted(os.sched_getaffinity(0)), limited)).encode()
     with suppress(OSError):
         files.make_private(lock.folder())
-        if not sys.executable or files.distrusted(lock.folder()) is not None:
+        if not sys.executable or files.trust_problem(lock.folder()) is not None:
             return []  # nothing is made through another user's link or in another user's folder
         folder = lock.folder() / f"shares-{hashlib.sha256(limits).hexdigest()[:16]}"
         files.make_private(folder)

@@ -145,7 +145,7 @@ def _output(recipe: Recipe, store: Store) -> _Said:
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         work = Path(folder)
         sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
-        name = f"opjit_{files.unique()}"
+        name = f"opjit_{files.random_name()}"
         library = _compile(recipe, name, sources, work, _tools(recipe, store), store.base)
         return _Said(library.output, _listed(work))
 
@@ -245,7 +245,7 @@ def _make_entry(
     sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
     begun = time.perf_counter()
     progress.step("compiling")
-    name = f"opjit_{files.unique()}"
+    name = f"opjit_{files.random_name()}"
     library = _compile(recipe, name, sources, work, tools, base)
     recipe = replace(recipe, toolchain=library.toolchain)
     seconds = time.perf_counter() - begun
@@ -389,7 +389,7 @@ def _link(
     flags = recipe.flags
     places = {**recipe.placeholders(work), "unique": torch_builder.UNIQUE}
     include = [f"-I{folder}" for folder in recipe.include_path]
-    listing = toolchain.listing(tools.compiler, torch_builder.UNIQUE)
+    listing = toolchain.dependency_flags(tools.compiler, torch_builder.UNIQUE)
     c = [
         *include,
         *compile_warnings.DEFAULT,
@@ -527,7 +527,7 @@ def _read_in_vain(
 
 def _refuse_torch(subject: Subject, read: Iterable[str]) -> None:
     """Raise BuildError for a header that would tie an op to one version of torch or Python."""
-    forbidden = files.inside(
+    forbidden = files.real_prefixes(
         [
             os.path.dirname(torch.__file__),
             sysconfig.get_path("include"),

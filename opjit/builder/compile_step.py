@@ -14,7 +14,7 @@ from opjit import progress
 from opjit.errors import BuildError, ToolMissing
 from opjit.recipe import toolchain
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc, Own
+from opjit.recipe.toolchain import Compiler, DeviceCompilerInfo, Nvcc, Nvrtc
 
 _Result = TypeVar("_Result")
 # In a path, torch escapes only spaces for ninja, and nvcc misreads quotes and backslashes.
@@ -40,7 +40,7 @@ class BuildTools(NamedTuple):
     nvcc: Nvcc | None
     nvrtc: Nvrtc | None
     ninja: str  # folder of the executable
-    own: Own | None = None  # the device's compiler
+    own: DeviceCompilerInfo | None = None  # the device's compiler
     nvccs: Compiler | None = None  # nvcc's compiler of the host's code in an extension, for the key
 
 
@@ -109,7 +109,7 @@ def by_nvrtc_or_nvcc(
 
 
 def compile_by_own(
-    recipe: Recipe, sources: Sequence[Path], work: Path, own: Own
+    recipe: Recipe, sources: Sequence[Path], work: Path, own: DeviceCompilerInfo
 ) -> tuple[list[Path], str]:
     """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output. Raises CompilerFailed if
     the compiler refused a source, BuildError if it was killed, or left no object file or no list of the files that it read."""

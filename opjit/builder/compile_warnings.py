@@ -26,7 +26,7 @@ _ADVICE = (
 )
 
 
-class Found(NamedTuple):
+class CompilerWarning(NamedTuple):
     """A warning, and its place in a file of the author's."""
 
     file: str
@@ -34,10 +34,12 @@ class Found(NamedTuple):
     text: str
 
 
-def find_warnings(output: str, own: Callable[[str], str | None], source: str) -> list[Found]:
+def find_warnings(
+    output: str, own: Callable[[str], str | None], source: str
+) -> list[CompilerWarning]:
     """Return the warnings about the author's files in compilers' output, each once, one about a macro of opjit's at the line that uses it.
     `own` gives the path of a file that a compiler names, if it is the author's; `source` is the place of warnings without one."""
-    found: dict[Found, None] = {}
+    found: dict[CompilerWarning, None] = {}
     lines = output.splitlines()
     for index, line in enumerate(lines):
         match, of_ptxas = _WARNING.match(line), _OF_PTXAS.match(line)
@@ -53,13 +55,13 @@ def find_warnings(output: str, own: Callable[[str], str | None], source: str) ->
             place = next(((file, number) for file, number in places if file), None)
             if place is not None:
                 advice = _ADVICE if _IS_LARGE.match(match["text"]) else ""
-                found[Found(str(place[0]), place[1], match["text"] + advice)] = None
+                found[CompilerWarning(str(place[0]), place[1], match["text"] + advice)] = None
         elif of_ptxas:
-            found[Found(source, 1, f"ptxas: {of_ptxas['text']}")] = None
+            found[CompilerWarning(source, 1, f"ptxas: {of_ptxas['text']}")] = None
     return list(found)
 
 
-def emit(found: Iterable[Found], source: Path, label: str | None) -> None:
+def emit(found: Iterable[CompilerWarning], source: Path, label: str | None) -> None:
     """Give Python's warnings, at the author's lines. An inline source has a label, and its messages hold the line."""
     for each in found:
         inline = label is not None and each.file == str(source)

@@ -307,7 +307,7 @@ def _compile_host(
     command = [compiler.path, "-x", "c++", *unit.host, *unit.folders, "-fPIC"]
     command += folders_of_cuda(found.headers)
     command += ["-Wp,-MD,opjit_host.deps", "-Wno-invalid-offsetof"]
-    command += [*toolchain.listing(compiler, "opjit_host"), "-c", "opjit_host.cpp"]
+    command += [*toolchain.dependency_flags(compiler, "opjit_host"), "-c", "opjit_host.cpp"]
     output = run_tool([*command, "-o", "opjit_host.o"], work, budget.CXX_JOB)
 
     defined = _defined_symbols(work)

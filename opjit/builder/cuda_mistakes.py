@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from opjit.builder.compile_warnings import Found
+from opjit.builder.compile_warnings import CompilerWarning
 from opjit.builder.tokens import (
     Malformed,
     Token,
@@ -72,7 +72,7 @@ _LAUNCH_OR_CHECK = re.compile(
 )
 
 
-def find_mistakes(path: Path) -> list[Found]:
+def find_mistakes(path: Path) -> list[CompilerWarning]:
     """Return warnings about a file; none for text that opjit cannot divide into tokens."""
     try:
         text = path.read_text("utf-8", "replace")
@@ -105,7 +105,7 @@ def find_mistakes(path: Path) -> list[Found]:
             if not re.search(rf"\b(?!return\b|else\b)\w+\s+{match['of']}\s*\[", code)
         ]
     return [
-        Found(str(path), text.count("\n", 0, start) + 1, message)
+        CompilerWarning(str(path), text.count("\n", 0, start) + 1, message)
         for start, message in sorted(found)
     ]
 

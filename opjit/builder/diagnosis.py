@@ -150,7 +150,9 @@ def diagnose(
 ) -> BuildError:
     """Make the error of a failed build from the tools' output, which a file in `logs` keeps: a CompileError if a tool refused the source,
     and not if it was killed, which another rank's may not be. `expected` is an op's source, and the prototype that it must define."""
-    path = logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.unique()}.log"
+    path = (
+        logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.random_name()}.log"
+    )
     files.write_note(path, output)
     log = path if path.exists() else None
     found = re.search(r"^FAILED: .*\n(.*)", output, re.MULTILINE)

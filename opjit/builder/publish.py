@@ -64,7 +64,7 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
     except (OSError, EntryError) as reason:
         _refuse_or_warn(subject, store, reason)
         try:
-            entry = _publish_in(Store(files.until_exit()), subject, make)
+            entry = _publish_in(Store(files.temporary_folder()), subject, make)
         except (OSError, EntryError) as error:
             raise subject.fault(
                 f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
@@ -124,7 +124,7 @@ def _private(subject: Subject, store: Store, made: Made) -> Store:
         CacheWarning(f"{subject.name} is built for this process only, as {made.doubt}"),
         stacklevel=4,
     )
-    return Store(files.until_exit())
+    return Store(files.temporary_folder())
 
 
 def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:

@@ -102,7 +102,7 @@ def find_parts(
     """Return a good folder of parts in a layer or a store's folder; None if `put` has to make it."""
     for folder in (*(Store(root).base for root in layers.named()), base):
         place = folder / kind / _key(content)
-        if is_good(place) and files.distrusted(place.parent) is None:
+        if is_good(place) and files.trust_problem(place.parent) is None:
             with suppress(OSError):
                 os.utime(
                     place
@@ -121,10 +121,10 @@ def put(
     """Make a folder of parts in place of one that is not good. Raises UntrustedFolder if others can write the folder of parts."""
     place = base / kind / _key(content)
     files.make_private(place.parent)
-    problem = files.distrusted(place.parent)
+    problem = files.trust_problem(place.parent)
     if problem is not None:  # others could exchange the parts between their check and the link
         raise UntrustedFolder(problem)
-    staged, aside = (place.parent / f".{files.unique()}" for _ in range(2))
+    staged, aside = (place.parent / f".{files.random_name()}" for _ in range(2))
     staged.mkdir(mode=0o700)
     try:
         make(staged)
@@ -152,7 +152,7 @@ def is_whole(place: Path, needed: Collection[str]) -> bool:
         digests = dict(json.loads(files.read(place / LIST, _MAX_BYTES)))
         return (
             digests.keys() >= set(needed)
-            and files.distrusted(place) is None
+            and files.trust_problem(place) is None
             and all(
                 hashlib.sha256(files.read(place / name, _MAX_BYTES)).hexdigest() == digest
                 for name, digest in digests.items()

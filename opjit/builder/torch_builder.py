@@ -52,7 +52,7 @@ def private_copy() -> ModuleType:
         return _make_copy()
 
 
-def torchs() -> ModuleType:
+def torch_module() -> ModuleType:
     """Return torch's module, also if a program has put another one, such as opjit.cpp_extension, in its place in sys.modules."""
     with _lock, _without_cuda():
         importlib.import_module(_NAME)
@@ -61,7 +61,7 @@ def torchs() -> ModuleType:
 
 def original(function: str) -> Any:
     """Return torch's load or load_inline, which works with the variables of torch's module, also if a program has replaced it there."""
-    return _rebound(getattr(private_copy(), function), vars(torchs()))
+    return _rebound(getattr(private_copy(), function), vars(torch_module()))
 
 
 def _rebound(function: FunctionType, names: dict[str, Any]) -> FunctionType:
@@ -187,7 +187,7 @@ def call(
     ):  # which torch's load and load_inline go on to
         theirs = public.get(name)
         if theirs is not None and theirs.__module__ != __name__:
-            public[name] = _led(name, theirs)
+            public[name] = _forward_to_build(name, theirs)
     try:
         public.get(function, names[function])(**arguments)
         if not output:  # the program's function did not go on to torch's
@@ -244,7 +244,7 @@ def _names(variables: Mapping[str, Any], environment: dict[str, str]) -> dict[st
     return names
 
 
-def _led(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _forward_to_build(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that goes on to that of the thread's build, if it builds."""
     return lambda *args, **named: getattr(builder.torch_call, "names", {name: theirs})[name](
         *args, **named

@@ -17,7 +17,7 @@ from opjit.cache.verification import Finding
 from opjit.errors import BadSetting
 from opjit.store import inventory, usage
 from opjit.store import prune as _pruning
-from opjit.store.inventory import Item
+from opjit.store.inventory import EntryInfo
 from opjit.store.prune import AGE, Cleared, Pruned
 from opjit.store.store import Store, default_root
 
@@ -63,7 +63,7 @@ def path() -> Path:
     return default_root()
 
 
-def entries() -> list[Item]:
+def entries() -> list[EntryInfo]:
     """List all entries, sorted by op, arch and key.
 
     The list is read from the names of directories: nothing is verified and no file is opened.

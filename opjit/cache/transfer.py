@@ -260,7 +260,7 @@ def pack(
         1
     """
     place = Path(path)
-    staged = place.parent / f".{files.unique()}"
+    staged = place.parent / f".{files.random_name()}"
     try:
         with TemporaryDirectory(prefix="opjit-") as folder:
             report = push(f"file://{folder}", sign=None if sign is None else Path(sign), ops=ops)

@@ -16,7 +16,7 @@ from opjit.recipe.document import base_key, op_folder, request_key
 from opjit.share import remote
 from opjit.store import entry, inventory
 from opjit.store import manifest as manifests
-from opjit.store.inventory import Item
+from opjit.store.inventory import EntryInfo
 from opjit.store.manifest import Manifest
 from opjit.store.store import VERSION, Store
 
@@ -79,7 +79,7 @@ class Finding(NamedTuple):
     compared only in part.
     """
 
-    item: Item
+    item: EntryInfo
     verdict: str
     reason: str = ""
 
@@ -96,7 +96,7 @@ def verify_store(root: Store) -> Iterator[Finding]:
             yield finding
 
 
-def _verify_entry(root: Store, item: Item) -> str:
+def _verify_entry(root: Store, item: EntryInfo) -> str:
     """Verify an entry.
 
     Returns a remark if a part cannot be compared here, for example because this process lacks the

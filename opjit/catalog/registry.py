@@ -201,7 +201,7 @@ def add_trusted(folder: Path) -> list[Op]:
         for parent, folders, names in os.walk(each):
             paths += [Path(parent, name) for name in (*folders, *names)]
     for path in paths:
-        problem = files.swappable(path)
+        problem = files.replacement_risk(path)
         if problem is not None:
             raise DeclarationError(f"opjit refuses to run the op.py files in {root}: {problem}")
     return add_path(root)

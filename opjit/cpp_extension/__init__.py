@@ -152,7 +152,7 @@ def patched() -> Iterator[None]:
     """
     from opjit.builder import torch_builder
 
-    names = vars(torch_builder.torchs())
+    names = vars(torch_builder.torch_module())
     before = {name: names[name] for name in ("load", "load_inline")}
     names.update(load=load, load_inline=load_inline)
     try:
@@ -182,7 +182,7 @@ def __getattr__(name: str) -> Any:
         return build_ext.BuildExtension
     from opjit.builder import torch_builder
 
-    return getattr(torch_builder.torchs(), name)
+    return getattr(torch_builder.torch_module(), name)
 
 
 def _load_call(call: LoadCall | InlineCall) -> Any:

@@ -359,7 +359,10 @@ class _ExtensionBuild(NamedTuple):
         ):  # torch's libraries export what they use of the C++ library, and would come first
             link = ["-Wl,--as-needed,-lstdc++,--no-as-needed", *link]
         if self.tools.nvcc is not None:
-            include = [*include, toolchain.lacking(self.tools.nvcc, self.work / "lacking")]
+            include = [
+                *include,
+                toolchain.link_missing_headers(self.tools.nvcc, self.work / "lacking"),
+            ]
         # Messages, __FILE__ and debug information shall name no temporary folder: the last map that fits counts.
         names = [f"-ffile-prefix-map={self.work}=.", f"-ffile-prefix-map={self.work}/="]
         names += [unreported.DATE_WARNING, "-Wno-error=date-time"]

@@ -23,7 +23,7 @@ from opjit.progress import logger
 from opjit.store.store import Store, default_root
 
 _SUFFIXES = {".cpp", ".cc", ".cxx", ".c++", ".C", ".c", ".cu"}
-_Torchs: Any = torch_builder.torchs().BuildExtension
+_Torchs: Any = torch_builder.torch_module().BuildExtension
 
 
 class BuildExtension(_Torchs):  # type: ignore[misc]

@@ -114,4 +114,4 @@ def refused(root: Store, error: Exception | None = None) -> bool:
     tried = json.dumps([_expected(), toolchain.find_cxx(root.notes)])
     if error is not None:
         files.write_note(note, tried)
-    return files.stamp(note) is not None and files.read_regular(note).decode() == tried
+    return files.stat_signature(note) is not None and files.read_regular(note).decode() == tried

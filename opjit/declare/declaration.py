@@ -251,7 +251,7 @@ def stamp_of(file: Path | None) -> Stamp | None:
     """Return a stamp that changes with an op.py; None for any other file."""
     if file is None or file.name != "op.py":
         return None
-    return files.stamp(file)
+    return files.stat_signature(file)
 
 
 def cpp_advice(folder: Path, *stems: str) -> str:

@@ -25,13 +25,13 @@ class Code(NamedTuple):
             os.getpid()
         )  # a forked child makes its own: the parent removes its folder when it exits
         if private is None or not private.is_dir():
-            private = _folders[os.getpid()] = files.until_exit("opjit-inline-")
+            private = _folders[os.getpid()] = files.temporary_folder("opjit-inline-")
         folder = private / hashlib.sha256(content.encode()).hexdigest()[:20]
         for suffix, text in self.texts.items():
             path = folder / f"{name}{suffix}"
             if not path.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
-                temporary = folder / f".{files.unique()}"
+                temporary = folder / f".{files.random_name()}"
                 temporary.write_text(text, encoding="utf-8")
                 os.replace(temporary, path)
         return folder

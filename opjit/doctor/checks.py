@@ -286,7 +286,7 @@ def cache() -> Iterator[Observation]:
     yield Observation(
         "cache", OK, str(root) if place == root else f"{root}, to be created in {place}"
     )
-    for problem in filter(None, (files.swappable(root), *open_folders(Store(root).base))):
+    for problem in filter(None, (files.replacement_risk(root), *open_folders(Store(root).base))):
         seen, _, todo = problem.partition("; ")
         yield Observation(
             "cache",
@@ -321,7 +321,7 @@ def open_folders(base: Path) -> Iterator[str]:
     """Yield a reason for each folder of a cache that another user can write."""
     folders = [base, *sorted(base.glob("*/"))] if base.exists() else []
     for folder in folders:
-        problem = files.distrusted(folder)
+        problem = files.trust_problem(folder)
         if problem is not None:
             yield problem
 

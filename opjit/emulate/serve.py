@@ -39,7 +39,7 @@ class EmulatedCuda(cpu.Cpu):
         library = build.binary(op, checked)
         warnings.warn(_WARNING, stacklevel=2)
         with library.open("rb") as file:
-            identity = files.identity(file.fileno())
+            identity = files.inode_signature(file.fileno())
         return Entry(library.parent, library.parent.name, library, "store", identity)
 
 

@@ -98,7 +98,7 @@ class Task:
             )
 
     def _read_kernelbench(self, path: Path) -> None:
-        problem = files.swappable(path.absolute())
+        problem = files.replacement_risk(path.absolute())
         if problem is not None:
             raise DeclarationError(f"refusing to run {path}: {problem}")
         module = run_file(path)

@@ -30,11 +30,11 @@ def main(control: Channel, scratch: Path) -> None:
         while True:
             asked, ends = control.receive([Fork])
             if asked.programs:
-                torch_builder.torchs()  # for all workers
+                torch_builder.torch_module()  # for all workers
             if os.fork() == 0:
                 control.end.close()
                 leash, requests = (Channel(socket.socket(fileno=end)) for end in ends)
-                keeper.keep(leash, requests, scratch / files.unique(), asked)
+                keeper.keep(leash, requests, scratch / files.random_name(), asked)
             for end in ends:
                 os.close(end)
     with suppress(ChildProcessError):

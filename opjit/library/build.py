@@ -205,7 +205,7 @@ def _write_library(
 ) -> Path:
     """Put the library's folder into a directory, unless it is there. Raises OSError or EntryError if that fails."""
     directory.mkdir(parents=True, exist_ok=True)
-    staged = directory / f".{files.unique()}"
+    staged = directory / f".{files.random_name()}"
     staged.mkdir(mode=0o755)
     try:
         for op, found in entries.items():

@@ -114,7 +114,7 @@ def _folders(place: Path, shown: Path, path: str | os.PathLike[str]) -> list[Pat
 
 
 def _refuse_swappable(shown: Path, path: Path) -> None:
-    problem = files.swappable(path)
+    problem = files.replacement_risk(path)
     if problem is not None:
         raise LoadError(f"{shown} is not loaded: {problem}")
 

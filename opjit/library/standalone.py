@@ -63,7 +63,7 @@ def _compiled(binaries: Binaries, compiler: Compiler, work: Path) -> bytes:
 
 def _publish(content: bytes, place: Path) -> None:
     """Let a file appear whole. Nothing is overwritten."""
-    staged = place.parent / f".{files.unique()}"
+    staged = place.parent / f".{files.random_name()}"
     try:
         files.write_synced(staged, content)
         staged.chmod(0o755)

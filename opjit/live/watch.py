@@ -97,7 +97,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
                     if entry.is_file() and not entry.name.startswith(".")
                 ]
         before = self._headers.get(op.qualified)
-        now = {path: files.stamp(path) for path in (*names, *self._read_by_builds(op))}
+        now = {path: files.stat_signature(path) for path in (*names, *self._read_by_builds(op))}
         last = self._last.get(op.qualified, {})
         # A file that comes into view is no change, if it is as the build read it.
         if before is not self._headers[op.qualified] and self._last.get(op.qualified):

@@ -120,7 +120,7 @@ class BuildInputs:
             except FileNotFoundError:
                 raise
             except OSError as error:
-                known[name] = files.unique()
+                known[name] = files.random_name()
                 doubt = f"{name} cannot be read ({error.strerror})"
         return replace(self, known=known, doubt=self.doubt or doubt)
 

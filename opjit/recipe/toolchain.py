@@ -53,7 +53,7 @@ class Nvcc(NamedTuple):
     archs: str = ""
 
 
-class Own(NamedTuple):
+class DeviceCompilerInfo(NamedTuple):
     """The compiler of a device: its absolute path, the first line of its version, and its
     SHA-256.
     """
@@ -88,7 +88,7 @@ class Nvrtc(NamedTuple):
 
 _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates last minutes
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
-_Tool = TypeVar("_Tool", Compiler, Nvcc, Own)
+_Tool = TypeVar("_Tool", Compiler, Nvcc, DeviceCompilerInfo)
 # Variables that change what tools read or write. Builds run without them, but extensions, which torch's users give some: see HONOURED.
 _UNSET = """
     COMPILER_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH CUDA_INC_PATH DEPENDENCIES_OUTPUT
@@ -186,9 +186,11 @@ def working_nvcc(notes: Path | None) -> Nvcc | None:
         return None
 
 
-def find_own(wanted: DeviceCompiler, notes: Path | None) -> Own | None:
+def find_device_compiler(wanted: DeviceCompiler, notes: Path | None) -> DeviceCompilerInfo | None:
     kind = f"own-{hashlib.sha256(' '.join(wanted.version).encode()).hexdigest()[:8]}"
-    return _find(notes, kind, [wanted.command], Own, lambda path: _probe_own(path, wanted))
+    return _find(
+        notes, kind, [wanted.command], DeviceCompilerInfo, lambda path: _probe_own(path, wanted)
+    )
 
 
 @cache
@@ -233,7 +235,7 @@ def cuda_wheels() -> list[Path]:
     return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
 
 
-def lacking(nvcc: Nvcc, folder: Path) -> str:
+def link_missing_headers(nvcc: Nvcc, folder: Path) -> str:
     """Link those headers of pip's NVIDIA packages that a toolkit lacks, such as cuSPARSE's, into a folder. Returns its path."""
     folder.mkdir(exist_ok=True)
     for header in (path for wheel in cuda_wheels() for path in sorted(wheel.glob("*/include/*"))):
@@ -317,8 +319,8 @@ def require_nvcc(notes: Path | None) -> Nvcc:
     return nvcc
 
 
-def require_own(backend: Backend, wanted: DeviceCompiler, notes: Path | None) -> Own:
-    own = find_own(wanted, notes)
+def require_own(backend: Backend, wanted: DeviceCompiler, notes: Path | None) -> DeviceCompilerInfo:
+    own = find_device_compiler(wanted, notes)
     if own is None:
         where = (
             "the program does not exist"
@@ -430,7 +432,7 @@ def time_limit() -> float:
     return seconds
 
 
-def listing(compiler: Compiler, name: str) -> list[str]:
+def dependency_flags(compiler: Compiler, name: str) -> list[str]:
     """Return the flags that make gcc's assembler list the files that it reads, including
     .incbin, as ``<name>.assembled``; clang has none.
     """
@@ -522,7 +524,7 @@ def _probe_nvcc(path: str) -> Nvcc:
     return Nvcc(os.path.realpath(root[1].strip()), release[1], release[2], " ".join(archs))
 
 
-def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
+def _probe_own(path: str, wanted: DeviceCompiler) -> DeviceCompilerInfo:
     command = [path, *wanted.version]
     try:
         done = run_compiler(command)
@@ -537,7 +539,7 @@ def _probe_own(path: str, wanted: DeviceCompiler) -> Own:
             wanted.command,
             f"{path} is not a working compiler: `{' '.join(command)}` {printed}; {wanted.install}",
         )
-    return Own(path, lines[0], files.digest(path))
+    return DeviceCompilerInfo(path, lines[0], files.digest(path))
 
 
 class ToolVersions(dict[str, str]):
@@ -572,7 +574,7 @@ def versions_of(compiler: Compiler, name: str) -> dict[str, str]:
     return found | ({f"{name}.script": compiler.script} if compiler.script else {})
 
 
-def identity(compiler: Compiler, device: Nvcc | Nvrtc | Own | None) -> ToolVersions:
+def identity(compiler: Compiler, device: Nvcc | Nvrtc | DeviceCompilerInfo | None) -> ToolVersions:
     versions = ToolVersions(versions_of(compiler, "cc"))
     versions.headers = tuple(filter(None, compiler.includes.split(":")))
     versions.folders = system_folders([compiler])
@@ -592,14 +594,14 @@ def identities_of(target: Target, notes: Path | None) -> list[ToolVersions]:
         compiler = find_compiler(notes, target.host)
         if compiler is None:
             return []
-        tools: list[Nvrtc | Nvcc | Own | None] = [None]
+        tools: list[Nvrtc | Nvcc | DeviceCompilerInfo | None] = [None]
         if backend.uses_nvcc:
             tools = [
                 find_nvrtc(target.runtime, notes),
                 None if is_other(target.host) else working_nvcc(notes),
             ]
         elif backend.compiler:
-            tools = [find_own(backend.compiler, notes)]
+            tools = [find_device_compiler(backend.compiler, notes)]
     except ToolMissing:
         return []
     return [

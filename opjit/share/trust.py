@@ -122,7 +122,7 @@ def _read_public(name: str) -> bytes:
     if not path.is_absolute():
         raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")
     try:
-        problem = files.swappable(path)
+        problem = files.replacement_risk(path)
         key = (
             None
             if problem

@@ -116,7 +116,7 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
             store.notes,
         )
         named = [*map(Path, library.sources), *map(Path, library.places.include)]
-        problem = next(filter(None, map(files.swappable, named)), None)
+        problem = next(filter(None, map(files.replacement_risk, named)), None)
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordError(
             f"cannot build the shared library {recorded.name}: opjit.build does not have its "

@@ -37,7 +37,7 @@ class Entry:
     """A binary that was verified when this object was made: in a ``"layer"`` or the ``"store"``,
     from the ``"remote"``, or ``"built"``.
 
-    `verified` is the library's `files.identity`; if nothing was hashed, it is empty, and the loader
+    `verified` is the library's `files.inode_signature`; if nothing was hashed, it is empty, and the loader
     rejects it. Comparison ignores both.
     """
 
@@ -62,7 +62,7 @@ def verify(
 ) -> tuple[Entry, Manifest]:
     """Check owners, modes, size, hash, machine, arch and needed libraries before a library is loaded; without `hashed`, nothing that needs
     its content. A C++ extension, with `target` None, may need any library. `key` None: the folder's name. `trusted_as`: see
-    files.distrusted. Raises FileNotFoundError if there is no entry, EntryError or OSError if it must not be used, and NotWanted, without
+    files.trust_problem. Raises FileNotFoundError if there is no entry, EntryError or OSError if it must not be used, and NotWanted, without
     reading the library, if its document does not fit."""
     manifest, content, verified = read(folder, trusted_as, hashed, fits)
     if manifest.key != (key or folder.name):
@@ -79,14 +79,14 @@ def read(
     fits: Callable[[Manifest], bool] | None = None,
 ) -> tuple[Manifest, bytes, tuple[int, ...]]:
     """Return an entry's manifest, library and file's identity. Raises FileNotFoundError, or EntryError or OSError about a bad one."""
-    problem = files.distrusted(folder, trusted_as)
+    problem = files.trust_problem(folder, trusted_as)
     if problem is not None:
         raise EntryError(problem)
     manifest = manifests.parse(files.read(folder / manifests.NAME, manifests.MAX_BYTES, trusted_as))
     if fits is not None and not fits(manifest):
         raise NotWanted
     with files.opened(folder / manifest.library, MAX_BYTES, trusted_as) as file:
-        verified = files.identity(file.fileno())
+        verified = files.inode_signature(file.fileno())
         if os.fstat(file.fileno()).st_size != manifest.size:
             raise EntryError("its library does not have the size in its manifest")
         if not hashed:

@@ -13,7 +13,7 @@ _BASE = re.compile(r"-[0-9a-f]{20}$")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
-class Item(NamedTuple):
+class EntryInfo(NamedTuple):
     """An entry's folder: `op` is a qualified name or ``cpp_extension::<name>``, `arch` the target's folder (``sm_90.cuda13.x86_64``),
     `key` the folder's name, `size` the bytes of all its files. `read` and `written` are the library's access and modification time, in
     seconds since 1970, `published` is when the folder appeared. Linux updates access times about once a day, and never under noatime."""
@@ -33,7 +33,7 @@ class Item(NamedTuple):
         return max(self.read, self.written)
 
 
-def scan(store: Store) -> Iterator[Item]:
+def scan(store: Store) -> Iterator[EntryInfo]:
     """Yield all entries, unordered. Skips other folders, and entries that are being removed."""
     for op in _folders(store.base):
         for arch in _folders(op.path) if op.name not in SPECIAL else ():
@@ -49,9 +49,9 @@ def _arch(op: str, folder: str) -> str:
     return _BASE.sub("", folder) if of_op else folder
 
 
-def objects(store: Store) -> list[Item]:
+def objects(store: Store) -> list[EntryInfo]:
     """Return the object files that builds keep, the least recently used first."""
-    found = list[Item]()
+    found = list[EntryInfo]()
     for entry in _folders(store.base / OBJECTS):
         with suppress(OSError):
             found.append(
@@ -69,7 +69,7 @@ def _folders(path: str | Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _item(entry: os.DirEntry[str], op: str, arch: str) -> Item:
+def _item(entry: os.DirEntry[str], op: str, arch: str) -> EntryInfo:
     published = entry.stat(follow_symlinks=False).st_ctime
     size = 0
     read = 0.0
@@ -81,4 +81,4 @@ def _item(entry: os.DirEntry[str], op: str, arch: str) -> Item:
             if file.name.endswith(".so"):
                 read = max(read, status.st_atime)
                 written = max(written, status.st_mtime)
-    return Item(Path(entry.path), op, arch, entry.name, size, read, written, published)
+    return EntryInfo(Path(entry.path), op, arch, entry.name, size, read, written, published)

@@ -94,7 +94,7 @@ class _LockThread(threading.Thread):
         seen = None
         since = time.monotonic()
         while not self._settled.wait(POLL):
-            stamp = files.stamp(self._note)
+            stamp = files.stat_signature(self._note)
             now = time.monotonic()
             if stamp != seen:
                 seen = stamp
@@ -129,7 +129,7 @@ class _LockThread(threading.Thread):
         try:
             place = folder()
             files.make_private(place)
-            problem = files.distrusted(place)
+            problem = files.trust_problem(place)
             if problem:
                 raise OSError(problem)
             self._note = place / f"{self._key}.note"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from opjit import files
 from opjit.errors import BadSetting, CacheWarning, OpjitError, UntrustedFolder
 from opjit.store import inventory
-from opjit.store.inventory import Item
+from opjit.store.inventory import EntryInfo
 from opjit.store.store import OBJECTS, SPECIAL, Store
 
 DAY = 86400.0  # seconds
@@ -91,7 +91,7 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
         *sorted(inventory.scan(store), key=lambda item: _used(item, now)),
     ]
     total = left = sum(item.size for item in items)
-    chosen = list[Item]()
+    chosen = list[EntryInfo]()
     fresh = 0
     for item in items:
         if not (age and _used(item, now) < now - age) and not (size and left > size):
@@ -109,7 +109,7 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
     return Pruned(removed, freed, entries - removed, total - freed, len(chosen) - len(gone), fresh)
 
 
-def _used(item: Item, now: float) -> float:
+def _used(item: EntryInfo, now: float) -> float:
     """An entry's last use. Dates in the future are ignored: then it is the date of publication, or 0 if that is in the future too."""
     return max(
         (date for date in (item.read, item.written) if date <= now + _FRESH),
@@ -130,7 +130,7 @@ def _staging(store: Store) -> Path:
     return folder
 
 
-def _remove(items: Sequence[Item], staging: Path) -> list[Item]:
+def _remove(items: Sequence[EntryInfo], staging: Path) -> list[EntryInfo]:
     """Remove entries, and the folders of archs and ops in which none is left.
 
     Returns the removed entries.
@@ -149,7 +149,7 @@ def _remove(items: Sequence[Item], staging: Path) -> list[Item]:
 
 def _take(path: Path, staging: Path) -> bool:
     """Remove a file or folder. Returns False if it is still there."""
-    aside = staging / files.unique()
+    aside = staging / files.random_name()
     try:
         os.rename(path, aside)
     except OSError:

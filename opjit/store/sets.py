@@ -14,7 +14,7 @@ from opjit.store.store import SETS, Store
 _MAX_BYTES = 64 << 20
 
 
-def mark(store: Store, path: Path, names: list[str], shared: bool) -> None:
+def mark_complete(store: Store, path: Path, names: list[str], shared: bool) -> None:
     """Note that all entries of the list at `path` are there; everyone may read that in a shared store."""
     marker = store.base / SETS / files.digest(str(path))
     files.write_note(marker, json.dumps({"list": str(path.absolute()), "entries": names}))
@@ -22,7 +22,7 @@ def mark(store: Store, path: Path, names: list[str], shared: bool) -> None:
         files.let_read(marker.parent, store.base)
 
 
-def holding(op: str, stores: Iterable[Store]) -> str:
+def lists_with(op: str, stores: Iterable[Store]) -> str:
     """Return the end of a sentence that names the complete set with an op; empty if none has it."""
     for marker in (marker for store in stores for marker in sorted((store.base / SETS).glob("*"))):
         try:

@@ -112,12 +112,12 @@ class Store(NamedTuple):
             exists = os.path.isdir(
                 self.root
             )  # asked first: another user may create it during the check
-            problem = files.swappable(self.root, trusted_as)
+            problem = files.replacement_risk(self.root, trusted_as)
             if problem is None and exists:
                 _trusted_roots.add((self.root, trusted_as))
         with suppress(OSError):  # a missing folder holds nothing to load
             for folder in (self.base, *folders):
-                problem = problem or files.distrusted(folder, trusted_as)
+                problem = problem or files.trust_problem(folder, trusted_as)
         return problem
 
     def trusted(self, *folders: Path, trusted_as: Path | None = None) -> bool:
@@ -162,7 +162,7 @@ class Store(NamedTuple):
 
     def stage(self) -> Path:
         """Create a private folder on the store's filesystem. Raises the errors of `staging`, and OSError if the store is not writable."""
-        folder = self.staging() / files.unique()
+        folder = self.staging() / files.random_name()
         folder.mkdir(mode=0o700)
         return folder
 
@@ -173,7 +173,7 @@ class Store(NamedTuple):
             self._require_trusted(place.parent.parent, place.parent)
             with suppress(FileNotFoundError):  # another process is clearing the cache
                 return _appear(
-                    staged, place, self.base / "staging" / files.unique(), target, manifest.key
+                    staged, place, self.base / "staging" / files.random_name(), target, manifest.key
                 )
             if not staged.is_dir():
                 break
@@ -209,7 +209,7 @@ class Store(NamedTuple):
                 ),
                 stacklevel=3,
             )
-        private = Store(files.until_exit())
+        private = Store(files.temporary_folder())
         return private.receive(bundle, private.root / place.relative_to(self.root), target)
 
 

@@ -57,7 +57,7 @@ def _line(base: Path) -> bytes:
 def _write() -> None:
     for base in {base for base, _ in _counts}:
         with suppress(OSError):
-            if os.lstat(base).st_uid == os.geteuid() and files.swappable(base) is None:
+            if os.lstat(base).st_uid == os.geteuid() and files.replacement_risk(base) is None:
                 with open(
                     base / NAME,
                     "ab",

@@ -460,10 +460,10 @@ def test_a_build_directory_gets_the_library_and_what_it_was_built_from(
         ["build.ninja", "here.h", "main.cpp", f"{name}.so"]
     )
     assert (place / "main.cpp").read_text() == text
-    before = files.stamp(place / f"{name}.so")
+    before = files.stat_signature(place / f"{name}.so")
     assert value(str(place / f"{name}.so")) == 9
     opjit.load_inline(name, text, **arguments)
-    assert files.stamp(place / f"{name}.so") == before
+    assert files.stat_signature(place / f"{name}.so") == before
     (place / f"{name}.so").unlink()
     opjit.load_inline(name, text, **arguments)
     assert value(str(place / f"{name}.so")) == 9

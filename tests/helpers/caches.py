@@ -102,7 +102,7 @@ def good(cache: Path) -> list[str]:
 def as_verified(entry: Entry) -> Entry:
     """The entry as if its library's file, as it is now, had been verified."""
     with open(entry.library, "rb") as file:
-        return replace(entry, verified=files.identity(file.fileno()))
+        return replace(entry, verified=files.inode_signature(file.fileno()))
 
 
 def copy_cache(entry: Entry, to: Path) -> Entry:

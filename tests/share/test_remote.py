@@ -604,7 +604,7 @@ def test_the_command_makes_a_pair_of_keys_and_overwrites_none(tmp_path: Path) ->
     finally:
         os.umask(old)
     assert private.stat().st_mode & 0o777 == 0o600
-    assert files.distrusted(tmp_path / "keys" / "ci.pub") is None
+    assert files.trust_problem(tmp_path / "keys" / "ci.pub") is None
     before = helpers.snapshot(tmp_path)
     with pytest.raises(RemoteError, match="nothing is overwritten"):
         trust.keygen("ci", tmp_path / "keys")

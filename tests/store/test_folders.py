@@ -193,7 +193,7 @@ def test_a_folder_that_was_closed_is_used_by_the_same_process_and_looked_at_once
         assert helpers.found(Store(root), describe(op)) is None
     root.parent.chmod(0o755)
     assert helpers.found(Store(root), describe(op)) is not None
-    monkeypatch.setattr(files, "swappable", lambda *_: pytest.fail("looked again"))
+    monkeypatch.setattr(files, "replacement_risk", lambda *_: pytest.fail("looked again"))
     assert helpers.found(Store(root), describe(op)) is not None
 
 
@@ -258,7 +258,7 @@ def test_a_group_with_another_name_or_other_members_is_others(
                 gr_name=name, gr_mem=members
             ),
         )
-        assert "can be written by other users (mode 775" in (files.swappable(root) or "")
+        assert "can be written by other users (mode 775" in (files.replacement_risk(root) or "")
 
 
 def own_group(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,14 +278,14 @@ def test_a_group_that_is_another_account_s_main_group_is_others(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_group(root, monkeypatch)
-    assert files.swappable(root) is None
+    assert files.replacement_risk(root) is None
     files._accounts.cache_clear()
     accounts = [
         *pwd.getpwall(),
         SimpleNamespace(pw_name="other", pw_gid=os.stat(root.parent).st_gid),
     ]
     monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
-    assert "can be written by other users (mode 775" in (files.swappable(root) or "")
+    assert "can be written by other users (mode 775" in (files.replacement_risk(root) or "")
     files._accounts.cache_clear()
 
 
@@ -307,7 +307,7 @@ def test_an_access_control_list_is_others(root: Path, monkeypatch: pytest.Monkey
         )
     except OSError as error:
         pytest.skip(f"no access control lists here: {error}")
-    assert "can be written by other users (mode 775" in (files.swappable(root) or "")
+    assert "can be written by other users (mode 775" in (files.replacement_risk(root) or "")
 
 
 def test_a_cache_that_is_not_there_yet_is_made_only_where_nobody_else_can_swap_it(
@@ -325,7 +325,7 @@ def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "outer" / "cache"
-    look = files.swappable
+    look = files.replacement_risk
 
     def overtaken(folder: Path, trusted_as: Path | None = None) -> str | None:
         found = look(folder, trusted_as)
@@ -334,7 +334,7 @@ def test_a_cache_that_somebody_makes_while_the_way_to_it_is_looked_at_is_looked_
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(files, "swappable", overtaken)
+        patched.setattr(files, "replacement_risk", overtaken)
         Store(root).problem()
     assert "can be written by other users" in str(Store(root).problem())
 

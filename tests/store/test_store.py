@@ -445,7 +445,7 @@ def test_an_entry_holds_the_named_files_and_is_only_its_owner_s(
         "opjit_glue.c",
     ]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert all(files.distrusted(path) is None for path in [folder, *folder.iterdir()])
+    assert all(files.trust_problem(path) is None for path in [folder, *folder.iterdir()])
     assert list((folder.parents[2] / "staging").iterdir()) == []
 
 
@@ -625,7 +625,7 @@ def test_no_umask_makes_an_entry_that_is_not_trusted(op: Path, here: Path, mask:
     finally:
         os.umask(before)
     assert [
-        files.distrusted(path) for path in [here, *here.rglob("*")] if files.distrusted(path)
+        files.trust_problem(path) for path in [here, *here.rglob("*")] if files.trust_problem(path)
     ] == []
 
 
