@@ -117,25 +117,20 @@ def readable(text: str) -> str:
 
     Only a word that is longer, for example a path, has a wider line.
     """
-    import re
+    import re  # imported late, because a cache hit doesn't need them
+    from textwrap import wrap
 
     home = os.path.expanduser("~")
     text = re.sub(rf"(?<![\w/]){re.escape(home)}/", "~/", text)
     text = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1…", text)
-    return "\n".join(map(_wrapped, text.splitlines()))
-
-
-def _wrapped(line: str) -> str:
-    import textwrap  # imported late, because a cache hit doesn't need it
-
-    indent = len(line) - len(line.lstrip()) + 4
-    return textwrap.fill(
-        line,
-        80,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        parts = wrap(
+            line, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += parts or [""]
+    return "\n".join(lines)
 
 
 class Display:

@@ -28,10 +28,16 @@ _NAMESPACES_NAMES = """
 _NAMESPACES = frozenset(_NAMESPACES_NAMES.split())
 
 
-def new_op(qualified: str, parent: Path, backward: bool = False, cuda: bool = False) -> Path:
+def new_op(
+    qualified: str,
+    parent: Path,
+    backward: bool = False,
+    cuda: bool = False,
+    kind: str = "elementwise",
+) -> Path:
     """Write the folder of a new op, whole or not at all. Raises DeclarationError for a bad name or a folder that exists."""
     namespace, name = _split_name(qualified)
-    _write(parent / name, _op_files(namespace, name, backward, cuda))
+    _write(parent / name, _op_files(namespace, name, backward, cuda, kind))
     return parent / name
 
 
@@ -79,14 +85,17 @@ def new_backend(name: str, parent: Path) -> Path:
     return parent / name
 
 
-def _op_files(namespace: str, name: str, backward: bool, cuda: bool) -> dict[str, str]:
+def _op_files(
+    namespace: str, name: str, backward: bool, cuda: bool, kind: str = "elementwise"
+) -> dict[str, str]:
+    """Return the texts of an op's files. `kind` is a directory of templates."""
     values = {"namespace": namespace, "name": name, "folder": f".{os.sep}{name}"}
-    values["backward"] = _filled("op/backward.py", values) if backward else ""
+    values["backward"] = _filled("op/elementwise/backward.py", values) if backward else ""
     texts = {
-        "op.py": "op.py",
-        f"{name}.c": "kernel.c",
-        f"test_{name}.py": "test.py",
-        **({f"{name}.cu": "kernel.cu"} if cuda else {}),
+        "op.py": f"{kind}/op.py",
+        f"{name}.c": f"{kind}/kernel.c",
+        f"test_{name}.py": "test.py" if kind == "elementwise" else "checks.py",
+        **({f"{name}.cu": "elementwise/kernel.cu"} if cuda else {}),
     }
     return {file: _filled(f"op/{template}", values) for file, template in texts.items()}
 

@@ -16,12 +16,22 @@ from opjit.cli.interrupts import interruptible
 from opjit.environment import is_on
 from opjit.errors import BadSetting
 
+_KIND = click.Choice(["elementwise", "reduction", "in-place", "list", "half"])
+
 
 @helps.command(
-    "opjit new mylib::scale_add --backward --cuda", "opjit new --project mylib", declares=False
+    "opjit new mylib::scale_add --backward --cuda",
+    "opjit new mylib::row_norm --kind reduction",
+    "opjit new --project mylib",
+    declares=False,
 )
 @click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
 @click.argument("directory", type=helps.FOLDER, default=".")
+@click.option(
+    "--kind",
+    type=_KIND,
+    help="Kind of the op. Default: elementwise, or a question on a terminal.",
+)
 @click.option("--backward", is_flag=True, help="Add a backward for autograd.")
 @click.option("--cuda", is_flag=True, help="Add a CUDA kernel.")
 @click.option(
@@ -35,7 +45,13 @@ from opjit.errors import BadSetting
     help="Write a backend for a device, with a kernel for a bundled op.",
 )
 def new(
-    name: str, directory: Path, backward: bool, cuda: bool, project: bool, backend: bool
+    name: str,
+    directory: Path,
+    kind: str | None,
+    backward: bool,
+    cuda: bool,
+    project: bool,
+    backend: bool,
 ) -> None:
     """Write a new op, project or backend, to start from.
 
@@ -43,6 +59,10 @@ def new(
     """
     from opjit.author.new import new_backend, new_op, new_project
 
+    if kind not in (None, "elementwise") and (backward or cuda or project or backend):
+        raise click.UsageError(
+            f"--kind {kind} writes a C kernel for the CPU only; leave out the other options"
+        )
     if backend:
         if backward or cuda or project:
             raise click.UsageError(
@@ -61,7 +81,9 @@ def new(
             "then pip wheel --no-build-isolation --no-deps ."
         )
         return
-    folder = new_op(name, directory, backward, cuda)
+    if kind is None and not (backward or cuda) and sys.stdin.isatty():
+        kind = click.prompt("kind", type=_KIND, default="elementwise")
+    folder = new_op(name, directory, backward, cuda, kind or "elementwise")
     place = shlex.quote(f"{folder}" if folder.is_absolute() else f"./{folder}")
     click.echo(
         f"wrote {folder}: opjit get {place}, then opjit test {place}, then opjit bench {place}"

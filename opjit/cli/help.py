@@ -45,22 +45,15 @@ class Command(click.Command):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.params += [
-            click.Option(
-                ["-q", "--quiet"],
+        for name, (callback, text) in _COMMON.items():
+            option = click.Option(
+                [f"-{name[0]}", f"--{name}"],
                 is_flag=True,
                 expose_value=False,
-                callback=_be_quiet,
-                help="Print results and errors only, without progress and warnings.",
-            ),
-            click.Option(
-                ["-v", "--verbose"],
-                is_flag=True,
-                expose_value=False,
-                callback=_be_verbose,
-                help="Report each step to stderr, as OPJIT_VERBOSE=1 does.",
-            ),
-        ]
+                callback=callback,
+                help=text,
+            )
+            self.params.append(option)
 
 
 class OpCommand(Command):
@@ -122,6 +115,12 @@ def _be_verbose(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     ctx.call_on_close(lambda: os.environ.update(OPJIT_VERBOSE=before))
     os.environ["OPJIT_VERBOSE"] = "1"  # child processes inherit it
     ctx.meta[_VERBOSE] = True
+
+
+_COMMON = {
+    "quiet": (_be_quiet, "Print results and errors only, without progress and warnings."),
+    "verbose": (_be_verbose, "Report each step to stderr, as OPJIT_VERBOSE=1 does."),
+}
 
 
 def is_verbose() -> bool:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -238,12 +239,11 @@ def _in_subprocess(about: str, where: str) -> Observation:
 
 def _temporary_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
     """Make a folder in `parent`, or in the system's temporary folder if that cannot be."""
+    make = partial(tempfile.TemporaryDirectory, prefix=".opjit-doctor-", ignore_cleanup_errors=True)
     try:
-        return tempfile.TemporaryDirectory(
-            prefix=".opjit-doctor-", dir=parent, ignore_cleanup_errors=True
-        )
+        return make(dir=parent)
     except OSError:
-        return tempfile.TemporaryDirectory(prefix="opjit-doctor-", ignore_cleanup_errors=True)
+        return make()
 
 
 def print_observation(about: str, where: str) -> None:

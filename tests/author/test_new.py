@@ -1,6 +1,8 @@
 """`opjit new` writes an op that builds, passes its test and can be measured as it is, or nothing at all."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,35 @@ def test_a_machine_without_a_compiler_can_still_start(tmp_path: Path) -> None:
     done = module("opjit", "new", "newtest::scale", cwd=tmp_path, changes=no_compiler(tmp_path))
     assert done.returncode == 0
     assert (tmp_path / "scale" / "scale.c").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["reduction", "in-place", "list", "half"])
+def test_an_op_of_another_kind_passes_every_check(tmp_path: Path, kind: str) -> None:
+    opjit(tmp_path, "new", "newtest::another", "--kind", kind)
+    table = opjit(tmp_path, "test", "./another", "--device", "cpu", "--sanitize", "none")
+    assert "ok       results" in table
+    assert "failed" not in table
+
+
+def test_another_kind_is_for_the_cpu_only(tmp_path: Path) -> None:
+    refused = new("newtest::another", str(tmp_path), "--kind", "list", "--cuda")
+    assert refused.exit_code == 2
+    assert "writes a C kernel for the CPU only" in refused.output
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_terminal_is_asked_for_the_kind(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    os.write(ours, b"in-place\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "opjit", "new", "newtest::another", str(tmp_path)],
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert "kind (elementwise, reduction, in-place, list, half)" in done.stdout
+    assert "Tensor(a!) x" in (tmp_path / "another" / "op.py").read_text()
