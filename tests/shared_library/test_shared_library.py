@@ -149,8 +149,8 @@ def test_a_mistake_is_reported_at_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        ({}, BuildError, "it has no sources"),
-        ({"generated": {"k.h": ""}}, BuildError, "it has no sources"),
+        ({}, BuildError, "expected sources; name one or more files"),
+        ({"generated": {"k.h": ""}}, BuildError, "expected sources; name one or more files"),
         (
             {"sources": ["x.f90"]},
             BuildError,
