@@ -121,7 +121,6 @@ HISTORY = (".github/FAULTS.md",)  # names of tests
 NOT_YET: dict[str, int] = {
     "opjit/builder": 176,
     "opjit/cpp_extension": 171,
-    "opjit/testing": 95,
 }
 
 

@@ -1,4 +1,5 @@
-"""``opjit test``, and the same checks in a project's own pytest: every check of an op, with its sample inputs.
+"""``opjit test``, and the same checks in the pytest of a project: every check of an op, with its
+sample inputs.
 
     from opjit import testing
 

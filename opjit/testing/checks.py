@@ -10,7 +10,7 @@ from opjit.operators.op import Op
 from opjit.testing.samples import Skipped, watch
 
 _LONGEST = 400  # characters of a failure's text
-CheckFunction = Callable[[Op, str], str]  # takes an op and a device; returns a note for the table
+CheckFunction = Callable[[Op, str], str]  # accepts an op and a device, returns a note for the table
 
 
 class Check(NamedTuple):
@@ -18,10 +18,11 @@ class Check(NamedTuple):
 
     Attributes:
         name: its name in the table.
-        promise: what is true of an op that passes.
-        run: takes an op and a device, and returns a note for the table.
-        timeout_factor: how many times the kernel's time limit a call gets, as torch compiles in it.
-        device: the only one that it applies to; None is any.
+        promise: the property of an op that passes.
+        run: accepts an op and a device, and returns a note for the table.
+        timeout_factor: the factor for the kernel's time limit, because torch compiles during the
+            call.
+        device: the only device that it applies to; None means any.
     """
 
     name: str

@@ -41,7 +41,7 @@ class Emulator(NamedTuple):
     Attributes:
         checks: the checks that need a kernel with checks of its accesses.
         build: compiles an op's kernel; raises Skipped for a feature that is not emulated.
-        prepare: makes torch call an op's kernel for CPU tensors, with or without such checks.
+        prepare: makes torch call an op's kernel for CPU tensors, with or without these checks.
     """
 
     checks: Sequence[Check]
@@ -104,7 +104,7 @@ def run_checks(
     """
     # A process that queries CUDA, instead of NVML, cannot fork children that use CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # Tuning for the checks' many sizes would take long; "results" tests each variant.
+    # Tuning for the many sizes of checks would be slow, and "results" tests each variant.
     os.environ["OPJIT_TUNE"] = "0"
     _import_for(options.checks("cpu"))
     declared = {name: _declared(name, alone=len(names) == 1) for name in names}
@@ -163,7 +163,10 @@ def show(op: Op, device: str) -> None:
 
 
 def _import_for(checks: Sequence[Check]) -> None:
-    """Import what checks need: no call's time counts it, and children would take 1.5 s for the last two, each."""
+    """Import the modules that checks need, so that the import is not part of a call's time.
+
+    Each child would need 1.5 s for the last two.
+    """
     compare.import_all()
     if any(check in integration.CHECKS for check in checks):
         import torch._dynamo
@@ -171,7 +174,10 @@ def _import_for(checks: Sequence[Check]) -> None:
 
 
 def _declared(name: str, alone: bool) -> list[Op] | str:
-    """The ops of a name or folder, or why there are none; alone, it raises that."""
+    """Return the ops of a name or folder, or the reason why there are none.
+
+    If it is the only argument, raise the reason.
+    """
     try:
         return arguments.ops(name)
     except Exception as error:
@@ -185,7 +191,10 @@ def _declared(name: str, alone: bool) -> list[Op] | str:
 
 
 def _sanitizers(options: Options, stack: ExitStack) -> list[Sanitizers | Line]:
-    """The processes of gcc's sanitizers, or why there is none. The thread sanitizer goes with no other."""
+    """Return the processes of gcc's sanitizers, or the reason why they cannot run.
+
+    The thread sanitizer goes with no other.
+    """
     found: list[Sanitizers | Line] = []
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-"))
     names = (
@@ -235,7 +244,7 @@ class _Table:
     def test(self, op: Op, device: str, name: str) -> None:
         """Run the checks of an op on a device, while sanitizers make the same calls.
 
-        `name` is the command's for the op; empty if it has none.
+        `name` is the op's part of the command; empty if the command does not have one.
         """
         title = f"{op.qualified} on {device}"
         checks = self._chosen(title, device)
@@ -263,7 +272,9 @@ class _Table:
         self._summarize_causes()
 
     def _chosen(self, title: str, device: str) -> list[Check]:
-        """Return the checks to run on a device, with --last-failed those that failed there."""
+        """Return the checks to run on a device, with --last-failed only the checks that failed
+        there.
+        """
         checks = self.options.checks(device)
         if not self._last_failed:
             return checks
@@ -332,7 +343,9 @@ class _Table:
         self._summarize_causes()
 
     def compile(self, op: Op) -> None:
-        """Compile an op's CUDA kernel for OPJIT_ARCH, or for sm_90 without it, because this machine has no GPU."""
+        """Compile an op's CUDA kernel for OPJIT_ARCH, or for sm_90 without it, because this
+        machine lacks a GPU.
+        """
         if self.stopped:
             return
         self.begin(f"{op.qualified} on cuda")
@@ -345,14 +358,14 @@ class _Table:
             status = "failed" if isinstance(error, CompileError) else "skipped"
             self.add(Line("build", status, str(error)))
         else:
-            note = f"compiled for {target.arch} and not run, as no GPU is here; --emulate runs it on the CPU"
+            note = f"compiled for {target.arch} and not run, because this machine lacks a GPU; use --emulate to run it on the CPU"
             self.add(Line("build", "ok", note))
             self._compiled = True
 
     def add(self, line: Line, place: str = "", command: str = "") -> None:
         """Keep and print a line, and below it the author's line and the command that repeats the call.
 
-        A failure whose cause was shown twice is not printed.
+        If the cause of a failure was shown twice, the failure is not printed.
         """
         self.results.append(CheckResult(self._subject, line, place, command))
         shown = 1

@@ -6,7 +6,8 @@ import torch
 
 from opjit.declare.sample import Sample
 
-# torch.testing's, but for float64: its 1e-7 takes a result that was computed in float32.
+# The tolerances of torch.testing, except for float64: its 1e-7 accepts a result that was computed
+# in float32.
 _DEFAULTS = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
@@ -30,8 +31,11 @@ class Tolerance(NamedTuple):
 
 
 def tolerance(expected: torch.Tensor, sample: Sample | None) -> Tolerance:
-    """The sample's tolerance; where it has none, the dtype's, wider for long sums. Rounding errors of n additions grow with the square root
-    of n in relation to the sum, and with n in relation to an element, if the sum is near 0."""
+    """Return the sample's tolerance or, without one, the dtype's, which is wider for long sums.
+
+    Rounding errors of n additions grow with the square root of n in relation to the sum, and with n
+    in relation to an element, if the sum is near 0.
+    """
     if expected.dtype not in _DEFAULTS:
         return Tolerance(0, 0)
     rtol, atol = _DEFAULTS[expected.dtype]

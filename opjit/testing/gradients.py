@@ -31,12 +31,12 @@ def assert_same_gradients(
     places = [index for index, t in enumerate(sample.tensors()) if _is_continuous(t)]
     for index, theirs, mine in zip(places, *found, strict=True) if found else ():
         assert theirs is None or mine is not None, (
-            f"on ({sample}) the reference has a gradient for tensor {index} and the op has "
-            "none; return it from the backward, or detach the tensor in the reference"
+            f"on ({sample}) the reference has a gradient for tensor {index} but the op does not; "
+            "return it from the backward, or detach the tensor in the reference"
         )
         assert mine is None or theirs is not None, (
-            f"on ({sample}) the op has a gradient for tensor {index} and the reference has "
-            "none; return None for it from the backward"
+            f"on ({sample}) the op has a gradient for tensor {index} but the reference does not; "
+            "return None for it from the backward"
         )
         if mine is not None and theirs is not None:
             assert_same(mine, theirs, sample, f"the gradient of tensor {index}", _rounding(theirs))
@@ -44,8 +44,12 @@ def assert_same_gradients(
 
 
 def _gradients_of(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch.Tensor | None]]:
-    """The gradients of the floating-point inputs from each call, with different weights for all results. Results that some call cannot
-    differentiate have no weight: an op may mark one as not differentiable. Empty if no result has a weight."""
+    """The gradients of the floating-point inputs from each call, with different weights for all
+    results.
+
+    If some call cannot differentiate a result, the weight of the result is zero, because an op may
+    mark it as not differentiable. Empty if no result has a weight.
+    """
     with torch.no_grad():
         if not any(map(_is_continuous, tensors_of(calls[0](*sample.args, **sample.kwargs)))):
             return []  # some of torch's ops raise an error here
@@ -86,7 +90,10 @@ def _is_continuous(tensor: torch.Tensor) -> bool:
 
 
 def _rounding(gradient: torch.Tensor) -> Tolerance | None:
-    """The tolerance of a half-precision gradient, whose steps are each rounded: relative to the largest element, not to each."""
+    """Return the tolerance of a half-precision gradient.
+
+    It is relative to the largest element and not to each, because every step is rounded.
+    """
     if gradient.dtype not in (torch.float16, torch.bfloat16) or gradient.numel() == 0:
         return None
     eps = torch.finfo(gradient.dtype).eps
@@ -108,14 +115,17 @@ def _gradients(op: Op, device: str) -> str:
         compared += assert_same_gradients(sample, op.reference_function, op.overload)
     if not compared:
         raise Skipped(
-            "the reference is a step function without a gradient; test the op's gradient in a test of its own"
+            "the reference is a step function without a gradient; test the op's gradient in a "
+            "separate test"
         )
     return tally(compared, "sample")
 
 
 @add(CHECKS, "gradcheck", _TIMEOUT_FACTOR)
 def _gradcheck(op: Op, device: str) -> str:
-    """torch.autograd.gradcheck passes wherever it passes for the reference: in float64, or in float32 if the samples have no float64."""
+    """torch.autograd.gradcheck passes wherever it passes for the reference: in float64, or in
+    float32 if the samples do not include float64.
+    """
     samples, dtype = _derivable(op, device, 8)
     checked = 0
     for sample in trials(samples):
@@ -146,7 +156,9 @@ def _second(op: Op, device: str) -> str:
 
 
 def _derivable(op: Op, device: str, at_most: int) -> tuple[list[Sample], torch.dtype]:
-    """Return small samples for numerical derivatives and their dtype: float64, or float32 if there is none."""
+    """Return small samples for numerical derivatives and their dtype: float64 or, without a
+    sample in float64, float32.
+    """
     _needs_backward(op)
     try:
         return _of_dtype(op, device, at_most, torch.float64), torch.float64
@@ -195,7 +207,7 @@ def _derived(op: Op, sample: Sample, check: Callable[..., bool], dtype: torch.dt
 
 @add(CHECKS, "complex gradients")
 def _complex(op: Op, device: str) -> str:
-    """Gradients of complex tensors equal the reference's, if the op takes complex tensors."""
+    """Gradients of complex tensors equal the reference's, if the op accepts complex tensors."""
     _needs_backward(op)
     samples = _of_dtype(op, device, 4, torch.float64)
     compared = 0
@@ -203,7 +215,9 @@ def _complex(op: Op, device: str) -> str:
         try:
             effects(op.overload, op, sample)
             _gradients_of(sample, op.reference_function)
-        except Exception:  # the op's error has a check of its own; the reference's is not the op's
+        except (
+            Exception
+        ):  # a separate check covers the op's error, and an error of the reference is not the op's
             continue
         compared += assert_same_gradients(sample, op.reference_function, op.overload)
     if not compared:
@@ -219,7 +233,9 @@ def _as_complex(tensor: torch.Tensor) -> torch.Tensor:
 
 @add(CHECKS, "saved tensors")
 def _saved(op: Op, device: str) -> str:
-    """The forward keeps tensors with ctx.save_for_backward: one that is an attribute of ctx is never freed, and misses later writes."""
+    """The forward keeps tensors with ctx.save_for_backward: a tensor that is an attribute of ctx
+    is never freed, and later writes to it are not noticed.
+    """
     _needs_backward(op)
     for sample in trials(distinct_samples(op, device, 4, floating, "with floating-point elements")):
         own = with_gradients(sample)

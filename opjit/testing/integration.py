@@ -100,7 +100,9 @@ def _opcheck(op: Op, device: str) -> str:
 
 @add(CHECKS, "compile", _TIMEOUT_FACTOR)
 def _compile(op: Op, device: str) -> str:
-    """torch.compile captures the op in one graph, with the same results, also with symbolic shapes."""
+    """torch.compile captures the op in one graph, with the same results, for fixed and for
+    symbolic shapes.
+    """
     calls = distinct_samples(op, device, 4)
     for sample in trials(calls):
         for dynamic in (None, True):
@@ -147,7 +149,7 @@ class _Call(torch.nn.Module):
 
 @add(CHECKS, "export", _TIMEOUT_FACTOR)
 def _export(op: Op, device: str) -> str:
-    """Exported, the op is one node with the same results, also in strict mode."""
+    """After an export, strict or not, the op is one node with the same results."""
     calls = distinct_samples(op, device, 4)
     for sample in trials(calls):
         for strict in (False, True):
@@ -173,7 +175,7 @@ def _vmap(op: Op, device: str) -> str:
     """torch.vmap gives the results of a call for each element of the batch."""
     if not op.declaration.batches:
         raise Skipped(
-            "the op has no rule for torch.vmap: declare it with elementwise=True, or add @vmap"
+            "the op lacks a rule for torch.vmap: declare it with elementwise=True, or add @vmap"
         )
     calls = distinct_samples(
         op,
@@ -220,7 +222,7 @@ def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> 
             call(*slices)
         except (
             RuntimeError
-        ):  # the op rejects such strides without vmap, which the check "strides" judges
+        ):  # the op rejects these strides without vmap, which the check "strides" covers
             return
     got = torch.vmap(call, in_dims=tuple(places))(*batched)
     one_by_one = [as_list(call(*(each[number] for each in elements))) for number in range(3)]

@@ -1,5 +1,9 @@
-"""Run checks in child processes. If an op ends or blocks its process, only the check that called it fails.
-A child is a fork of this process, which has imported torch but called no op. A pipe says at which call it is: a death has a place."""
+"""Run checks in child processes.
+
+If an op ends or blocks its process, only the check that called it fails. A child is a fork of this
+process, which has imported torch but called no op. It reports each call through a pipe, so a crash
+can be attributed to a call.
+"""
 
 import ctypes
 import os
@@ -32,7 +36,9 @@ _FRESH = (
 
 
 class Child(AbstractContextManager["Child"]):
-    """A forked process that runs `work`, which takes the pipe's end, and what it says through the pipe."""
+    """A forked process that runs `work`, with the end of the pipe as its argument, and the
+    messages that it sends through the pipe.
+    """
 
     def __init__(self, work: Callable[[Connection], object]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
@@ -61,7 +67,7 @@ class Child(AbstractContextManager["Child"]):
         try:
             work(pipe)
         finally:
-            libc.fflush(None)  # what a kernel printed
+            libc.fflush(None)  # the output of a kernel
 
     def stderr(self) -> str:
         """The text that the process has written to stderr since the last call."""
@@ -70,7 +76,9 @@ class Child(AbstractContextManager["Child"]):
         return text.decode(errors="replace")
 
     def abort(self) -> None:
-        """End a call that takes too long: by SIGABRT, which sanitizers answer with the place, else by SIGKILL."""
+        """End a call that is too slow: by SIGABRT, after which sanitizers report the line, or
+        otherwise by SIGKILL.
+        """
         for number in (signal.SIGABRT, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -78,7 +86,7 @@ class Child(AbstractContextManager["Child"]):
                 return
 
     def end(self) -> str:
-        """Wait for the process, and say how it ended."""
+        """Wait for the process, and return how it ended."""
         self._process.join()
         code = self._process.exitcode
         assert code is not None
@@ -91,7 +99,7 @@ class Child(AbstractContextManager["Child"]):
         if self._process.is_alive():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # compilers, too
-            self._process.kill()  # also where it has no group of its own yet
+            self._process.kill()  # even if it does not have a separate group yet
         self._process.join()
         self._errors.close()
 
@@ -102,7 +110,9 @@ def end_with_parent() -> None:
 
 
 def apart(work: Callable[[], object]) -> None:
-    """Run a function in a child, for what it prints, so that this process does not initialize CUDA."""
+    """Run a function in a child and return its output, so that this process does not initialize
+    CUDA.
+    """
     with Child(lambda pipe: work()) as child:
         with suppress(EOFError):
             child.messages.recv()
@@ -181,14 +191,17 @@ def supervise(
                     return
         if late > 1:
             yield from (
-                Line(check.name, "skipped", "not run, as two checks before it did not end")
+                Line(check.name, "skipped", "not run, because two checks before it did not end")
                 for check in left
             )
             return
 
 
 def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | Death]:
-    """Lines until the child ends, and its death if it ends early; takes their checks from the list."""
+    """Yield lines until the child ends, and its death if it ends early.
+
+    Removes their checks from the list.
+    """
     number = None
     sample = ""
     late = False
@@ -228,7 +241,7 @@ def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | 
 
 
 def _is_lost(line: Line) -> bool:
-    """Whether CUDA takes no more calls from the process."""
+    """Return whether CUDA rejects all further calls from the process."""
     return line.status == "failed" and "CUDA error" in line.note
 
 
@@ -240,7 +253,7 @@ def _run_in_child(
     prepare: Callable[[], object],
     only: int | None,
 ) -> None:
-    """In the child: make the op ready, run its checks, and say so."""
+    """In the child: make the op ready, run its checks, and report them."""
     try:
         prepare()
     except Exception as error:  # in the op's kernel or its op.py

@@ -28,9 +28,7 @@ _GUARD = (
 _FILLS = (0x00, 0xFF)  # 0xff...ff is a NaN, and -1
 _UNMARKED = ", an input that the schema does not mark: Tensor(a!)"
 _CALLS = 64
-_LEAK = (
-    16  # bytes per call; malloc's smallest block is larger, and a cache that still grows takes less
-)
+_LEAK = 16  # bytes per call; malloc's smallest block is larger, and a growing cache needs less
 _WARM_UP = (
     200  # calls until caches are full: Python's, torch's, and the C library's of freed memory
 )
@@ -38,7 +36,9 @@ _WARM_UP = (
 
 @add(CHECKS, "inputs kept")
 def _inputs(op: Op, device: str) -> str:
-    """Inputs and the bytes around and between their elements are not written, have no other effect, and are in no result."""
+    """Inputs and the bytes around and between their elements are not written, do not have
+    another effect, and are not part of a result.
+    """
     calls = list(op.samples_on(device))
     for sample in trials(calls):
         expected = effects(op.reference_function, op, sample)
@@ -111,7 +111,10 @@ def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
 
 
 def _changed(tensor: torch.Tensor, before: torch.Tensor, marked: bool) -> str | None:
-    """Where a byte of a tensor's storage changed that should not have; the elements of a marked tensor may."""
+    """Return the position of a byte of a tensor's storage that changed but should not have.
+
+    The elements of a marked tensor may change.
+    """
     outside = torch.ones_like(before)
     moved(tensor, outside).zero_()
     changed = (
@@ -149,7 +152,9 @@ def _memory(op: Op, device: str) -> str:
 
 
 def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
-    """Bytes that each call keeps: of ten rounds, the one that keeps least, as caches and other processes on the GPU grow in the others."""
+    """Return the bytes that each call keeps: the smallest of ten rounds, because caches and
+    other processes on the GPU may grow in some rounds.
+    """
 
     def call(times: int) -> int:
         for _ in range(times):

@@ -62,7 +62,11 @@ CHECKS: list[Check] = []
 
 
 def _compare_sample(op: Op, sample: Sample) -> bool | None:
-    """Compare op and reference: True if the op takes the call, False if it rejects it in one line, None if the reference rejects it."""
+    """Compare op and reference.
+
+    Returns True if the op accepts the call, False if it rejects it in one line, and None if the
+    reference rejects it.
+    """
     float8 = any(t.dtype in _FLOAT8 for t in sample.tensors())
     calls = [sample]
     if float8:
@@ -76,7 +80,8 @@ def _compare_sample(op: Op, sample: Sample) -> bool | None:
         message = str(error)
         if op.schema.name not in message or "\n" in message.strip():
             raise AssertionError(
-                f"on ({sample}) the op must raise a one-line error that names it, but it says {message!r}"
+                f"on ({sample}) the op must raise a one-line error that names it, but its error "
+                f"is {message!r}"
             ) from None
         return False
     if float8:
@@ -89,7 +94,7 @@ def _compare_sample(op: Op, sample: Sample) -> bool | None:
 
 
 def _assert_right(op: Op, sample: Sample, got: list[Any], expected: list[Any]) -> None:
-    """Compare results, and say so if they are wrong and differ between equal calls."""
+    """Compare results, and report if wrong results differ between equal calls."""
     try:
         assert_same(got, expected, sample)
     except AssertionError as error:
@@ -113,7 +118,9 @@ def _repeats(again: list[Any], before: list[Any]) -> bool:
 
 
 def _expected(op: Op, calls: Iterable[Sample]) -> list[Any] | None:
-    """The reference's results of the first call that it takes: any of its errors means that a call makes no sense."""
+    """Return the reference's results of the first call that it accepts: an error of the
+    reference means that a call is invalid.
+    """
     for call in calls:
         with suppress(Exception):
             return effects(op.reference_function, op, call)
@@ -144,7 +151,7 @@ def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
 
 @add(CHECKS, "results")
 def _sample_results(op: Op, device: str) -> str:
-    """Results equal the reference's on every sample, and so do those of each variant."""
+    """Results equal the reference's on every sample, and so do the results of each variant."""
     labels = op.declaration.labels(backends.for_device(device))
     variant: Any = None
     if labels:
@@ -172,7 +179,7 @@ def _numbers(op: Op, device: str) -> str:
                 yield sample
 
     if not any(True for _ in calls()):
-        raise Skipped("the samples have no number or flag among their arguments")
+        raise Skipped("the samples do not have a number or flag among their arguments")
     return _compare_all(op, calls(), "calls")
 
 
@@ -348,7 +355,7 @@ def assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> 
 def _first_different(op: Op, call: Sample, wanted: list[Any]) -> list[Any] | None:
     """Repeat a call, and return its first results that are not exactly the wanted ones.
 
-    The loop does little besides the calls, so that the calls of the threads overlap.
+    The loop does little except the calls, so that the calls of the threads overlap.
     """
     seconds = _OVERLAP_S if call.numel >= LARGE else _BRIEF_S
     end = thread_time() + seconds

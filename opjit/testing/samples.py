@@ -20,7 +20,9 @@ _KINDS = 8  # of samples that are tried when a large call is needed
 
 
 class Skipped(unittest.SkipTest):
-    """A check does not apply to an op; the text says why. pytest reports it as a skip."""
+    """A check does not apply to an op; the text contains the reason. pytest reports it as a
+    skip.
+    """
 
 
 class ReferenceFailed(AssertionError):
@@ -113,7 +115,9 @@ def distinct_samples(
 
 
 def _most_useful(samples: Iterable[Sample], covered: set[Hashable]) -> Sample:
-    """Return the sample that exercises most besides the covered; of equal ones the largest."""
+    """Return the sample that exercises the most cases that are not covered yet, and the largest
+    of equal ones.
+    """
 
     def use(sample: Sample) -> tuple[int, int]:
         return len(_exercised(sample) - covered), sample.numel
@@ -135,7 +139,7 @@ def _exercised(sample: Sample) -> set[Hashable]:
 def large_samples(op: Op, device: str) -> list[Sample]:
     """Return one call of at least LARGE elements for each kind of sample that can be enlarged.
 
-    The kinds that exercise the op most come first. Raises Skipped if there is no such call.
+    The kinds that exercise the op most come first. Raises Skipped if this call does not exist.
     """
     candidates = distinct_samples(op, device, _KINDS)
     enlarged = [_enlarged(sample) for sample in candidates]
@@ -160,7 +164,7 @@ def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
 
 
 def effects_in_place(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
-    """The same of a call with the sample's own tensors, which an op may write.
+    """The same for a call with the original tensors of the sample, which an op may write.
 
     Raises ReferenceFailed if the call is the reference's and raises an error.
     """
@@ -188,7 +192,9 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def moved(tensor: torch.Tensor, memory: torch.Tensor, offset: int | None = None) -> torch.Tensor:
-    """The tensor's sizes and strides over other bytes, from an element on; None is the tensor's own offset."""
+    """The tensor's sizes and strides over other bytes, from an element on; None means the
+    tensor's offset.
+    """
     start = tensor.storage_offset() if offset is None else offset
     return torch.empty(0, dtype=tensor.dtype, device=memory.device).set_(
         memory.untyped_storage(), start, tensor.shape, tensor.stride()
@@ -203,7 +209,11 @@ def replica(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rolled(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    """The elements in another order. They move as bytes: torch.roll takes no wide unsigned numbers on CUDA, and no float8."""
+    """The elements in another order.
+
+    They move as bytes, because torch.roll does not support wide unsigned numbers on CUDA and
+    float8.
+    """
     elements = tensor.resolve_conj().resolve_neg().contiguous().flatten()
     return (
         elements.view(torch.uint8)
@@ -234,16 +244,16 @@ def laid(sample: Sample, layout: str) -> Sample:
 
 
 def layouts(op: Op) -> list[str]:
-    """An op cannot write a tensor whose elements share memory."""
+    """An op cannot write a tensor with elements that share memory."""
     return [layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates]
 
 
 def resized(sample: Sample, sizes: Sequence[int], floating_only: bool = True) -> Sample | None:
     """Replace each size above 1 everywhere it occurs, so that tensors of equal sizes keep equal sizes.
 
-    The sample's elements are repeated as needed. Returns None if the sample is empty, has
-    no size above 1, or, with `floating_only`, has a tensor of integers, which may be
-    indices that a smaller size makes invalid.
+    The sample's elements are repeated as needed. Returns None if the sample is empty, if no size is
+    above 1, or, with `floating_only`, has a tensor of integers, which may be indices that a smaller
+    size makes invalid.
     """
     tensors = sample.tensors()
     known = sorted({size for t in tensors for size in t.shape if size > 1}, reverse=True)

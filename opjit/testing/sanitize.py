@@ -1,5 +1,7 @@
-"""The sanitizers: gcc's for C, see sanitized.py, and compute-sanitizer's tools for CUDA, where samples are copied from the CPU, so that
-almost only the op's kernels run, and torch's caching allocator is off, so that each tensor is an allocation of its own."""
+"""The sanitizers: gcc's for C, see sanitized.py, and compute-sanitizer's tools for CUDA, where
+samples are copied from the CPU, so that almost only the op's kernels run, and torch's caching
+allocator is off, so that each tensor is a separate allocation.
+"""
 
 import os
 import re
@@ -44,7 +46,7 @@ _FLAGS = """
 
 
 def parse_tools(text: str) -> list[str]:
-    """``"address,undefined"`` as a list; ``"none"`` is none. Raises BadSetting if a name is unknown."""
+    """``"address,undefined"`` as a list; ``"none"`` means an empty list. Raises BadSetting if a name is unknown."""
     names = [name for name in text.split(",") if name and text != "none"]
     for name in names:
         if name not in (*FOR_C, *FOR_CUDA):
@@ -97,7 +99,8 @@ def need_declaration(folder: Path) -> None:
     """Raise Skipped unless another process can declare the op of a folder."""
     if not (folder / "op.py").is_file():
         raise Skipped(
-            f"the op needs an op.py, as the samples run in another process; there is none in {folder}"
+            "the op needs an op.py, because the samples run in another process; add one to "
+            f"{folder}"
         )
 
 
@@ -120,7 +123,9 @@ def find_tool() -> str | None:
 
 
 def is_across_ranks(op: Op) -> bool:
-    """Return whether an op takes a group of ranks, which its samples make on the device of their tensors."""
+    """Return whether an op has an argument for a group of ranks, which its samples make on the
+    device of their tensors.
+    """
     return any(argument.name == "group" for argument in op.schema.arguments)
 
 
@@ -155,7 +160,10 @@ def command(tool: str, name: str) -> list[str]:
 
 
 def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedProcess[str]:
-    """Call ops' samples under one of compute-sanitizer's tools. The ops are built first, as the compilers would be slow under it."""
+    """Call ops' samples under one of compute-sanitizer's tools.
+
+    The ops are built first, because the compilers would be slow under it.
+    """
     for op in ops:
         need_declaration(op.folder)
         request.entry(op, wanted.here(backends.for_device("cuda")))
@@ -172,7 +180,10 @@ def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedP
 
 
 def main(*ops: str) -> None:
-    """Run the child process: call each sample. Takes pairs of an op's folder and name."""
+    """Run the child process: call each sample.
+
+    The arguments are pairs of an op's folder and name.
+    """
     for folder, qualified in zip(ops[::2], ops[1::2], strict=True):
         registry.add_path(folder)
         op = registry.find(qualified)

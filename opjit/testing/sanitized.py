@@ -1,5 +1,8 @@
-"""A process whose samples run under gcc's sanitizers, loaded from its start: it takes one op after the other, compiles its kernel for them,
-and runs the checks in children. torch is not instrumented: its allocations are checked, but not its mixture of new and free."""
+"""A process that runs samples under gcc's sanitizers, which it loads at its start.
+
+For each op, it compiles the kernel for them and runs the checks in children. torch is not
+instrumented: its allocations are checked, but not its mixture of new and free.
+"""
 
 import ctypes
 import os
@@ -53,7 +56,7 @@ _QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what 
 _WITHIN_CHECKS = {
     "address",
     "undefined",
-}  # the sanitizers that make the calls of `numerics`; the others have a check of their own
+}  # the sanitizers that make the calls of `numerics`; the other sanitizers have a separate check
 
 # What sanitizers write to stderr.
 _ASAN = re.compile(r"ERROR: \w+Sanitizer: (?:attempting )?(?P<kind>[\w-]+)")
@@ -77,21 +80,24 @@ SanitizerFinding = tuple[Line, dict[str, str]]
 
 
 class Sanitizers(AbstractContextManager["Sanitizers"]):
-    """The process, from its parent's side: for "thread", or some of the others. Raises Skipped if the compiler has no library for them."""
+    """The process, from its parent's side: for "thread", or for some of the other sanitizers.
+
+    Raises Skipped if the compiler lacks a library for them.
+    """
 
     def __init__(self, names: Sequence[str], seconds: float, scratch: str) -> None:
         self._name = "+".join(names)
         compiler = toolchain.require_compiler(None)
         libraries = [
             _LIBRARIES[name] for name in names if name != "leak" or "address" not in names
-        ]  # which looks for leaks, too
+        ]  # which also looks for leaks
         queries = ([compiler.path, f"-print-file-name={library}"] for library in libraries)
         found = [
             subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
             for command in queries
         ]
         if not all(map(os.path.isabs, found)):
-            raise Skipped(f"{compiler.path} has no library for -fsanitize={','.join(names)}")
+            raise Skipped(f"{compiler.path} lacks a library for -fsanitize={','.join(names)}")
         self._finding: SanitizerFinding | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._pipe, theirs = Pipe()
@@ -150,13 +156,17 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
         return self._finding
 
     def place(self, death: Death) -> str | None:
-        """Where the kernel was when it died: in the same sample under the sanitizers, else in the same check."""
+        """Return the position of the kernel when it died: in the same sample under the
+        sanitizers or, if it ran through, in the same check.
+        """
         places = self.finding()[1]
         return places.get(death.sample) or places.get(death.check)
 
 
 def chosen(names: Sequence[str], only: Sequence[str]) -> list[Check]:
-    """The checks that run under sanitizers: those that call the op, and one for each sanitizer that reports at the end."""
+    """Return the checks that run under sanitizers: the checks that call the op, and one for each
+    sanitizer that reports at the end.
+    """
     within = (
         [check for check in numerics.CHECKS if not only or check.name in only]
         if _WITHIN_CHECKS & set(names)
@@ -191,11 +201,12 @@ def _answer(
     library = sanitize.instrumented(
         op, names, toolchain.require_compiler(None).path, Path(tempfile.mkdtemp(dir=scratch))
     )
-    # A tool's threads end late on a busy machine: ThreadSanitizer ignores the memory of a process forked beside one.
+    # A tool's threads end late on a busy machine: ThreadSanitizer ignores the memory of a process
+    # that was forked next to it.
     deadline = monotonic() + 20
     while (
         len(os.listdir("/proc/self/task")) > 2 and monotonic() < deadline
-    ):  # this thread, and the sanitizer's own
+    ):  # this thread, and the thread of the sanitizer
         sleep(0.01)
     failures = []
     ran = 0
@@ -240,13 +251,15 @@ def _register(op: Op, library: Path) -> None:
     _ = op.reference_function, list(op.samples_on("cpu"))
     process = ctypes.CDLL(
         None
-    )  # a kernel that calls exit() shows its place, and ends: torch's own handlers may wait for ever here
+    )  # a kernel that calls exit() shows its line, and ends: the handlers of torch may wait forever here
     process.__cxa_atexit(process._exit, 1, None)
     process.__cxa_atexit(process.__sanitizer_print_stack_trace, None, None)
 
 
 def _races(op: Op, device: str) -> str:
-    """Races between the parts of one call, whose threads the instrumented kernel starts itself, and between calls."""
+    """Races between the parts of one call, because the instrumented kernel starts their threads,
+    and between calls.
+    """
     torch.set_num_threads(1)  # gcc's OpenMP is not instrumented: its barriers would be unknown
     calls = [*distinct_samples(op, device, 4), *large_samples(op, device)[:2]]
     declared = [sample for sample in op.samples_on(device) if sample.numel > SMALL]
@@ -303,7 +316,11 @@ def _report() -> Iterator[Callable[[], str]]:
 
 
 def _error(text: str, folder: Path) -> str | None:
-    """A report's error, as ``scale.c:12: heap-buffer-overflow, WRITE of size 4``, at the op's innermost place; None without a report."""
+    """A report's error, as ``scale.c:12: heap-buffer-overflow, WRITE of size 4``, at the op's
+    innermost position.
+
+    None without a report.
+    """
     undefined = _UBSAN.search(text)
     address = _ASAN.search(text)
     if undefined and (address is None or undefined.start() < address.start()):
