@@ -358,7 +358,7 @@ class _Table:
             status = "failed" if isinstance(error, CompileError) else "skipped"
             self.add(Line("build", status, str(error)))
         else:
-            note = f"compiled for {target.arch} and not run, because this machine lacks a GPU; use --emulate to run it on the CPU"
+            note = f"compiled for {target.arch}, but not run without a GPU; use --emulate to run it on the CPU"
             self.add(Line("build", "ok", note))
             self._compiled = True
 

@@ -185,7 +185,7 @@ opjit_status both_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
     )
     done = command("test", folder, "--sanitize", "none", "--only", "results")
     assert (
-        "  ok       build              compiled for sm_90 and not run, because this machine lacks a GPU; use --emulate to run it on the CPU\n"
+        "  ok       build              compiled for sm_90, but not run without a GPU; use --emulate to run it on the CPU\n"
         in done.stdout
     )
     assert done.stdout.splitlines()[-1] == "2 ok, CUDA compiled and not run"
