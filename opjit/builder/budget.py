@@ -1,11 +1,14 @@
-"""The CPUs and memory that all compilers of a user share on a machine, in any process, also in a container.
+"""The CPUs and memory that all compilers of a user share on a machine, in any process, inside or
+outside a container.
 
 A compiler's share is a file, locked with flock(2), which the kernel unlocks when its holder dies:
 
     <tmp>/opjit-<uid>/shares-<limits of the process>/<bytes>.<bytes of all>.<process>.<random>
 
-A program of this file waits for a share and runs a compiler, so a build that is interrupted ends it as it ends a compiler. More compilers
-than CPUs are not faster, and the kernel kills those that run out of memory."""
+A program of this file waits for a share and runs a compiler, so a build that is interrupted ends it
+as it ends a compiler. More compilers than CPUs are not faster, and the kernel kills compilers that
+run out of memory.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,11 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
-    """Return the number of jobs to run at once: as asked, else OPJIT_JOBS, else as many as fit that need so many bytes each. Raises
-    OpjitError if a given number is not positive."""
+    """Return the number of jobs to run at the same time: the requested number or, without one,
+    OPJIT_JOBS or, if it is not set, the number of jobs of this size that fit.
+
+    Raises OpjitError if a given number is not positive.
+    """
     setting = os.environ.get("OPJIT_JOBS", "") if asked is None else str(asked)
     if setting and (not setting.strip().isdecimal() or int(setting) < 1):
         from opjit.errors import OpjitError
@@ -45,7 +51,9 @@ def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
 
 
 def width(need: int) -> int:
-    """Return the number of compilers that one build runs at once: `jobs`, and at most MAX_JOBS, as for torch's builder."""
+    """Return the number of compilers that one build runs at once: `jobs`, and at most MAX_JOBS,
+    like for torch's builder.
+    """
     most = os.environ.get("MAX_JOBS", "").strip()
     found = jobs(need)
     return min(found, int(most)) if most.isdecimal() and int(most) else found
@@ -82,7 +90,11 @@ def launcher(need: int) -> list[str]:
 
 @contextmanager
 def share(need: int) -> Iterator[list[str]]:
-    """Take a share for the block, whose command starts with what this yields: nothing if a share was free at once."""
+    """Acquire a share for the block.
+
+    The block's command starts with the words that this yields, which are empty if a share was free
+    immediately.
+    """
     words = launcher(need) if need else []
     taken = None
     with suppress(OSError):  # no locks here, or another process is just looking
@@ -91,18 +103,22 @@ def share(need: int) -> Iterator[list[str]]:
         yield [] if taken else words
     finally:
         if taken:
-            fcntl.flock(taken, fcntl.LOCK_UN)  # a forked child has it, too
+            fcntl.flock(taken, fcntl.LOCK_UN)  # a forked child also has it
             os.close(taken)
 
 
 def _take(need: int, folder: Path, flags: int = 0) -> int | None:
-    """Return the descriptor of a share, or None if others leave too little for it now. A small op waits for a large extension's memory,
-    not for its CPU. Somebody always has a share."""
+    """Return the descriptor of a share, or None if other processes leave too little for it now.
+
+    A small op waits for a large extension's memory, not for its CPU. Somebody always has a share.
+    """
     with _locked(folder / "gate", flags):
         held = _held(folder)
         number = _given()
         free = memory()
-        total = min((each for _, each in held), default=free)  # what was free when nobody had any
+        total = min(
+            (each for _, each in held), default=free
+        )  # the free memory when no process had a share
         scarce = not number and (sum(each for each, _ in held) + need > total or need > free)
         if held and (scarce or sum(each <= need for each, _ in held) >= (number or cpus())):
             return None
@@ -182,7 +198,7 @@ def _groups(root: Path) -> Iterator[Path]:
         names = [name for name in own[1].split("/") if name not in ("", "..")] if own else []
         for length in range(
             len(names), -1, -1
-        ):  # a container, which has its own group at the top, may name folders that it does not see
+        ):  # a container has a separate group at the top, and may name folders that it does not see
             yield root.joinpath(place, *names[:length])
 
 
@@ -205,7 +221,7 @@ if __name__ == "__main__":
     with (
         suppress(OSError),
         _locked(Path(place, f"queue-{size}")),
-    ):  # where no file can be locked, it runs without a share
+    ):  # if no file can be locked, it runs without a share
         while _take(int(size), Path(place)) is None:
             time.sleep(0.05)
     code = os.spawnvp(os.P_WAIT, command[0], command)

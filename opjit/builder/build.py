@@ -1,6 +1,8 @@
 """From a recipe to a published entry, through torch.utils.cpp_extension.load in a private folder.
 
-torch's loader writes the build file, runs ninja and reports errors. opjit sets what it compiles and links, and checks the result."""
+torch's loader writes the build file, runs ninja and reports errors. opjit sets the inputs of
+compilation and link, and checks the result.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ from opjit.store.store import Store
 
 # The preprocessor ended, and lists nothing.
 _FATAL = re.compile(r"\bfatal\b|compilation terminated")
-# No build file, and no list of what a compiler read, can name such a path; a surrogate is a byte that is not UTF-8.
+# A build file and a compiler's list of files cannot contain these characters. A surrogate is a byte
+# that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -67,9 +70,13 @@ def build(
     must_store: bool = False,
     inspect: Callable[[Path], None] | None = None,
 ) -> Entry:
-    """Build a recipe and publish the entry: for this process only if the store is not writable, unless `must_store`. Raises ToolMissing,
-    CompileError or, where the tools left no valid binary or the store failed, BuildError. `inspect` gets the folder with the object files,
-    also of a build that failed, and prevents the entry by raising an error."""
+    """Build a recipe and publish the entry: for this process only if the store is not writable,
+    unless `must_store`.
+
+    Raises ToolMissing or CompileError, or BuildError if the tools left no valid binary or the store
+    failed. `inspect` gets the folder with the object files, even if the build failed, and prevents
+    the entry by raising an error.
+    """
     tools = _tools(recipe, store)
     target = recipe.target
     subject = Subject(
@@ -109,7 +116,7 @@ def build(
                 if inspect is not None:
                     inspect(work)
         if not recipe.doubt and recipe.now().known != recipe.known:
-            raise subject.fault("sources changed during compilation; ask for it again")
+            raise subject.fault("sources changed during compilation; build it again")
         return Made(manifest, recipe.doubt or doubt, recipe.key)
 
     entry = publish(subject, store, make)
@@ -121,27 +128,33 @@ def build(
 def compile_with_warnings(recipe: Recipe, store: Store) -> None:
     """Compile a recipe with -Wall and -Wextra, and give the compilers' warnings. Keeps nothing. Raises what `build` raises."""
     flags = recipe.flags
-    every = ("-Wall", "-Wextra")  # before the others, so that the author's -Wno-... is heard
+    every = (
+        "-Wall",
+        "-Wextra",
+    )  # before the other flags, so that the author's -Wno-... has an effect
     for_nvcc = tuple(part for flag in every for part in ("-Xcompiler", flag)) if flags.cuda else ()
     warning = flags._replace(c=(*every, *flags.c), cuda=(*for_nvcc, *flags.cuda))
     _warn(recipe, _output(replace(recipe, flags=warning), store))
 
 
 def usage_of(recipe: Recipe, store: Store) -> list[KernelUsage]:
-    """Compile a recipe for CUDA, and return what its kernels take of a GPU. Keeps nothing. Raises what `build` raises."""
+    """Compile a recipe for CUDA, and return the resource usage of its kernels.
+
+    Keeps nothing. Raises what `build` raises.
+    """
     reporting = recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))
     return kernel_usage.parse(_output(replace(recipe, flags=reporting), store).output)
 
 
 class _Said(NamedTuple):
-    """What the tools of a build said."""
+    """The output of a build's tools."""
 
     output: str
     read: Sequence[str]  # the files that they list
 
 
 def _output(recipe: Recipe, store: Store) -> _Said:
-    """Compile a recipe, keep nothing, and return what the compilers said."""
+    """Compile a recipe, return the compilers' output, and discard the binary."""
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         work = Path(folder)
         sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
@@ -194,7 +207,8 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
         if wanted and cross:
             raise ToolMissing(
                 wanted.command,
-                f"{wanted.command} cannot build for {target.host}; build {recipe} on such a machine",
+                f"{wanted.command} cannot build for {target.host}; build {recipe} on a machine of "
+                "that kind",
             )
         return BuildTools(
             compiler,
@@ -224,7 +238,8 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
         if nvrtc is None:
             raise ToolMissing(
                 "nvcc",
-                f"{recipe} needs a CUDA Toolkit of torch's own major version, but the nvcc in {nvcc.root} is that of "
+                f"{recipe} needs a CUDA Toolkit with the major version of torch's CUDA, but the "
+                f"nvcc in {nvcc.root} is that of "
                 f"CUDA {nvcc.version}; set CUDA_HOME to another",
             )
         nvcc = None
@@ -240,8 +255,10 @@ def _make_entry(
     base: Path,
     started: int,
 ) -> tuple[Manifest, _Said, str]:
-    """Compile in `work`, check the binary, and write a complete entry. Returns its manifest, what the tools said, and why it must not be
-    cached."""
+    """Compile in `work`, check the binary, and write a complete entry.
+
+    Returns its manifest, the output of the tools, and the reason why it must not be cached.
+    """
     sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
     begun = time.perf_counter()
     progress.step("compiling")
@@ -271,13 +288,15 @@ class _CompiledLibrary(NamedTuple):
     toolchain: dict[str, str]  # the compilers' identity
     output: str  # theirs, with their warnings
     remark: Mapping[str, str] = MappingProxyType({})  # on them, for the manifest
-    parts: Reads = NOTHING  # what opjit's parts were made of
+    parts: Reads = NOTHING  # the inputs of opjit's runtime objects
 
 
 def _compile(
     recipe: Recipe, name: str, sources: list[Path], work: Path, tools: BuildTools, base: Path
 ) -> _CompiledLibrary:
-    """Compile and link: CUDA code with NVRTC or else nvcc, another device's with its own compiler."""
+    """Compile and link: CUDA code with NVRTC or, failing that, nvcc, and code of another device
+    with that device's compiler.
+    """
     libraries.require_plain(recipe.name, recipe.flags)
     flags = recipe.target.backend.flags(recipe.target.arch, recipe.target.runtime)
     flags = for_debugger(flags) if recipe.flags.debug else flags
@@ -426,7 +445,7 @@ def _link(
         **toolchain.NEUTRAL,
         "CC": tools.compiler.path,  # nvcc's host compiler
         "CXX": tools.compiler.path,  # the glue is C, so no C++ compiler is needed
-        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # opjit's own flags make the complete list
+        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # the flags of opjit make the complete list
         "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
         "PYTORCH_NVCC": None,
     }
@@ -461,13 +480,16 @@ def _link(
 def _diagnosed(recipe: Recipe, output: str, base: Path) -> BuildError:
     expected = str(recipe.source), glue.prototype(recipe.schema, recipe.target.backend)
     error = diagnose(output, recipe.name, recipe.purpose, base / "logs", expected)
-    if recipe.label is not None:  # an inline source: the user does not know its path
+    if recipe.label is not None:  # an inline source: its path means nothing to the user
         error.args = (str(error).replace(str(recipe.source), recipe.label),)
     return error
 
 
 def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: BuildTools) -> bytes:
-    """Check what the library needs and defines. Returns its bytes."""
+    """Check the needed libraries and the symbols of the library.
+
+    Returns its bytes.
+    """
     try:
         content = elf.without_run_path((work / name).read_bytes())
         check_library(content, recipe.target, recipe.flags.link)
@@ -480,7 +502,10 @@ def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: Bui
 
 
 def _reader(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> ReportReader:
-    """Return the reader of the tools' reports, for which a version in the key stands for CUDA's files and a device's own."""
+    """Return the reader of the tools' reports.
+
+    A version in the key covers the files of CUDA and of a device's SDK.
+    """
     own = recipe.target.backend.compiler
     shared = recipe.flags.shared
     folders = [*(own.folders if own else ()), *libraries.include_folders(shared)]
@@ -500,7 +525,10 @@ def _listed(work: Path) -> list[str]:
 
 
 def _compiled(recipe: Recipe, subject: Subject, reader: ReportReader, output: str) -> Reads:
-    """Return what the compilers of a build read. Raises BuildError for a header of torch or Python, Changed for a file that changed."""
+    """Return the files that the compilers of a build read.
+
+    Raises BuildError for a header of torch or Python, Changed for a file that changed.
+    """
     work = Path(reader.work)
     read = _listed(work)
     _refuse_torch(subject, read)
@@ -536,7 +564,7 @@ def _refuse_torch(subject: Subject, read: Iterable[str]) -> None:
     )
     place = cache(
         os.path.realpath
-    )  # it asks the kernel about each part of a path, and many files lie in few folders
+    )  # it queries the kernel for each part of a path, and many files share a few folders
     for path in read:
         folder, name = os.path.split(path)
         if os.path.join(place(folder), name).startswith(forbidden):

@@ -1,4 +1,6 @@
-"""What every compilation has in common: its tools, how one of them fails, and which compiler takes CUDA code."""
+"""Shared by all compilations: the tools, their failure, and the choice of the compiler for CUDA
+code.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class CompilerFailed(Exception):
 
 
 class NvccOnly(Exception):
-    """NVRTC cannot take the code or a flag. The message is the reason."""
+    """NVRTC does not support the code or a flag.
+
+    The message is the reason.
+    """
 
 
 class LayoutDiffers(Exception):
@@ -76,8 +81,11 @@ def by_nvrtc_or_nvcc(
     by_nvcc: Callable[[], _Result],
     diagnose: Callable[[str], BuildError],
 ) -> tuple[_Result, str]:
-    """Compile with NVRTC, or else with nvcc. Returns the result, and a remark on the compiler for the manifest, empty without either.
-    Raises ToolMissing if only nvcc can compile it, and there is none."""
+    """Compile with NVRTC, or else with nvcc.
+
+    Returns the result, and a remark on the compiler for the manifest, empty without either. Raises
+    ToolMissing if only nvcc can compile it and nvcc is missing.
+    """
     reason = ""
     if tools.nvrtc is not None:
         try:
@@ -92,7 +100,7 @@ def by_nvrtc_or_nvcc(
                     else "install the CUDA Toolkit"
                 )
                 raise ToolMissing("nvcc", f"{name} needs nvcc, as {reason}; {way}") from None
-        except LayoutDiffers as failed:  # nvcc would take it, and kernels would read garbage
+        except LayoutDiffers as failed:  # nvcc would accept it, and kernels would read garbage
             raise diagnose(str(failed)) from None
         except CompilerFailed as failed:
             if tools.nvcc is None:

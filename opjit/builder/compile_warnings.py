@@ -21,8 +21,8 @@ _OF_PTXAS = re.compile(r"ptxas(?P<where> .*)?warning ?: (?P<text>.+)")
 DEFAULT = (f"-Wframe-larger-than={1 << 20}", "-Wformat")
 _IS_LARGE = re.compile(r"(the|stack) frame size .*\[-Wframe-larger-than=?\]")
 _ADVICE = (
-    ": a thread's stack has some MB, and a process whose stack overflows dies of SIGSEGV; take the memory from opjit_scratch, or "
-    "pass extra_cflags=['-Wno-frame-larger-than']"
+    ": a thread's stack has some MB, and a stack overflow kills the process with SIGSEGV; "
+    "allocate the memory with opjit_scratch, or pass extra_cflags=['-Wno-frame-larger-than']"
 )
 
 

@@ -1,7 +1,8 @@
 """A CUDA kernel without nvcc: NVRTC compiles the device's part of a .cu file in this process, the C++ compiler the host's.
 
-nvcc parses CUDA's headers three times, in five processes one after another: 0.6 to 0.9 s for an empty file. This takes 0.2 to 0.3 s
-(tests/benchmarks/cold.py --cuda), and needs no CUDA Toolkit. Files that it does not take are left to nvcc.
+nvcc parses CUDA's headers three times, in five processes one after another: 0.6 to 0.9 s for an
+empty file. A build lasts 0.2 to 0.3 s (tests/benchmarks/cold.py --cuda), and does not need the CUDA
+Toolkit. Files that it does not support are left to nvcc.
 
     the file    the C++ compiler preprocesses it as nvcc does, for the host and for each arch (see preprocessed.py)
     the texts   host_device_split.py divides them
@@ -29,9 +30,9 @@ from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import Compiler, Nvrtc
 
 HOST = ""  # in the place of an arch
-# What the preprocessor is asked for.
+# A request to the preprocessor.
 TEXT = ("-w", "-x", "c++", "-E", "-dD", "-dI", "-MD", "-MF", "opjit_text.deps", "-o", "text.ii")
-FIRST = resources.folder("kernels_c") / "nvrtc/preprocess.h"  # what it reads first
+FIRST = resources.folder("kernels_c") / "nvrtc/preprocess.h"  # the text that it reads first
 _NOWHERE = "/opjit/"
 _OWN_WORDS = re.compile(rf"{_NOWHERE}| OPJIT_LAYOUT_\d+ ?")  # in what NVRTC prints
 _CUDA_HEADERS = re.compile(
@@ -39,7 +40,8 @@ _CUDA_HEADERS = re.compile(
     r"nccl)\.h)[>\"]",
     re.MULTILINE,
 )  # which the host reads before it pretends to be nvcc
-# Functions that C++'s headers overload, in the host's part. Those headers take 0.1 s, so they are read only for these.
+# Functions that C++'s headers overload, in the host's part. Those headers cost 0.1 s, so they are
+# read only for these.
 _MATH = re.compile(
     r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:2|10|1p)?|l?l?r?int|l?l?round|nearbyint|ceil|"
     r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"
@@ -59,15 +61,17 @@ class CudaFile(NamedTuple):
     host: Sequence[str]  # flags of the C++ compiler, without folders of headers
     users: Sequence[str]  # the author's folders of headers
     folders: Sequence[str]  # the C++ compiler's flags for all folders of headers but CUDA's
-    device: Sequence[str]  # flags of NVRTC; those that define macros of the author's are left out
+    device: Sequence[str]  # flags of NVRTC, without the flags that define the author's macros
     nvcc: Collection[str]  # flags of nvcc, of which some define macros
     archs: Sequence[str]  # such as ["sm_80", "sm_90"]; "compute_90" is PTX
     shown: Callable[[str], str]  # from a file's path to its name in the device's part
     headers: Mapping[str, str]  # texts for NVRTC by the names in #include lines
     first: str = ""  # code that the host reads before it pretends to be nvcc
-    theirs: tuple[str, ...] = ()  # prefixes of paths that are not the author's, beside CUDA's
+    theirs: tuple[
+        str, ...
+    ] = ()  # prefixes of paths that do not belong to the author, in addition to CUDA's
     preprocess: Callable[[Sequence[str], Path], str] | None = (
-        None  # given flags that say what nvcc is, and a folder for files; None: the C++ compiler alone does it
+        None  # given flags with the macros of nvcc, and a folder for files; None: the C++ compiler alone does it
     )
     adapt: Callable[[CudaFile, str], CudaFile] | None = None  # to the text of the host's pass
 
@@ -75,10 +79,13 @@ class CudaFile(NamedTuple):
 def compile_kernels(
     recipe: Recipe, sources: Iterable[Path], work: Path, compiler: Compiler, found: Nvrtc
 ) -> tuple[list[Path], list[Path], str]:
-    """Compile the generated .cu files of an op, which include its author's, each in a folder of its own.
+    """Compile the generated .cu files of an op, which include its author's files, each in a
+    separate folder.
 
-    Returns sources and objects for the link, and the compilers' output. Raises NvccOnly if only nvcc takes a file or flag, LayoutDiffers if
-    both parts have different ideas of a type, CompilerFailed, or OSError if the disk is full."""
+    Returns sources and objects for the link, and the compilers' output. Raises NvccOnly if only
+    nvcc supports a file or flag, LayoutDiffers if both parts have different layouts of a type,
+    CompilerFailed, or OSError if the disk is full.
+    """
     registrations = list[Path]()
     objects = list[Path]()
     output = ""
@@ -87,7 +94,9 @@ def compile_kernels(
         folder.mkdir()
         output += compile_unit(_unit(recipe, source, work), folder, compiler, found)
         text = (folder / "opjit_fatbin.c").read_text("utf-8")
-        registration = work / f"{source.stem}_fatbin.c"  # torch's builder takes no two of one name
+        registration = (
+            work / f"{source.stem}_fatbin.c"
+        )  # torch's builder does not accept two of the same name
         named = text.replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin")
         registration.write_text(named, "utf-8")
         registrations.append(registration)
@@ -98,7 +107,8 @@ def compile_kernels(
 def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
     device, host = translated(recipe.flags.cuda)
     paths = recipe.placeholders(work)
-    # NVRTC completes a relative name in line information by the working folder, and the binary names no folder of this machine.
+    # NVRTC completes a relative name in line information by the working folder, and the binary must
+    # not contain folders of this machine.
     nowhere = _NOWHERE if LINE_INFO & {*recipe.flags.cuda} else ""
     return CudaFile(
         str(source),
@@ -114,20 +124,25 @@ def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
 
 
 def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Translate nvcc's flags into NVRTC's and the host compiler's. Raises NvccOnly for one that neither has."""
+    """Translate nvcc's flags into NVRTC's and the host compiler's.
+
+    Raises NvccOnly for a flag that neither has.
+    """
     try:
         return nvcc_flags.translated(flags)
     except KeyError as unknown:
-        raise NvccOnly(f"NVRTC has no flag {unknown.args[0]}") from None
+        raise NvccOnly(f"NVRTC does not have the flag {unknown.args[0]}") from None
 
 
 # --- the text -----------------------------------------------------------------------------------------------------------------------------
 
 
 def nvcc_macros(arch: str, archs: Iterable[str], release: str, flags: Collection[str]) -> list[str]:
-    """Return the flags by which nvcc of a release tells the preprocessor what it is, for an arch or, with `HOST`, for the host's part.
+    """Return the flags that define the macros of an nvcc release for the preprocessor, for an arch
+    or, with `HOST`, for the host's part.
 
-    `flags` are nvcc's. tests/builder/test_preprocessed.py compares them with those of nvcc itself."""
+    `flags` are nvcc's. tests/builder/test_preprocessed.py compares them with the macros of nvcc.
+    """
     major, minor, build = [*release.split("."), "0", "0"][:3]
     numbers = sorted({int(re.sub(r"\D", "", each)) * 10 for each in archs})
     macros = {
@@ -191,7 +206,7 @@ def _flat_text(unit: CudaFile, arch: str, work: Path, compiler: Compiler, found:
 def _preprocessed(
     unit: CudaFile, arch: str, scratch: Path, compiler: Compiler, found: Nvrtc
 ) -> str:
-    """Return what the preprocessor makes of a file, with the macros at their places."""
+    """Return the preprocessor's output for a file, with the macros in their positions."""
     told = nvcc_macros(arch, unit.archs, nvrtc.release(found.library), unit.nvcc)
     if unit.preprocess:
         return unit.preprocess(told, scratch)
@@ -210,7 +225,10 @@ def _preprocessed(
 
 
 def folders_of_cuda(headers: str) -> list[str]:
-    """Return the C++ compiler's flags for the headers of CUDA's runtime, whose folders a text with colons names."""
+    """Return the C++ compiler's flags for the headers of CUDA's runtime.
+
+    A text with colons names their folders.
+    """
     own = resources.folder("kernels_c") / "nvrtc"
     system = [word for folder in headers.split(":") for word in ("-isystem", folder)]
     return [f"-I{own}", *system, "-idirafter", f"{own}/absent"]
@@ -263,7 +281,7 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
         addresses = {_mangled(one.name): f"&{one.name}" for one in halves.variables}
         instances = list[str]()
         layouts = ""
-        if halves.templates or halves.layouts:  # the host's part knows the instances and layouts
+        if halves.templates or halves.layouts:  # the host's part has the instances and layouts
             instances = [name for name in compiled.result().kernels.values() if "<" in name]
             layouts = _layouts(halves, compiler, work)
         device = _compile_device(
@@ -283,7 +301,9 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
 
 
 def _digest(name: str, text: str) -> str:
-    """Return what tells the symbols of a file from those of others, the same in every folder."""
+    """Return a text that distinguishes the symbols of a file from the symbols of other files,
+    and is the same in every folder.
+    """
     content = f"{name}\0{_LINE.sub('', text)}"
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -325,7 +345,7 @@ def _compile_host(
 
 def _defined_symbols(work: Path) -> dict[str, list[str]]:
     """Return readelf's row of each function and variable that the host's object file defines, by symbol."""
-    table = run_tool(["readelf", "--syms", "--wide", "opjit_host.o"], work)  # nm takes 20 ms
+    table = run_tool(["readelf", "--syms", "--wide", "opjit_host.o"], work)  # nm needs 20 ms
     rows = [line.split() for line in table.splitlines()]
     return {
         row[7]: row
@@ -335,7 +355,9 @@ def _defined_symbols(work: Path) -> dict[str, list[str]]:
 
 
 def _without_type(name: str) -> str:
-    """Return ``ns::scale<float>`` for ``void ns::scale<float>``, as c++filt writes template instances."""
+    """Return ``ns::scale<float>`` for ``void ns::scale<float>``, in the form of c++filt for
+    template instances.
+    """
     depth = 0
     for index, letter in enumerate(name):
         depth += (letter in "<(") - (letter in ">)")
@@ -353,7 +375,8 @@ def _mangled(name: str) -> str:
 
 
 def _layouts(halves: Halves, compiler: Compiler, work: Path) -> str:
-    """Return macros that compare the types of kernels' parameters in the device's part with those of the host's.
+    """Return macros that compare the types of kernels' parameters in the device's part with the
+    types in the host's part.
 
     The host's part notes each in a section: the parameter's number, its size, its alignment, and how many members' offsets follow."""
     if not halves.layouts:
@@ -387,7 +410,8 @@ def _compile_device(
     own = dict[str, str]()
     if not any((folder / "nv/target").is_file() for folder in folders):
         own["nv/target"] = nvrtc.own_header("nv_target.h")
-    # NVRTC's int64_t is `long`, as the host's; libcu++ takes it for `long long`, a type with another name in symbols.
+    # NVRTC's int64_t is `long`, like the host's; libcu++ treats it as `long long`, a type with
+    # another name in symbols.
     for folder in folders:
         integers = folder / "cuda/std/cstdint"
         if integers.is_file():
@@ -411,7 +435,7 @@ def _compile_device(
                 raise LayoutDiffers(message) from None
             raise CompilerFailed(message) from None
 
-    with ThreadPoolExecutor() as pool:  # threads, as NVRTC needs no process
+    with ThreadPoolExecutor() as pool:  # threads, because NVRTC does not need a process
         codes = list(pool.map(compile_for, unit.archs, texts))
     machine_code = {arch: each.code for arch, each in zip(unit.archs, codes, strict=True)}
     log = "".join(_OWN_WORDS.sub("", each.log) for each in codes)
@@ -441,9 +465,14 @@ def _hide(
     compiler: Compiler,
     work: Path,
 ) -> dict[str, str]:
-    """Rename what only this file may see in the host's object file, and leave out its notes. Returns the new symbols by the old ones.
+    """Rename the symbols that only this file may see in the host's object file, and leave out its
+    notes.
 
-    As nvcc's: others see none but kernels that are neither static nor templates. The linker would keep one of two instances of a name."""
+    Returns the new symbols by the old ones.
+
+    Like with nvcc, other files see only kernels that are neither static nor templates. The linker
+    would keep one of two instances of a name.
+    """
     hidden = [
         symbol for symbol, name in host.kernels.items() if "<" in name or name in halves.internal
     ]

@@ -18,12 +18,11 @@ from opjit.builder.tokens import (
 )
 
 _NO_STREAM = (
-    "the launch names no stream, so it runs on CUDA's default one, beside torch's work; pass the op's: "
+    "the launch lacks a stream, so it runs on CUDA's default stream and is not ordered with "
+    "torch's work; pass the op's stream: "
     "kernel<<<blocks, threads, 0, stream>>>(…)"
 )
-_UNCHECKED = (
-    "nothing between the launch and this return asks whether CUDA took it; return OPJIT_LAUNCHED()"
-)
+_UNCHECKED = "the result of the launch is not checked before this return; return OPJIT_LAUNCHED()"
 _SYNCHRONISES = (
     "cudaDeviceSynchronize stops the host until all streams are done, and is an error in a CUDA graph; "
     "work on the op's stream is in order without it"
@@ -98,7 +97,7 @@ def find_mistakes(path: Path) -> list[CompilerWarning]:
     ]
     if not _ALIGNS.search(
         code
-    ):  # nor is a cast of the author's own array, whose alignment is known
+    ):  # and neither is a cast of an array in the author's code, because its alignment is known
         found += [
             (match.start("at"), match.expand(_UNALIGNED))
             for match in _CAST.finditer(code)

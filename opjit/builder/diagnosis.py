@@ -63,7 +63,7 @@ _OF_OPS = [
         re.compile(
             r"\b(?:CUDA_KERNEL_LOOP|CUDA_POST_KERNEL_CHECK|CAFFE_GET_BLOCKS|CAFFE_CUDA_NUM_THREADS|caffe_cuda_macro)\b|"
             r"int 512 = 512"
-        ),  # what opjit_caffe.h makes of Caffe's own line
+        ),  # the expansion of a line of Caffe by opjit_caffe.h
         "; Caffe's macros are in opjit_caffe.h: include it, after any other header that has them",
     ),
     (
@@ -120,7 +120,7 @@ _OF_ALL = [
     ),
     (
         re.compile(r"cannot execute '?cc1plus"),
-        "; CUDA code needs the C++ compiler, too (Debian and Ubuntu: apt install g++)",
+        "; CUDA code also needs the C++ compiler (Debian and Ubuntu: apt install g++)",
     ),
     (
         re.compile(r"fatal error: .*(?:No such file|file not found)"),
@@ -214,7 +214,9 @@ def _unclosed(source: Path) -> str | None:
 
 
 def _at_author(lines: list[str], source: str) -> list[str]:
-    """Give a complaint about what a macro of opjit's expands to, or about a function that is nowhere, its place in the author's source."""
+    """Find the line in the author's source for an error in the expansion of a macro of opjit, or
+    for an undefined function.
+    """
     undefined = _UNDEFINED.search(lines[0])
     place = _PLACE.match(lines[0].strip())
     if undefined:
@@ -293,7 +295,9 @@ def _mismatch(line: str, op: str, expected: tuple[str, str]) -> str | None:
 
 
 def _definitions(source: str) -> dict[str, tuple[str, str]]:
-    """Return the place, as ``:line:column``, and the prototype of each function that a source defines, by name."""
+    """Return the position, as ``:line:column``, and the prototype of each function that a source
+    defines, by name.
+    """
     with suppress(OSError):
         text = _COMMENT.sub(
             lambda match: re.sub(r"[^\n]", " ", match[0]),

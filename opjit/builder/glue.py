@@ -62,7 +62,7 @@ def parameters(schema: Schema) -> list[str]:
 
 
 def _types(schema: Schema) -> list[str]:
-    """Return the C types of the kernel's parameters, as they stand before a name."""
+    """Return the C types of the kernel's parameters, in the form before a name."""
     return [
         *map(_c_type, schema.arguments),
         *(f"{_result_type(result)} *" for result in schema.results),
@@ -202,8 +202,11 @@ def _c_glue(
     function: str,
     stream: str | None,
 ) -> str:
-    """Return the C glue, which calls `function`, whose prototype is `declared`. `device` has declarations for `opjit_enter_device`, and
-    `stream` is the expression that passes the stream, if there is one."""
+    """Return the C glue, which calls the kernel `function`, whose prototype is `declared`.
+
+    `device` has declarations for `opjit_enter_device`, and `stream` is the expression that passes
+    the stream, if there is one.
+    """
     count = range(len(schema.arguments))
     results = range(len(schema.results))
     run_parameters = [

@@ -1,4 +1,5 @@
-"""Splits a .cu file, as nvcc does: the host's part for g++, the device's part for NVRTC, which takes no host code.
+"""Split a .cu file like nvcc: the host's part for g++, and the device's part for NVRTC, which does
+not accept host code.
 
     part            kernel's body   other device functions   host functions   kernel<<<grid, block>>>(x)
     host            launches it     declarations             as they are      configure(grid, block), then kernel(x)
@@ -30,7 +31,7 @@ from opjit.builder.tokens import (
 _DEVICE_HEADER = re.compile(
     r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)"
 )
-# Names whose parentheses do not hold parameters.
+# Names before parentheses that do not contain parameters.
 _ATTRIBUTES_NAMES = """
     __launch_bounds__ __attribute__ alignas __align__ __cluster_dims__ __maxnreg__
     __block_size__ decltype noexcept __declspec asm __asm__ requires explicit
@@ -50,7 +51,7 @@ _SCALAR_NAMES = """
     int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t intptr_t uintptr_t
 """
 _SCALARS = frozenset(_SCALAR_NAMES.split())
-_MAX_MEMBERS = 24  # an assembler statement takes 30 operands
+_MAX_MEMBERS = 24  # an assembler statement accepts 30 operands
 _NO_MEMBERS = _TYPES | {"static", "template", "public", "private", "protected"}
 _Edit = tuple[int, int, str]  # the text between two places
 
@@ -71,7 +72,7 @@ class Halves(NamedTuple):
     internal: frozenset[str]  # of kernels, no templates, that the author declared static or inline
     templates: bool  # whether a kernel is one
     variables: tuple[Variable, ...]
-    layouts: tuple[Layout, ...] = ()  # OPJIT_LAYOUT_<index> in the device's part stands for a check
+    layouts: tuple[Layout, ...] = ()  # OPJIT_LAYOUT_<index> in the device's part marks a check
 
 
 def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
@@ -220,7 +221,10 @@ class _Splitter:
     def _block(
         self, begin: int, at: int, names: tuple[str, ...], in_class: bool
     ) -> tuple[int, int]:
-        """Handle a brace and the declaration before it. Returns where to go on, and where the declaration in progress begins."""
+        """Handle a brace and the declaration before it.
+
+        Returns the index to continue at, and the start of the declaration in progress.
+        """
         begin = self._after_macros(begin, at)
         head = self.tokens[begin:at]
         close = self.closing[at]
@@ -386,7 +390,7 @@ class _Splitter:
         return notes
 
     def _note_members(self, head: list[Token], opened: int, close: int, template: bool) -> None:
-        """Note the members of a struct whose offsets a program may ask for."""
+        """Note the members of a struct with offsets that a program may query."""
         words = [token.text for token in head]
         if template or words[0] not in ("struct", "union"):
             return

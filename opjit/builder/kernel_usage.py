@@ -1,4 +1,4 @@
-"""What each CUDA kernel takes of a GPU. ptxas, inside nvcc and NVRTC, prints it with -v."""
+"""The resource usage of CUDA kernels, which ptxas, inside nvcc and NVRTC, prints with -v."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
 class KernelUsage(NamedTuple):
-    """A kernel for an arch. Sizes are in bytes; the shared memory is what the kernel declares, without what a launch adds."""
+    """A kernel for an arch.
+
+    Sizes are in bytes; the shared memory is the part that the kernel declares, without the part
+    that a launch adds.
+    """
 
     kernel: str
     arch: str
@@ -45,7 +49,9 @@ def parse(output: str) -> list[KernelUsage]:
 
 
 def _entries(output: str) -> Iterator[KernelUsage]:
-    """Yield each kernel's usage, by its symbol. ptxas prints the properties of the functions that a kernel calls, too."""
+    """Yield each kernel's usage, by its symbol. ptxas also prints the properties of the
+    functions that a kernel calls.
+    """
     symbol = ""
     arch = ""
     of = ""

@@ -1,4 +1,5 @@
-"""The handshake of both parts of a .cu file: a type that a kernel takes by value has one layout, or the build ends with its name.
+"""The handshake of both parts of a .cu file: if a kernel's parameter is passed by value, its type
+must have one layout, or the build fails with its name.
 
 The host's part notes the size, the alignment and members' offsets of each parameter that may be a class in a section of its object file.
 The device's part compares them by static_assert."""
@@ -10,11 +11,11 @@ from typing import NamedTuple
 
 
 class Layout(NamedTuple):
-    """A parameter of a kernel that may be a class, whose layout both parts must agree on."""
+    """A parameter of a kernel that may be a class, so both parts must have the same layout."""
 
     type: str
     name: str
-    members: tuple[str, ...]  # whose offsets are compared
+    members: tuple[str, ...]  # with offsets to compare
 
     def note(self, number: int) -> str:
         """Return code for the kernel's body on the host, which notes the layout in the section opjit_layout."""
@@ -29,7 +30,9 @@ class Layout(NamedTuple):
         )
 
     def check(self, seen: Iterable[Sequence[int]]) -> str:
-        """Return code for the kernel's body on the device, which refuses a layout that is none of the host's."""
+        """Return code for the kernel's body on the device, which rejects a layout that the
+        host's part does not have.
+        """
         values = [f"sizeof({self.name})", f"alignof(decltype({self.name}))"]
         values += [f"__INTADDR__(&((decltype({self.name}) *)0)->{one})" for one in self.members]
         same = [

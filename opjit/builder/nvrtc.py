@@ -1,5 +1,8 @@
-"""NVRTC, NVIDIA's compiler as a library: machine code for GPUs from device code, in this process, in 0.05 s. It compiles one program at a
-time in a process; what waits for longer than a process takes to start is compiled in another one.
+"""NVRTC, NVIDIA's compiler as a library: machine code for GPUs from device code, in this process,
+in 0.05 s.
+
+It compiles one program at a time in a process. If a program waits longer than a process needs to
+start, it is compiled in another process.
 
 The interface: https://docs.nvidia.com/cuda/nvrtc. A fat binary holds the machine code for several archs, as NVIDIA's tool `fatbinary`
 writes it without compression."""
@@ -23,7 +26,8 @@ from typing import NamedTuple
 from opjit import processes, resources
 from opjit.builder.compile_step import CompilerFailed
 
-# Headers by their names in #include lines. NVRTC knows the functions of most; those of kernels_c/nvrtc/device have the rest.
+# Headers by their names in #include lines. NVRTC has the functions of most, and the headers in
+# kernels_c/nvrtc/device have the rest.
 _EMPTY_NAMES = """
     stdbool.h string.h cstring stdlib.h cstdlib stdio.h cstdio time.h errno.h unistd.h
     device_launch_parameters.h vector_types.h vector_functions.h vector string map
@@ -60,7 +64,7 @@ _OF_LIBCUDACXX = (
     "complex",
 )
 _turn = processes.Lock()
-_START = 0.1  # seconds that another process takes to start
+_START = 0.1  # seconds that another process needs to start
 _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from opjit.builder import nvrtc; nvrtc.answer()"
 _FEATURES = {"a": 0x100000, "f": 0x200000}  # sm_90a, sm_100f
 
@@ -103,7 +107,9 @@ def _library(path: str) -> ctypes.CDLL:
 
 @cache
 def release(path: str) -> str:
-    """Return the release of the libnvrtc.so at `path`, such as ``13.0.88``, as it writes it into PTX."""
+    """Return the release of the libnvrtc.so at `path`, such as ``13.0.88``, in the form that it
+    writes into PTX.
+    """
     ptx = compile_for(path, "", "release.cu", {}, ["--gpu-architecture=compute_90"], []).code
     found = re.search(rb", V([\d.]+)", ptx)
     return found[1].decode() if found else "0.0.0"
@@ -260,7 +266,7 @@ def fatbin(codes: Mapping[str, bytes]) -> bytes:
 
 
 def _section(cubin: bytes, name: bytes) -> bytes:
-    """Return the content of a section of an ELF file; empty if there is none."""
+    """Return the content of a section of an ELF file, or an empty content if the file lacks it."""
     (start,) = struct.unpack_from("<Q", cubin, 40)
     size, count, names = struct.unpack_from("<3H", cubin, 58)
     sections = [

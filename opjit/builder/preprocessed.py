@@ -1,8 +1,11 @@
-"""What a C++ preprocessor prints: the parts of its output, and a text that compilers of both halves of a .cu file can take.
+"""The output of a C++ preprocessor: its parts, and a text that compilers of both halves of a .cu
+file accept.
 
-nvcc preprocesses a .cu file with the C++ compiler, once for the host and once for each arch, and only then divides it. opjit does the same,
-so no ``#if``, ``##`` or ``#`` of the author's is decided by NVRTC, which has other macros. A flat text has the author's own files with all
-macros expanded, and a line for each header of others, which the compiler of each half reads in its own version."""
+nvcc preprocesses a .cu file with the C++ compiler, once for the host and once for each arch, and
+only then divides it. opjit does the same, so no ``#if``, ``##`` or ``#`` of the author's is decided
+by NVRTC, which has other macros. A flat text has the author's files with all macros expanded, and a
+line for each foreign header, which the compiler of each half reads in a separate version.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,17 @@ MACRO = re.compile(r"^#(define|undef) (\w+)(.*)$", re.MULTILINE)
 _INCLUDE = re.compile(r'#[ ]*(?:include|include_next|import)\b\s*([<"])([^>"]+)[>"]')
 _UPWARDS = re.compile(r"^(?:\.\.?/)+")
 _LACKING = re.compile(r"^(/[^\n:]+):\d+:\d+: fatal error: ([\w./-]+): No such file", re.MULTILINE)
-_FILLED = 8  # lines that are skipped without a directive, as the C++ compiler does
+_FILLED = 8  # lines that are skipped without a directive, like by the C++ compiler
 
 
 def run_preprocessor(
     command: Sequence[str], work: Path, lacking: Path, theirs: tuple[str, ...]
 ) -> None:
-    """Run a preprocessor in a folder. A header that others' headers name and nobody has becomes an empty one in the folder `lacking`, which
-    the command searches last, as nvcc would not find it either.
+    """Run a preprocessor in a folder.
+
+    If a foreign header includes a header that does not exist, the missing header becomes an empty
+    file in the folder `lacking`, which the command searches last, because nvcc would not find it
+    either.
 
     `theirs` are the prefixes of the paths of these headers. Raises CompilerFailed if the author's text is refused."""
     from opjit.builder import budget  # late: a warm load runs no preprocessor
@@ -47,11 +53,13 @@ def run_preprocessor(
 
 
 class Piece(NamedTuple):
-    """A part of a preprocessor's output: its file, the number of its first line there, and where it starts and ends in the output."""
+    """A part of a preprocessor's output: its file, the number of its first line there, and its
+    start and end in the output.
+    """
 
     path: str
     number: int
-    system: bool  # whether the compiler takes the file for one of the system's headers
+    system: bool  # whether the compiler treats the file as a header of the system
     start: int
     end: int
 
@@ -64,7 +72,7 @@ def pieces_of(output: str) -> Iterator[Piece]:
         following = _MARKER.search(output, marker.end())
         path = re.sub(r"\\(.)", r"\1", marker[2])
         flags = marker[3].split()
-        if "1" in flags:  # only there; elsewhere a macro of the system's makes the compiler say so
+        if "1" in flags:  # only there; elsewhere a macro of the system makes the compiler report it
             system[path] = "3" in flags
         end = following.start() if following else len(output)
         yield Piece(path, int(marker[1]), system.get(path, False), marker.end(), end)
@@ -111,7 +119,7 @@ def _note(macros: dict[str, str], kind: str, name: str, rest: str) -> None:
 
 
 def _is_one_of(name: str, files: Iterable[str]) -> bool:
-    """Whether the name in an ``#include`` line is that of a file."""
+    """Whether the name in an ``#include`` line is the name of a file."""
     tail = _UPWARDS.sub("", name)
     return any(path == name or path.endswith(f"/{tail}") for path in files)
 
@@ -126,7 +134,7 @@ def _undefined(macros: Iterable[str]) -> list[str]:
 
 @dataclass
 class _FlatText:
-    """A text in progress, which says by directives to which line of which file each of its lines belongs."""
+    """A text in progress, with directives that map each of its lines to a line of a file."""
 
     shown: Callable[[str], str]
     lines: list[str] = field(default_factory=list)

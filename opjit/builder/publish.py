@@ -1,4 +1,4 @@
-"""Where a build publishes its entry: in the store or, if that fails, in a folder of this process."""
+"""Publication of a build's entry: in the store or, if that fails, in a folder of this process."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
 
 
 def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
-    """Move the entry to its place. If another process published it first, take that entry."""
+    """Move the entry to its place.
+
+    If another process published it first, use that entry.
+    """
     staged = store.stage()
     try:
         made = make(staged, store.base)
@@ -106,7 +109,9 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
 
 
 def remember(entry: Entry, store: Store, places: Places, started: int) -> None:
-    """Note what stat says of the files that a build read, which began at a time of `files.tick`."""
+    """Note the results of stat for the files that a build read, which began at a time of
+    `files.tick`.
+    """
     if store.base in entry.folder.parents:
         text = files.read(entry.folder / NAME, manifests.MAX_BYTES)
         document = manifests.parse(text).document
@@ -116,12 +121,12 @@ def remember(entry: Entry, store: Store, places: Places, started: int) -> None:
 def _private(subject: Subject, store: Store, made: Made) -> Store:
     """Return a store of this process for an entry that must not be cached, and note the reason."""
     if subject.must_store:
-        raise subject.fault(f"it cannot be kept in a store, as {made.doubt}")
+        raise subject.fault(f"it cannot be kept in a store, because {made.doubt}")
     if store.notes is not None:
         note = {"name": subject.name, "reason": made.doubt}
         files.write_checked(store.notes / f"{UNCACHED}{made.request}", note)
     warnings.warn(
-        CacheWarning(f"{subject.name} is built for this process only, as {made.doubt}"),
+        CacheWarning(f"{subject.name} is built for this process only, because {made.doubt}"),
         stacklevel=4,
     )
     return Store(files.temporary_folder())

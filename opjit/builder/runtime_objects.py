@@ -3,8 +3,10 @@
     <root>/v2/parts/<key>/    opjit_runtime.o, opjit_convert.o, opjit_elementwise.o, libtorch_cpu.so, …, reads.json with the files that
                               made them, and parts.json with the SHA-256 of all
 
-A stub is a shared library with the soname of one of torch's and empty versions of the functions in opjit_shim.h. So the linker reports
-misspelled and unsupported functions, and a build does not depend on the installed torch. (Linking against torch takes 0.2 s longer.)"""
+A stub is a shared library with the soname of one of torch's and empty versions of the functions in
+opjit_shim.h. So the linker reports misspelled and unsupported functions, and a build does not
+depend on the installed torch. (Linking against torch is 0.2 s slower.)
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,12 @@ _UNUSED = (
 
 
 def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
-    """Return the folder, in that of the store, with the parts for a compiler and a backend's flags, and what made them. Raises OSError if
-    the folder is not writable, UntrustedFolder if others can write it, BuildError if the compiler failed."""
+    """Return the folder inside the store's folder with the parts for a compiler and a backend's
+    flags, and the inputs of the parts.
+
+    Raises OSError if the folder is not writable, UntrustedFolder if other users can write it,
+    BuildError if the compiler failed.
+    """
     include = str(resources.folder("kernels_c"))
     tools = versions_of(compiler, "cc")
     content = [include, tools, compiler.includes, flags.c, flags.stubs]
@@ -90,8 +96,12 @@ def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
 def kept(
     base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]
 ) -> Path:
-    """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
-    ones; a layer may have them. Raises UntrustedFolder if others can write the store's folder of parts."""
+    """Return a folder of parts that `make` writes, once for each content, which decides their
+    bytes.
+
+    Verifies them, and replaces damaged ones; a layer may have them. Raises UntrustedFolder if other
+    users can write the store's folder of parts.
+    """
     is_good = partial(is_whole, needed=needed)
     return find_parts(base, content, is_good) or put(base, content, is_good, make)
 
@@ -118,7 +128,10 @@ def put(
     make: Callable[[Path], None],
     kind: str = PARTS,
 ) -> Path:
-    """Make a folder of parts in place of one that is not good. Raises UntrustedFolder if others can write the folder of parts."""
+    """Replace a bad folder of parts.
+
+    Raises UntrustedFolder if other users can write the folder of parts.
+    """
     place = base / kind / _key(content)
     files.make_private(place.parent)
     problem = files.trust_problem(place.parent)
@@ -163,7 +176,7 @@ def is_whole(place: Path, needed: Collection[str]) -> bool:
 
 
 def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
-    """Make all parts, and note what they are made of.
+    """Make all parts, and note their inputs.
 
     -O1 and side by side: 0.45 s for the first get, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py)."""
     started = files.tick(work)

@@ -31,7 +31,10 @@ _OPENING = {end: start for start, end in CLOSING.items()}
 
 
 class Malformed(Exception):
-    """A text is no sequence of tokens, or its brackets do not match. The message says which."""
+    """A text is no sequence of tokens, or its brackets do not match.
+
+    The message contains the reason.
+    """
 
 
 class Token(NamedTuple):
@@ -46,7 +49,9 @@ class Token(NamedTuple):
     end: int
 
 
-@lru_cache(32)  # an op's variants share their texts: 288 of them take a second of Python, not 12
+@lru_cache(
+    32
+)  # an op's variants share their texts: 288 of them need a second of Python instead of 12
 def tokenize(text: str) -> tuple[Token, ...]:
     """Return the tokens of a C or C++ text, without blanks and comments.
 
@@ -73,7 +78,8 @@ def _is_first_in_line(text: str, at: int) -> bool:
 
 
 def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
-    """Return the index of the closing bracket by that of the opening one, for parentheses, brackets and braces.
+    """Return the index of the closing bracket by the index of the opening bracket, for parentheses,
+    brackets and braces.
 
     Raises Malformed if they do not match, for example because branches of ``#if`` open one twice.
     """
@@ -96,7 +102,7 @@ def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
 def matching_angle(tokens: Sequence[Token], at: int) -> int:
     """Return the index of the ``>`` that belongs to the ``<`` at index `at`, or the other way round.
 
-    Raises Malformed if there is none.
+    Raises Malformed if it is missing.
     """
     forward = tokens[at].text == "<"
     depth = 0
@@ -113,7 +119,8 @@ def matching_angle(tokens: Sequence[Token], at: int) -> int:
 
 
 def outer_indices(brackets: Mapping[int, int], begin: int, end: int) -> Iterator[int]:
-    """Yield the indices from `begin` to before `end` that are outside of brackets, those of opening brackets included.
+    """Yield the indices from `begin` to before `end` that are outside of brackets, including the
+    indices of opening brackets.
 
     `brackets` is the result of `match_brackets`.
     """
@@ -126,9 +133,11 @@ def outer_indices(brackets: Mapping[int, int], begin: int, end: int) -> Iterator
 def split_at_commas(
     tokens: Sequence[Token], brackets: Mapping[int, int], begin: int, end: int
 ) -> list[tuple[int, int]]:
-    """Return the ranges of indices between the commas from `begin` to before `end`, for example those of a function's parameters.
+    """Return the ranges of indices between the commas from `begin` to before `end`, for example the
+    ranges of a function's parameters.
 
-    Commas inside of parentheses, brackets, braces and the angle brackets of templates separate nothing. No tokens give no range.
+    Commas inside of parentheses, brackets, braces and the angle brackets of templates separate
+    nothing. Without tokens, there is no range.
     """
     ranges = []
     start = begin
@@ -145,7 +154,7 @@ def split_at_commas(
 def launch_end(tokens: Sequence[Token], brackets: Mapping[int, int], at: int) -> int:
     """Return the index of the first of the three ``>`` that belong to the ``<<<`` at index `at`.
 
-    Raises Malformed if there are none.
+    Raises Malformed if they are missing.
     """
     for index in outer_indices(brackets, at + 1, len(tokens) - 2):
         marks = [token.text for token in tokens[index : index + 3]]

@@ -1,8 +1,12 @@
-"""Calls torch.utils.cpp_extension's load and load_inline, whose internals change between versions: torch writes build.ninja, ninja runs it.
+"""Call load and load_inline of torch.utils.cpp_extension, although their internals change between
+versions: torch writes build.ninja, and ninja runs it.
 
-The function called is the one in torch's module, so a program that put its own there sees the call of each build. It goes on to functions
-whose global names, such as `os` with the environment, are this build's: builds run side by side, and no other thread sees a change. A
-program that has not imported torch's module gets by without setuptools, which would take 0.03 to 0.15 s (tests/benchmarks/cold.py)."""
+opjit calls the function in torch's module, so a program that patched it sees every build. It calls
+functions with global names that belong to this build, for example `os` with the environment.
+Therefore builds run side by side, and other threads do not see a change. If a program has not
+imported torch's module, setuptools is not imported, which would cost 0.03 to 0.15 s
+(tests/benchmarks/cold.py).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the bu
 _NAME = "torch.utils.cpp_extension"
 _COMPILES = re.compile(r"^build (\S+): (compile|cuda_compile) ", re.MULTILINE)
 _OUTPUT = "ninja.output"
-_SHARED = "shared.ninja"  # build.ninja, whose compilers wait for their shares of the machine
+_SHARED = "shared.ninja"  # build.ninja, with compilers that wait for their shares of the machine
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _lock = processes.Lock()  # held while torch's code runs as a module
 
@@ -47,20 +51,27 @@ class NinjaFailed(CompilerFailed):
 
 
 def private_copy() -> ModuleType:
-    """Return a module of opjit's own with torch's code. It runs with an empty setuptools, which only setup.py's build_ext needs."""
+    """Return a private module with torch's code.
+
+    It runs with an empty setuptools, which only setup.py's build_ext needs.
+    """
     with _lock:
         return _make_copy()
 
 
 def torch_module() -> ModuleType:
-    """Return torch's module, also if a program has put another one, such as opjit.cpp_extension, in its place in sys.modules."""
+    """Return torch's module, even if a program has replaced it in sys.modules, for example by
+    opjit.cpp_extension.
+    """
     with _lock, _without_cuda():
         importlib.import_module(_NAME)
         return _imported() or _executed(vars(builtins))
 
 
 def original(function: str) -> Any:
-    """Return torch's load or load_inline, which works with the variables of torch's module, also if a program has replaced it there."""
+    """Return torch's load or load_inline, which works with the variables of torch's module, even
+    if a program has replaced it there.
+    """
     return _rebound(getattr(private_copy(), function), vars(torch_module()))
 
 
@@ -96,7 +107,7 @@ def _imported() -> ModuleType | None:
 
 
 class _Empty(ModuleType):
-    """Replaces setuptools and its modules, from whose classes torch derives its own."""
+    """Replace setuptools and its modules, because torch derives classes from their classes."""
 
     def __getattr__(self, name: str) -> Any:
         return type(name, (), {})
@@ -133,8 +144,11 @@ def _import(name: str, *details: Any, **named: Any) -> ModuleType:
 
 @contextmanager
 def _without_cuda() -> Iterator[None]:
-    """During its import, torch's module looks for a GPU, and warns if there is none. Make it ask NVML, and silence the warning: asking
-    CUDA takes 0.2 s, and children forked later could not use CUDA."""
+    """During its import, torch's module looks for a GPU and warns if this machine lacks one.
+
+    Make it query NVML, and silence the warning: a query of CUDA costs 0.2 s, and children forked
+    later could not use CUDA.
+    """
     logger = logging.getLogger(_NAME)
     level = logger.level
     is_set = _ASK_NVML in os.environ
@@ -165,7 +179,7 @@ def call(
     output = list[str]()
     path = os.pathsep.join(
         filter(None, (os.environ.get("PATH"), ninja))
-    )  # last: the folder may have another compiler, too
+    )  # last, because the folder may also contain another compiler
     changed: dict[str, str | None] = {
         **os.environ,
         "PATH": path,
@@ -233,7 +247,7 @@ def _names(variables: Mapping[str, Any], environment: dict[str, str]) -> dict[st
         "verify_ninja_availability": lambda: None,  # would run ninja, which opjit has found already
         "remove_extension_h_precompiler_headers": lambda: (
             None
-        ),  # they lie in torch's folder and are the user's
+        ),  # they are in torch's folder and belong to the user
     }
     rebound = {
         name: _rebound(value, names)
@@ -259,8 +273,11 @@ def run_ninja(
     verbose: bool = False,
     objects: Sequence[str] = (),
 ) -> str:
-    """Run ninja for some objects or for all, and return its output. Each compiler waits for its share of the machine; `needs`: see `call`.
-    Raises NinjaFailed if a tool failed. An interrupt ends ninja's compilers, too."""
+    """Run ninja for some objects or for all, and return its output.
+
+    Each compiler waits for its share of the machine; `needs`: see `call`. Raises NinjaFailed if a
+    tool failed. An interrupt also ends ninja's compilers.
+    """
     text = (work / "build.ninja").read_text("utf-8", "surrogateescape")
     rules = [rule for out, rule in _COMPILES.findall(text) if not objects or out in objects]
     program = [os.path.join(ninja, "ninja"), "-v", "-j", str(budget.width(budget.C_JOB))]
@@ -273,7 +290,9 @@ def run_ninja(
         if waits:
             for name, words in zip(("cxx", "nvcc"), launchers, strict=True):
                 text = text.replace(f"\n{name} = ", f"\n{name} = {words.replace('$', '$$')} ", 1)
-            (work / _SHARED).write_text(text, "utf-8", "surrogateescape")  # people read torch's own
+            (work / _SHARED).write_text(
+                text, "utf-8", "surrogateescape"
+            )  # people read the names of torch
             program += ["-f", _SHARED]
         done = processes.run(
             [*program, *objects],

@@ -168,7 +168,10 @@ def folder_name(made_by: str, name: str) -> str:
 
 
 def entries_folder(document: Mapping[str, Any]) -> str:
-    """The folder of an extension's or a library's entries in the store's. Raises EntryError if the document is that of neither."""
+    """The folder of an extension's or a library's entries in the store's.
+
+    Raises EntryError if the document describes neither.
+    """
     match document:
         case {"made_by": "opjit.build", "name": str(name), "host": "x86_64" | "aarch64" as target}:
             made_by = LIBRARY

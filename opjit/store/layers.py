@@ -103,7 +103,7 @@ def find(
 
 
 def holds(library: Path) -> bool:
-    """Return whether a path is that of a binary next to an op's source,
+    """Return whether a path leads to a binary next to an op's source,
     ``prebuilt/v2/<namespace>.<op>/<arch>/<key>/<namespace>.<op>.so``.
     """
     return library.parts[-6:-4] == (FOLDER, VERSION) and library.name == f"{library.parts[-4]}.so"

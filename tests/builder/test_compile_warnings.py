@@ -49,7 +49,7 @@ def test_a_kernel_whose_locals_fill_a_stack_is_warned_of_with_a_way_out(tmp_path
     assert (file, line) == (str(op / "plus.c"), LARGE.count("\n"))
     assert re.fullmatch(
         r"the frame size of 20000\d\d bytes is larger than 1048576 bytes \[-Wframe-larger-than=\]: a thread's stack has "
-        r"some MB, and .* dies of SIGSEGV; take the memory from opjit_scratch, or pass .*",
+        r"some MB, and .* with SIGSEGV; allocate the memory with opjit_scratch, or pass .*",
         text,
     )
     allowed = helpers.OP_PY.replace('Tensor")', 'Tensor", extra_cflags=["-Wno-frame-larger-than"])')

@@ -39,9 +39,9 @@ RIGHT = {
 @pytest.mark.parametrize(
     ("wrong", "line", "told"),
     [
-        ({"launch": "256"}, 14, "the launch names no stream"),
-        ({"launch": "dim3(16, 16), 4 * sizeof(float)"}, 14, "the launch names no stream"),
-        ({"launch": "256, 0, 0"}, 14, "the launch names no stream"),
+        ({"launch": "256"}, 14, "the launch lacks a stream"),
+        ({"launch": "dim3(16, 16), 4 * sizeof(float)"}, 14, "the launch lacks a stream"),
+        ({"launch": "256, 0, 0"}, 14, "the launch lacks a stream"),
         (
             {"parameters": "const opjit_tensor *x, float *y, int64_t n"},
             3,

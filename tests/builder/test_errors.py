@@ -434,9 +434,7 @@ def test_what_is_edited_while_the_compiler_runs_is_not_stored_under_the_old_key(
     edit = f"if {helpers.COMPILES}; then sed -i 's/1.0f/5.0f/; s/AMOUNT;/AMOUNT + 4.0f;/' '{op}/{name}'; fi"
     with monkeypatch.context() as patched:
         patched.setenv("CC", str(fake_compiler(tmp_path / "cc", **{when: edit})))
-        with pytest.raises(
-            BuildError, match="sources changed during compilation; ask for it again"
-        ):
+        with pytest.raises(BuildError, match="sources changed during compilation; build it again"):
             built(op, here)
     assert helpers.entries(here) == []
     after = helpers.caught(op, here)

@@ -120,7 +120,7 @@ def test_headers_beside_the_file_are_split_too_and_enter_the_key(tmp_path: Path)
     ("code", "flags", "why"),
     [
         ("__managed__ float total;" + KERNEL, [], "it uses __managed__"),
-        (KERNEL, ["-rdc=true"], "NVRTC has no flag -rdc=true"),
+        (KERNEL, ["-rdc=true"], "NVRTC does not have the flag -rdc=true"),
         ("static __managed__ float total;" + KERNEL, [], "it uses __managed__"),
     ],
     ids=["managed", "rdc", "static"],

@@ -303,7 +303,9 @@ def test_what_no_tool_reports_is_refused(project: Path, flags: dict[str, Any], s
 def test_what_cannot_be_known_is_not_cached_and_says_why(project: Path) -> None:
     put({"a.c": "const char *at = __DATE__;\n"})
     for _ in range(2):
-        with pytest.warns(CacheWarning, match=r"built for this process only, as it uses __DATE__"):
+        with pytest.warns(
+            CacheWarning, match=r"built for this process only, because it uses __DATE__"
+        ):
             opjit.build("dated", ["a.c"])
     assert not list(Store(default_root()).base.glob("shared_library.*/*"))
 
