@@ -656,6 +656,7 @@ void emu_atomic(const void *place, int size, emu_access access, const void *call
         return;
     const uintptr_t address = (uintptr_t)place;
     const int writes = access & EMU_STORES ? IS_WRITE : 0, needs = access == EMU_UPDATES ? NEEDS_OLD : 0;
+    finding_reached(caller);
     see_access(address, (size_t)size, IS_ATOMIC | writes | needs, caller);
     if (access & EMU_LOADS)
         learn_from(address, self->order->fenced != nullptr);

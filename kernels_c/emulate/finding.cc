@@ -122,6 +122,34 @@ std::string finding_line(const std::string &place, const std::string &from)
 }
 
 /* ---------------------------------------------------------------------------------------------- */
+/* Barriers and atomics that checked threads have reached                                         */
+
+static std::set<std::pair<const char *, int>> barriers_reached;
+static std::set<const void *> atomics_reached;
+
+void finding_reached(emu_place at)
+{
+    barriers_reached.insert({at.file, at.line});
+}
+
+void finding_reached(const void *code)
+{
+    atomics_reached.insert(code);
+}
+
+/* Their places, one in each line. The text is valid until the next call. */
+extern "C" const char *emu_reached(void)
+{
+    static std::string text;
+    text.clear();
+    for (const auto &[file, line] : barriers_reached)
+        text += finding_place(emu_place{file, line}) + "\n";
+    for (const void *code : atomics_reached)
+        text += finding_place(code) + "\n";
+    return text.c_str();
+}
+
+/* ---------------------------------------------------------------------------------------------- */
 /* Threads                                                                                        */
 
 static std::string numbered(const char *what, dim3 size, uint3 index)

@@ -115,6 +115,8 @@ static void wait_at(const char *what, emu_place at)
 {
     self->doing = what;
     self->at = at;
+    if (checking)
+        finding_reached(at);
 }
 
 /* End all threads of the launch. */

@@ -162,6 +162,8 @@ std::string finding_place(const void *code);                                 /* 
 std::string finding_line(const std::string &place, const std::string &from); /* "line 16", or "other.h:16" */
 extern "C" const char *emu_first_finding(void);                              /* NULL without one */
 extern "C" void emu_forget_findings(void);
+void finding_reached(emu_place at);     /* by a thread: a barrier */
+void finding_reached(const void *code); /* an atomic */
 std::string finding_thread(const thread *who);
 std::string finding_thread(uint32_t block, int thread);
 

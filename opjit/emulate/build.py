@@ -112,6 +112,7 @@ def runtime() -> ctypes.CDLL:
     library = ctypes.CDLL(str(runtime_folder() / RUNTIME))
     library.emu_set_patience.argtypes = (ctypes.c_double,)
     library.emu_finding.restype = ctypes.c_char_p
+    library.emu_reached.restype = ctypes.c_char_p
     return library
 
 

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from opjit import backends
 from opjit.declare.sample import Sample
 from opjit.emulate import build
+from opjit.emulate.translate import synchronization
 from opjit.errors import NoKernel
 from opjit.operators.op import Op
 from opjit.testing import refuse_unknown_waivers
@@ -35,7 +37,23 @@ def _races(op: Op, device: str) -> str:
             schedules += 1
             if time.monotonic() - start > _LONG:
                 break
-    return f"{schedules} schedules"
+    missed = _not_reached(op)
+    return f"{schedules} schedules, {missed}" if missed else f"{schedules} schedules"
+
+
+def _not_reached(op: Op) -> str:
+    """Describe the barriers and atomics of the kernel's file that no sample has reached, because no check saw them."""
+    source = op.declaration.source(backends.for_device("cuda"))
+    calls = synchronization(source.read_text("utf-8", "surrogateescape"))
+    reached = set(build.runtime().emu_reached().decode().split())
+    missed = [
+        f"{source.name}:{lines[0]}"
+        for lines in calls
+        if not any(f"{source.name}:{line}" in reached for line in lines)
+    ]
+    if not missed:
+        return ""
+    return f"{len(missed)} of {len(calls)} barriers and atomics not reached ({', '.join(missed)})"
 
 
 def _calls(op: Op, device: str) -> list[Sample]:

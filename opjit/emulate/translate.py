@@ -27,6 +27,7 @@ from opjit.builder.tokens import (
 _WITH_ARGUMENTS = {"__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__"}
 _BEFORE_SHARED = {"extern", "static", "volatile", "const"}
 _ASM = {"asm", "__asm__", "__asm"}
+_SYNCHRONIZES = re.compile(r"__syncthreads\w*|__syncwarp|sync|atomic[A-Z]\w*")
 _VALUE = "std::remove_reference_t<decltype({0})>"
 # Inline PTX by its instruction, and the C++ for its operands: {0} and so on, in their order.
 _PTX = [
@@ -81,6 +82,19 @@ def translate(text: str, path: str) -> str:
         raise NvccOnly(str(error)) from None
     escaped = path.replace("\\", r"\\").replace('"', r"\"")
     return f'#line 1 "{escaped}"\n{_edited(text, edits)}'
+
+
+def synchronization(text: str) -> list[range]:
+    """Return the lines of each call of a barrier or an atomic in a text, outside of macros."""
+    tokens = [token for token in tokenize(text) if token.kind != "directive"]
+    found = []
+    for start, close in match_brackets(tokens).items():
+        called = tokens[start - 1] if start and tokens[start].text == "(" else None
+        if called is not None and _SYNCHRONIZES.fullmatch(called.text):
+            first = text.count("\n", 0, called.start) + 1
+            last = text.count("\n", 0, tokens[close].start) + 1
+            found.append(range(first, last + 1))
+    return found
 
 
 def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:

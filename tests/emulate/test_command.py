@@ -76,6 +76,15 @@ def test_a_right_kernel_passes_and_each_line_says_emulated(folder: Path, no_gpu:
     assert done.returncode == 0
 
 
+def test_a_barrier_that_no_sample_reaches_is_counted(folder: Path, no_gpu: None) -> None:
+    shared = "    __shared__ float part[256];\n"
+    unreached = f"    if (columns > 1000)\n        __syncthreads();\n{shared}"
+    (folder / "rows.cu").write_text(KERNEL.replace(shared, unreached))
+    done = command("test", folder, "--device", "cuda", "--only", "races")
+    shown = r"emulated: 9 schedules, 1 of 3 barriers and atomics not reached \(rows.cu:5\); 3 calls"
+    assert re.search(shown, done.stdout), done
+
+
 def test_a_race_is_named_by_line_block_and_thread(folder: Path, no_gpu: None) -> None:
     (folder / "rows.cu").write_text(KERNEL.replace("__syncthreads(); /* removed */", ""))
     done = command("test", folder, "--device", "cuda", "--only", "races")
