@@ -211,8 +211,9 @@ def check(group: Any = None) -> None:
         reasons = [
             f"rank {rank} {_REASONS.get(word & 255, 'was lost')}" for rank, word in lost.items()
         ]
+        where = f" in {op}" if op else ""
         raise PeerLost(
-            f"group {name}f' in {op}' if op else '': {', '.join(reasons)}; the remaining ranks "
+            f"group {name}{where}: {', '.join(reasons)}; the remaining ranks "
             "can make a smaller group",
             name,
             tuple(lost),

@@ -43,18 +43,16 @@ _HEADERS = {
     "half.h": "cuda_fp16.h cuda_bf16.h cuda_fp8.h",
     "cooperative_groups.h": "cooperative_groups.h cooperative_groups/reduce.h",
 }
-_COMMON = ("-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions", "-fvisibility=hidden")
-_FAST = ("-O2", "-fsanitize-coverage=trace-pc", "-ffp-contract=fast")
-_CHECKED = (
-    *(
-        "-O1",
-        "-fsanitize-coverage=trace-pc",
-        "-ffp-contract=fast",
-        "-DOPJIT_EMULATE_CHECKED",
-        "-fsanitize=thread,alignment,bounds",
-    ),
-    *("--param", "tsan-distinguish-volatile=1"),
-)
+_COMMON = ["-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
+_BOTH = ["-fsanitize-coverage=trace-pc", "-ffp-contract=fast"]
+_FAST = ["-O2", *_BOTH]
+_CHECKED = [
+    "-O1",
+    *_BOTH,
+    "-DOPJIT_EMULATE_CHECKED",
+    "-fsanitize=thread,alignment,bounds",
+    "--param=tsan-distinguish-volatile=1",
+]
 # Features that are not emulated, by the words of g++'s first error.
 _NOT_EMULATED = [
     (re.compile(pattern), f"{what} are not emulated")
@@ -118,15 +116,8 @@ def runtime() -> ctypes.CDLL:
 
 def runtime_folder() -> Path:
     compiler = toolchain.require_compiler(_base())
-    flags = [
-        *_COMMON[:-1],
-        "-O2",
-        "-shared",
-        *_SOURCES,
-        "-lstdc++",
-        "-ldl",
-        f"-Wl,-soname,{RUNTIME}",
-    ]
+    libraries = ["-lstdc++", "-ldl", f"-Wl,-soname,{RUNTIME}"]
+    flags = [*_COMMON[:-1], "-O2", "-shared", *_SOURCES, *libraries]
 
     def make(staged: Path) -> None:
         run_tool([compiler.path, *flags, "-o", str(staged / RUNTIME)], _folder())
@@ -324,7 +315,9 @@ def _link(
             "-lstdc++",
             "-lm",
         ),
-        *("-Wl,-z,defs", "-o", str(staged / _BINARY)),
+        "-Wl,-z,defs",
+        "-o",
+        str(staged / _BINARY),
     ]
 
 

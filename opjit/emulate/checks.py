@@ -44,16 +44,13 @@ def _races(op: Op, device: str) -> str:
 def _not_reached(op: Op) -> str:
     """Describe the barriers and atomics of the kernel's file that no sample has reached, because no check saw them."""
     source = op.declaration.source(backends.for_device("cuda"))
-    calls = synchronization(source.read_text("utf-8", "surrogateescape"))
-    reached = set(build.runtime().emu_reached().decode().split())
-    missed = [
-        f"{source.name}:{lines[0]}"
-        for lines in calls
-        if not any(f"{source.name}:{line}" in reached for line in lines)
-    ]
+    lines = synchronization(source.read_text("utf-8", "surrogateescape"))
+    places = [f"{source.name}:{line}" for line in lines]
+    reached = build.runtime().emu_reached().decode().split()
+    missed = [place for place in places if place not in reached]
     if not missed:
         return ""
-    return f"{len(missed)} of {len(calls)} barriers and atomics not reached ({', '.join(missed)})"
+    return f"{len(missed)} of {len(places)} barriers and atomics not reached ({', '.join(missed)})"
 
 
 def _calls(op: Op, device: str) -> list[Sample]:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
@@ -29,12 +28,13 @@ from opjit.distributed.peer_memory import (
     words_in,
 )
 from opjit.emulate import build
-from opjit.errors import BadSetting, NoKernel, PeerLost
+from opjit.emulate.checks import compile_both
+from opjit.errors import BadSetting, PeerLost
 from opjit.operators.op import Op
 from opjit.testing.checks import tally
 from opjit.testing.compare import assert_same
 from opjit.testing.isolation import Child
-from opjit.testing.samples import effects
+from opjit.testing.samples import Skipped, effects
 
 _TIMEOUT = 10.0  # seconds; the clock of emulated kernels leaps if all threads only wait
 _IN_A_ROW = 3  # calls without a meeting of the ranks between them, as in a program
@@ -68,9 +68,8 @@ def run(names: Sequence[str], ranks: int) -> int:
     for op in [op for name in names for op in arguments.ops(name)]:
         title = f"{op.qualified} on {ranks} ranks (cuda, emulated on the CPU, no timing)"
         try:
-            for checked in (False, True):
-                build.binary(op, checked)
-        except NoKernel as reason:
+            compile_both(op)
+        except Skipped as reason:
             print(f"{title}: FAILED, {reason}")
             failed = True
             continue
@@ -89,10 +88,7 @@ def run(names: Sequence[str], ranks: int) -> int:
 
 
 def _in_child(op: Op, ranks: int, checked: bool) -> _RankOutcome:
-    def work(pipe: Connection) -> None:
-        pipe.send(_run_ranks(op, ranks, checked))
-
-    with Child(work) as child:
+    with Child(lambda pipe: pipe.send(_run_ranks(op, ranks, checked))) as child:
         try:
             report: _RankOutcome = child.messages.recv()
         except EOFError:
@@ -168,7 +164,7 @@ def _run_ranks(op: Op, ranks: int, checked: bool) -> _RankOutcome:
     loaded = build.load_emulated(op, checked)
     build.runtime().emu_set_checking(int(checked))
     if loaded.registered.opjit_register() != 0:
-        return _RankOutcome(0, {"torch did not accept the emulated kernel": list(range(ranks))})
+        raise AssertionError("torch did not accept the emulated kernel")
     meeting = _Meeting(ranks)
     reports: list[_RankOutcome | None] = [None] * ranks
 
@@ -202,12 +198,17 @@ def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
                 batch = [samples[number % len(samples)] for number in row]
                 expected = [effects(op.reference_function, op, sample) for sample in batch]
                 outcomes = _launch(partial(_results, op, batch), members)
-                error = _lost(group) or _error_of_call(outcomes, expected, batch)
-                if any(members.exchange(error)):
+                error = _error_of_call(outcomes, expected, batch)
+                errors = members.exchange(error)
+                if not any("race on" in each for each in errors):
+                    group.check()  # a race says more than a rank that waits for the others
+                if any(errors):
                     return _RankOutcome(calls, {error: []} if error else {})
                 calls += len(batch)
-    except threading.BrokenBarrierError:  # another rank raised an error, which it reports
-        return _RankOutcome(calls, {})
+    except threading.BrokenBarrierError:
+        pass  # another rank raised an error, which it reports
+    except PeerLost as error:  # on all ranks
+        return _RankOutcome(calls, {str(error): []})
     except Exception as error:  # in the op.py
         members.meeting.cancel()
         return _RankOutcome(calls, {f"{type(error).__name__}: {error}": []})
@@ -217,9 +218,6 @@ def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
 def _chosen(op: Op, members: _ThreadRank, checked: bool) -> list[Sample]:
     """Choose the samples by rank 0's numbers, because all ranks make the same calls."""
     samples = list(op.samples_on("cpu"))
-    counts = members.exchange(len(samples))
-    if len(set(counts)) > 1:
-        raise AssertionError(f"the ranks declare different numbers of samples: {counts}")
     sizes = range(_SMALL + 1) if checked else range(_SMALL + 1, _LARGE)
     kinds = {sample.kind: n for n, sample in enumerate(samples) if sample.numel in sizes}
     numbers = members.exchange(list(kinds.values())[:_CALLS])[0]
@@ -237,12 +235,14 @@ def _launch(calls: partial[Any], members: _ThreadRank) -> Any:
     members.exchange(None)
     runtime.emu_be_rank(members.rank)
     try:
-        return calls()
+        results = calls()
     finally:
         runtime.emu_be_host()
         if members.rank == 0:
             conductor.join()
             runtime.emu_end_ranks()
+    members.exchange(None)  # the calls of all ranks have ended
+    return results
 
 
 def _results(op: Op, batch: Sequence[Sample]) -> list[list[Any] | str]:
@@ -269,12 +269,4 @@ def _error_of_call(
             assert_same(outcome, wanted, sample)
         except AssertionError as error:
             return str(error)
-    return ""
-
-
-def _lost(group: distributed.Peers) -> str:
-    try:
-        group.check()
-    except PeerLost as error:
-        return str(error)
     return ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.host_device_split import callee_start, named_parameter, template_arguments
@@ -84,17 +85,13 @@ def translate(text: str, path: str) -> str:
     return f'#line 1 "{escaped}"\n{_edited(text, edits)}'
 
 
-def synchronization(text: str) -> list[range]:
-    """Return the lines of each call of a barrier or an atomic in a text, outside of macros."""
-    tokens = [token for token in tokenize(text) if token.kind != "directive"]
-    found = []
-    for start, close in match_brackets(tokens).items():
-        called = tokens[start - 1] if start and tokens[start].text == "(" else None
-        if called is not None and _SYNCHRONIZES.fullmatch(called.text):
-            first = text.count("\n", 0, called.start) + 1
-            last = text.count("\n", 0, tokens[close].start) + 1
-            found.append(range(first, last + 1))
-    return found
+def synchronization(text: str) -> list[int]:
+    """Return the lines of the calls of barriers and atomics in a text, outside of macros."""
+    return [
+        text.count("\n", 0, token.start) + 1
+        for token, after in pairwise(tokenize(text))
+        if after.text == "(" and _SYNCHRONIZES.fullmatch(token.text)
+    ]
 
 
 def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:

@@ -28,6 +28,7 @@ from opjit.recipe import toolchain
 from opjit.store.store import Store, default_root
 from opjit.testing.compare import import_all
 
+_NOT_EMULATED = "this machine has no GPU, and only CUDA code of an op is emulated; use --device cpu for a KernelBench file"
 _AHEAD = 2  # workers that wait for a candidate. With eight, one verdict on an H100 waited 12 s for contexts
 
 
@@ -83,17 +84,12 @@ class WorkerPool:
             self.task = Task(self.task_path, self.device, self.seed, self.op_name)
             self._control.receive([protocol.Done])
             if self.task.op is None:
-                self._refuse_emulation()
+                if self.emulated:
+                    raise DeviceUnavailable(_NOT_EMULATED)
                 self._compile_binding()
         except BaseException:
             self.close()
             raise
-
-    def _refuse_emulation(self) -> None:
-        if self.emulated:
-            raise DeviceUnavailable(
-                "this machine has no GPU, and only CUDA code of an op is emulated; use --device cpu for a KernelBench file"
-            )
 
     def _start_zygote(self) -> None:
         environment = {

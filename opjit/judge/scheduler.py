@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -54,22 +55,20 @@ class Judge:
         on_cuda = chosen == "cuda" and backends.for_device("cuda").available() is None
         emulated = chosen == "cuda" and not on_cuda
 
-        def pool(of: str, emulated: bool) -> WorkerPool:
-            return WorkerPool(
-                task,
-                op,
-                workers=workers or budget.jobs(budget.GIB // 2),
-                device=of,
-                gpus=gpus,
-                seconds=seconds,
-                seed=seed,
-                emulated=emulated,
-            )
+        pool = partial(
+            WorkerPool,
+            task,
+            op,
+            workers=workers or budget.jobs(budget.GIB // 2),
+            gpus=gpus,
+            seconds=seconds,
+            seed=seed,
+        )
 
-        self.pool = pool("cpu" if emulated else chosen, emulated)
+        self.pool = pool(device="cpu" if emulated else chosen, emulated=emulated)
         self.pools = [self.pool]
         if emulate and on_cuda:
-            self.pools.insert(0, pool("cpu", emulated=True))
+            self.pools.insert(0, pool(device="cpu", emulated=True))
         self._known: dict[str, Verdict] = {}
         self._threads = ThreadPoolExecutor(self.pool.workers)
 

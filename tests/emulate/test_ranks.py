@@ -144,4 +144,4 @@ def test_a_rank_that_does_not_come_is_named_after_the_time_limit(
 ) -> None:
     absent = "if (p.rank == 1) return OPJIT_OK;"
     out = _tested(tmp_path, KERNEL.replace("/* start */", absent))
-    assert "rank 1 did not come in time" in out
+    assert "group rank 0 of 3 in emulated::total: rank 1 did not come in time" in out
