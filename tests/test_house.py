@@ -20,9 +20,9 @@ MODULES = {
 }
 
 MOST_TOKENS = 218_500
-MOST_PER_LINE = 9.0
+MOST_PER_LINE = 8.5
 LONGEST_STATEMENT = 60  # tokens
-MOST_LONG_STATEMENTS = 24
+MOST_LONG_STATEMENTS = 23
 MOST_FILES_OF_A_NAME = 4
 _SPECIAL = ("__getattr__", "__dir__")
 _STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.Raise)
