@@ -4,6 +4,8 @@
  * It is compiled once per torch, with torch's headers; see opjit/declare/cpp_autograd.py. If an op has this kernel,
  * for example at AutogradCPU, the Python kernel of opjit is below it at AutogradOther, torch's key for devices without
  * a separate key, so no tensor reaches it.
+ *
+ * It is linked without a C++ library: the one that torch has loaded is used.
  */
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
