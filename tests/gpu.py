@@ -1,18 +1,41 @@
-"""Run all tests that need a GPU, of both tiers, and name those that did not run: ``python -m tests.gpu``, with options of pytest.
+"""Run all tests that need a GPU, of both tiers, and name those that did not run.
 
-Tests that measure have the GPU for themselves, before the others share it. It fails where torch sees no GPU, where a test fails, and where
-fewer run than tests/floors.json says."""
+    python -m tests.gpu [--carry FOLDER] [--part NUMBER/COUNT] [options of pytest]
+    python -m tests.gpu --carry FOLDER --build sm_90      on a machine without a GPU: build the ops ahead, and run nothing
 
+Tests that measure have the GPU for themselves, before the others share it. The files that were changed last come first, and a table at the
+end shows which files took how long. FOLDER keeps built binaries and the references of the corpus between runs and machines; by default they
+are in .pytest_cache. The command fails if torch sees no GPU, if a test fails, or if fewer tests run than tests/floors.json requires."""
+
+import argparse
 import importlib.util
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST = 20  # files in the table
+_PLUGIN = __name__ if __name__ != "__main__" else "tests.gpu"  # pytest loads the hooks below
 
-def main(arguments: list[str]) -> int:
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--carry", type=Path, metavar="FOLDER")
+    parser.add_argument("--build", metavar="ARCH")
+    options, of_pytest = parser.parse_known_args(arguments)
+    if options.build is not None:
+        if options.carry is None:
+            parser.error("--build needs --carry FOLDER")
+        return subprocess.call(build_command(options.carry, options.build), cwd=ROOT)
+
     if not torch.cuda.is_available():
         print(f"No GPU test can run: torch {torch.__version__} sees no CUDA GPU.")
         return 1
@@ -20,18 +43,83 @@ def main(arguments: list[str]) -> int:
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
         flush=True,
     )
-    workers = ["-n", str(min(os.cpu_count() or 1, 8))] if importlib.util.find_spec("xdist") else []
-    runs = (["-m", "gpu and alone"], ["-m", "gpu and not alone", *workers])
-    codes = {
-        subprocess.call(
-            [sys.executable, "-m", "pytest", "--tier", "all", "--no-fold-skipped", *run, *arguments]
-        )
-        for run in runs
-    }
+    codes = {subprocess.call(run) for run in commands(options.carry, of_pytest)}
     return max(
         codes - {pytest.ExitCode.NO_TESTS_COLLECTED},
         default=int(pytest.ExitCode.NO_TESTS_COLLECTED),
     )
+
+
+def cache_of(carried: Path) -> Path:
+    """Return the folder of opjit's cache in pytest's cache, as tests/conftest.py makes it."""
+    return carried.resolve() / "d" / "opjit"
+
+
+def build_command(carried: Path, arch: str) -> list[str]:
+    """Return the command that builds the bundled ops into a carried folder."""
+    words = ["precompile", "--all", "--arch", arch, "--store", str(cache_of(carried))]
+    return [sys.executable, "-m", "opjit", *words]
+
+
+def commands(carried: Path | None, of_pytest: Sequence[str]) -> list[list[str]]:
+    """Return the commands of both runs: tests that measure, and the others."""
+    plain = [sys.executable, "-m", "pytest", "--tier", "all", "--no-fold-skipped", "-p", _PLUGIN]
+    if carried is not None:
+        plain += ["-o", f"cache_dir={carried.resolve()}"]
+    has_workers = importlib.util.find_spec("xdist") is not None
+    workers = ["-n", str(min(os.cpu_count() or 1, 8))] if has_workers else []
+    return [
+        [*plain, "-m", "gpu and alone", *of_pytest],
+        [*plain, "-m", "gpu and not alone", *workers, *of_pytest],
+    ]
+
+
+def changed(root: Path) -> dict[str, float]:
+    """Return when each file of the tests was committed last, in seconds since 1970. Nothing without git or its history."""
+    command = ["git", "log", "--format=%ct", "--name-only", "--relative", "--", "."]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    found: dict[str, float] = {}
+    when = 0.0
+    for line in done.stdout.splitlines():
+        if line.isdigit():
+            when = float(line)
+        elif line:
+            found.setdefault(line, when)
+    return found
+
+
+def table(seconds: Counter[str], counts: Counter[str]) -> list[str]:
+    """Return the lines of the files that took longest."""
+    lines = [
+        f"{spent:8.1f} s {counts[file]:5} tests  {file}"
+        for file, spent in seconds.most_common(LONGEST)
+    ]
+    others = sum(seconds.values()) - sum(spent for _, spent in seconds.most_common(LONGEST))
+    if len(seconds) > LONGEST:
+        lines.append(f"{others:8.1f} s in {len(seconds) - LONGEST} other files")
+    return lines
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the files first that were changed last. A file that git does not know is new."""
+    when = changed(config.rootpath)
+    if when:
+        items.sort(key=lambda item: -when.get(item.nodeid.partition("::")[0], float("inf")))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seconds = Counter[str]()
+    counts = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                file = report.nodeid.partition("::")[0]
+                seconds[file] += report.duration
+                counts[file] += report.when == "call"
+    terminalreporter.section("seconds of all workers by file")
+    for line in table(seconds, counts):
+        terminalreporter.write_line(line)
 
 
 if __name__ == "__main__":
