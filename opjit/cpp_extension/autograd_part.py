@@ -15,10 +15,6 @@ from opjit.declare import cpp_autograd
 from opjit.errors import CompileError, CompileWarning, OpjitError
 from opjit.store.store import Store, default_root
 
-# The part needs no C++ library except the one that torch has loaded. So it also serves where g++ links a static one, as the compilers of
-# some images do: a second set of locales would crash.
-_NO_CXX_LIBRARY = ["-nodefaultlibs", "-lgcc_s", "-lc"]
-
 
 def make(store: Store | None = None, on_build: Callable[[str], object] = lambda line: None) -> None:
     """Fetch or build it, unless the store or, without one, a layer or the cache has it. After an error, the kernel in Python serves.
@@ -29,7 +25,8 @@ def make(store: Store | None = None, on_build: Callable[[str], object] = lambda 
         name=cpp_autograd.NAME,
         sources=[str(cpp_autograd.source())],
         extra_cflags=["-O1"],
-        extra_ldflags=_NO_CXX_LIBRARY,
+        # Without a C++ library: torch has loaded one, and a static one, which some g++ link, would crash.
+        extra_ldflags=["-nodefaultlibs", "-lgcc_s", "-lc"],
         with_cuda=False,
         is_python_module=False,
         fast=False,

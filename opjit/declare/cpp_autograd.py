@@ -103,9 +103,9 @@ def make_later(root: Store) -> None:
             return
         if os.environ.get("OPJIT_REMOTE") or toolchain.find_cxx(root.notes):
             progress.log("autograd's kernel in C++ is being built in the background")
-            path = map(os.path.abspath, sys.path)
-            command = ["/bin/sh", "-c", _START_BUILD, sys.executable, _BUILD, *path]
-            processes.run(command, cwd=os.sep, start_new_session=True)
+            shell = ["/bin/sh", "-c", _START_BUILD, sys.executable, _BUILD]
+            shell += map(os.path.abspath, sys.path)
+            processes.run(shell, cwd=os.sep, start_new_session=True)
 
 
 def refused(root: Store, error: Exception | None = None) -> bool:
