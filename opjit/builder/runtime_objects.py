@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from opjit import files, resources
+from opjit import files, progress, resources
 from opjit.backends import Flags, Shared
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import with_advice
@@ -29,7 +29,7 @@ from opjit.recipe import reads
 from opjit.recipe.reads import Moment, Places, Reads
 from opjit.recipe.reports import ReportReader, Search
 from opjit.recipe.toolchain import Compiler, system_folders, versions_of
-from opjit.store import layers
+from opjit.store import layers, lock
 from opjit.store.store import Store
 
 RUNTIME = (
@@ -94,16 +94,34 @@ def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
 
 
 def kept(
-    base: Path, content: object, needed: Collection[str], make: Callable[[Path], None]
+    base: Path,
+    content: object,
+    needed: Collection[str],
+    make: Callable[[Path], None],
+    kind: str = PARTS,
 ) -> Path:
+<<<<<<< HEAD
     """Return a folder of parts that `make` writes, once for each content, which decides their
     bytes.
 
     Verifies them, and replaces damaged ones; a layer may have them. Raises UntrustedFolder if other
     users can write the store's folder of parts.
     """
+=======
+    """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
+    ones; a layer may have them. One process makes a part, and others wait for it. Raises UntrustedFolder if others can write the store's
+    folder of parts."""
+>>>>>>> 3ada434 (light: compile small extensions over a precompiled core)
     is_good = partial(is_whole, needed=needed)
-    return find_parts(base, content, is_good) or put(base, content, is_good, make)
+    found = find_parts(base, content, is_good, kind)
+    if found is not None:
+        return found
+
+    def on_wait(holder: str) -> None:
+        progress.step(f"waiting for a part of the compilers: {holder}")
+
+    with lock.held(f"part-{_key(content)}", on_wait):
+        return find_parts(base, content, is_good, kind) or put(base, content, is_good, make, kind)
 
 
 def find_parts(

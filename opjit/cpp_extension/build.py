@@ -92,17 +92,19 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
     )
 
 
-def _reporting(text: str, first: str) -> str:
+def _reporting(text: str, with_light: bool) -> str:
     """Return torch's build file with compilers that list all that they read, and assemblers, in files of their own.
 
-    `first` are flags before all others."""
+    `with_light`: each source has a folder of light headers, and a header that comes first."""
+    folder = "-Ilight/$out" if with_light else ""
+    first = f"-include light/$out/{light.core.FIRST}" if with_light else ""
     text = text.replace(
         " -MMD -MF $out.d ",
-        f" -MD -MF $out{LISTED} -Xassembler --MD -Xassembler $out{ASSEMBLED} {first} ",
+        f" -MD -MF $out{LISTED} -Xassembler --MD -Xassembler $out{ASSEMBLED} {folder} {first} ",
     )
     of_host = f"-Xcompiler '-Wa\\,--MD\\,$out{ASSEMBLED}'"
     text = text.replace(
-        " --dependency-output $out.d ", f" --dependency-output $out{LISTED} {of_host} {first} "
+        " --dependency-output $out.d ", f" --dependency-output $out{LISTED} {of_host} {folder} "
     )
     return re.sub(r"^  (?:depfile|deps) = .*\n", "", text, flags=re.MULTILINE)
 
@@ -272,8 +274,8 @@ class _ExtensionBuild(NamedTuple):
             made = [edge for edge in listed if edge["output"] not in known]
             self.check_text(made, by_nvrtc)
         others = _EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written)
-        first = "-Ilight/$out" if self.prepared else ""
-        place.write_text(_reporting(others, first), "utf-8", "surrogateescape")
+        reporting = _reporting(others, self.prepared is not None)
+        place.write_text(reporting, "utf-8", "surrogateescape")
         try:
             with around:
                 if self.prepared and not known and not self.prepared.needs_torch():

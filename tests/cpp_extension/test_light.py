@@ -16,10 +16,12 @@ import pytest
 import torch
 
 import opjit
+from opjit import files
 from opjit.cpp_extension import build, entries, light
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import (
     Prepared,
+    core,
     headers,
     macros,
     mistakes,
@@ -454,6 +456,72 @@ def test_the_text_of_every_header_of_the_authors_is_read(tmp_path: Path) -> None
     assert (tmp_path / "light/a.o/torch/types.h").is_file()
 
 
+# --- the precompiled core -----------------------------------------------------------------------------------------------------------------
+
+
+BEFORE_TORCH = {  # what stands before the first header of torch, and whether the core may stand before that
+    "nothing": ("", True),
+    "headers of C and C++": ("#include <vector>\n#include <cmath>\n", True),
+    "a macro that no header of the core's names": ("#define OPJIT_OWN_NAME 1\n", True),
+    "a comment": ("/* one\n two */\n", True),
+    "a macro that headers ask for": ("#define NDEBUG 1\n", False),
+    "a macro that is a word of declarations": ("#define is_leaf 1\n", False),
+    "a macro that is gone": ("#define NDEBUG 1\n#undef NDEBUG\n", True),
+    "a declaration": ("namespace at { struct Own; }\n", False),
+    "a pragma": ("#pragma pack(1)\n", False),
+    "a header of the author's with a declaration": ('#include "own.h"\n', False),
+    "a header of Python's": ("#include <Python.h>\n", False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BEFORE_TORCH)
+def test_the_core_comes_first_only_where_a_program_cannot_tell(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, expected = BEFORE_TORCH[name]
+    (tmp_path / "own.h").write_text("struct Before;\n")
+    monkeypatch.setattr(core, "compiled", lambda *_: tmp_path / "nowhere.gch")
+    checked(tmp_path, f"{text}#include <torch/extension.h>\nint a;\n")
+    assert (tmp_path / "light/a.o" / core.COMPILED).is_symlink() == expected
+
+
+@pytest.mark.slow
+def test_a_binary_is_the_same_with_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = list[Path]()
+    compiled = core.compiled
+
+    def noted(*arguments: Any) -> Path | None:
+        found = compiled(*arguments)
+        used.extend([found] if found else [])
+        return found
+
+    def built() -> bytes:
+        loaded("cored", PROGRAM, functions="doubled", is_python_module=False)
+        (entry,) = entries.entries("cored", Store(default_root()))
+        (library,) = entry.folder.glob("*.so")
+        content = library.read_bytes()
+        files.remove_tree(entry.folder)
+        return content
+
+    monkeypatch.setattr(core, "compiled", lambda *_: None)
+    without = built()
+    monkeypatch.setattr(core, "compiled", noted)
+    with_core = {built() for _ in range(2)}  # the first build that can use it does not make it
+    assert with_core == {without}
+    cxx = toolchain.require_cxx(None)
+    if "clang" in cxx.version:
+        assert not used
+        return
+    known = core.of(["-O1", "-fPIC", "-std=c++20"], Store(default_root()).base, cxx)
+    assert known is not None
+    first = f"-include{used[0].with_name(core.FIRST)}"
+    system = [word for place in headers.folders() for word in ("-isystem", place)]
+    command = [cxx.path, "-x", "c++", first, *known.flags, *system, "-H", "-fsyntax-only", "-"]
+    said = subprocess.run(command, input="", capture_output=True, text=True, check=True).stderr
+    assert f"! {used[0]}" in said
+
+
 # --- mistakes of the author ---------------------------------------------------------------------------------------------------------------
 
 
@@ -729,7 +797,7 @@ def test_the_names_of_torchs_headers_are_found() -> None:
 
 
 RENDERED = {
-    "6": "cbb3240d39a899c8"
+    "7": "cbb3240d39a899c8"
 }  # what light headers of some programs are, by version; test_cuda.py has the split of CUDA files
 
 

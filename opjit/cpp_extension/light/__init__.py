@@ -14,14 +14,14 @@ import torch
 from opjit import files, progress
 from opjit.builder import runtime_objects
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import headers, macros, policy, streams, vocabulary
+from opjit.cpp_extension.light import core, headers, macros, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.streams import Preprocessor
 from opjit.errors import BuildError, OpjitError
 from opjit.recipe.toolchain import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
-VERSION = "6"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
+VERSION = "7"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
 _OBJECT = "opjit_bind.o"
 
 
@@ -77,7 +77,7 @@ class Prepared:
     @property
     def trusted(self) -> list[str]:
         """The folders of opjit's files that versions in the key stand for: its headers, and the compiled binding."""
-        folders = (headers.OWN, self.binding and self.binding.parent)
+        folders = (headers.OWN, self.binding and self.binding.parent, *core.folders(self.base))
         return [str(folder) for folder in folders if folder]
 
     def versions(self) -> list[object]:
@@ -117,8 +117,21 @@ class Prepared:
         paths = set[str]().union(*map(Preprocessor.files_of, passes, texts))
         self.write(out, paths, "\n".join(words))
         folders = [str(self.folder_of(out)), *self.folders]
+        first = self._write_first(passes[0], texts[0], out) if len(passes) == 1 else []
         for each, found in zip(passes, lines, strict=True):
-            streams.compare(found, each.lines_of(each.text_with_light(folders)))
+            streams.compare(found, each.lines_of(each.text_with_light(folders, first)))
+
+    def _write_first(self, source: Preprocessor, text: str, out: str) -> list[str]:
+        """Write the header that a source's compiler reads first, with the core beside it if that fits. Returns flags that include it."""
+        place = self.folder_of(out) / core.FIRST
+        place.write_text("")
+        found = core.of(source.flags, self.base, self.cxx)
+        if found is not None and source.takes_first(text, found):
+            place.write_text(core.TEXT)  # also without the compiled core, for the same bytes
+            compiled = core.compiled(found, self.base, self.cxx)
+            if compiled is not None:
+                place.with_name(core.COMPILED).symlink_to(compiled)
+        return ["-include", str(place)]
 
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file, whose text is `words` and has been read from some files."""

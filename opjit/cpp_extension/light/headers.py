@@ -161,6 +161,12 @@ def included(names: Iterable[str]) -> str:
     return "#pragma once\n" + "".join(f"#include <{name}>\n" for name in names)
 
 
+def is_rewritten(path: str) -> bool:
+    """Whether light headers have another text in the place of a header of torch."""
+    of_operator = "/ATen/ops/" in path and not path.endswith("_ops.h")
+    return of_operator or path.endswith(tuple(f"/{name}" for name in _GATHERERS))
+
+
 @functools.cache
 def text_of(name: str) -> str | None:
     """Read one of torch's headers; None for a header of others.

@@ -23,6 +23,7 @@ from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.preprocessed import MACRO, Piece, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import headers, macros
+from opjit.cpp_extension.light.core import Core, may_come_first
 from opjit.cpp_extension.light.macros import Macros, Surroundings, system_folders
 from opjit.recipe.reads import read_dependencies
 from opjit.recipe.toolchain import Compiler
@@ -134,9 +135,9 @@ class Preprocessor:
     _states: dict[tuple[str, ...], Macros] = field(default_factory=dict)
     _named: dict[str, None] = field(default_factory=dict)  # the headers of torch that have stubs
 
-    def text_with_light(self, folders: Sequence[str]) -> str:
-        """Return what the preprocessor prints with the light headers in some folders. Raises CompilerFailed."""
-        return self._run(self._real(), folders)
+    def text_with_light(self, folders: Sequence[str], more: Sequence[str] = ()) -> str:
+        """Return what the preprocessor prints with the light headers in some folders. `more` are flags. Raises CompilerFailed."""
+        return self._run(self._real(), folders, more)
 
     def text_with_torchs(self, more: Sequence[str] = ()) -> str:
         """Return what the preprocessor prints with torch's own headers, without reading these where that is exact.
@@ -251,8 +252,8 @@ class Preprocessor:
         printed = self.scratch / "preprocessed.ii"
         folders = [f"-I{folder}" for folder in (self._stubs_folder, *first)]
         lacking = self.scratch / "lacking"
-        command = [self.cxx.path, "-w", *folders, *self.flags, "-idirafter", str(lacking), "-E"]
-        command += [*more, self.source, "-o", str(printed)]
+        command = [self.cxx.path, "-w", *more, *folders, *self.flags]
+        command += ["-idirafter", str(lacking), "-E", self.source, "-o", str(printed)]
         theirs = (*self.around.not_authors, *system_folders(self.flags))
         preprocessed.run_preprocessor(command, self.work, lacking, theirs)
         return printed.read_text("utf-8", "surrogateescape")
@@ -264,6 +265,11 @@ class Preprocessor:
     def _real(self) -> dict[str, str]:
         """Return stubs that include the headers whose names they have."""
         return {name: f"#include_next <{name}>\n" for name in self._named}
+
+    def takes_first(self, text: str, core: Core) -> bool:
+        """Whether the source is the same program if the core comes first. `text` is `text_with_torchs`'s."""
+        pieces = list(pieces_of(text))
+        return may_come_first(core, pieces, text, self._is_authors, self._stubs_folder)
 
     def files_of(self, text: str) -> set[str]:
         """Return the paths of the author's files in what the preprocessor printed."""

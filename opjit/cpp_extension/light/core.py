@@ -1,0 +1,131 @@
+"""The precompiled core: ATen/core/TensorBody.h as GCC keeps it after reading it, which saves half of a small program's compilation.
+
+It depends on no program, so it is made once for each compiler, torch and set of flags, and kept among the object files of the store, which
+are pruned first. It is never needed: a source without it reads the header itself.
+
+A source takes it only if it cannot tell the difference. Nothing may stand before its first header of torch but directives and headers that
+the core reads as well, or that are C++'s, and no macro that is defined there may be a word of the files that the core consists of, unless
+the core defines it alike. Clang has another form of precompiled header, which names its sources by path and date, so it goes without."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from opjit import files, progress
+from opjit.builder import runtime_objects
+from opjit.builder.preprocessed import MACRO, Piece
+from opjit.cpp_extension.light import headers, macros, vocabulary
+from opjit.cpp_extension.light.macros import Surroundings
+from opjit.errors import BuildError
+from opjit.recipe import reads
+from opjit.recipe.toolchain import Compiler
+from opjit.store import layers
+from opjit.store.store import OBJECTS, Store
+
+HEADER = "ATen/core/TensorBody.h"
+FIRST = "opjit_first.h"  # what a source reads first: the core, or nothing
+COMPILED = f"{FIRST}.gch"
+TEXT = headers.included([HEADER])
+_WORDS = "words.json"
+_WORD = re.compile(rb"[A-Za-z_]\w*")
+# Flags that give the core's place or date to the binary, or that make another file than an object.
+_REFUSED = re.compile(r"-(?:g|fprofile|fplugin|save-temps|imacros|specs)")
+
+
+class Core(NamedTuple):
+    """What the compiler reads for the core with some flags."""
+
+    words: frozenset[str]  # of all files
+    read: frozenset[str]  # their paths
+    after: Mapping[str, str]  # the macros that it leaves behind, by name
+    flags: tuple[str, ...]  # those that can change it
+
+    def knows(self, path: str) -> bool:
+        """Whether the core reads a header, or it is one of C++'s library."""
+        return path in self.read or (
+            "/c++/" in path and f"{os.path.dirname(path)}/vector" in self.read
+        )
+
+
+def of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
+    """Return the core for a compile command's flags; None if this compiler or a flag excludes it.
+
+    `base` is the store's folder, which keeps the answer. Raises BuildError if the compiler fails, and OSError."""
+    if "clang" in cxx.version.lower() or any(map(_REFUSED.match, flags)):
+        return None
+    around = Surroundings(tuple(headers.folders()))
+    general = macros.after([HEADER], macros.heeded(flags, None), around, base, cxx)
+
+    def make(staged: Path) -> None:
+        found = set[bytes]()
+        for path in filter(os.path.isabs, general.read):
+            found.update(_WORD.findall(Path(path).read_bytes()))
+        (staged / _WORDS).write_text(json.dumps(sorted(word.decode() for word in found)))
+
+    content = ["words", *vocabulary.versions(cxx), sorted(general.read)]
+    place = runtime_objects.kept(base, content, (_WORDS,), make)
+    words = frozenset(json.loads((place / _WORDS).read_text()))
+    if any(map(headers.is_rewritten, general.read)):
+        return None
+    return Core(words, general.read, general.texts, tuple(macros.heeded(flags, words)))
+
+
+def folders(base: Path) -> list[str]:
+    """Return the folders in which a compiled core can be."""
+    return [
+        str(place / OBJECTS) for place in (base, *(Store(root).base for root in layers.named()))
+    ]
+
+
+def may_come_first(
+    core: Core, pieces: Sequence[Piece], text: str, is_authors: Callable[[Piece], bool], stubs: str
+) -> bool:
+    """Whether a source is the same program if the core is the first header that it reads.
+
+    `pieces` are those of `text`, which the preprocessor has made with torch's headers in a folder of `stubs`."""
+    defined = dict[str, str | None]()
+    for piece in pieces:
+        if piece.path.startswith(stubs):
+            return all(
+                body == core.after.get(name) for name, body in defined.items() if name in core.words
+            )
+        if piece.path.startswith("<"):  # the compiler's macros, and those of flags
+            continue
+        own = is_authors(piece)
+        if not own and not core.knows(piece.path):
+            return False
+        lines = text[piece.start : piece.end].split("\n")
+        for line in lines:
+            macro = MACRO.match(line)
+            if macro is not None:
+                defined[macro[2]] = macro[3] if macro[1] == "define" else None
+            elif own and line.strip():
+                return False
+    return False
+
+
+def compiled(core: Core, base: Path, cxx: Compiler) -> Path | None:
+    """Return the compiled core, which the second build that can use it makes; None for the first. Raises OSError if a folder is not
+    writable."""
+
+    def make(staged: Path) -> None:
+        (staged / FIRST).write_text(TEXT)
+        system = [word for place in headers.folders() for word in ("-isystem", place)]
+        wanted = ["-x", "c++-header", "-w", *core.flags, *system, FIRST, "-o", COMPILED]
+        runtime_objects.run(cxx, wanted, staged)
+
+    content = ["core", *vocabulary.versions(cxx), files.digest(cxx.path), core.flags]
+    note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
+    if not note.exists():
+        files.write_note(note, "")
+        return None
+    try:
+        return runtime_objects.kept(base, content, (COMPILED,), make, OBJECTS) / COMPILED
+    except BuildError as error:
+        progress.log(f"{cxx.path} does not precompile the core of light headers: {error}")
+        return None
