@@ -117,7 +117,7 @@ def compiled(core: Core, base: Path, cxx: Compiler) -> Path | None:
         (staged / FIRST).write_text(TEXT)
         system = [word for place in headers.folders() for word in ("-isystem", place)]
         wanted = ["-x", "c++-header", "-w", *core.flags, *system, FIRST, "-o", COMPILED]
-        runtime_objects.run(cxx, wanted, staged)
+        runtime_objects.compile_part(cxx, wanted, staged)
 
     content = ["core", *vocabulary.versions(cxx), files.digest(cxx.path), core.flags]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
