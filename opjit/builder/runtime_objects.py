@@ -100,18 +100,12 @@ def kept(
     make: Callable[[Path], None],
     kind: str = PARTS,
 ) -> Path:
-<<<<<<< HEAD
     """Return a folder of parts that `make` writes, once for each content, which decides their
     bytes.
 
-    Verifies them, and replaces damaged ones; a layer may have them. Raises UntrustedFolder if other
-    users can write the store's folder of parts.
+    Verifies them, and replaces damaged ones; a layer may have them. One process makes a part, and
+    others wait for it. Raises UntrustedFolder if other users can write the store's folder of parts.
     """
-=======
-    """Return a folder of parts that `make` writes, once for each content, which decides their bytes. Verifies them, and replaces damaged
-    ones; a layer may have them. One process makes a part, and others wait for it. Raises UntrustedFolder if others can write the store's
-    folder of parts."""
->>>>>>> 3ada434 (light: compile small extensions over a precompiled core)
     is_good = partial(is_whole, needed=needed)
     found = find_parts(base, content, is_good, kind)
     if found is not None:
