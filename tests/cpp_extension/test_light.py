@@ -481,7 +481,7 @@ def test_the_core_comes_first_only_where_a_program_cannot_tell(
 ) -> None:
     text, expected = BEFORE_TORCH[name]
     (tmp_path / "own.h").write_text("struct Before;\n")
-    monkeypatch.setattr(core, "compiled", lambda *_: tmp_path / "nowhere.gch")
+    monkeypatch.setattr(core, "precompiled_core", lambda *_: tmp_path / "nowhere.gch")
     checked(tmp_path, f"{text}#include <torch/extension.h>\nint a;\n")
     assert (tmp_path / "light/a.o" / core.COMPILED).is_symlink() == expected
 
@@ -489,7 +489,7 @@ def test_the_core_comes_first_only_where_a_program_cannot_tell(
 @pytest.mark.slow
 def test_a_binary_is_the_same_with_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     used = list[Path]()
-    compiled = core.compiled
+    compiled = core.precompiled_core
 
     def noted(*arguments: Any) -> Path | None:
         found = compiled(*arguments)
@@ -504,16 +504,16 @@ def test_a_binary_is_the_same_with_the_core(monkeypatch: pytest.MonkeyPatch) -> 
         files.remove_tree(entry.folder)
         return content
 
-    monkeypatch.setattr(core, "compiled", lambda *_: None)
+    monkeypatch.setattr(core, "precompiled_core", lambda *_: None)
     without = built()
-    monkeypatch.setattr(core, "compiled", noted)
+    monkeypatch.setattr(core, "precompiled_core", noted)
     with_core = {built() for _ in range(2)}  # the first build that can use it does not make it
     assert with_core == {without}
     cxx = toolchain.require_cxx(None)
     if "clang" in cxx.version:
         assert not used
         return
-    known = core.of(["-O1", "-fPIC", "-std=c++20"], Store(default_root()).base, cxx)
+    known = core.core_of(["-O1", "-fPIC", "-std=c++20"], Store(default_root()).base, cxx)
     assert known is not None
     first = f"-include{used[0].with_name(core.FIRST)}"
     system = [word for place in headers.folders() for word in ("-isystem", place)]

@@ -125,10 +125,10 @@ class Prepared:
         """Write the header that a source's compiler reads first, with the core beside it if that fits. Returns flags that include it."""
         place = self.folder_of(out) / core.FIRST
         place.write_text("")
-        found = core.of(source.flags, self.base, self.cxx)
+        found = core.core_of(source.flags, self.base, self.cxx)
         if found is not None and source.takes_first(text, found):
             place.write_text(core.TEXT)  # also without the compiled core, for the same bytes
-            compiled = core.compiled(found, self.base, self.cxx)
+            compiled = core.precompiled_core(found, self.base, self.cxx)
             if compiled is not None:
                 place.with_name(core.COMPILED).symlink_to(compiled)
         return ["-include", str(place)]

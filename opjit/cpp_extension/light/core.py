@@ -52,7 +52,7 @@ class Core(NamedTuple):
         )
 
 
-def of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
+def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     """Return the core for a compile command's flags; None if this compiler or a flag excludes it.
 
     `base` is the store's folder, which keeps the answer. Raises BuildError if the compiler fails, and OSError."""
@@ -109,7 +109,7 @@ def may_come_first(
     return False
 
 
-def compiled(core: Core, base: Path, cxx: Compiler) -> Path | None:
+def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     """Return the compiled core, which the second build that can use it makes; None for the first. Raises OSError if a folder is not
     writable."""
 
