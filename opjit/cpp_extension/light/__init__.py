@@ -77,7 +77,7 @@ class Prepared:
     @property
     def trusted(self) -> list[str]:
         """The folders of opjit's files that versions in the key stand for: its headers, and the compiled binding."""
-        folders = (headers.OWN, self.binding and self.binding.parent, *core.folders(self.base))
+        folders = (headers.OWN, self.binding and self.binding.parent, *core.core_folders(self.base))
         return [str(folder) for folder in folders if folder]
 
     def versions(self) -> list[object]:

@@ -45,7 +45,7 @@ class Core(NamedTuple):
     after: Mapping[str, str]  # the macros that it leaves behind, by name
     flags: tuple[str, ...]  # those that can change it
 
-    def knows(self, path: str) -> bool:
+    def knows_header(self, path: str) -> bool:
         """Whether the core reads a header, or it is one of C++'s library."""
         return path in self.read or (
             "/c++/" in path and f"{os.path.dirname(path)}/vector" in self.read
@@ -75,7 +75,7 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     return Core(words, general.read, general.texts, tuple(macros.heeded(flags, words)))
 
 
-def folders(base: Path) -> list[str]:
+def core_folders(base: Path) -> list[str]:
     """Return the folders in which a compiled core can be."""
     return [
         str(place / OBJECTS) for place in (base, *(Store(root).base for root in layers.named()))
@@ -97,7 +97,7 @@ def may_come_first(
         if piece.path.startswith("<"):  # the compiler's macros, and those of flags
             continue
         own = is_authors(piece)
-        if not own and not core.knows(piece.path):
+        if not own and not core.knows_header(piece.path):
             return False
         lines = text[piece.start : piece.end].split("\n")
         for line in lines:
