@@ -23,8 +23,8 @@ from opjit.store.store import Store, default_root
 
 __all__ = [
     "Cleared",
+    "EntryInfo",
     "Finding",
-    "Item",
     "Pruned",
     "Stats",
     "TransferReport",
