@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -88,13 +88,11 @@ def changed(root: Path) -> dict[str, float]:
     return found
 
 
-def table(seconds: Counter[str], counts: Counter[str]) -> list[str]:
+def table(seconds: Mapping[str, float], counts: Mapping[str, int]) -> list[str]:
     """Return the lines of the files that took longest."""
-    lines = [
-        f"{spent:8.1f} s {counts[file]:5} tests  {file}"
-        for file, spent in seconds.most_common(LONGEST)
-    ]
-    others = sum(seconds.values()) - sum(spent for _, spent in seconds.most_common(LONGEST))
+    longest = sorted(seconds, key=lambda file: seconds[file], reverse=True)
+    lines = [f"{seconds[file]:8.1f} s {counts[file]:5} tests  {file}" for file in longest[:LONGEST]]
+    others = sum(seconds[file] for file in longest[LONGEST:])
     if len(seconds) > LONGEST:
         lines.append(f"{others:8.1f} s in {len(seconds) - LONGEST} other files")
     return lines
@@ -109,13 +107,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    seconds = Counter[str]()
+    seconds = dict[str, float]()
     counts = Counter[str]()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 file = report.nodeid.partition("::")[0]
-                seconds[file] += report.duration
+                seconds[file] = seconds.get(file, 0.0) + report.duration
                 counts[file] += report.when == "call"
     terminalreporter.section("seconds of all workers by file")
     for line in table(seconds, counts):

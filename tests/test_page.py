@@ -1,12 +1,12 @@
-"""tests/benchmarks/page.py, which runs the rows of the benchmarks' page again."""
+"""tests/page, which runs the rows of the benchmarks' page again."""
 
 import re
 
 import pytest
 
-from tests.benchmarks import page
-from tests.benchmarks.page import PageRow
-from tests.benchmarks.readings import READINGS
+from tests.page import rows as page
+from tests.page.readings import READINGS
+from tests.page.rows import PageRow
 
 TEXT = page.PAGE.read_text(encoding="utf-8")
 ROWS = page.rows(TEXT)

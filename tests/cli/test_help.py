@@ -45,15 +45,15 @@ def test_each_command_has_examples_a_heading_and_a_short_summary() -> None:
         listed = [name for names in group.sections.values() for name in names]
         assert sorted(listed) == sorted(group.commands)
     for arguments in (["--help"], ["cache", "--help"]):
-        listed = (
+        shown = (
             CliRunner()
             .invoke(main, arguments, prog_name="opjit", terminal_width=80)
             .output.partition("Options:")[2]
         )
-        assert "..." not in listed
+        assert "..." not in shown
         assert all(
             re.match(r"  \w+ +[A-Z]", line)
-            for line in listed.partition("exit.")[2].splitlines()
+            for line in shown.partition("exit.")[2].splitlines()
             if line.startswith("  ")
         )
 

@@ -60,7 +60,7 @@ def test_a_rank_that_does_not_come_is_a_named_deadlock(
     ],
 )
 def test_a_bundled_collective_is_right_and_has_no_race(op: str, ranks: int, no_gpu: None) -> None:
-    done = command("test", ROOT / "kernels_c" / op, "--ranks", ranks, "--emulate")
+    done = command("test", ROOT / "kernels_c" / op, "--ranks", str(ranks), "--emulate")
     lines = done.stdout.splitlines()
     passed = rf" on {ranks} ranks \(cuda, emulated on the CPU, no timing\): ok, \d\d calls checked"
     assert lines
@@ -118,7 +118,7 @@ opjit_status total_cuda(const opjit_tensor *x, const char *group, opjit_tensor *
 def _tested(folder: Path, kernel: str) -> str:
     (folder / "op.py").write_text(OP)
     (folder / "total.cu").write_text(kernel)
-    done = command("test", folder, "--ranks", 3, "--device", "cuda")
+    done = command("test", folder, "--ranks", "3", "--device", "cuda")
     assert done.returncode == int(kernel != KERNEL), done
     return done.stdout
 

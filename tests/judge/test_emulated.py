@@ -100,7 +100,7 @@ def test_a_kernel_with_a_launch_rule_is_refused_with_the_reason(
 def test_the_command_shows_the_word(tmp_path: Path, no_gpu: None) -> None:
     candidate = tmp_path / "scale.cu"
     candidate.write_text(CANDIDATE)
-    done = command("judge", SCALE, candidate, "--device", "cuda", "--workers", 1)
+    done = command("judge", SCALE, candidate, "--device", "cuda", "--workers", "1")
     assert "emulated" in done.stdout
     assert "it did not run on a GPU" in done.stdout, done
 

@@ -1,7 +1,7 @@
 """Run the rows of the benchmarks' page again, and compare each figure with the page's.
 
-    python -m tests.benchmarks.page [WORD...]          rows that need no GPU
-    python -m tests.benchmarks.page --gpu [WORD...]    rows that need a GPU
+    python -m tests.page [WORD...]          rows that need no GPU
+    python -m tests.page --gpu [WORD...]    rows that need a GPU
 
 A row is chosen if its command or its text contains one of the words. Each command of the chosen rows runs once, in an empty cache.
 A row with a peer is compared as a speed-up, because both sides are measured in the same run: it is off if the new one differs from the
@@ -23,10 +23,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.benchmarks.readings import READINGS, Reading, collectives
+from tests.page.readings import READINGS, Reading, collectives
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = Path(__file__).with_name("README.md")
+PAGE = ROOT / "tests" / "benchmarks" / "README.md"
 WITHIN = 4 / 3  # of speed-ups
 DRIFT = 2.0  # of times without a peer
 LEAST = 0.005  # of a printed ratio: "0.00" is below it
@@ -291,7 +291,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     print(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
     return int("off" in counts or "failed" in counts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`python -m tests.page`: the rows of the benchmarks' page, run again."""
