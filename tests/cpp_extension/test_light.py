@@ -513,7 +513,10 @@ def test_a_binary_is_the_same_with_the_core(monkeypatch: pytest.MonkeyPatch) -> 
     if "clang" in cxx.version:
         assert not used
         return
-    known = core.core_of(["-O1", "-fPIC", "-std=c++20"], Store(default_root()).base, cxx)
+    torchs = (
+        "-DTORCH_API_INCLUDE_EXTENSION_H"  # a flag of torch's commands, which its headers ask for
+    )
+    known = core.core_of([torchs, "-fPIC", "-std=c++20", "-O1"], Store(default_root()).base, cxx)
     assert known is not None
     first = f"-include{used[0].with_name(core.FIRST)}"
     system = [word for place in headers.folders() for word in ("-isystem", place)]
