@@ -224,6 +224,8 @@ def _flags(
     every = [word for kind in flags for word in words.get(kind, ())]
     if here(every, places):
         flags["folder"] = here(every, places)
+    if scripts := toolchain.launcher_texts(toolchain.named("CXX")[0]):
+        flags["launcher"] = scripts
     variables = [f"{name}={value}" for name, value in toolchain.honoured().items()]
     if variables:
         flags["environment"] = variables

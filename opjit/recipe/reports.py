@@ -242,10 +242,18 @@ class ReportReader:
                     continue
                 name = raw[len(folder) + 1 :]
                 for earlier in (*includers, *order[:index]):
-                    path = self._path(os.path.join(earlier, name))
+                    path = self._path(self._gap(os.path.join(earlier, name)))
                     if path is not None and path not in found:
                         self._add_absence(path, found)
         return found
+
+    def _gap(self, path: str) -> str:
+        """Return the first part of a path with ``..`` that leads nowhere, or the path: `a/../x.h` is no file if there is no folder a."""
+        if ".." not in path:
+            return path
+        parts = os.path.join(self.folder, path).split(os.sep)
+        places = (os.sep.join(parts[:end]) for end in range(2, len(parts)))
+        return next((place for place in places if not os.path.isdir(place)), path)
 
     def _add_absence(self, path: str, to: set[str]) -> None:
         if not self.moment.exists(path):
@@ -283,7 +291,7 @@ class ReportReader:
         for each in asked:
             for folder in (each.folder, *order) if each.quoted else order:
                 place = os.path.join(self.folder, folder, each.name)
-                path = self._path(place)
+                path = self._path(self._gap(place))
                 if os.path.isfile(place) or (path is not None and path in self.moment.texts):
                     present |= self._digests([place] if path != each.name else [])
                     break

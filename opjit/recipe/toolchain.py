@@ -125,6 +125,12 @@ def named(variable: str) -> tuple[list[str], str]:
     return [], value
 
 
+def launcher_texts(launcher: Iterable[str]) -> list[str]:
+    """Return the SHA-256 of the scripts in a launcher, for the key: they may change the command. A program such as ccache does not."""
+    named = [which(word) or word for word in launcher]
+    return [files.digest(path) for path in named if os.path.isfile(path) and _is_script(path)]
+
+
 def which(name: str) -> str | None:
     """Return a program's path like shutil.which, but ten times faster, because each request for
     an op searches for three programs.

@@ -45,8 +45,8 @@ def build(
         include: directories of headers.
         archs: architectures of CUDA code, for example ``["9.0a", "10.3a", "12.0f", "9.0+PTX"]`` or ``["sm_90a"]``. None means
             OPJIT_ARCH, or TORCH_CUDA_ARCH_LIST.
-        launcher: a program that runs each compiler's command, for example ``["sccache"]``. The default is the launcher in ``CXX``. It is
-            not part of the key.
+        launcher: a program that runs each compiler's command, for example ``["sccache"]``. The default is the launcher in ``CXX``. The
+            text of a script is part of the key, and another program is not.
         compile_commands: a file for the commands, for editors and clang-tidy, for example ``"build/compile_commands.json"``. Generated
             files go into ``generated`` next to it.
 

@@ -46,7 +46,7 @@ class Library(ProjectInputs):
     ]  # such as ``("sm_90a", "compute_90")``; empty without CUDA code, or if flags name them
     launcher: tuple[
         str, ...
-    ]  # a program before each compiler, such as sccache; not part of the key
+    ]  # a program before each compiler, such as sccache; a script's text is in the key
 
     @property
     def purpose(self) -> str:
@@ -123,6 +123,9 @@ def describe(
     }
     if here(words, places):
         flags["folder"] = here(words, places)
+    around = [*launcher, *toolchain.named("CC")[0], *toolchain.named("CXX")[0]]
+    if scripts := toolchain.launcher_texts(around):
+        flags["launcher"] = scripts
     if any("native" in word for word in words):  # its meaning differs between machines
         flags["native"] = [cpu.identity()]
     return Library(

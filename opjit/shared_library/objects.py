@@ -18,7 +18,7 @@ from opjit import files
 from opjit.builder import runtime_objects
 from opjit.errors import EntryError, UntrustedFolder
 from opjit.recipe import reads
-from opjit.recipe.build_inputs import BuildInputs
+from opjit.recipe.build_inputs import ProjectInputs
 from opjit.recipe.document import FORMAT
 from opjit.recipe.reads import Moment, Reads
 from opjit.store.store import OBJECTS
@@ -31,7 +31,7 @@ _MAX_BYTES = 1 << 30
 class KeptObjects:
     """The object files of one build, in its private folder `work`. `base` is the store's folder, and `more` what else decides them."""
 
-    inputs: BuildInputs
+    inputs: ProjectInputs
     base: Path
     work: Path
     more: object
@@ -79,4 +79,5 @@ class KeptObjects:
         words = command.replace(str(self.work), "<work>")
         digest = self.moment.digest(path)
         inputs = self.inputs
-        return [FORMAT, inputs.toolchain, inputs.search, self.more, digest, words, os.getcwd()]
+        around = [inputs.search, inputs.flags.get("launcher"), self.more]
+        return [FORMAT, inputs.toolchain, around, digest, words, os.getcwd()]

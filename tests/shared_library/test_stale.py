@@ -77,6 +77,12 @@ def linked(*flags: str, file: str = "libf.a", **more: Any) -> Edit:
 TAKES = "#define X 2\n#else\n#define X 1\n#endif"
 HAVE = "#define HAVE(x) __has_include(x)\n#if HAVE"
 EDITS = {
+    "a folder appears on the way to a header": Edit(
+        f'#include "sub/../x.h"\n{VALUE}',
+        {"d0/sub/none": "", "d0/x.h": ONE, "x.h": TWO},
+        {"sub/none": ""},
+        {"include": ["d0"]},
+    ),
     "a header that a macro names": spelled("#include SS(CFG)"),
     "a header that a macro makes": spelled("#define HDR(n) <n.h>\n#include HDR(x)"),
     "import": spelled('#import "x.h"'),

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--draw", type=int, help="one case by its number")
     parser.add_argument("--listed", action="store_true", help="the table of known cases")
+    parser.add_argument("--every", type=int, default=1, help="only each Nth case of the table")
     parser.add_argument("--name", default="", help="only cases whose name has this text")
     parser.add_argument("--whole", action="store_true", help="print wrong cases as they are")
     options = parser.parse_args()
@@ -27,7 +28,8 @@ def main() -> int:
     cases: Iterable[Named] = drawn(kinds, options.seed)
     seconds: float = options.seconds
     if options.listed:
-        cases = (("--listed", case) for case in listed.cases() if case.kind in kinds)
+        known = [case for case in listed.cases() if case.kind in kinds]
+        cases = (("--listed", case) for case in known[:: options.every])
         seconds = math.inf
     elif options.draw is not None:
         cases = [("", draw(kind, options.seed, options.draw)) for kind in kinds]

@@ -1,0 +1,1 @@
+extern char defd; int value(void){return (long)&defd;}
