@@ -27,6 +27,7 @@ GENERATED = "/<generated>/"  # the folder of texts that exist only in a build
 INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
 _SHARED = "interface "  # the start of the digest of a shared library, because a linker uses only its names
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
+_MANY = 32  # files whose reading is worth a note
 _NUMBERED = re.compile(r"<(include|library|system|own) (\d+)>")
 _ROOTS = ("/usr/", "/lib", "/opt/")  # a path below them has the same meaning on other machines
 
@@ -213,7 +214,8 @@ def changes(
     ):
         same = False
         yield text
-    if same and not (kept.signatures and as_noted):
+    is_worth_a_note = bool(kept.signatures) or len(inputs) > _MANY
+    if same and is_worth_a_note and not (kept.signatures and as_noted):
         remember(document, places, note, begun)
 
 
