@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from opjit.errors import BuildError, CompileError, NotCached
 from opjit.recipe import gpu_archs, toolchain
-from opjit.recipe.build_inputs import BuildInputs, entries_folder
+from opjit.recipe.build_inputs import BuildInputs
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
@@ -64,7 +64,7 @@ class Wanted:
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
         """Return the folder of its entries, or of the one with a manifest."""
         document = self.ways[0].request if manifest is None else manifest.document
-        return store.base / entries_folder(document)
+        return store.base / self.inputs.place_of(document)
 
     def names(self, entry: Entry) -> set[str]:
         """Return the names of the requests that an entry answers."""
@@ -127,10 +127,6 @@ class OpBinary(Wanted):
     @property
     def target(self) -> Target:
         return self.inputs.target
-
-    def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
-        document = self.inputs.request if manifest is None else manifest.document
-        return store.folder(self.inputs.name, self.target, document)
 
     def now(self, store: Store) -> OpBinary:
         return replace(self, inputs=describe(self.op, self.target, store))

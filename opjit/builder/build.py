@@ -78,14 +78,7 @@ def build(
     the entry by raising an error.
     """
     tools = _tools(recipe, store)
-    target = recipe.target
-    subject = Subject(
-        recipe.name,
-        recipe.purpose,
-        target,
-        lambda store, manifest: store.folder(recipe.name, target, manifest.document),
-        must_store,
-    )
+    subject = Subject(recipe, must_store)
     if _UNNAMEABLE.search(str(recipe.folder)):
         raise subject.fault(
             f"the path of its folder, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files, progress
-from opjit.backends.targets import Target
 from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
 from opjit.recipe import reads
+from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.document import document_key
 from opjit.recipe.reads import Places
 from opjit.store import manifest as manifests
@@ -39,19 +39,23 @@ MakeEntry = Callable[[Path, Path], Made]
 class Subject(NamedTuple):
     """A binary to build."""
 
-    name: str  # qualified name of an op, or name of a C++ extension
-    purpose: str  # the target, or the versions of torch and Python
-    target: Target | None  # the op's
-    folder: Callable[[Store, Manifest], Path]  # a store's folder of its entries
+    inputs: BuildInputs
     must_store: bool = False  # do not fall back to a folder of this process
 
     def __str__(self) -> str:
-        return f"{self.name} for {self.purpose}"
+        return str(self.inputs)
+
+    @property
+    def name(self) -> str:
+        return self.inputs.name
 
     def fault(self, what: str, command: str | None = None) -> BuildError:
         """Make an error of its build."""
         return BuildError(
-            f"{self} was not built: {what}", op=self.name, target=self.purpose, command=command
+            f"{self} was not built: {what}",
+            op=self.name,
+            target=self.inputs.purpose,
+            command=command,
         )
 
 
@@ -93,8 +97,8 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
             shutil.copytree(staged / "entry", entry_of)
         elif store.notes is not None:
             (store.notes / f"{UNCACHED}{made.request}").unlink(missing_ok=True)
-        place = subject.folder(at, manifest) / manifest.key
-        entry = at.put(entry_of, place, manifest, subject.target)
+        place = at.base / subject.inputs.place_of(manifest.document) / manifest.key
+        entry = at.put(entry_of, place, manifest, subject.inputs.op_target)
     except CompileError as error:
         if os.path.isdir(staged):
             raise

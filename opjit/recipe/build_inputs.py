@@ -71,7 +71,11 @@ class BuildInputs:
     @property
     def place_of_entries(self) -> str:
         """The folder below the store's of the entries that differ only in their tools, and in what those read."""
-        return entries_folder(self.request)
+        return self.place_of(self.request)
+
+    def place_of(self, document: Mapping[str, Any]) -> str:
+        """The same for an entry with a document."""
+        return entries_folder(document)
 
     def own_fields(self) -> dict[str, Any]:
         """Return the fields of the document that only this kind of binary has."""

@@ -55,9 +55,8 @@ class Recipe(BuildInputs):
     def file_name(self) -> str:
         return f"{self.schema.namespace}.{self.schema.name}.so"
 
-    @property
-    def place_of_entries(self) -> str:
-        return op_folder(self.name, self.target, self.request)
+    def place_of(self, document: Mapping[str, Any]) -> str:
+        return op_folder(self.name, self.target, document)
 
     def own_fields(self) -> dict[str, Any]:
         flags = self.flags
@@ -96,8 +95,14 @@ class Recipe(BuildInputs):
     @property
     def ways(self) -> list[Recipe]:
         """The recipes of the compilers here, the preferred first: the binary of each matches. Without compilers, the recipe itself."""
-        tools = (self.toolchain, *self.others)
-        return [replace(self, toolchain=each, others=without(tools, each)) for each in tools]
+        first = self.toolchain
+        if first is None:
+            return [self]
+        found = [self]
+        for each in self.others:
+            rest = (first, *(one for one in self.others if one is not each))
+            found.append(replace(self, toolchain=each, others=rest))
+        return found
 
     def matches_tools(self, made_by: Any) -> bool:
         """Return whether a CUDA binary of other device compilers matches, which are not here."""
@@ -180,10 +185,6 @@ def _searched(given: Iterable[str], system: tuple[str, ...]) -> tuple[str, ...]:
             status = os.stat(folder)
             kept.setdefault((status.st_dev, status.st_ino), folder)
     return (*(folder for folder in kept.values() if folder not in system), *system)
-
-
-def without(values: Iterable[Any], value: Any) -> tuple[Any, ...]:
-    return tuple(each for each in values if each is not value)
 
 
 @cache

@@ -11,7 +11,7 @@ from opjit import files, progress
 from opjit.builder.compile_step import workspace
 from opjit.builder.publish import Made, Subject, publish, remember, write_entry
 from opjit.errors import EntryError
-from opjit.recipe.build_inputs import BuildInputs, entries_folder
+from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.reads import Reads
 from opjit.recipe.reports import Changed
 from opjit.store import elf
@@ -42,14 +42,7 @@ def build_and_publish(
     """Build and publish an entry; see `publish`. `compile_in` compiles in a folder, with another for parts and logs, from a time on that
     later changes have. Raises BuildError if the tools left no valid library, or a source changed during the build; and what `compile_in`
     raises."""
-    subject = Subject(
-        inputs.name,
-        inputs.purpose,
-        None,
-        lambda store, manifest: store.base / entries_folder(manifest.document),
-        must_store,
-    )
-
+    subject = Subject(inputs, must_store)
     started = 0
 
     def make(staged: Path, base: Path) -> Made:

@@ -226,7 +226,10 @@ def first(
     `fits` may raise EntryError; `warn` is about unverified ones.
     """
     try:
-        names = sorted(name for name in os.listdir(folder) if is_key(name))
+        found = [each for each in os.scandir(folder) if is_key(each.name)]
+        # The newest first: an older one that has the same request key is likely to be out of date.
+        found.sort(key=lambda each: -each.stat(follow_symlinks=False).st_mtime)
+        names = [each.name for each in found]
     except OSError:
         return None
     for name in names:
