@@ -48,7 +48,7 @@ class Wanted:
 
     @property
     def ways(self) -> Sequence[BuildInputs]:
-        """The inputs whose binaries are as good as each other, the preferred first."""
+        """Inputs with equally good binaries, the preferred first."""
         return self.inputs.ways
 
     @property

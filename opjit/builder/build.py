@@ -163,8 +163,7 @@ def _warn(recipe: Recipe, said: _Said) -> None:
     read = [*recipe.sources, *map(reads.normalized, said.read)]
     paths = [path for path in dict.fromkeys(read) if _is_authors(path, recipe)]
     names = {
-        **{os.path.basename(path): path for path in paths},
-        **{path: path for path in paths},
+        name: path for path in paths for name in (os.path.basename(path), path)
     }  # NVRTC names a file without its folder
     found = compile_warnings.find_warnings(output, names.get, source)
     if recipe.target.backend.uses_nvcc:

@@ -45,15 +45,11 @@ class Subject(NamedTuple):
     def __str__(self) -> str:
         return str(self.inputs)
 
-    @property
-    def name(self) -> str:
-        return self.inputs.name
-
     def fault(self, what: str, command: str | None = None) -> BuildError:
         """Make an error of its build."""
         return BuildError(
             f"{self} was not built: {what}",
-            op=self.name,
+            op=self.inputs.name,
             target=self.inputs.purpose,
             command=command,
         )
@@ -127,10 +123,10 @@ def _private(subject: Subject, store: Store, made: Made) -> Store:
     if subject.must_store:
         raise subject.fault(f"it cannot be kept in a store, because {made.doubt}")
     if store.notes is not None:
-        note = {"name": subject.name, "reason": made.doubt}
+        note = {"name": subject.inputs.name, "reason": made.doubt}
         files.write_checked(store.notes / f"{UNCACHED}{made.request}", note)
     warnings.warn(
-        CacheWarning(f"{subject.name} is built for this process only, because {made.doubt}"),
+        CacheWarning(f"{subject.inputs.name} is built for this process only, because {made.doubt}"),
         stacklevel=4,
     )
     return Store(files.temporary_folder())
@@ -151,7 +147,7 @@ def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
         return
     warnings.warn(
         CacheWarning(
-            f"the cache cannot be used, so {subject.name} is built for this process only: {reason}; set OPJIT_CACHE to "
+            f"the cache cannot be used, so {subject.inputs.name} is built for this process only: {reason}; set OPJIT_CACHE to "
             "a directory that only you can write"
         ),
         stacklevel=3,

@@ -121,18 +121,12 @@ def failed_build(name: str, store: Store) -> Path | None:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Difference, ...]:
-    def flat(
-        document: Mapping[str, Any],
-    ) -> dict[str, Any]:  # as an op's, where all that is read is an input
+    """Return how two documents differ, with all that is read as an input."""
+    flat = []
+    sources = set[str]()
+    for document in (before, now):
         inline = {name: document_key({name: value}) for name, value in document["inline"].items()}
-        return {
-            **document,
-            "known": {**document["known"], **document["inputs"], **inline},
-            "inline": {},
-        }
-
-    return why.document_differences(
-        flat(before),
-        flat(now),
-        {*before["sources"], *now["sources"], *before["inline"], *now["inline"]},
-    )
+        known = {**document["known"], **document["inputs"], **inline}
+        flat.append({**document, "known": known, "inline": {}})
+        sources.update(document["sources"], inline)
+    return why.document_differences(flat[0], flat[1], sources)

@@ -16,6 +16,7 @@ from opjit.declare.op_state import OpState
 from opjit.errors import BuildError, DeclarationError, EntryError, NoKernel
 from opjit.library import standalone
 from opjit.operators.op import Op
+from opjit.recipe.document import op_folder
 from opjit.store import layers
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry
@@ -136,7 +137,7 @@ def put_binary(
     Returns the library's path.
     """
     store = Store(source_folder / layers.FOLDER)
-    folder = store.folder(op.qualified, target, manifest.document) / entry.key
+    folder = store.base / op_folder(op.qualified, target, manifest.document) / entry.key
     folder.mkdir(parents=True)
     (folder / manifest.library).write_bytes(entry.library.read_bytes())
     (folder / manifests.NAME).write_bytes(manifest.dump())

@@ -27,7 +27,7 @@ GENERATED = "/<generated>/"  # the folder of texts that exist only in a build
 INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
 _SHARED = "interface "  # the start of the digest of a shared library, because a linker uses only its names
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
-_MANY = 32  # files whose reading is worth a note
+_MANY = 32  # so many files are worth a note
 _NUMBERED = re.compile(r"<(include|library|system|own) (\d+)>")
 _ROOTS = ("/usr/", "/lib", "/opt/")  # a path below them has the same meaning on other machines
 
@@ -202,20 +202,20 @@ def changes(
     if not isinstance(inputs, dict) or not isinstance(absent, dict):
         raise EntryError("its manifest does not list the files that its build read")
     kept = _noted(note, places)
-    as_noted = all(signature(path) == numbers for path, numbers in kept.signatures.items())
-    if kept.signatures and as_noted:
+    known = kept.signatures
+    as_noted = bool(known) and all(signature(path) == known[path] for path in known)
+    if as_noted:
         inputs = {name: inputs[name] for name in kept.inputs}
         absent = kept.absent
     begun = time.time_ns()
     same = True
     for text in itertools.chain(
         _appeared(absent, places, moment),
-        _changed_files(inputs, places, moment, kept.signatures),
+        _changed_files(inputs, places, moment, known),
     ):
         same = False
         yield text
-    is_worth_a_note = bool(kept.signatures) or len(inputs) > _MANY
-    if same and is_worth_a_note and not (kept.signatures and as_noted):
+    if same and not as_noted and (known or len(inputs) > _MANY):
         remember(document, places, note, begun)
 
 

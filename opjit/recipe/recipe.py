@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -123,7 +123,12 @@ class Recipe(BuildInputs):
     def searched(self) -> tuple[str, ...]:
         """The same with the compiler's default folders, in the order of its search."""
         system = tuple(getattr(self.toolchain, "headers", ()))
-        return _searched(self.include_path, system)
+        kept = dict[tuple[int, int], str]()
+        for folder in (*system, *self.include_path):
+            with suppress(OSError):  # it is missing
+                status = os.stat(folder)
+                kept.setdefault((status.st_dev, status.st_ino), folder)
+        return (*(folder for folder in kept.values() if folder not in system), *system)
 
     def placeholders(self, work: Path) -> dict[str, str]:
         """Return the paths for the placeholders in flags, for a build in a folder."""
@@ -173,18 +178,6 @@ def describe(
     if tools is not None:
         recipe = replace(recipe, search=[places.name(folder) for folder in recipe.searched])
     return recipe.now()
-
-
-def _searched(given: Iterable[str], system: tuple[str, ...]) -> tuple[str, ...]:
-    """Return folders of headers in the search order of a C compiler, which drops missing
-    folders, and folders that it searches by default.
-    """
-    kept = dict[tuple[int, int], str]()
-    for folder in (*system, *given):
-        with suppress(OSError):
-            status = os.stat(folder)
-            kept.setdefault((status.st_dev, status.st_ino), folder)
-    return (*(folder for folder in kept.values() if folder not in system), *system)
 
 
 @cache

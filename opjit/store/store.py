@@ -11,15 +11,14 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from opjit import files
 from opjit.errors import CacheWarning, EntryError, UntrustedFolder
-from opjit.recipe.document import op_folder
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, NotWanted, verify
 from opjit.store.manifest import Manifest
@@ -92,17 +91,14 @@ class Store(NamedTuple):
         return folder if self.problem(folder) is None else None
 
     def seen(self, key: str) -> Path | None:
-        """The note with signatures of the files that the build of an entry read; None where `notes` is."""
-        return None if self.notes is None else self.base / SEEN / key
+        """The note with signatures of the files that the build of an entry read; None if there is no store, or where `notes` is."""
+        folder = self.base / SEEN
+        return folder / key if os.path.isdir(self.base) and self.problem(folder) is None else None
 
     def uncached(self, key: str) -> str:
         """Return why the last build of a request was not cached; an empty text if it was, or if there was none."""
         note = None if self.notes is None else files.read_checked(self.notes / f"{UNCACHED}{key}")
         return str(note["reason"]) if isinstance(note, dict) else ""
-
-    def folder(self, qualified: str, target: Target, document: Mapping[str, Any]) -> Path:
-        """Return the folder of the entries of an op and target that have a document's base key."""
-        return self.base / op_folder(qualified, target, document)
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot. An entry's path must keep its

@@ -73,7 +73,7 @@ def plant(op: tuple[Path, bytes], target: Target, cache: Path) -> Entry:
         hashlib.sha256(content).hexdigest(),
         {},
     )
-    folder = Store(cache).folder(made.schema.qualified, target, made.document()) / made.key
+    folder = Store(cache).base / made.place_of_entries / made.key
     folder.mkdir(parents=True, mode=0o700)
     (folder / described.library).write_bytes(content)
     (folder / manifest.NAME).write_bytes(described.dump())

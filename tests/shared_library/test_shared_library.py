@@ -246,7 +246,7 @@ def test_a_damaged_library_is_built_again() -> None:
         assert opjit.build("adder", generated=ADDER).read_bytes() == content
 
 
-def test_a_launcher_gets_each_compilation_and_is_not_in_the_key(
+def test_a_launcher_gets_each_compilation_and_only_a_script_is_in_the_key(
     tmp_path: Path, own_cache: Path
 ) -> None:
     seen = tmp_path / "seen"
@@ -255,7 +255,11 @@ def test_a_launcher_gets_each_compilation_and_is_not_in_the_key(
         "adder", project(tmp_path / "a"), include=[tmp_path / "a/include"], launcher=[str(launcher)]
     )
     assert len(seen.read_text().splitlines()) == 2
-    assert opjit.build("adder", project(tmp_path / "b"), include=[tmp_path / "b/include"]) == path
+    second = project(tmp_path / "b")
+    include = [tmp_path / "b/include"]
+    plain = opjit.build("adder", second, include=include)
+    assert plain != path
+    assert opjit.build("adder", second, include=include, launcher=["env"]) == plain
 
 
 def test_compile_commands_compile(tmp_path: Path) -> None:
