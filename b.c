@@ -1,1 +1,0 @@
-extern char defd; int value(void){return (long)&defd;}
