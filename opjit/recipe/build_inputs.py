@@ -140,7 +140,8 @@ class BuildInputs:
         if made_by != self.request["toolchain"] and self.matches_tools(made_by):
             given += ["toolchain", "search"]
         wanted = {**self.request, **{name: document.get(name) for name in given}}
-        return document == wanted and next(self.changes(document, note), None) is None
+        kept = None if self.toolchain is None else note  # it also has the compilers' files
+        return document == wanted and next(self.changes(document, kept), None) is None
 
     def changes(self, document: Mapping[str, Any], note: Path | None = None) -> Iterator[str]:
         """Yield the differences between the files now and the files that the build of an entry
