@@ -24,11 +24,6 @@ from opjit.wanted import describe, here
 INTERVAL = 0.2  # seconds between two checks
 logger = logging.getLogger("opjit")
 
-
-def _store() -> Store:
-    return Store(default_root())
-
-
 _Stamps = dict[str, tuple[int, ...] | None]
 
 
@@ -112,7 +107,9 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
             found = []
             for backend in [each for each in backends.all_backends() if each.name in op.loaded]:
                 with suppress(OpjitError, OSError):
-                    found += self._read_by_build(op, describe(op, here(backend), _store()))
+                    found += self._read_by_build(
+                        op, describe(op, here(backend), Store(default_root()))
+                    )
             self._headers[op.qualified] = keys, found
         return found
 
@@ -120,7 +117,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
         """Yield the files that the build of a loaded kernel read. If one has changed since then, the op is out of date."""
         key = op.loaded[recipe.target.backend.name].key
         name = Path(recipe.place_of_entries).parent
-        for place in layers.locations(recipe, _store()):
+        for place in layers.locations(recipe, Store(default_root())):
             for folder in (place.store.base / name).glob(f"*/{key}"):
                 document = read(folder, place.source)[0].document
                 if any(recipe.changes(document)):
