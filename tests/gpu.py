@@ -4,8 +4,9 @@
     python -m tests.gpu --carry FOLDER --build sm_90      on a machine without a GPU: build the ops ahead, and run nothing
 
 Tests that measure have the GPU for themselves, before the others share it. The files that were changed last come first, and a table at the
-end shows which files took how long. FOLDER keeps built binaries and the references of the corpus between runs and machines; by default they
-are in .pytest_cache. The command fails if torch sees no GPU, if a test fails, or if fewer tests run than tests/floors.json requires."""
+end shows which files took how long. FOLDER keeps built binaries and the references of the corpus between runs and machines. Without it a
+fourth of the corpus is tried, another one each day, because nvcc takes minutes for the references. The command fails if torch sees no GPU,
+if a test fails, or if fewer tests run than tests/floors.json requires."""
 
 import argparse
 import importlib.util
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
         flush=True,
     )
+    if options.carry is None:
+        os.environ.setdefault("OPJIT_TEST_TURN", str(date.today().toordinal()))
     codes = {subprocess.call(run) for run in commands(options.carry, of_pytest)}
     return max(
         codes - {pytest.ExitCode.NO_TESTS_COLLECTED},

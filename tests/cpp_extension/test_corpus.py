@@ -21,7 +21,7 @@ from opjit.store.manifest import NAME
 from opjit.store.store import Store, default_root
 from tests.conftest import run_folder
 from tests.cpp_extension.corpus import reference
-from tests.cpp_extension.corpus.calls import CHOSEN, CPU, cuda
+from tests.cpp_extension.corpus.calls import CHOSEN, CPU, CUDA, cuda
 from tests.cpp_extension.corpus.outcomes import Outcome, results
 from tests.cpp_extension.corpus.program import CFLAGS, CORPUS, Program
 from tests.helpers import ROOT, environment, no_nvcc, shares_libstdcxx
@@ -189,7 +189,7 @@ def expected_on_gpu(reference_run: Callable[..., Expected]) -> Expected:
 @pytest.mark.gpu
 @pytest.mark.nvcc
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("name", [program.name for program in cuda.PROGRAMS])
+@pytest.mark.parametrize("name", [program.name for program in CUDA])
 def test_a_cuda_program_does_what_torchs_headers_and_nvcc_make_it_do(
     name: str, expected_on_gpu: Expected
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-from tests.cpp_extension.corpus.calls import CPU, cuda
+from tests.cpp_extension.corpus.calls import CPU, CUDA
 from tests.cpp_extension.corpus.outcomes import results
 from tests.cpp_extension.corpus.program import CFLAGS, Program
 
@@ -111,7 +111,7 @@ def part(module: ModuleType, program: Program) -> Any:
 
 
 def main(folder: Path, device: str = "cpu") -> None:
-    programs = CPU if device == "cpu" else cuda.PROGRAMS
+    programs = CPU if device == "cpu" else CUDA
     module = build(folder, programs)
     found = {program.name: results(part(module, program), program, device) for program in programs}
     (folder / "results.json").write_text(json.dumps(found), encoding="utf-8")
