@@ -28,7 +28,8 @@ INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
 _SHARED = "interface "  # the start of the digest of a shared library, because a linker uses only its names
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
 _MANY = 32  # so many files are worth a note
-_NUMBERED = re.compile(r"<(include|library|system|own) (\d+)>")
+_KINDS = ("include", "library", "system", "own")  # of folders, in the order of the look-up
+_NUMBERED = re.compile(rf"<({'|'.join(_KINDS)}) (\d+)>")
 _ROOTS = ("/usr/", "/lib", "/opt/")  # a path below them has the same meaning on other machines
 
 
@@ -65,8 +66,6 @@ class Places(NamedTuple):
         """Return the path of a portable name; None if it is a file of the system that compiled, and no compiler is here. Raises
         EntryError if it is in a folder that the request does not name."""
         kind, _, rest = name.partition("/")
-        if not kind.startswith("<"):
-            return os.path.normpath(os.path.join(self.folder, name))
         if kind in ("<generated>", "<inline>"):
             return f"/{name}"
         if kind == "<root>":
@@ -76,26 +75,17 @@ class Places(NamedTuple):
         numbered = _NUMBERED.fullmatch(kind)
         if numbered is None:
             return os.path.normpath(os.path.join(self.folder, name))
-        of_kind = self._by_kind()[numbered[1]]
+        of_kind: tuple[str, ...] = getattr(self, numbered[1])
         if numbered[1] == "system" and not of_kind:
             return None
         if int(numbered[2]) >= len(of_kind):
             raise EntryError(f"its manifest names {name}, which is in no folder of the request")
         return os.path.join(of_kind[int(numbered[2])], rest)
 
-    def _by_kind(self) -> dict[str, tuple[str, ...]]:
-        """The numbered folders, in the order in which a path is looked up."""
-        return {
-            "include": self.include,
-            "library": self.library,
-            "system": self.system,
-            "own": self.own,
-        }
-
     def _numbered(self) -> Iterator[tuple[str, str]]:
         yield "<opjit>", _ours()
-        for kind, folders in self._by_kind().items():
-            for index, folder in enumerate(folders):
+        for kind in _KINDS:
+            for index, folder in enumerate(getattr(self, kind)):
                 yield f"<{kind} {index}>", folder
 
 
