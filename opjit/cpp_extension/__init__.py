@@ -3,10 +3,10 @@
     >>> from opjit import cpp_extension                     # instead of: from torch.utils import cpp_extension
     >>> module = cpp_extension.load("ext", ["ext.cpp"])
 
-For code that one cannot edit, `patched` and the command `opjit run` put them in the place of torch's. A setup.py takes BuildExtension.
+For code that you cannot edit, `patched` and the command `opjit run` replace torch's functions. A setup.py uses BuildExtension.
 
-The same content is built once: other processes, users and machines with the cache load it without a compiler and without importing
-torch's builder. All other names are torch's own.
+The same content is built once: other processes, users and machines that share the cache load it without a compiler and without importing
+torch's builder. All other names come from torch's module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["load", "load_inline", "patched"]
 
 _opened: dict[
     str, set[tuple[int, int]]
-] = {}  # by name: the device and inode of the libraries that this process has opened
+] = {}  # by name: the device and inode of each library that this process has opened
 
 
 def load(
@@ -60,41 +60,45 @@ def load(
     fast: bool = True,
     **newer: Any,
 ) -> Any:
-    """torch.utils.cpp_extension.load with opjit's cache.
+    """Build and load an extension as torch.utils.cpp_extension.load does, with opjit's cache.
 
-    The arguments mean the same as torch's. The differences are:
+    The arguments are the same as torch's. The differences are:
 
-    - The key of a binary is content: sources, headers, flags, static libraries, the versions of torch, Python, CUDA and the compilers,
-      and the CUDA archs. A changed header leads to a new build, even if the process has the extension loaded. Touched files and moved
-      checkouts do not.
-    - The CUDA archs come from TORCH_CUDA_ARCH_LIST, else from OPJIT_ARCH, else from the visible GPUs. A build needs no GPU.
-    - Of several processes that request an extension at once, one builds. If it is killed, another takes over.
-    - build_directory receives the binary under torch's name, build.ninja and the inline sources, each by one rename. The loaded binary is
-      the cache's, unless its run path has $ORIGIN. keep_intermediates matters for ROCm only. Without build_directory, a relative -L and
-      $ORIGIN find nothing, as torch's default folder is not used.
-    - An edit compiles the sources that it changes: the cache keeps the object files of an extension with several.
-    - An extension for torch's stable ABI is one binary for every torch from its TORCH_TARGET_VERSION on, if it imports nothing else.
+    - The cache key covers content: sources, headers, flags, static libraries, the versions of torch, Python, CUDA and the compilers,
+      and the CUDA architectures. A changed header leads to a new build, even if the process has loaded the extension. Touched files and
+      moved checkouts do not.
+    - The CUDA architectures come from TORCH_CUDA_ARCH_LIST or, if it is not set, from OPJIT_ARCH or the visible GPUs. You can build
+      without a GPU.
+    - If several processes request an extension at the same time, one of them builds it. If it is killed, another process continues.
+    - build_directory receives the binary under torch's name, build.ninja and the inline sources, each by one rename. opjit loads the
+      binary in the cache, unless its run path contains $ORIGIN. keep_intermediates matters for ROCm only. Without build_directory, a
+      relative -L and $ORIGIN find nothing, because opjit does not use torch's default directory.
+    - After an edit, opjit compiles only the changed sources, because the cache keeps the object files of an extension with several
+      sources.
+    - An extension for torch's stable ABI is one binary for every torch from its TORCH_TARGET_VERSION on, if it imports only functions of
+      that ABI.
     - The order of sources does not matter: they are compiled and linked in the order of their paths.
-    - In one process, changed content is another module, as with torch, but it is called NAME, too, and not NAME_v1.
-    - A library whose static initialisers would end the process raises a LoadError; a forked child opens it first.
-    - A C++ program is compiled with light headers: those of torch's own that its names need, in a tenth of the time of torch/extension.h;
-      one that does not compile with them, with torch/extension.h. `opjit why NAME` shows which and why. `fast=False` or OPJIT_FAST=0
-      always takes torch/extension.h.
-    - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push` and `pull` serve extensions as they do ops. A binary is found where
-      torch, Python and all content of the key are equal; where no compiler is installed, any compiler's binary is.
-    - `opjit record` lists extensions, `opjit precompile --extensions` builds them ahead, and `opjit.distributed.load` once in a job.
-    - ROCm and SYCL builds, programs (``is_standalone=True``), and arguments of unexpected types, go to torch unchanged.
+    - In one process, changed content becomes a new module, as with torch, but the name stays NAME and does not become NAME_v1.
+    - If the static initializers of a library would end the process, you get a LoadError, because a forked child opens the library first.
+    - opjit compiles C++ with light headers, which are torch's headers reduced to the names that your code uses, and which compile 10x
+      faster than torch/extension.h. If your code does not compile with them, opjit uses torch/extension.h. `opjit why NAME` shows which
+      headers it used, and why. `fast=False` or OPJIT_FAST=0 always uses torch/extension.h.
+    - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push` and `pull` work with extensions as they do with ops. A lookup is a hit if torch,
+      Python and all content of the key are equal. If no compiler is installed, a binary from any compiler is a hit.
+    - `opjit record` lists extensions, `opjit precompile --extensions` builds them in advance, and `opjit.distributed.load` builds them
+      once per job.
+    - opjit passes ROCm and SYCL builds, programs (``is_standalone=True``) and arguments of unexpected types to torch unchanged.
 
     Args:
-        fast: whether light headers may be tried.
-        newer: arguments of later versions of torch, which are passed on.
+        fast: whether opjit may try light headers.
+        newer: arguments of later versions of torch, which opjit passes on.
 
     Returns:
-        The module; with ``is_python_module=False`` the path of the loaded library; with ``is_standalone=True`` the path of the
-        program.
+        The module, or the path of the loaded library with ``is_python_module=False``, or the path of the program with
+        ``is_standalone=True``.
 
     Raises:
-        ToolMissing, CompileError, BuildError, UnknownArch, LoadError: see `opjit.errors`; all are RuntimeErrors.
+        ToolMissing, CompileError, BuildError, UnknownArch, LoadError: see `opjit.errors`. All of them are RuntimeErrors.
 
     Example:
         >>> module = opjit.load("ext", ["ext.cpp"], extra_cflags=["-O2"])
@@ -128,8 +132,10 @@ def load_inline(
     fast: bool = True,
     **newer: Any,
 ) -> Any:
-    """torch.utils.cpp_extension.load_inline with opjit's cache; see `load` for the differences. `use_pch` changes nothing: torch writes a
-    precompiled header of 749 MB into its own folder, which takes longer than most builds.
+    """Build and load inline sources as torch.utils.cpp_extension.load_inline does, with opjit's cache.
+
+    `load` lists the differences. `use_pch` has no effect, because torch would write a precompiled header of 749 MB, which needs more time
+    than most builds.
 
     Example:
         >>> source = "at::Tensor twice(at::Tensor x) { return x + x; }"
@@ -141,10 +147,12 @@ def load_inline(
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """During the block, make torch.utils.cpp_extension's load and load_inline opjit's, in all threads: for code that one cannot edit.
+    """During the block, replace load and load_inline of torch.utils.cpp_extension with opjit's, for code that you cannot edit.
 
-    A name that was imported from torch's module before the block stays torch's. `opjit run program.py` does the same for a whole program
-    and its children, with BuildExtension, too.
+    The replacement holds in all threads.
+
+    A name that was imported from torch's module before the block is not replaced. `opjit run program.py` does the same for a whole
+    program and its children, and also replaces BuildExtension.
 
     Example:
         >>> with opjit.cpp_extension.patched():
@@ -162,7 +170,7 @@ def patched() -> Iterator[None]:
 
 
 def run_program(words: Sequence[str]) -> NoReturn:
-    """Become ``python WORDS`` with opjit's functions in torch's module, for `opjit run`, and in children; see site/sitecustomize.py."""
+    """Replace this process by ``python WORDS`` with opjit's functions in torch's module, for `opjit run` (see site/sitecustomize.py)."""
     path = [str(Path(__file__).parent / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
     sys.stdout.flush()
     os.execve(
@@ -198,7 +206,7 @@ def _load_call(call: LoadCall | InlineCall) -> Any:
 
 
 def load_by_torch(call: LoadCall | InlineCall) -> Any:
-    """Make a call that opjit cannot answer."""
+    """Pass a call to torch, because opjit cannot handle it."""
     from opjit.builder import torch_builder
 
     if os.environ.get("OPJIT_RECORD"):
@@ -209,7 +217,7 @@ def load_by_torch(call: LoadCall | InlineCall) -> Any:
 
 
 def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
-    """Do what a call of `load` or `load_inline` does once its request is known. `found` is the entry, if the caller has one."""
+    """Find or build the binary of a call of `load` or `load_inline`, and load it. `found` is the entry, if the caller has it."""
     directory = wanted.call.build_directory
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
@@ -239,7 +247,7 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
         )
         if file not in opened and (
             opened or name in getattr(torchs, "entries", ())
-        ):  # the same names twice may end the process
+        ):  # loading the same names twice can end the process
             static_init.check_in_child(library, name)
         place = delivered if from_there else entry.library
         try:
@@ -252,8 +260,10 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
 
 
 def _open(name: str, path: str, place: Path, key: str, is_python_module: bool) -> ModuleType | str:
-    """Open a library as torch does, by a path that leads to its file; it goes by `place`. pybind11 and Python keep modules by name, so the
-    name is unique while the module is made; the module's own code sees the plain one."""
+    """Open a library as torch does, by a path that leads to its file. Its name in messages and in the module is `place`.
+
+    pybind11 and Python keep modules by name, so the name is unique until the module exists. The module's code sees the plain name.
+    """
     if not is_python_module:
         loader.name_as(ctypes.CDLL(path), place)
         torch.ops.load_library(str(place))

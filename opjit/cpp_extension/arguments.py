@@ -12,7 +12,7 @@ _C = TypeVar("_C", bound="LoaderCall")
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderCall:
-    """What both functions take; `fast` is opjit's own, and `newer` has the arguments of later versions of torch."""
+    """The arguments of both functions. Only opjit has `fast`, and `newer` has the arguments of later versions of torch."""
 
     function: ClassVar[str]
     name: str

@@ -17,26 +17,28 @@ from opjit.store.store import Store, default_root
 
 
 def make(store: Store | None = None, on_build: Callable[[str], object] = lambda line: None) -> None:
-    """Fetch or build it, unless the store or, without one, a layer or the cache has it. After an error, the kernel in Python serves.
-    `on_build` gets a line before it is built, which takes up to a minute."""
+    """Fetch or build the kernel, unless `store` has it or, if `store` is None, a layer or the cache has it.
+
+    If that fails, ops use the kernel in Python. `on_build` receives a line before a build, which can last a minute.
+    """
     must_store = store is not None
     store = store or Store(default_root())
     call = LoadCall(
         name=cpp_autograd.NAME,
         sources=[str(cpp_autograd.source())],
         extra_cflags=["-O1"],
-        # Without a C++ library: torch has loaded one, and a static one, which some g++ link, would crash.
+        # Without a C++ library, because torch has loaded one, and a static one, which some g++ link, would crash.
         extra_ldflags=["-nodefaultlibs", "-lgcc_s", "-lc"],
         with_cuda=False,
         is_python_module=False,
         fast=False,
-    )  # light headers bring more than it includes
+    )  # light headers declare more than it includes
     wanted = replace(binary.of_call(call, store.notes), must_store=must_store)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "error", CompileWarning
-            )  # such as that of a second C++ library: no risk for some microseconds
+            )  # for example, about a second C++ library: saving microseconds is not worth a risk
             if request.look(wanted, store) is None:
                 on_build(f"building autograd's kernel in C++ for torch {torch.__version__}")
                 request.obtain(wanted, store)

@@ -1,4 +1,4 @@
-"""A request for an extension's binary: the ways to build it, of which any is as good as the others, and what is done with its entry."""
+"""A request for an extension's binary: the equivalent ways to build it, and the uses of its entry."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ def of_call(
 
 
 def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:
-    """Return the request that a recorded call makes, for the archs that it was recorded for; `folder` is the list's. Raises RecordError if
-    a source is missing or only torch can build the extension, BuildError if an argument is wrong."""
+    """Return the request that a recorded call makes, for the architectures that it was recorded for.
+
+    `folder` contains the list. Raises RecordError if a source is missing or only torch can build the extension, and BuildError if an
+    argument is wrong.
+    """
     try:
         return of_call(
             CALLS[recorded.function].of(arguments_of(recorded, folder)), store.notes, recorded.archs
@@ -52,14 +55,14 @@ def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> Exten
         ) from error
     except (Unsupported, TypeError) as error:
         raise RecordError(
-            f"the C++ extension {recorded.name} is not built: its arguments are not those of "
+            f"cannot build the C++ extension {recorded.name}: its arguments do not match "
             f"{recorded.function}, or only torch can build it"
         ) from error
 
 
 @dataclass(frozen=True)
 class ExtensionBinary(Wanted):
-    """An extension, as built with torch/extension.h, and the call that requests it. `fast`: light headers may be tried."""
+    """An extension with torch/extension.h, and the call that requests it. `fast`: opjit may try light headers."""
 
     inputs: Extension
     call: LoadCall | InlineCall = field(kw_only=True)
@@ -82,10 +85,10 @@ class ExtensionBinary(Wanted):
         return (replace(self.inputs, stable=version),) if version else ()
 
     def without_light(self) -> str | None:
-        """Return why only torch/extension.h will do."""
+        """Return the reason to use torch/extension.h, or None."""
         if (
             self._stable and self.inputs.toolchain is not None
-        ):  # light headers are another version's, and bind to Python
+        ):  # light headers are for one version, and bind to Python
             return f"it targets torch's stable ABI of {self._stable[0].stable}"
         return None if self.fast else "fast=False or OPJIT_FAST=0"
 
@@ -100,7 +103,10 @@ class ExtensionBinary(Wanted):
         return None
 
     def build(self, store: Store) -> Entry:
-        """Build with light headers and opjit's binding or, if that lacks a type, pybind11's; if these lack something, torch/extension.h."""
+        """Build with light headers or, if these fail, with torch/extension.h.
+
+        Light headers use opjit's binding first, and pybind11's binding if opjit's lacks a type.
+        """
         from opjit.cpp_extension import build
 
         reason = self.without_light()
@@ -129,7 +135,10 @@ class ExtensionBinary(Wanted):
 def with_entry(
     wanted: ExtensionBinary, use: Callable[[Entry], _R], found: Entry | None = None
 ) -> _R:
-    """Find or build an extension, unless the caller has `found` it, and use its entry: another one, if it is removed before that."""
+    """Find or build an extension, unless the caller has `found` it, and use its entry.
+
+    If the entry is removed before that, find or build another.
+    """
     for store in request.stores():
         entry = found or request.look(wanted, store) or request.obtain(wanted, store)
         try:
@@ -149,7 +158,7 @@ def copy_library(entry: Entry, place: Path) -> None:
 
 
 def copy_entry(entry: Entry, place: Path) -> None:
-    """Copy the binary, and the files beside it under their names. Equal files are not written again."""
+    """Copy the binary, and the files next to it under their names. Equal files are not written again."""
     copy_library(entry, place)
     for source in entry.folder.iterdir():
         if source != entry.library and source.name != manifest.NAME:

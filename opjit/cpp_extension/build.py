@@ -1,5 +1,7 @@
-"""Builds an extension with torch.utils.cpp_extension and publishes the entry: torch gets the caller's arguments and runs its usual
-commands, but it builds in a private folder and loads nothing."""
+"""Builds an extension with torch.utils.cpp_extension and publishes the entry.
+
+torch gets the caller's arguments and runs its usual commands, but it builds in a private directory and loads nothing.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +95,10 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
 
 
 def _reporting(text: str, with_light: bool) -> str:
-    """Return torch's build file with compilers that list all that they read, and assemblers, in files of their own.
+    """Return torch's build file with compilers and assemblers that list all files that they read.
 
-    `with_light`: each source has a folder of light headers, and a header that comes first."""
+    `with_light`: each source has a directory of light headers, and a header that comes first.
+    """
     folder = "-Ilight/$out" if with_light else ""
     first = f"-include light/$out/{light.core.FIRST}" if with_light else ""
     text = text.replace(
@@ -138,7 +141,7 @@ class _ExtensionBuild(NamedTuple):
             why_not = stable.refusal(extension, library, self.tools.compiler, listed)
             if why_not:
                 extension = replace(extension, stable="")
-                with_headers += f"; only this torch and Python take it, as {why_not}"
+                with_headers += f"; it works only with this torch and Python, because {why_not}"
         others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
         remarks = {
             "torch": torch.__version__,
@@ -162,7 +165,7 @@ class _ExtensionBuild(NamedTuple):
         )
         if (
             not shared and b"\0_ZNSt6locale7classicEv\0" in content
-        ):  # two sets of locales share their indices
+        ):  # two sets of locales would share indices
             warnings.warn(
                 CompileWarning(
                     f"{self.extension.name} contains a static C++ library, linked by {self.tools.compiler.path} or by a "
@@ -211,7 +214,7 @@ class _ExtensionBuild(NamedTuple):
         )
 
     def compile(self, around: AbstractContextManager[None], by_nvrtc: bool = False) -> None:
-        """Have torch write the build file, and ninja run in a block, for objects that are not kept."""
+        """Let torch write the build file, and run ninja in a block for the object files that are not in the cache."""
         environment: dict[str, str | None] = {
             **toolchain.NEUTRAL,
             **toolchain.honoured(),
@@ -262,7 +265,7 @@ class _ExtensionBuild(NamedTuple):
 
     @contextmanager
     def without_kept(self, around: AbstractContextManager[None], by_nvrtc: bool) -> Iterator[None]:
-        """A block for ninja's run, without the edges of kept objects; keeps new ones, also where another source failed."""
+        """A block for ninja's run, without the edges of cached object files. New ones are kept, even if another source fails."""
         place = self.work / "build.ninja"
         written = place.read_text("utf-8", "surrogateescape")
         listed = json.loads(self.ninja("compdb", "compile", "cuda_compile") or "[]")
@@ -314,7 +317,7 @@ class _ExtensionBuild(NamedTuple):
         return functools.reduce(Reads.joined, self.objects.read.values(), linked)
 
     def check_text(self, edges: Iterable[Mapping[str, str]], by_nvrtc: bool) -> None:
-        """Raise light.MayLack if a source that is compiled with light headers is another text with torch/extension.h."""
+        """Raise light.MayLack if a source has other tokens with torch/extension.h than with light headers."""
         for edge in edges:
             scratch = self.work / "preprocessed" / edge["output"]
             scratch.mkdir(parents=True, exist_ok=True)
@@ -329,12 +332,12 @@ class _ExtensionBuild(NamedTuple):
                 raise light.MayLack(error) from None
 
     def lacks(self, reason: str) -> light.MayLack:
-        """Return the error of a program that light headers do not serve."""
+        """Return the error of a program that light headers cannot compile."""
         error = BuildError(reason, op=self.extension.name, target=self.extension.purpose)
         return light.MayLack(error)
 
     def _check_source(self, edge: Mapping[str, str], scratch: Path, by_nvrtc: bool) -> None:
-        """Write a source's headers and compare its text. That of a CUDA file for NVRTC is made with torch's macros."""
+        """Write a source's headers and compare its text. The text of a CUDA file for NVRTC is made with torch's macros."""
         assert self.prepared is not None
         source = os.path.join(self.work, edge["file"])
         if not source.endswith(identity.CUDA):
@@ -345,7 +348,7 @@ class _ExtensionBuild(NamedTuple):
             cuda.check_for_nvcc(self.prepared, self.tools.nvcc, source, edge["output"], scratch)
 
     def arguments(self) -> dict[str, Any]:
-        """Return those that torch gets."""
+        """Return the arguments for torch."""
         passed = {
             name: list(value) if isinstance(value, (list, tuple)) else value
             for name, value in self.call.for_torch().items()
@@ -358,17 +361,17 @@ class _ExtensionBuild(NamedTuple):
             link = [torch_builder.quote(str(binding)), *link] if binding else link
         if (
             self.extension.stable
-        ):  # torch's libraries export what they use of the C++ library, and would come first
+        ):  # torch's libraries export parts of the C++ library, and would come first
             link = ["-Wl,--as-needed,-lstdc++,--no-as-needed", *link]
         if self.tools.nvcc is not None:
             include = [
                 *include,
                 toolchain.link_missing_headers(self.tools.nvcc, self.work / "lacking"),
             ]
-        # Messages, __FILE__ and debug information shall name no temporary folder: the last map that fits counts.
+        # Keep the temporary directory out of messages, __FILE__ and debug information. The last map that fits counts.
         names = [f"-ffile-prefix-map={self.work}=.", f"-ffile-prefix-map={self.work}/="]
         names += [unreported.DATE_WARNING, "-Wno-error=date-time"]
-        first = ["-include", os.devnull]  # a precompiled header is taken for the first header only
+        first = ["-include", os.devnull]  # GCC uses a precompiled header only for the first header
         passed["extra_cflags"] = [
             *map(torch_builder.quote, [*first, *names]),
             *(passed["extra_cflags"] or ()),
@@ -380,13 +383,13 @@ class _ExtensionBuild(NamedTuple):
         if self.extension.sources:
             passed["sources"] = list(
                 self.extension.sources
-            )  # in the key's order, which decides that of static initialisers
+            )  # in the key's order, which decides the order of static initializers
         else:
             passed["use_pch"] = False
             include = [*include, *identity.quoted_folder(self.call)]
         if (
             self.call.build_directory
-        ):  # torch links there, so that is what relative folders of libraries mean
+        ):  # torch links there, so relative directories of libraries start there
             directory = shlex.quote(os.path.abspath(self.call.build_directory)).replace("$", "$$")
             link = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in link]
         return {
@@ -398,7 +401,7 @@ class _ExtensionBuild(NamedTuple):
         }
 
     def is_final(self, output: str, cuda: tuple[str, ...] = ()) -> bool:
-        """Whether the first error in a compiler's output is there with torch/extension.h, too."""
+        """Whether the first error in a compiler's output also occurs with torch/extension.h."""
         return self.prepared is not None and mistakes.is_final(
             output, self.prepared, self.work, cuda
         )
@@ -422,7 +425,7 @@ class _ExtensionBuild(NamedTuple):
         return error
 
     def ninja(self, *words: str) -> str:
-        """Return what a tool of ninja's says of the build."""
+        """Return the output of one of ninja's tools."""
         done = processes.run(
             [os.path.join(self.tools.ninja, "ninja"), "-t", *words],
             cwd=self.work,

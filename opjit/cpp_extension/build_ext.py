@@ -1,4 +1,4 @@
-"""setup.py's command build_ext with opjit's cache, for the extensions that `load` could build; torch builds the others."""
+"""setup.py's command build_ext with opjit's cache, for the extensions that `load` supports. torch builds the rest."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
     extensions: list[Any]
 
     def build_extensions(self) -> None:
-        """Build all. torch's method, which wants a CUDA Toolkit for CUDA, gets only what is left to it."""
+        """Build all extensions.
+
+        torch's method requires a CUDA Toolkit for CUDA, so it gets only the extensions that opjit cannot build.
+        """
         extensions = self.extensions
         reasons = {id(each): reason for each in extensions if (reason := self._refusal(each))}
         theirs = [each for each in extensions if id(each) in reasons]
@@ -66,7 +69,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             self.extensions = extensions
 
     def build_extension(self, ext: Any) -> None:
-        """Build one, which a project's own command may call, too."""
+        """Build one extension. A project's subclass may also call this."""
         if self._refusal(ext):
             super().build_extension(ext)
             return
@@ -83,7 +86,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             ) from None
 
     def _refusal(self, ext: Any) -> str | None:
-        """Return why only torch's BuildExtension will do."""
+        """Return the reason to use torch's BuildExtension, or None."""
         if sys.platform != "linux" or torch.version.hip:
             return "opjit builds C++ for Linux, and CUDA"
         if type(ext) is not setuptools.Extension:
@@ -99,7 +102,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             if isinstance(given, dict)
             else []
         )
-        return f"opjit has no step for its flags of {', '.join(others)}" if others else None
+        return f"opjit does not support flags for {', '.join(others)}" if others else None
 
     def _call(self, ext: Any) -> LoadCall:
         """Return the call of load that makes the binary of setuptools' and torch's commands."""
@@ -113,7 +116,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         macros = [*ext.define_macros, *((name,) for name in ext.undef_macros)]
         options = compiler._setup_compile(self.build_temp, macros, ext.include_dirs, [], [], [])[
             3
-        ]  # as torch's BuildExtension asks
+        ]  # as torch's BuildExtension does
         common = [
             *(word for word in options if not word.startswith("-I")),
             *(["-g"] if self.debug else []),
@@ -165,7 +168,7 @@ def _arguments(command: list[str]) -> list[str]:
 
 
 def _in_place(word: str) -> str:
-    """Return a word for the linker with absolute paths of the files in it, as ninja runs the linker in another folder."""
+    """Return a word for the linker with absolute paths, because ninja runs the linker in another directory."""
     return "".join(
         os.path.abspath(part) if os.path.isfile(part) else part
         for part in re.split(r"([,=])", word)

@@ -1,8 +1,11 @@
-"""An extension's .cu files with light headers, each in 2 s and not nvcc's 6 s (tests/benchmarks/dropin.py --cuda): the C++ compiler takes
-the host's part, NVRTC the kernels, as of an op (opjit/builder/cuda.py). What only nvcc takes is left to nvcc.
+"""Compiles an extension's .cu files with light headers, each in 2 s instead of nvcc's 6 s (tests/benchmarks/dropin.py --cuda).
+
+The C++ compiler compiles the host code, and NVRTC compiles the kernels, as for an op (opjit/builder/cuda.py). nvcc compiles the files that
+only nvcc supports.
 
     work/cuda/a.cuda.o/    the split of a.cu
-    work/a.cuda.o          in the place of nvcc's object file, so that torch's build file links it"""
+    work/a.cuda.o          replaces nvcc's object file, so that torch's build file links it
+"""
 
 from __future__ import annotations
 
@@ -61,9 +64,9 @@ _NVCCS_ALONE = {
     ): "a device variable has parentheses",
     re.compile(
         r"\bcudaGetSymbolSize\b|\bcudaMemcpyFromSymbolAsync\b|\btexture\s*<"
-    ): "it asks for a symbol in a way that only nvcc takes",
+    ): "it reads a symbol in a way that only nvcc supports",
 }
-# Headers of torch's that kernels need as they are.
+# torch's headers that kernels need unchanged.
 _AS_THEY_ARE = {
     "ATen/core/TensorAccessor.h",
     "c10/macros/Macros.h",
@@ -77,7 +80,7 @@ _EMPTY_NAMES = """
     variant bitset exception
 """
 _EMPTY = tuple(_EMPTY_NAMES.split())
-# What those include, and kernels do not need.
+# Headers that these include and that kernels do not need.
 _WITHIN = (
     "c10/util/ArrayRef.h",
     "c10/util/Exception.h",
@@ -87,9 +90,9 @@ _WITHIN = (
     "torch/headeronly/util/Exception.h",
     "torch/headeronly/util/HeaderOnlyArrayRef.h",
 )
-# cublas_v2.h, which torch's CUDA context names, includes these; for nvcc they call functions that only nvcc declares.
+# cublas_v2.h, which torch's CUDA context includes, includes these. For nvcc, they call functions that only nvcc declares.
 _OF_LIBRARIES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
-# torch's headers add CUDA's conversions for nvcc, but where complex.h is read for nvcc, it reads thrust, which takes a second.
+# torch's headers add CUDA's conversions for nvcc, but with nvcc's macros complex.h includes thrust, which costs a second.
 _FOR_KERNELS = """\
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -107,8 +110,10 @@ namespace torch { using at::RestrictPtrTraits; }
 def compiled(
     extension: Extension, work: Path, prepared: Prepared, nvrtc: Nvrtc, ninja: str
 ) -> Iterator[None]:
-    """A block for ninja's run, before which the .cu files that `work`/build.ninja gives to nvcc are compiled, beside the others. Raises
-    NvccOnly if only nvcc takes a file or a flag, CompilerFailed, or OSError if the disk is full."""
+    """A block for ninja's run, after opjit has compiled the .cu files that `work`/build.ninja gives to nvcc.
+
+    Raises NvccOnly if only nvcc supports a file or a flag, CompilerFailed, or OSError if the disk is full.
+    """
     with_light = WithLight(prepared, nvrtc.headers, nvrtc.version)
     place = work / "build.ninja"
     written = place.read_text("utf-8", "surrogateescape")
@@ -142,7 +147,7 @@ def compiled(
                 )
             )
         except CompilerFailed:
-            _ = rest and rest.result()  # what a C++ file lacks, no nvcc brings
+            _ = rest and rest.result()  # nvcc cannot fix an error in a C++ file
             raise
         with suppress(torch_builder.NinjaFailed):  # ninja runs again, and torch reports what fails
             _ = rest and rest.result()
@@ -185,7 +190,7 @@ def _compile(
 def _unit(
     extension: Extension, source: str, flags: Sequence[str], folder: Path, with_light: WithLight
 ) -> CudaFile:
-    """The file. What depends on its text is added by `_adapted`."""
+    """The file. `_adapted` adds everything that depends on its text."""
     include, host, device, archs = _sorted(flags)
     device, more = translated(device)
 
@@ -218,7 +223,7 @@ def _unit(
 
 
 class WithLight(NamedTuple):
-    """What the preprocessor needs to see a .cu file as nvcc does."""
+    """The settings with which the preprocessor sees a .cu file as nvcc does."""
 
     prepared: Prepared
     headers: str  # CUDA's folders of headers, with colons between them
@@ -227,7 +232,7 @@ class WithLight(NamedTuple):
     def preprocessor(
         self, source: str, flags: Sequence[str], told: Sequence[str], scratch: Path
     ) -> streams.Preprocessor:
-        """Return the preprocessor of a file. `told` are flags that say what nvcc is."""
+        """Return the preprocessor of a file. `told` are flags that describe nvcc."""
         prepared = self.prepared
         own = [f"-I{folder}" for folder in prepared.folders]
         later = [*told, *folders_of_cuda(self.headers)]
@@ -251,16 +256,18 @@ class WithLight(NamedTuple):
         )
 
     def text(self, source: str, flags: Sequence[str], told: Sequence[str], scratch: Path) -> str:
-        """Return the file's text with torch's own headers, with a directive for each macro and header."""
+        """Return the file's text with torch's headers, with a directive for each macro and header."""
         preprocessor = self.preprocessor(source, flags, told, scratch)
         return preprocessor.text_with_torchs(["-dI", "-MD", "-MF", "opjit_text.deps"])
 
 
 def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, out: str, scratch: Path) -> None:
-    """Write the light headers of a .cu file that nvcc compiles to `out`, and raise streams.Different unless it is the same tokens with them
-    as with torch's headers.
+    """Write the light headers of a .cu file that nvcc compiles to `out`, and compare its tokens.
 
-    `scratch` is a folder for files. Raises NvccOnly if a flag is not known, and CompilerFailed."""
+    Raises streams.Different if the file has other tokens with torch's headers.
+
+    `scratch` is a directory for files. Raises NvccOnly for an unknown flag, and CompilerFailed.
+    """
     written = (prepared.work / "build.ninja").read_text("utf-8", "surrogateescape")
     flags = _nvcc_flags(written)
     include, host, others, archs = _sorted(flags)
@@ -278,7 +285,7 @@ def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, out: str, scratc
 
 
 def _adapted(unit: CudaFile, text: str) -> CudaFile:
-    """Return a file with what its text needs. Raises NvccOnly if only nvcc takes it."""
+    """Return a file with the headers that its text needs. Raises NvccOnly if only nvcc supports it."""
     for pattern, reason in _NVCCS_ALONE.items():
         if pattern.search(text):
             raise NvccOnly(reason)
@@ -294,7 +301,7 @@ def _adapted(unit: CudaFile, text: str) -> CudaFile:
 
 
 def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
-    """nvcc's flags: folders of headers, flags for the host's compiler, others, and archs."""
+    """Sort nvcc's flags: directories of headers, flags for the host compiler, all other flags, and architectures."""
     include = list[str]()
     host = list[str]()
     others = list[str]()
@@ -311,13 +318,13 @@ def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list
             path = re.sub(r"^(-I|-isystem|--[a-z-]+)=?", "", flag)
             include += [f"-I{path}"] if flag.startswith("-I") else ["-isystem", path]
         elif name == "-gencode":
-            raise NvccOnly(f"{flag} names archs that NVRTC does not know")
+            raise NvccOnly(f"NVRTC does not support the architectures in {flag}")
         elif name in ("-Xcompiler", "--compiler-options"):
             if "-ffile-prefix-map" in value:
                 continue
             if re.search(
                 r"[\\'\"]|^-[DUIi]|,-[DUIi]", value
-            ):  # nvcc passes these to its own front end, too
+            ):  # nvcc also passes these to its front end
                 raise NvccOnly(f"{flag} has quotes, or words for the preprocessor")
             host += value.split(",")
         elif re.match(r"-[DU].*,", flag):
@@ -325,12 +332,12 @@ def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list
         elif not _IGNORED.fullmatch(flag):
             others.append(flag)
     if not archs:
-        raise NvccOnly("its flags name no arch that NVRTC knows")
+        raise NvccOnly("NVRTC supports no architecture in its flags")
     return include, host, others, list(dict.fromkeys(archs))
 
 
 def _headers(code: str) -> Mapping[str, str]:
-    """What #include lines of the device's part bring, apart from headers that NVRTC finds: of torch's, next to nothing."""
+    """Return the text of each header that the device code includes, apart from headers that NVRTC finds. Most of torch's become empty."""
     named = [
         name
         for name in light.includes(code)

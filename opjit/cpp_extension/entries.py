@@ -1,4 +1,4 @@
-"""``opjit why`` for a C++ extension or a shared library: its entries in the cache, what each was made from, and what changed since."""
+"""``opjit why`` for a C++ extension or a shared library: its entries in the cache, the inputs of each, and the changes between them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ class ExtensionEntry(NamedTuple):
     folder: Path
     built: float  # when, in seconds since 1970
     document: Mapping[str, Any]
-    headers: str  # which it was built with, and why not with light ones
-    differences: tuple[
-        Difference, ...
-    ]  # those from the entry that was built before it; none for the first
+    headers: str  # the headers it was built with, and why it could not use light headers
+    differences: tuple[Difference, ...]  # the changes since the previous entry; empty for the first
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes for JSON."""

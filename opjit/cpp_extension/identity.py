@@ -1,5 +1,8 @@
-"""The C++ extension that a call of load or load_inline requests. For the headers of torch, Python, the CUDA Toolkit and the system, the key
-has versions only; /usr/local/include is the user's, and scanned, as torch's compilers do not list what they find there."""
+"""The C++ extension that a call of load or load_inline requests.
+
+For the headers of torch, Python, the CUDA Toolkit and the system, the key has only versions. /usr/local/include belongs to the user. opjit
+scans it, because torch's compilers do not list the headers that they find there.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,10 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Extension(ProjectInputs):
-    """What decides an extension's bytes; its name is TORCH_EXTENSION_NAME, its sources are sorted."""
+    """All inputs of an extension's binary. Its name is TORCH_EXTENSION_NAME, and its sources are sorted."""
 
     made_by = EXTENSION
-    include: tuple[str, ...]  # the folders of headers that are not the compilers'
+    include: tuple[str, ...]  # the directories of headers, apart from the compilers'
     inline: Mapping[
         str, Any
     ]  # the SHA-256 of inline sources, and arguments that only torch interprets
@@ -57,9 +60,9 @@ class Extension(ProjectInputs):
     light: str = (
         ""  # the version of light headers that it is built with; empty for torch/extension.h
     )
-    pybind11: bool = False  # whether pybind11's own headers bind it with light headers
+    pybind11: bool = False  # whether it uses pybind11's binding with light headers
     stable: str = ""  # the version of torch's stable ABI that its binary needs; empty if it needs this torch and Python
-    reason: str = ""  # why it is built with torch's own, for people
+    reason: str = ""  # why it is built with torch/extension.h, for people
 
     @property
     def purpose(self) -> str:
@@ -92,7 +95,7 @@ class Extension(ProjectInputs):
 
 
 def expanded(call: _Call) -> _Call:
-    """Return a call whose flags have what the shell would make of them: torch's builder passes flags through ninja and a shell."""
+    """Return the call with its flags expanded by the shell, because torch's builder passes flags through ninja and a shell."""
     changed = dict[str, Any]()
     for parameter in _FLAGS:
         flags = _strings(parameter, call)
@@ -115,8 +118,11 @@ def expanded(call: _Call) -> _Call:
 def describe(
     call: LoadCall | InlineCall, memory: Path | None, archs: str | None = None
 ) -> Extension:
-    """Describe the extension that a call requests; `memory`: the folder of notes on compilers, `archs`: as in TORCH_CUDA_ARCH_LIST, None is
-    this machine's. Raises Unsupported if only torch can handle it, FileNotFoundError for a source, BuildError, UnknownArch."""
+    """Describe the extension that a call requests.
+
+    `memory` is the directory of notes on compilers. `archs` has the form of TORCH_CUDA_ARCH_LIST, and None means the architectures of
+    this machine. Raises Unsupported if only torch can handle the call, FileNotFoundError for a source, BuildError, UnknownArch.
+    """
     name = call.name
     if (
         not isinstance(name, str)
@@ -176,7 +182,7 @@ def _places_of_call(
     cxx: Compiler | None,
     memory: Path | None,
 ) -> tuple[Places, dict[str, Any] | None]:
-    """Return the folders that give files portable names, and those that the compiler searches, for the key."""
+    """Return the directories that give files portable names, and the directories that the compiler searches, for the key."""
     every = [word for each in words.values() for word in each]
     folder = (
         os.path.dirname(sources[0]) if sources else os.path.abspath(call.build_directory or os.sep)
@@ -209,7 +215,7 @@ def searched(call: LoaderCall, cxx: Compiler, memory: Path | None) -> Search | N
 
 
 def _own_folders() -> tuple[str, ...]:
-    """The folders of torch's and Python's headers, as torch's builder names them."""
+    """The directories of torch's and Python's headers, under the names that torch's builder uses."""
     torchs = os.path.join(os.path.dirname(torch.__file__), "include")
     return torchs, f"{torchs}/torch/csrc/api/include", sysconfig.get_path("include")
 
@@ -237,7 +243,7 @@ def _flags(
 
 
 def _changed_by_user() -> list[str]:
-    """What a user can change of torch's commands for CUDA: its nvcc, and the flags of its module, which only who imported it can change."""
+    """The parts of torch's commands for CUDA that a user can change: its nvcc and, after importing it, the flags of its module."""
     found = (
         [f"PYTORCH_NVCC={toolchain.named('PYTORCH_NVCC')[1]}"]
         if "PYTORCH_NVCC" in os.environ
@@ -253,7 +259,7 @@ def _changed_by_user() -> list[str]:
 
 
 def _cuda_archs(name: str, flags: list[str]) -> str:
-    """The archs to compile CUDA code for; empty if the flags for nvcc name them. Raises UnknownArch if nothing determines them."""
+    """The architectures to compile CUDA code for; empty if the flags for nvcc name them. Raises UnknownArch if nothing determines them."""
     if any("arch" in flag for flag in flags if "TORCH_EXTENSION_NAME" not in flag):
         return ""
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST")
@@ -289,7 +295,7 @@ def _capabilities() -> list[tuple[int, int]]:
 
 
 def _strings(parameter: str, call: LoaderCall) -> list[str]:
-    """An argument that is a list of strings; None means an empty list."""
+    """Return an argument that is a list of strings. None means an empty list."""
     value = getattr(call, parameter) or None
     if isinstance(value, str):
         raise BuildError(
@@ -358,7 +364,7 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Compilers(NamedTuple):
-    """The compilers here, and what a key has of them: with torch/extension.h, None if one is missing, and with light headers."""
+    """The compilers of this machine, and their part of the key: with torch/extension.h (None if one is missing) and with light headers."""
 
     cxx: Compiler | None
     full: Mapping[str, str] | None
@@ -381,7 +387,7 @@ def _find_compilers(memory: Path | None, cuda: bool) -> _Compilers:
 
 
 def find_nvrtc(memory: Path | None) -> Nvrtc | None:
-    """The NVRTC of torch's version of CUDA; None if there is none."""
+    """Find the NVRTC of torch's version of CUDA, or return None."""
     return (
         toolchain.find_nvrtc(f"cuda{torch.version.cuda.partition('.')[0]}", memory)
         if torch.version.cuda

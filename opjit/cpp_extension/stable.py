@@ -1,7 +1,10 @@
-"""Extensions for torch's stable ABI: one binary serves every torch from TORCH_TARGET_VERSION on, and every Python, so its key has the
-version in place of both. The proof is the result: a binary that imports only functions that torch's headers declare for that version, whose
-compilers read no other headers of torch and none of Python, and that does not ask which torch builds it, runs with every later torch. With
-Py_LIMITED_API the same holds of Python, its headers and its functions."""
+"""Extensions for torch's stable ABI.
+
+One binary works with every torch from TORCH_TARGET_VERSION on, and with every Python, so its key has that version in place of both. opjit
+proves this on the result. A binary runs with every later torch if it imports only functions that torch's headers declare for that version,
+if its compilers read no other header of torch and no header of Python, and if its sources do not test which torch builds them. With
+Py_LIMITED_API, the same holds for Python, its headers and its functions.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _HEADERS = re.compile(
 )
 _DECLARING = "#include <torch/csrc/stable/c/shim.h>\n#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>\n"
 _OF_PYTHON = "#if __has_include(<Python.h>)\n#include <Python.h>\n#endif\n"
-# What is not the same with every torch and Python that may build it.
+# Words with a meaning that depends on the torch or the Python that builds the extension.
 _DIFFERS = re.compile(
     r"\bTORCH_(?:VERSION(?!_\d)|ABI_VERSION)\w*|\bPY_\w*VERSION\w*|__has_include"
     rf"|#[ \t]*undef[ \t]+(?:{_MACRO}|{_PYTHON})"
@@ -46,8 +49,10 @@ _SYSTEMS = re.compile(
 
 
 def target(extension: Extension, implicit: bool) -> str:
-    """Return the torch that all sources name first, such as ``"2.10"``; empty if not, with torch/extension.h, or if this torch or Python
-    is an older one."""
+    """Return the version of torch that all sources name first, such as ``"2.10"``.
+
+    The result is empty if they don't, if they use torch/extension.h, or if this torch or Python is older.
+    """
     limits = _limits(extension).values()
     if limits and (
         sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -60,7 +65,7 @@ def target(extension: Extension, implicit: bool) -> str:
             if implicit
             else {_named(extension, path) for path in (*extension.sources, *extension.texts)}
         )
-    except OSError:  # others say what is wrong
+    except OSError:  # a later step reports it
         return ""
     number = found.pop() if len(found) == 1 else None
     return (
@@ -88,7 +93,7 @@ def _named(extension: Extension, path: str) -> tuple[int, int] | None:
 
 
 def _limits(extension: Extension) -> dict[str, int]:
-    """Return the oldest Python that each language's flags name: 0x030A0000 is 3.10, and 3 any; 0 for what is no number."""
+    """Return the oldest Python that each language's flags name: 0x030A0000 is 3.10, 3 is any version, and 0 is a malformed number."""
     found = [
         (language, re.fullmatch(rf"(?:-D)?{_PYTHON}=(0[xX][0-9a-fA-F]+|3)", word))
         for language, words in extension.flags.items()
@@ -110,8 +115,10 @@ def _authors_code(cxx: Compiler, work: Path, listings: Sequence[Path]) -> list[s
 def refusal(
     extension: Extension, library: Path, cxx: Compiler, listings: Sequence[Path]
 ) -> str | None:
-    """Return why a binary, in the folder of its build, is for this torch and Python alone. None: it serves every torch from then on.
-    `listings` are the compilers' lists of what they read, one for each object."""
+    """Return why a binary works only with this torch and Python, or None if it works with every later torch.
+
+    `library` is in the directory of its build. `listings` are the compilers' lists of the files that they read, one for each object.
+    """
     work = library.parent
     words = [word for each in extension.flags.values() for word in each]
     asked = _DIFFERS.search("\n".join([*_authors_code(cxx, work, listings), *words]))
@@ -119,7 +126,7 @@ def refusal(
         return f"it has {asked[0]}"
     commands = (work / "build.ninja").read_text("utf-8", "surrogateescape")
     if len(listings) != commands.count("compile "):
-        return "a compiler does not list what it reads"
+        return "a compiler does not list the files that it reads"
     limits = _limits(extension)
     (major, minor) = map(int, extension.stable.split("."))
     include, python = (

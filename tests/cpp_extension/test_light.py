@@ -269,28 +269,28 @@ ONE_WAY = {  # a program, flags, and what is said of it
     "behind another macro": (
         "#define HAVE_OMP AT_PARALLEL_OPENMP\n#if HAVE_OMP\nint a;\n#else\nint b;\n#endif",
         [],
-        "at a.cpp:4 they make `a ;`, light ones `b ;`",
+        "at a.cpp:4 it makes `a ;`, and light headers make `b ;`",
     ),
     "behind a flag": (
         "#if WHICH\nint a;\n#else\nint b;\n#endif",
         ["-DWHICH=AT_PARALLEL_OPENMP"],
-        "they make `a ;`, light ones `b ;`",
+        "it makes `a ;`, and light headers make `b ;`",
     ),
     "as a text": (
         "#define TEXT2(a) #a\n#define TEXT(a) TEXT2(a)\nconst char *s = TEXT(AT_PARALLEL_OPENMP);",
         [],
-        'they make `"1" ;`, light ones `"AT_PARALLEL_OPENMP" ;`',
+        'it makes `"1" ;`, and light headers make `"AT_PARALLEL_OPENMP" ;`',
     ),
     "pasted": (
         "#define CAT(a, b) a##b\n#if CAT(AT_PARALLEL, _OPENMP)\nint a;\n#else\nint b;\n#endif",
         [],
-        "they make `a ;`, light ones `b ;`",
+        "it makes `a ;`, and light headers make `b ;`",
     ),
-    "nothing there": ("#ifdef HAVE_UNISTD_H\nint a;\n#endif", [], "light ones `nothing`"),
+    "nothing there": ("#ifdef HAVE_UNISTD_H\nint a;\n#endif", [], "light headers make `nothing`"),
     "undefined by the program": (
         "#undef AT_PARALLEL_OPENMP\n#ifdef HAVE_UNISTD_H\n#define A 1\n#endif\nint A = 1;",
         [],
-        "they make `1 = 1 ;`",
+        "it makes `1 = 1 ;`",
     ),
 }
 

@@ -205,4 +205,6 @@ def test_a_program_that_uses_more_than_the_stable_abi_is_kept_for_its_torch_and_
     [entry] = entries(f"more_{name}", store)
     assert entry.document["torch"][0] == torch.__version__
     assert getattr(wanted.find(store), "folder", None) == built.folder
-    assert re.search(f"only this torch and Python take it, as {reason}", str(entry)), str(entry)
+    assert re.search(f"it works only with this torch and Python, because {reason}", str(entry)), (
+        str(entry)
+    )

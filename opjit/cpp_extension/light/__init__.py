@@ -1,6 +1,9 @@
-"""Light headers: torch's own text, as far as a program names it, in a tenth of the time of torch/extension.h; README.md has the proof.
-`prepare` has what all sources of a program share, `headers` writes what the text of one needs, as `policy` and `table` say, `streams`
-proves that this text is the same over them, and `mistakes` says which errors are the author's."""
+"""Light headers: torch's headers reduced to the names that a program uses. They compile 10x faster than torch/extension.h.
+
+README.md has the proof. `prepare` makes the parts that all sources of a program share. `headers` writes the headers that one source needs,
+according to `policy` and `table`. `streams` proves that the source has the same tokens with them, and `mistakes` finds the errors that
+torch/extension.h would not fix.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from opjit.errors import BuildError, OpjitError
 from opjit.recipe.toolchain import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
-VERSION = "7"  # increase it when light headers, or the split of CUDA files, make another binary of the same text; a test says when
+VERSION = "7"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
 _OBJECT = "opjit_bind.o"
 
 
 class MayLack(Exception):
-    """Light headers may lack what a program needs. `error` is for the user, if there is no nvcc to compile it with torch/extension.h."""
+    """Light headers may lack a declaration. `error` is for the user, if nvcc is missing, so that torch/extension.h cannot be used."""
 
     def __init__(self, error: OpjitError) -> None:
         super().__init__(str(error))
@@ -35,21 +38,21 @@ class MayLack(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an extension is compiled and linked with. Each source has light headers of its own, in ``light/OBJECT`` of the folder `work`."""
+    """The headers and the binding of an extension. Each source has separate light headers, in ``light/OBJECT`` of the directory `work`."""
 
     base: Path  # folder of the store
     work: Path
     cxx: Compiler
     binding: Path | None  # the object file behind opjit_bind.h
-    with_pybind11: bool  # whether pybind11's own headers bind every source
-    flags: tuple[str, ...]  # the extension's, those that define macros
+    with_pybind11: bool  # whether every source uses pybind11's binding
+    flags: tuple[str, ...]  # the extension's flags that define macros
     users: tuple[str, ...]  # folders of headers that the author names
     programs: dict[str, Program] = field(default_factory=dict)  # by object file
-    brought: dict[str, None] = field(default_factory=dict)  # what names made the headers bring
+    brought: dict[str, None] = field(default_factory=dict)  # headers that names need
 
     @property
     def folders(self) -> list[str]:
-        """The folders that every source's compiler searches before torch's."""
+        """The directories that the compiler of every source searches before torch's."""
         return [str(headers.OWN), str(headers.OWN.parent)]
 
     @property
@@ -69,19 +72,19 @@ class Prepared:
 
     @property
     def note(self) -> str:
-        """What was used, for people, such as ``light headers with torch/library.h``."""
+        """The headers that were used, for people, such as ``light headers with torch/library.h``."""
         beyond = [name for name in self.brought if name not in headers.SMALL]
         shown = [name for name in beyond if name.startswith(("torch/", "pybind11"))]
         return f"light headers with {', '.join(shown)}" if shown else "light headers"
 
     @property
     def trusted(self) -> list[str]:
-        """The folders of opjit's files that versions in the key stand for: its headers, and the compiled binding."""
+        """The directories of opjit's files that a version in the key covers: its headers, and the compiled binding."""
         folders = (headers.OWN, self.binding and self.binding.parent, *core.core_folders(self.base))
         return [str(folder) for folder in folders if folder]
 
     def versions(self) -> list[object]:
-        """Return what decides the light headers of a text, beside torch and the compiler."""
+        """Return the inputs of the light headers of a text, apart from torch and the compiler."""
         own = [files.digest(str(path)) for path in sorted(headers.OWN.glob("*.h"))]
         return [VERSION, own, self.with_pybind11, self.binding is not None]
 
@@ -90,10 +93,11 @@ class Prepared:
         return self.work / "light" / out
 
     def check(self, source: str, command: str, out: str, scratch: Path) -> None:
-        """Write the light headers that a source needs. Raise streams.Different if torch's headers make other tokens of its text.
+        """Write the light headers that a source needs. Raise streams.Different if its text has other tokens with torch's headers.
 
-        `command` compiles `source` to `out` in the folder `work`. Files for that go to the folder `scratch`. Raises CompilerFailed if the
-        preprocessor refuses the text."""
+        `command` compiles `source` to `out` in the directory `work`. Temporary files go to the directory `scratch`. Raises CompilerFailed
+        if the preprocessor refuses the text.
+        """
         light = {f"-I{folder}" for folder in self.folders}
         flags = [flag for flag in streams.flags_of(command, source) if flag not in light]
         preprocessor = streams.Preprocessor(
@@ -122,19 +126,22 @@ class Prepared:
             streams.compare(found, each.lines_of(each.text_with_light(folders, first)))
 
     def _write_first(self, source: Preprocessor, text: str, out: str) -> list[str]:
-        """Write the header that a source's compiler reads first, with the core beside it if that fits. Returns flags that include it."""
+        """Write the header that a source's compiler reads first, next to the precompiled core if that fits.
+
+        Returns flags that include the header.
+        """
         place = self.folder_of(out) / core.FIRST
         place.write_text("")
         found = core.core_of(source.flags, self.base, self.cxx)
         if found is not None and source.takes_first(text, found):
-            place.write_text(core.TEXT)  # also without the compiled core, for the same bytes
+            place.write_text(core.TEXT)  # even without the compiled core, for the same bytes
             compiled = core.precompiled_core(found, self.base, self.cxx)
             if compiled is not None:
                 place.with_name(core.COMPILED).symlink_to(compiled)
         return ["-include", str(place)]
 
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
-        """Write the light headers for the source of an object file, whose text is `words` and has been read from some files."""
+        """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""
         program = policy.program_of(paths, words, self.flags)
         own = policy.needs_pybind11(program) or self.with_pybind11 or self.binding is None
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
@@ -163,15 +170,19 @@ class Prepared:
 def prepare(extension: Extension, work: Path, base: Path, cxx: Compiler) -> Prepared:
     """Prepare light headers for an extension that is compiled in the folder `work`.
 
-    `base` is the store's folder, which keeps the compiled part. Raises OSError if a folder is not writable."""
+    `base` is the store's directory, which keeps the compiled binding. Raises OSError if a directory is not writable.
+    """
     binding = compiled_binding(base, cxx)
     flags = policy.macro_flags(extension)
     return Prepared(base, work, cxx, binding, extension.pybind11, tuple(flags), extension.include)
 
 
 def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
-    """Return the object file behind opjit_bind.h, pybind11's and torch's own code, made once for each compiler and torch with torch's own
-    headers: the proof that it fits this torch. None if it does not compile. Raises OSError if the store's folder is not writable."""
+    """Return the object file behind opjit_bind.h, which contains code of pybind11 and torch, or None if it does not compile.
+
+    It is made once for each compiler and torch, with torch's headers, which proves that it fits this torch. Raises OSError if the store's
+    directory is not writable.
+    """
     source = headers.OWN / "opjit_bind.cpp"
 
     def make(staged: Path) -> None:
@@ -203,7 +214,7 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
                 progress.log(
                     f"opjit's binding does not fit torch {torch.__version__}, so pybind11's is used: {error}"
                 )
-                (staged / _OBJECT).write_bytes(b"")  # it is not tried again
+                (staged / _OBJECT).write_bytes(b"")  # don't try again
 
     content = [
         "binding",

@@ -1,11 +1,12 @@
-"""The precompiled core: ATen/core/TensorBody.h as GCC keeps it after reading it, which saves half of a small program's compilation.
+"""The core: GCC's precompiled header of ATen/core/TensorBody.h, which saves half of the compile time of a small program.
 
-It depends on no program, so it is made once for each compiler, torch and set of flags, and kept among the object files of the store, which
-are pruned first. It is never needed: a source without it reads the header itself.
+It does not depend on a program, so opjit makes it once for each compiler, torch and set of flags, and keeps it among the object files of
+the store, which are pruned first. A source compiles without it, because the compiler then reads the header.
 
-A source takes it only if it cannot tell the difference. Nothing may stand before its first header of torch but directives and headers that
-the core reads as well, or that are C++'s, and no macro that is defined there may be a word of the files that the core consists of, unless
-the core defines it alike. Clang has another form of precompiled header, which names its sources by path and date, so it goes without."""
+A source uses it only if that makes no difference. Before its first header of torch, the source may have only directives, headers of C++,
+and headers that the core also includes. A macro that is defined there must not be a word of the core's files, unless the core gives it
+the same definition. Clang is excluded, because its precompiled headers name their sources by path and date.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +29,35 @@ from opjit.store import layers
 from opjit.store.store import OBJECTS, Store
 
 HEADER = "ATen/core/TensorBody.h"
-FIRST = "opjit_first.h"  # what a source reads first: the core, or nothing
+FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an empty one
 COMPILED = f"{FIRST}.gch"
 TEXT = headers.included([HEADER])
 _WORDS = "words.json"
 _WORD = re.compile(rb"[A-Za-z_]\w*")
-# Flags that give the core's place or date to the binary, or that make another file than an object.
+# Flags that put the core's path or date into the binary, or that make a file other than an object file.
 _REFUSED = re.compile(r"-(?:g|fprofile|fplugin|save-temps|imacros|specs)")
 
 
 class Core(NamedTuple):
-    """What the compiler reads for the core with some flags."""
+    """The files and words that the compiler reads for the core with some flags."""
 
     words: frozenset[str]  # of all files
     read: frozenset[str]  # their paths
     after: Mapping[str, str]  # the macros that it leaves behind, by name
-    flags: tuple[str, ...]  # those that can change it
+    flags: tuple[str, ...]  # the flags that can change it
 
     def knows_header(self, path: str) -> bool:
-        """Whether the core reads a header, or it is one of C++'s library."""
+        """Whether the core includes a header, or the header belongs to the C++ library."""
         return path in self.read or (
             "/c++/" in path and f"{os.path.dirname(path)}/vector" in self.read
         )
 
 
 def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
-    """Return the core for a compile command's flags; None if this compiler or a flag excludes it.
+    """Return the core for a compile command's flags, or None if this compiler or a flag excludes it.
 
-    `base` is the store's folder, which keeps the answer. Raises BuildError if the compiler fails, and OSError."""
+    `base` is the store's directory, which keeps the result. Raises BuildError if the compiler fails, and OSError.
+    """
     if "clang" in cxx.version.lower() or any(map(_REFUSED.match, flags)):
         return None
     around = Surroundings(tuple(headers.folders()))
@@ -76,7 +78,7 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
 
 
 def core_folders(base: Path) -> list[str]:
-    """Return the folders in which a compiled core can be."""
+    """Return the directories that can contain a compiled core."""
     return [
         str(place / OBJECTS) for place in (base, *(Store(root).base for root in layers.named()))
     ]
@@ -87,14 +89,15 @@ def may_come_first(
 ) -> bool:
     """Whether a source is the same program if the core is the first header that it reads.
 
-    `pieces` are those of `text`, which the preprocessor has made with torch's headers in a folder of `stubs`."""
+    `pieces` are the pieces of `text`, which the preprocessor printed with torch's headers in the directory `stubs`.
+    """
     defined = dict[str, str | None]()
     for piece in pieces:
         if piece.path.startswith(stubs):
             return all(
                 body == core.after.get(name) for name, body in defined.items() if name in core.words
             )
-        if piece.path.startswith("<"):  # the compiler's macros, and those of flags
+        if piece.path.startswith("<"):  # macros of the compiler and of flags
             continue
         own = is_authors(piece)
         if not own and not core.knows_header(piece.path):
@@ -110,8 +113,10 @@ def may_come_first(
 
 
 def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
-    """Return the compiled core, which the second build that can use it makes; None for the first. Raises OSError if a folder is not
-    writable."""
+    """Return the compiled core, or None for the first build that could use it. The second build makes it.
+
+    Raises OSError if a directory is not writable.
+    """
 
     def make(staged: Path) -> None:
         (staged / FIRST).write_text(TEXT)

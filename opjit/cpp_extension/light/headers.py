@@ -1,9 +1,12 @@
-"""Writes light headers: torch's own, except for those that gather others, which bring only what a program names. torch/extension.h takes a
-C++ compiler 18 seconds, whatever a program uses. The folder that a program's compiler searches first has these:
+"""Writes light headers: torch's headers, with fewer #include lines in the headers that only include more headers.
 
-    torch/all.h, ATen/ATen.h, ...       torch's own text with fewer #include lines
+A C++ compiler needs 18 seconds for torch/extension.h, even if a program uses little of it. The directory that a program's compiler
+searches first has these files:
+
+    torch/all.h, ATen/ATen.h, ...       torch's text with fewer #include lines
     ATen/Functions.h, ATen/ops/add.h    the operators that the program and torch's headers name
-    torch/python.h                      opjit's binding of functions, or pybind11's"""
+    torch/python.h                      opjit's binding of functions, or pybind11's
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ from opjit.cpp_extension.light import table
 
 OWN = resources.folder("kernels_c") / "light"
 INCLUDE = Path(torch.__file__).parent / "include"
-API = "torch/csrc/api/include/"  # torch's headers name those there with and without it
-_ALWAYS = "equal var var_mean std std_mean empty_like scalar_tensor"  # what torch's headers that are always there name
+API = "torch/csrc/api/include/"  # torch's headers include these files with and without this prefix
+_ALWAYS = "equal var var_mean std std_mean empty_like scalar_tensor"  # the operators that torch's required headers use
 _HEAVY = frozenset(
     {"ATen/Context.h", "ATen/DeviceGuard.h"}
-)  # what operators' headers include for nothing
+)  # headers of operators include these without need
 SMALL = {
     "torch/csrc/api/include/torch/detail/TensorDataContainer.h",
     "torch/headeronly/version.h",
     "torch/cuda.h",
-}  # take no time
+}  # compiled in no time
 _SELF_CONTAINED = {
     *SMALL,
     "torch/library.h",
     "torch/csrc/utils/pybind.h",
     "torch/csrc/Exceptions.h",
-}  # need no includes of others
-_KEPT = {  # the #include lines that stay in headers that gather others, beside those of headers that a program's names need
+}  # they compile alone
+_KEPT = {  # the #include lines that stay in a header, next to the headers that a program's names need
     "torch/all.h": {"torch/enum.h", "torch/types.h", "torch/utils.h", "torch/version.h"},
     "torch/types.h": {
         "ATen/ATen.h",
@@ -63,7 +66,7 @@ _KEPT = {  # the #include lines that stay in headers that gather others, beside 
         "c10/util/Exception.h",
     },
 }
-_LISTS = "ATen/core/IListRef.h"  # of tensors, for at::cat: functions are declared without it
+_LISTS = "ATen/core/IListRef.h"  # lists of tensors, for at::cat. Functions are declared without it
 _GATHERERS = {*_KEPT, "torch/extension.h", "torch/torch.h", "torch/python.h", "ATen/Functions.h"}
 _FACTORIES = "torch/csrc/autograd/generated/variable_factories.h"
 _VARIABLE = "torch/csrc/autograd/variable.h"
@@ -84,8 +87,10 @@ _COMMENT = re.compile(
 def write(
     code: str, includes: Sequence[str], folder: Path, binding: Sequence[str], made_by_torch: bool
 ) -> list[str]:
-    """Write the headers for a program without comments. Returns torch's headers that its names need, beyond the narrow set. `binding` are
-    those for Python. `made_by_torch`: tensors are made by torch's own make_variable, whose header costs seconds."""
+    """Write the headers for a program without comments. Returns torch's headers that its names need, beyond the narrow set.
+
+    `binding` are the headers for Python. `made_by_torch`: torch's make_variable makes tensors, which costs seconds for its header.
+    """
     words = frozenset(WORD.findall(code))
     named = set(filter(None, map(_root, words)))
     lists = (
@@ -93,7 +98,7 @@ def write(
         if any("ITensorListRef" in (text_of(f"ATen/ops/{name}.h") or "") for name in named)
         else []
     )
-    used = _INCLUDED.sub("", code)  # <torch/serialize/tensor.h> does not ask for torch::serialize
+    used = _INCLUDED.sub("", code)  # <torch/serialize/tensor.h> does not need torch::serialize
     needed = [*lists, *table.headers_of(used, words), *([_VARIABLE] if made_by_torch else [])]
     brought = tuple(name for name in (*needed, *binding, *includes) if name not in _GATHERERS)
     operators = frozenset({*named, *_ALWAYS.split(), *_named_by(brought)})
@@ -115,7 +120,7 @@ def write(
             found[1] in operators if (found := _OPERATOR.fullmatch(one)) else one not in heavy
         ),
     )
-    made = operators | words - {"tensor"}  # each that at:: has, for no other shall stand in for it
+    made = operators | words - {"tensor"}  # each function of at::, so that no other replaces it
     if _VALUES in needed:
         made |= {"tensor"}
     files[_FACTORIES] = _factories(made, made_by_torch)
@@ -142,7 +147,7 @@ def write(
 
 
 def folders() -> list[str]:
-    """Return the folders of torch's and Python's headers, in the order of torch's commands."""
+    """Return the directories of torch's and Python's headers, in the order of torch's commands."""
     return [str(INCLUDE), str(INCLUDE / API.rstrip("/")), sysconfig.get_path("include")]
 
 
@@ -152,26 +157,26 @@ def code_of(texts: Iterable[str]) -> str:
 
 
 def includes(code: str) -> list[str]:
-    """Return the headers that a text names."""
+    """Return the headers that a text includes."""
     return _INCLUDED.findall(code)
 
 
 def included(names: Iterable[str]) -> str:
-    """Return a header that includes others."""
+    """Return a header that includes some headers."""
     return "#pragma once\n" + "".join(f"#include <{name}>\n" for name in names)
 
 
 def is_rewritten(path: str) -> bool:
-    """Whether light headers have another text in the place of a header of torch."""
+    """Whether light headers replace the text of a header of torch."""
     of_operator = "/ATen/ops/" in path and not path.endswith("_ops.h")
     return of_operator or path.endswith(tuple(f"/{name}" for name in _GATHERERS))
 
 
 @functools.cache
 def text_of(name: str) -> str | None:
-    """Read one of torch's headers; None for a header of others.
+    """Read one of torch's headers. Returns None for any other header.
 
-    A path outside torch's folders, absolute or with "..", is a header of others, even if it is there.
+    A path outside torch's directories, absolute or with "..", is not a header of torch, even if the file exists.
     """
     if name.startswith("/") or ".." in name.split("/"):
         return None
@@ -180,7 +185,7 @@ def text_of(name: str) -> str | None:
 
 
 def _filtered(name: str, keep: Callable[[str], bool]) -> str:
-    """Return one of torch's headers with some of its #include lines; an empty text for one that this torch lacks."""
+    """Return one of torch's headers with some of its #include lines, or an empty text if this torch lacks the header."""
     return _INCLUDED.sub(lambda line: line[0] if keep(line[1]) else "", text_of(name) or "")
 
 
@@ -199,7 +204,7 @@ def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
 
 @functools.cache
 def closure(names: tuple[str, ...]) -> frozenset[str]:
-    """Return the names of torch's headers that some include, as light headers do, without those of operators."""
+    """Return the names of torch's headers that some headers include with light headers, without the headers of operators."""
     found = set[str]()
     rest = list(names)
     while rest:
@@ -237,7 +242,7 @@ def _all_operators() -> frozenset[str]:
 
 
 def _factories(words: frozenset[str], made_by_torch: bool) -> str:
-    """Cut the functions of torch:: that make tensors to those that a program names. Their header brings Variable for one function."""
+    """Keep only the factories of torch:: that a program names. torch's header of factories includes Variable for one function."""
     text = _filtered(
         _FACTORIES,
         lambda one: (
@@ -256,7 +261,7 @@ def _factories(words: frozenset[str], made_by_torch: bool) -> str:
 
 
 def _cuda_context(words: frozenset[str]) -> str:
-    """Return ATen's CUDA context without the handles of cuBLAS, cuSPARSE and cuSOLVER, whose headers a partial toolkit lacks."""
+    """Return ATen's CUDA context without the handles of cuBLAS, cuSPARSE and cuSOLVER, because a partial toolkit lacks their headers."""
     name = "ATen/cuda/CUDAContextLight.h"
     if any(_LIBRARIES.search(word) for word in words):
         return _filtered(name, lambda one: True)

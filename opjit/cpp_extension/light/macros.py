@@ -1,6 +1,7 @@
-"""The macros that torch's headers leave behind, as the compiler itself prints them: kept once for each compiler, torch and set of flags.
+"""The macros that torch's headers define, printed by the compiler and kept once for each compiler, torch and set of flags.
 
-torch/extension.h takes the preprocessor a second, whatever a program does with it. Its macros take 15 ms to define again."""
+The preprocessor needs a second for torch/extension.h, and 15 ms to define its macros again.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ _OF_COMMANDS = frozenset(
     + [f"__CUDA_NO_{kind}__" for kind in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")]
     + ["__CUDA_NO_BFLOAT16_CONVERSIONS__"]
 )
-# Flags whose value may be the next word. They name files and folders, and the language.
+# Flags that can have their value in the next word. They name files and directories, and the language.
 TWO_WORDS = frozenset(["-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-x"])
-# Flags that neither define a macro nor change one that the compiler defines.
+# Flags that neither define a macro nor change a macro of the compiler.
 _SILENT = re.compile(r"-(?:[WIL]|isystem|iquote|idirafter|f(?:file|macro|debug)-prefix-map|l|g)")
 
 
@@ -37,7 +38,7 @@ class Macros(NamedTuple):
     """The macros after some headers."""
 
     texts: Mapping[str, str]  # by name: the parameters, a blank and the replacement
-    before: Mapping[str, str]  # the texts of macros that the headers undefine or define otherwise
+    before: Mapping[str, str]  # the texts of macros that the headers undefine or redefine
     asked: frozenset[str]  # the words in the headers' directives, on which their macros depend
     read: frozenset[str]  # the paths of the files that the compiler read
 
@@ -48,21 +49,21 @@ def defined(text: str) -> dict[str, str]:
 
 
 class Surroundings(NamedTuple):
-    """What the preprocessor has read before torch's headers, and where it looks for headers."""
+    """The text that the preprocessor has read before torch's headers, and the directories that it searches."""
 
     folders: tuple[str, ...]  # of torch's headers
     before: str = ""  # a text that is read before them
     flags: tuple[str, ...] = ()  # for folders that are searched later
-    versions: tuple[str, ...] = ()  # of what these folders have
+    versions: tuple[str, ...] = ()  # of the files in these directories
 
     @property
     def not_authors(self) -> tuple[str, ...]:
-        """The folders of headers that are not the author's: torch's, and CUDA's among the flags."""
+        """The directories of headers that are not the author's: torch's, and CUDA's among the flags."""
         return (*self.folders, *system_folders(self.flags))
 
 
 def system_folders(flags: Sequence[str]) -> list[str]:
-    """Return the folders that -isystem names in flags."""
+    """Return the directories that -isystem names in flags."""
     pairs = itertools.pairwise(flags)
     return [folder for flag, folder in pairs if flag == "-isystem"]
 
@@ -72,8 +73,9 @@ def after(
 ) -> Macros:
     """Return the macros after headers of torch that a file includes in this order.
 
-    `flags` are the compile command's that `heeded` leaves. `base` is the store's folder. Raises BuildError if the compiler fails, and
-    OSError."""
+    `flags` are the flags of the compile command that `heeded` keeps. `base` is the store's directory. Raises BuildError if the compiler
+    fails, and OSError.
+    """
 
     def make(staged: Path) -> None:
         included = "".join(f"#include <{name}>\n" for name in names)
@@ -119,7 +121,8 @@ def _asked(paths: Iterable[Path]) -> list[str]:
 def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:
     """Return the flags that can change the macros of headers.
 
-    `asked` are the words of these headers' directives. With None, of flags that define macros those of torch's commands are returned."""
+    `asked` are the words of these headers' directives. If it is None, the flags that torch's commands use count instead.
+    """
     kept = []
     names = _OF_COMMANDS if asked is None else _OF_COMMANDS | asked
     given = iter(flags)
@@ -136,5 +139,5 @@ def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:
 
 
 def is_read_once(name: str) -> bool:
-    """Whether a header of torch has ``#pragma once``, so that the second inclusion of it has no effect."""
+    """Whether a header of torch has ``#pragma once``, so that including it again does nothing."""
     return _ONCE.search(headers.text_of(name) or "") is not None

@@ -1,9 +1,10 @@
-"""Which of a compiler's errors no other header can mend, so that a program is not compiled again with torch/extension.h.
+"""Finds compiler errors that no header can fix, so that a program is not compiled again with torch/extension.h.
 
-torch/extension.h only brings more declarations, as the program's own text is the same tokens both ways (see `streams`). So the first error
-stays if it is in the author's text and is a name that torch/extension.h declares in no namespace, a header that no folder has, or one to
-which more declarations do not matter: a missing semicolon, a class without such a member, a conversion between types that light headers
-define."""
+torch/extension.h only adds declarations, because the program's text has the same tokens with both (see `streams`). The first error
+therefore stays if it is in the author's text and more declarations cannot fix it. Examples are a name that torch/extension.h does not
+declare in any namespace, a missing header, a missing semicolon, an unknown member of a class, and a conversion between types that light
+headers define.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _UNDECLARED = re.compile(
     rf"{_QUOTED} (?:was not declared in this scope|(?:in namespace '[^']+' )?does not name a type|has not been declared|is not a type"
     rf"|is not a member of '[^'<]+')|(?:identifier|use of undeclared identifier|unknown type name) {_QUOTED}"
 )
-# What no further declaration mends. Each type that a conversion names must be complete with light headers.
+# Errors that another declaration does not fix. Each type that a conversion names must be complete with light headers.
 _SETTLED = re.compile(
     r"expected '[^']+'(?: or '[^']+')* (?:before|after|at end)|missing terminating|stray '|(?:redefinition|redeclaration) of '"
     r"|conflicting declaration '|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
@@ -43,15 +44,16 @@ _COMPLETE_NAMES = """
 _COMPLETE = frozenset(_COMPLETE_NAMES.split())
 _OLD = re.compile(
     r".*at::DeprecatedTypeProperties\W+to\W+[\w:]+::ScalarType\b"
-)  # x.type() in AT_DISPATCH, whose macro the compiler blames
+)  # x.type() in AT_DISPATCH. The compiler reports the macro
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
 
 
 def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] = ()) -> bool:
-    """Return whether the first error in a compiler's output is surely there with torch/extension.h, too.
+    """Return whether the first error in a compiler's output certainly also occurs with torch/extension.h.
 
-    The program's text is known to be the same tokens both ways. `work`: where the compiler ran. `cuda`: folders of CUDA's headers, if the
-    text was split for NVRTC, which may also lack what the other part declares."""
+    The program's text has the same tokens with both. `work` is the directory in which the compiler ran. `cuda` are the directories of
+    CUDA's headers if the text was split for NVRTC, because a part may then lack declarations of the other part.
+    """
     error = _ERROR.search(output)
     if error is None:
         return False
@@ -81,13 +83,13 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
 
 
 def _is_authors(file: str, prepared: Prepared, work: Path, split: bool) -> bool:
-    """Whether a message's file is the author's. That of a split text has a name without folders."""
+    """Whether a message's file is the author's. The file of a split text has a name without directories."""
     names = map(os.path.basename, prepared.files)
     return os.path.join(work, file) in prepared.files or (split and file in names)
 
 
 def _is_settled(error: str, output: str) -> bool:
-    """Whether no declaration that light headers may lack can mend an error."""
+    """Whether no declaration that light headers may lack can fix an error."""
     if _SETTLED.match(error):
         return True
     if _CONVERTED.match(error):
@@ -101,7 +103,7 @@ def _is_settled(error: str, output: str) -> bool:
 
 
 def _is_complete(types: str) -> bool:
-    """Whether light headers define each class that a message names. Templates and numbers among their arguments are known, too."""
+    """Whether light headers define each class that a message names. Their arguments can be known templates and numbers."""
     return {*headers.WORD.findall(types)} <= _COMPLETE
 
 

@@ -1,5 +1,7 @@
-"""What a source's text says about the headers that it needs, and whether opjit's binding can bind it to Python. Light headers refuse
-next to nothing: a name that they lack is an error of the compiler, and streams.py compares what the preprocessor makes of a source."""
+"""Finds the headers that a source's text needs, and whether opjit's binding can bind it to Python.
+
+Light headers refuse almost no source, because the compiler reports a name that they lack, and streams.py compares the preprocessed text.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ BINDING_NEEDS = (
     "torch/csrc/Exceptions.h",
     "torch/csrc/autograd/variable.h",
 )  # opjit_bind.cpp
-UNKNOWN_TYPE = "opjit's binding does not know"  # in the compiler's message about a type, which pybind11's own binding may know
+UNKNOWN_TYPE = "opjit's binding does not know"  # in the compiler's message about a type, which pybind11's binding may support
 _BOUND = "arg|module_?|call_guard|gil_scoped_release|gil_scoped_acquire|overload_cast"  # the names of pybind11 in opjit_bind.h
 _BEYOND = re.compile(
     rf"\b(?:py|pybind11)\s*::\s*(?!(?:{_BOUND})\b)\w|\bPYBIND11_(?!MODULE\b)\w|\bnamespace\s+(?:py|pybind11)\b"
@@ -34,8 +36,8 @@ class Program(NamedTuple):
     files: frozenset[str]  # their paths
     code: str  # as the author wrote it, without comments
     words: str  # as the preprocessor leaves it
-    includes: tuple[str, ...]  # the headers that it names
-    plain: bool  # no macro of its own changes the layout of the C++ library's classes
+    includes: tuple[str, ...]  # the headers that it includes
+    plain: bool  # it does not define a macro that changes the layout of the C++ library's classes
 
 
 def macro(flag: str) -> str:
@@ -50,7 +52,7 @@ def macro_flags(extension: Extension) -> list[str]:
 
 
 def program_of(files: Iterable[str], words: str, flags: Iterable[str]) -> Program:
-    """Return a source's text. The preprocessor read `files` of the author's, and made `words` of them."""
+    """Return a source's text. The preprocessor read the author's `files`, and printed `words`."""
     paths = frozenset(files)
     code = headers.code_of(Path(path).read_text("utf-8", "replace") for path in sorted(paths))
     return Program(
@@ -72,7 +74,7 @@ def needs_pybind11(program: Program) -> bool:
 
 
 def pybind11_headers(code: str) -> list[str]:
-    """Return torch's headers for Python without those of torch::nn."""
+    """Return torch's headers for Python without the headers of torch::nn."""
     names = [
         "torch/csrc/python_headers.h",
         "torch/csrc/Device.h",

@@ -1,12 +1,12 @@
-"""A program's own text as the preprocessor leaves it: with the macros of torch's headers, and with those of light headers.
+"""Compares the preprocessed text of a program with torch's headers and with light headers.
 
-Light headers bring torch's declarations, but fewer macros. A program cannot come out different because of that if its own files,
-preprocessed both ways, are the same tokens: then no ``#if``, no ``##``, no ``#`` and no expansion depends on a macro that light headers
-lack.
+Light headers have torch's declarations, but fewer macros. This does not change a program if the author's files have the same tokens after
+both kinds of preprocessing, because then no ``#if``, ``##``, ``#`` or expansion depends on a macro that light headers lack.
 
-Torch's headers need not be read for that. A folder of stubs, searched first, has a file for each header of torch that the program
-includes, and that file defines the macros which the header leaves behind (see `macros`). This is exact as long as torch's headers meet no
-macro of the program's that they ask for. Otherwise the stubs include torch's headers themselves, which takes a second."""
+The comparison does not need to read torch's headers. A directory of stubs, which is searched first, has a file for each header of torch
+that the program includes. That file defines the macros that the header leaves behind (see `macros`). This is exact if torch's headers
+don't test a macro that the program defines before them. Otherwise the stubs include torch's headers, which costs a second.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from opjit.recipe.toolchain import Compiler
 _JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their value here
 _DROPPED = frozenset(["-o", "-MF", "-MT", "-MQ"])  # with the word behind them
 _SINGLE = frozenset(["-c", "-S", "-E", "-M", "-MM", "-MD", "-MMD", "-MG", "-MP"])
-_PINNED = "PYBIND11_MODULE"  # stays a word of both texts, as opjit's binding defines it otherwise
+_PINNED = "PYBIND11_MODULE"  # a word of both texts, because opjit's binding defines it differently
 _TRIES = 6
 _PASTES = re.compile(r"##|%:%:|\?\?=\?\?=")
 _INCLUDE = re.compile(
@@ -48,11 +48,11 @@ class TextLine(NamedTuple):
 
 
 class Different(Exception):
-    """Torch's headers and light ones make different programs of a text. The message says where."""
+    """A text has other tokens with torch's headers than with light headers. The message names the place."""
 
 
 def flags_of(command: str, source: str) -> list[str]:
-    """Return what the preprocessor needs of a compile command, in order."""
+    """Return the flags of a compile command that matter to the preprocessor, in order."""
     words = shlex.split(command)[1:]
     kept = list[str]()
     given = iter(words)
@@ -86,8 +86,8 @@ def compare(torchs: Sequence[TextLine], lights: Sequence[TextLine]) -> None:
     shown = [" ".join(token for token, _ in stream[at : at + 8]) for stream in (first, second)]
     place = f"{Path(line.path).name}:{line.number}"
     raise Different(
-        f"a macro means something else with torch's own headers: at {place} they make `{shown[0] or 'nothing'}`, "
-        f"light ones `{shown[1] or 'nothing'}`"
+        f"a macro has another meaning with torch/extension.h: at {place} it makes `{shown[0] or 'nothing'}`, "
+        f"and light headers make `{shown[1] or 'nothing'}`"
     )
 
 
@@ -101,10 +101,11 @@ def _tokens(lines: Iterable[TextLine]) -> list[tuple[str, TextLine]]:
 
 
 def pasted(code: str, flags: Sequence[str], work: Path, cxx: Compiler) -> str:
-    """Return a program's text with its own macros expanded, if these make new names by ``##``; else an empty text.
+    """Return a program's text with its macros expanded if they make new names with ``##``, otherwise an empty text.
 
-    Such a name may be one of torch's macros, which the preprocessor expands with torch's headers. `code` has no comments, and a text that
-    the preprocessor refuses does no harm here."""
+    A new name may be one of torch's macros, which the preprocessor expands with torch's headers. `code` is free of comments. A text that
+    the preprocessor refuses does no harm here.
+    """
     if not _PASTES.search("\n".join([code, *flags])):
         return ""
     source = work / "pasted.cpp"
@@ -119,9 +120,10 @@ def pasted(code: str, flags: Sequence[str], work: Path, cxx: Compiler) -> str:
 class Preprocessor:
     """Preprocesses one source of a program.
 
-    `base` is the store's folder, `work` the folder in which the compile command with `flags` runs, and `scratch` one for files. `around`
-    says where torch's headers are. `theirs` are prefixes of paths that are not the author's, and `users` those of headers that are,
-    although the compiler takes them for the system's."""
+    `base` is the store's directory, `work` the directory in which the compile command with `flags` runs, and `scratch` a directory for
+    files. `around` has the directories of torch's headers. Paths that start with one of `theirs` are not the author's. Paths that start
+    with one of `users` are, even if the compiler treats them as system headers.
+    """
 
     cxx: Compiler
     base: Path
@@ -136,11 +138,11 @@ class Preprocessor:
     _named: dict[str, None] = field(default_factory=dict)  # the headers of torch that have stubs
 
     def text_with_light(self, folders: Sequence[str], more: Sequence[str] = ()) -> str:
-        """Return what the preprocessor prints with the light headers in some folders. `more` are flags. Raises CompilerFailed."""
+        """Return the preprocessed text with the light headers in some directories. `more` are flags. Raises CompilerFailed."""
         return self._run(self._real(), folders, more)
 
     def text_with_torchs(self, more: Sequence[str] = ()) -> str:
-        """Return what the preprocessor prints with torch's own headers, without reading these where that is exact.
+        """Return the preprocessed text with torch's headers, without reading these if that is exact.
 
         `more` are flags. Raises CompilerFailed."""
         wanted = ["-dD", *more]
@@ -162,7 +164,7 @@ class Preprocessor:
         return self._run(self._real(), more=wanted)
 
     def _guess(self) -> list[str]:
-        """Return the headers of torch that the source seems to include, by itself or by headers of the author's."""
+        """Return the headers of torch that the source seems to include, directly or through headers of the author."""
         source = Path(self.work, self.source)
         names = headers.includes(headers.code_of([source.read_text("utf-8", "replace")]))
         if any("." in name and headers.text_of(name) is None for name in names):
@@ -170,7 +172,7 @@ class Preprocessor:
         return [name for name in names if headers.text_of(name) is not None]
 
     def _lacking_headers(self) -> list[str]:
-        """Return the headers that the compiler does not find without torch's folders."""
+        """Return the headers that the compiler does not find without torch's directories."""
         nowhere = str(self.scratch / "nowhere")
         instead = {}
         for folder in self.around.folders:
@@ -180,12 +182,12 @@ class Preprocessor:
         command = [self.cxx.path, "-w", *flags, "-M", "-MG", self.source]
         try:
             listed = run_tool(command, self.work)
-        except CompilerFailed:  # an #error, for example; the caller finds such headers otherwise
+        except CompilerFailed:  # for example, an #error. The caller finds these headers later
             return []
         return [path for path in read_dependencies(listed) if not os.path.isabs(path)]
 
     def _without_stub(self, text: str) -> list[str]:
-        """Return the headers of torch that the author's files include, and that were read because they have no stub."""
+        """Return the headers of torch that the author's files include and that were read, because their stubs are missing."""
         found = list[str]()
         torchs = tuple(f"{folder}/" for folder in self.around.folders)
         by_author = True
@@ -199,7 +201,7 @@ class Preprocessor:
         return found
 
     def _needed(self, entered: Sequence[str]) -> tuple[str, ...]:
-        """Return the headers that bring macros which those before them do not."""
+        """Return the headers that define macros which the headers before them do not define."""
         order: tuple[str, ...] = ()
         for name in entered:
             if not self._is_there(name, order):
@@ -207,7 +209,7 @@ class Preprocessor:
         return order
 
     def _is_there(self, name: str, order: tuple[str, ...]) -> bool:
-        """Whether a header is among some, or is read once by one of them."""
+        """Whether a header is in `order`, or is read once by a header in it."""
         if name in order:
             return True
         if not order or not macros.is_read_once(name):
@@ -244,7 +246,7 @@ class Preprocessor:
     def _run(
         self, stubs: Mapping[str, str], first: Sequence[str] = (), more: Sequence[str] = ()
     ) -> str:
-        """Preprocess with a folder of stubs, searched first, and then `first`. Raises CompilerFailed."""
+        """Preprocess with a directory of stubs, which is searched first, and then `first`. Raises CompilerFailed."""
         for name, text in stubs.items():
             place = Path(self._stubs_folder, name)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -263,16 +265,16 @@ class Preprocessor:
         return f"{self.scratch}/stubs/"
 
     def _real(self) -> dict[str, str]:
-        """Return stubs that include the headers whose names they have."""
+        """Return stubs that include the headers of the same names."""
         return {name: f"#include_next <{name}>\n" for name in self._named}
 
     def takes_first(self, text: str, core: Core) -> bool:
-        """Whether the source is the same program if the core comes first. `text` is `text_with_torchs`'s."""
+        """Whether the source is the same program if the core comes first. `text` is the result of `text_with_torchs`."""
         pieces = list(pieces_of(text))
         return may_come_first(core, pieces, text, self._is_authors, self._stubs_folder)
 
     def files_of(self, text: str) -> set[str]:
-        """Return the paths of the author's files in what the preprocessor printed."""
+        """Return the paths of the author's files in a preprocessed text."""
         paths = {piece.path for piece in pieces_of(text) if self._is_authors(piece)}
         return {os.path.normpath(self.work / path) for path in paths}
 
@@ -295,13 +297,13 @@ class Preprocessor:
         return found
 
     def _entered(self, text: str) -> list[str]:
-        """Return the headers whose stubs were read, in the order of their first time."""
+        """Return the headers with a stub that was read, in the order of their first inclusion."""
         paths = dict.fromkeys(piece.path for piece in pieces_of(text))
         folder = self._stubs_folder
         return [path.removeprefix(folder) for path in paths if path.startswith(folder)]
 
     def _meets_own_macro(self, text: str, order: tuple[str, ...]) -> bool:
-        """Whether torch's headers ask for a macro that the program, or a header of others, has made before them."""
+        """Whether torch's headers test a macro that the program, or a header that is not torch's, has changed before them."""
         now: dict[str, str | None] = {}
         met = list[str]()
         for piece in pieces_of(text):
@@ -317,7 +319,7 @@ class Preprocessor:
         return False
 
     def _asks_for(self, state: Macros, now: Mapping[str, str | None]) -> bool:
-        """Whether headers ask for a macro that is neither as it was when they were read alone, nor as they define it."""
+        """Whether headers test a macro that has neither the text from before they were read alone nor the text that they define."""
         for name, text in now.items():
             if name not in state.asked or text == state.texts.get(name):
                 continue

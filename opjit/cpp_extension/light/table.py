@@ -1,4 +1,4 @@
-"""Which of torch's headers a name needs. A program gets the narrow set, and the header of each name that it mentions."""
+"""Maps names to the headers of torch that they need. A program gets the narrow set, and the header of each name that it uses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _PYTHON = {
     "torch/csrc/Generator.h": r"THPGenerator\w*",
     "torch/csrc/Layout.h": r"THPLayout\w*",
 }
-STANDARD = {  # of C++'s own library: a header, and the words that need it; torch/extension.h brings them all
+STANDARD = {  # headers of the C++ library, and the words that need them. torch/extension.h includes all of them
     "algorithm": "sort stable_sort partial_sort nth_element fill fill_n copy copy_n copy_if reverse max_element min_element minmax_element "
     "transform for_each find find_if count count_if swap_ranges unique lower_bound upper_bound binary_search all_of any_of "
     "none_of clamp generate shuffle rotate remove remove_if replace merge equal is_sorted partition next_permutation",

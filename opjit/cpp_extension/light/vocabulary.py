@@ -20,7 +20,7 @@ _TOKEN = re.compile(
 )  # literals may hold brackets
 _OPEN = re.compile(
     r"\bnamespace\b(?!\s+attr\b)|\benum\b|\bextern\s*$"
-)  # c10::attr has short words, which nobody names without attr
+)  # c10::attr has short words, which nobody uses without attr
 _NO_NAMES = re.compile(
     r'operator\s*(?:""\s*\w+|\W{1,3})|\)(?:\s|noexcept)*:(?!:).*|->|[<>]=|<<', re.DOTALL
 )
@@ -31,8 +31,9 @@ _NAME = re.compile(r"(?<!::)(?<!:: )\b[A-Za-z_]\w*")
 def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> frozenset[str]:
     """Return the names that torch/extension.h declares in namespaces, and a few more.
 
-    `base` is the store's folder, which keeps them. `flags` are those of -D and -U that torch's headers heed. Raises BuildError if the
-    compiler fails, and OSError."""
+    `base` is the store's directory, which keeps them. `flags` are the -D and -U flags that torch's headers test. Raises BuildError if the
+    compiler fails, and OSError.
+    """
 
     def make(staged: Path) -> None:
         names = declared(_preprocessed(cxx, flags, staged))
@@ -44,7 +45,7 @@ def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> frozenset[
 
 
 def versions(cxx: Compiler) -> list[str]:
-    """What the compiler makes of torch's headers depends on."""
+    """Return the versions that the compiler's view of torch's headers depends on."""
     return [
         str(torch.__version__),
         str(torch.version.git_version),
@@ -69,7 +70,7 @@ def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
 
 
 def declared(text: str) -> set[str]:
-    """Return the names that a preprocessed text declares in namespaces, outside of functions and classes; a few more do no harm."""
+    """Return the names that a preprocessed text declares in namespaces, outside functions and classes. A few more do no harm."""
     found = set[str]()
     scopes = list[tuple[str, bool]]()
     statement = ""

@@ -1,6 +1,8 @@
-"""Python imports this file when it starts, as `opjit run` puts this folder on PYTHONPATH, also for the program's children: once a process
-imports torch.utils.cpp_extension, the module's load, load_inline and BuildExtension are opjit's. Python imports only one sitecustomize, so
-this one runs the next on the path."""
+"""Replaces load, load_inline and BuildExtension when a process imports torch.utils.cpp_extension.
+
+Python imports this file when it starts, because `opjit run` puts this directory on PYTHONPATH for the program and its children. Python
+imports only one sitecustomize, so this one runs the next one on the path.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class _Loader(SourceFileLoader):
         spec = find_spec("opjit")
         if (
             spec is None or spec.origin is None
-        ):  # it ran from a checkout, or this is another Python: take the one beside this file
+        ):  # the program runs from a checkout or with another Python: use the opjit next to this file
             sys.path.append(os.path.normpath(os.path.join(_FOLDER, *[os.pardir] * 3)))
         from opjit import cpp_extension
 
