@@ -46,14 +46,10 @@ class LoaderCall:
 
     def for_torch(self) -> dict[str, Any]:
         """Return the arguments of torch's function, by name."""
-        return {
-            **{
-                each.name: getattr(self, each.name)
-                for each in fields(self)
-                if each.name not in ("fast", "newer")
-            },
-            **self.newer,
-        }
+        passed = {**vars(self), **self.newer}
+        del passed["fast"]
+        del passed["newer"]
+        return passed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -93,14 +92,9 @@ class ExtensionBinary(Wanted):
         return None if self.fast else "fast=False or OPJIT_FAST=0"
 
     def fetch(self, store: Store) -> Entry | None:
-        tried = (
-            self._light if os.environ.get("OPJIT_REMOTE") and self.without_light() is None else ()
-        )
-        for way in (*self._stable, *tried, self.inputs):
-            found = self.fetch_ways([way], store)
-            if found is not None:
-                return found
-        return None
+        tried = self._light if self.without_light() is None else ()
+        found = (self.fetch_ways([way], store) for way in (*self._stable, *tried, self.inputs))
+        return next(filter(None, found), None)
 
     def build(self, store: Store) -> Entry:
         """Build with light headers or, if these fail, with torch/extension.h.

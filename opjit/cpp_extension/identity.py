@@ -296,24 +296,22 @@ def _capabilities() -> list[tuple[int, int]]:
 
 def _strings(parameter: str, call: LoaderCall) -> list[str]:
     """Return an argument that is a list of strings. None means an empty list."""
-    value = getattr(call, parameter) or None
+    value = getattr(call, parameter) or []
     if isinstance(value, str):
         raise BuildError(
             one_string(call.name, parameter, value),
             op=call.name,
             target="torch's extension builder",
         )
-    if not isinstance(value, (list, tuple, type(None))) or not all(
-        isinstance(item, str) for item in value or ()
-    ):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
         raise Unsupported
-    return [item.strip() for item in value or ()]
+    return [item.strip() for item in value]
 
 
 def quoted_folder(call: LoaderCall) -> list[str]:
     """The build directory, where torch compiles inline sources, so that they find headers there."""
-    inline = isinstance(call, InlineCall) and call.build_directory
-    return [os.path.abspath(call.build_directory)] if inline and call.build_directory else []
+    folder = call.build_directory if isinstance(call, InlineCall) else None
+    return [os.path.abspath(folder)] if folder else []
 
 
 def _sources(given: object) -> tuple[str, ...]:
@@ -330,10 +328,8 @@ def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The arguments from which torch makes the sources, and the inline sources among them."""
     found = dict[str, Any]()
     texts = dict[str, bytes]()
-    for parameter, given in (
-        ("cpp_sources", call.cpp_sources),
-        ("cuda_sources", call.cuda_sources),
-    ):
+    for parameter in ("cpp_sources", "cuda_sources"):
+        given = getattr(call, parameter)
         sources = [given] if isinstance(given, str) else given or []
         if not isinstance(sources, list) or not all(isinstance(text, str) for text in sources):
             raise Unsupported
