@@ -255,7 +255,9 @@ def test_test_runs_the_checks_on_the_cell(kernel: Kernel) -> None:
         kernel.printed(QUIET.replace("OPTIONS", '--test "x, a=2.0" --reference plain')),
     )
     assert "inline::scale on cpu\n" in told
-    assert re.search(r"^  ok +results +1 sample$", told, re.MULTILINE)
+    assert re.search(
+        r"^  ok +results +every sample; 1 call of up to 3 elements$", told, re.MULTILINE
+    )
     assert re.search(r"^\d+ ok, \d+ skipped$", told.splitlines()[-1])
     dies = QUIET.replace("return OPJIT_OK", "if (x->numel == 3) abort(); return OPJIT_OK")
     told = kernel.printed(dies.replace("OPTIONS", '--test "x, 2.0" --reference plain'))

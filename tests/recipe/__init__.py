@@ -1,5 +1,5 @@
 """Modules whose tests are not in the file of their name, and where these are:
-headers recipe: recipe/test_key.py
+recipe: recipe/test_key.py
 build_inputs interface reads reports unreported: shared_library/test_stale.py stale/test_stale.py
 nvcc_flags: recipe/test_flags.py
 gpu_archs: backends/test_targets.py

@@ -377,8 +377,8 @@ def test_an_op_or_a_reference_without_a_gradient_is_named(make_op: MakeOp) -> No
         return x * y.detach()
 
     for calls, told in (
-        ((both, one), "the reference has a gradient for tensor 2 and the op has none"),
-        ((one, both), "the op has a gradient for tensor 2 and the reference has none"),
+        ((both, one), "the reference has a gradient for tensor 2 but the op does not; return it"),
+        ((one, both), "the op has a gradient for tensor 2 but the reference does not; return None"),
     ):
         with pytest.raises(AssertionError, match=told):
             assert_same_gradients(sample, *calls)
