@@ -172,7 +172,7 @@ def test_an_entry_under_another_extensions_name_is_not_pulled(
     assert [
         problem
         for problem in report.problems
-        if f"an entry of the extension {name}, not the one in its name" in problem
+        if f"an entry of the extension {name}, which is not the one in its name" in problem
     ]
     assert helpers.entries(tmp_path / "elsewhere") == []
 
