@@ -51,15 +51,27 @@ def test_the_picture_shows_every_module_and_package_once() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_leads_somewhere(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    titles = {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    }
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         path, _, title = target.partition("#")
-        assert (page.parent / path).exists(), target
-        assert not title or path or title in titles, target
+        place = page.parent / path if path else page
+        assert place.exists(), target
+        assert not title or title in _titles(place), target
+
+
+def _titles(page: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+
+def test_the_page_of_checks_has_every_check() -> None:
+    page = (ROOT / "opjit/testing/CHECKS.md").read_text(encoding="utf-8")
+    table = page.partition("## What each check needs")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    named = set(re.findall(r"`([^`]+)`", " ".join(rows)))
+    assert named == {check.name for check in testing.CHECKS} | {"races", "address+undefined"}
 
 
 def test_every_path_that_contributing_names_is_there() -> None:
