@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from opjit import files, progress, resources
+from opjit import files, processes, progress, resources
 from opjit.backends import Flags, Shared
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import with_advice
@@ -29,7 +29,8 @@ from opjit.recipe import reads
 from opjit.recipe.reads import Moment, Places, Reads
 from opjit.recipe.reports import ReportReader, Search
 from opjit.recipe.toolchain import Compiler, system_folders, versions_of
-from opjit.store import layers, lock
+from opjit.store import layers
+from opjit.store.store import OBJECTS as OBJECT_FILES
 from opjit.store.store import Store
 
 RUNTIME = (
@@ -70,7 +71,7 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     def make(staged: Path) -> None:
         _make(staged, include, compiler, flags)
 
-    place = find_parts(base, content, is_good) or put(base, content, is_good, make)
+    place = found_or_made(base, content, is_good, make)
     return place, kept_reads(place)
 
 
@@ -106,16 +107,37 @@ def kept(
     Verifies them, and replaces damaged ones; a layer may have them. One process makes a part, and
     others wait for it. Raises UntrustedFolder if other users can write the store's folder of parts.
     """
-    is_good = partial(is_whole, needed=needed)
+    return found_or_made(base, content, partial(is_whole, needed=needed), make, kind)
+
+
+def found_or_made(
+    base: Path,
+    content: object,
+    is_good: Callable[[Path], bool],
+    make: Callable[[Path], None],
+    kind: str = PARTS,
+) -> Path:
+    """Return a good folder of parts, which one process makes while others wait for it.
+
+    Raises UntrustedFolder if other users can write the store's folder of parts.
+    """
     found = find_parts(base, content, is_good, kind)
     if found is not None:
         return found
+    with processes.importing:  # only builds import filelock
+        from opjit.store import lock
 
     def on_wait(holder: str) -> None:
         progress.step(f"waiting for a part of the compilers: {holder}")
 
     with lock.held(f"part-{_key(content)}", on_wait):
         return find_parts(base, content, is_good, kind) or put(base, content, is_good, make, kind)
+
+
+def part_folders(base: Path) -> list[str]:
+    """Return the folders in which parts can be."""
+    bases = (base, *(Store(root).base for root in layers.named()))
+    return [str(each / kind) for each in bases for kind in (PARTS, OBJECT_FILES)]
 
 
 def find_parts(

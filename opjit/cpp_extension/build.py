@@ -283,6 +283,8 @@ class _ExtensionBuild(NamedTuple):
             with around:
                 if self.prepared and not known and not self.prepared.needs_torch():
                     raise self.lacks("it includes none of torch's headers")
+                if self.prepared:
+                    self.prepared.provide_binding()
                 yield
         finally:
             place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
@@ -357,8 +359,7 @@ class _ExtensionBuild(NamedTuple):
         link = passed["extra_ldflags"] or []
         if self.prepared:
             include = [*self.prepared.folders, *include]
-            binding = self.prepared.binding
-            link = [torch_builder.quote(str(binding)), *link] if binding else link
+            link = [torch_builder.quote(str(self.prepared.linked_binding)), *link]
         if (
             self.extension.stable
         ):  # torch's libraries export parts of the C++ library, and would come first

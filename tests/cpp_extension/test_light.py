@@ -230,7 +230,9 @@ def prepared_in(folder: Path, *flags: str) -> Prepared:
     """Light headers for programs that are compiled in a folder, bound by opjit's binding."""
     base = Store(default_root()).base
     cxx = toolchain.require_cxx(None)
-    return Prepared(base, folder, cxx, folder / "opjit_bind.o", False, flags, ())
+    prepared = Prepared(base, folder, cxx, False, flags, ())
+    vars(prepared)["binding"] = folder / "opjit_bind.o"  # it is never linked
+    return prepared
 
 
 def checked(folder: Path, text: str, *flags: str) -> Program:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from opjit.recipe.toolchain import Compiler
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
 VERSION = "7"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
 _OBJECT = "opjit_bind.o"
+_NOTHING = b"!<arch>\n"  # an archive without members
 
 
 class MayLack(Exception):
@@ -43,12 +45,31 @@ class Prepared:
     base: Path  # folder of the store
     work: Path
     cxx: Compiler
-    binding: Path | None  # the object file behind opjit_bind.h
     with_pybind11: bool  # whether every source uses pybind11's binding
     flags: tuple[str, ...]  # the extension's flags that define macros
     users: tuple[str, ...]  # folders of headers that the author names
     programs: dict[str, Program] = field(default_factory=dict)  # by object file
     brought: dict[str, None] = field(default_factory=dict)  # headers that names need
+
+    @cached_property
+    def binding(self) -> Path | None:
+        """The object file behind opjit_bind.h, which is made when a source first needs it."""
+        return compiled_binding(self.base, self.cxx)
+
+    @property
+    def linked_binding(self) -> Path:
+        """The path in the build folder by which a program is linked with the binding."""
+        return self.work / "binding" / _OBJECT
+
+    def provide_binding(self) -> None:
+        """Put the binding, if it fits this torch, where the linker looks for it."""
+        place = self.linked_binding
+        place.parent.mkdir(exist_ok=True)
+        place.unlink(missing_ok=True)
+        if self.binding is None:
+            place.write_bytes(_NOTHING)
+        else:
+            place.symlink_to(self.binding)
 
     @property
     def folders(self) -> list[str]:
@@ -79,14 +100,13 @@ class Prepared:
 
     @property
     def trusted(self) -> list[str]:
-        """The directories of opjit's files that a version in the key covers: its headers, and the compiled binding."""
-        folders = (headers.OWN, self.binding and self.binding.parent, *core.core_folders(self.base))
-        return [str(folder) for folder in folders if folder]
+        """The directories of opjit's files that a version in the key covers: its headers, and compiled parts."""
+        return [str(headers.OWN), *runtime_objects.part_folders(self.base)]
 
     def versions(self) -> list[object]:
         """Return the inputs of the light headers of a text, apart from torch and the compiler."""
         own = [files.digest(str(path)) for path in sorted(headers.OWN.glob("*.h"))]
-        return [VERSION, own, self.with_pybind11, self.binding is not None]
+        return [VERSION, own, self.with_pybind11]
 
     def folder_of(self, out: str) -> Path:
         """Return the folder of light headers for the source of an object file."""
@@ -121,7 +141,8 @@ class Prepared:
         paths = set[str]().union(*map(Preprocessor.files_of, passes, texts))
         self.write(out, paths, "\n".join(words))
         folders = [str(self.folder_of(out)), *self.folders]
-        first = self._write_first(passes[0], texts[0], out) if len(passes) == 1 else []
+        small = len(passes) == 1 and self.programs[out].names_torch
+        first = self._write_first(passes[0], texts[0], out) if small else []
         for each, found in zip(passes, lines, strict=True):
             streams.compare(found, each.lines_of(each.text_with_light(folders, first)))
 
@@ -143,7 +164,7 @@ class Prepared:
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""
         program = policy.program_of(paths, words, self.flags)
-        own = policy.needs_pybind11(program) or self.with_pybind11 or self.binding is None
+        own = policy.needs_pybind11(program) or self.with_pybind11 or not self._is_bound(program)
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
         folder = self.folder_of(out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,28 +174,29 @@ class Prepared:
             program.includes,
             folder,
             bound,
-            made_by_torch=self.binding is None,
+            made_by_torch=not self._is_bound(program),
         )
         self.programs[out] = program
         self.brought.update(dict.fromkeys(named))
         if own:
             self.brought["pybind11"] = None
 
+    def _is_bound(self, program: Program) -> bool:
+        """Whether the binding serves a program. It serves one without torch, for which it is not made."""
+        return not program.names_torch or self.binding is not None
+
     def needs_torch(self) -> bool:
         """Whether a source includes a header of torch."""
-        return any(
-            headers.text_of(name) for each in self.programs.values() for name in each.includes
-        )
+        return any(program.names_torch for program in self.programs.values())
 
 
 def prepare(extension: Extension, work: Path, base: Path, cxx: Compiler) -> Prepared:
     """Prepare light headers for an extension that is compiled in the folder `work`.
 
-    `base` is the store's directory, which keeps the compiled binding. Raises OSError if a directory is not writable.
+    `base` is the store's directory, which keeps the compiled parts.
     """
-    binding = compiled_binding(base, cxx)
     flags = policy.macro_flags(extension)
-    return Prepared(base, work, cxx, binding, extension.pybind11, tuple(flags), extension.include)
+    return Prepared(base, work, cxx, extension.pybind11, tuple(flags), extension.include)
 
 
 def compiled_binding(base: Path, cxx: Compiler) -> Path | None:

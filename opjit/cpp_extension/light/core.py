@@ -25,8 +25,7 @@ from opjit.cpp_extension.light.macros import Surroundings
 from opjit.errors import BuildError
 from opjit.recipe import reads
 from opjit.recipe.toolchain import Compiler
-from opjit.store import layers
-from opjit.store.store import OBJECTS, Store
+from opjit.store.store import OBJECTS
 
 HEADER = "ATen/core/TensorBody.h"
 FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an empty one
@@ -75,13 +74,6 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     if any(map(headers.is_rewritten, general.read)):
         return None
     return Core(words, general.read, general.texts, tuple(macros.heeded(flags, words)))
-
-
-def core_folders(base: Path) -> list[str]:
-    """Return the directories that can contain a compiled core."""
-    return [
-        str(place / OBJECTS) for place in (base, *(Store(root).base for root in layers.named()))
-    ]
 
 
 def may_come_first(

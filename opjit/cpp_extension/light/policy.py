@@ -39,6 +39,11 @@ class Program(NamedTuple):
     includes: tuple[str, ...]  # the headers that it includes
     plain: bool  # it does not define a macro that changes the layout of the C++ library's classes
 
+    @property
+    def names_torch(self) -> bool:
+        """Whether it includes a header of torch."""
+        return any(headers.text_of(name) is not None for name in self.includes)
+
 
 def macro(flag: str) -> str:
     """Return the word that a flag such as ``-DNAME=1`` defines."""
