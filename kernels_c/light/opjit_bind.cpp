@@ -4,7 +4,6 @@
  * Nothing is retyped here: conversions, names and calls are pybind11's, errors and tensors torch's. If this file does
  * not compile with some version of torch, programs are compiled with the headers of pybind11.
  */
-#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -303,11 +302,6 @@ void run_as_torch(void (*run)(void *), void *context)
     HANDLE_TH_ERRORS
     run(context);
     END_HANDLE_TH_ERRORS_PYBIND
-}
-
-at::Tensor make_variable(at::Tensor data, bool requires_grad)
-{
-    return torch::autograd::make_variable(std::move(data), requires_grad);
 }
 
 } // namespace opjit

@@ -71,7 +71,7 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     def make(staged: Path) -> None:
         _make(staged, include, compiler, flags)
 
-    place = found_or_made(base, content, is_good, make)
+    place = kept(base, content, OBJECTS, make, is_good=is_good)
     return place, kept_reads(place)
 
 
@@ -100,27 +100,16 @@ def kept(
     needed: Collection[str],
     make: Callable[[Path], None],
     kind: str = PARTS,
+    is_good: Callable[[Path], bool] | None = None,
 ) -> Path:
     """Return a folder of parts that `make` writes, once for each content, which decides their
     bytes.
 
-    Verifies them, and replaces damaged ones; a layer may have them. One process makes a part, and
-    others wait for it. Raises UntrustedFolder if other users can write the store's folder of parts.
+    Verifies them, by `is_good` or by the digests of the `needed` files, and replaces damaged ones; a
+    layer may have them. One process makes a part, and others wait for it. Raises UntrustedFolder if
+    other users can write the store's folder of parts.
     """
-    return found_or_made(base, content, partial(is_whole, needed=needed), make, kind)
-
-
-def found_or_made(
-    base: Path,
-    content: object,
-    is_good: Callable[[Path], bool],
-    make: Callable[[Path], None],
-    kind: str = PARTS,
-) -> Path:
-    """Return a good folder of parts, which one process makes while others wait for it.
-
-    Raises UntrustedFolder if other users can write the store's folder of parts.
-    """
+    is_good = is_good or partial(is_whole, needed=needed)
     found = find_parts(base, content, is_good, kind)
     if found is not None:
         return found

@@ -203,6 +203,8 @@ def _unit(
 
     def adapt(unit: CudaFile, text: str) -> CudaFile:
         prepared.write(folder.name, _FILE.findall(text), text)
+        if streams.counts(prepared.programs[folder.name].code):
+            raise NvccOnly("it names __COUNTER__, and headers count on")
         return _adapted(unit, text)
 
     torchs = f"--include-path={light.INCLUDE}"

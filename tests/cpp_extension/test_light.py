@@ -266,8 +266,10 @@ BOTH_WAYS = {
     'void f(at::Tensor x) { D(ALL_TYPES)(x.scalar_type(), "f", [&] {}); }',
     "a binding": 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.doc() = "x"; }',
     "limits": "#include <climits>\nint a = INT_MAX;",
+    "names with the counter": "#include <torch/library.h>\nTORCH_LIBRARY_IMPL(mine, CPU, m) {}",
 }
 ONE_WAY = {  # a program, flags, and what is said of it
+    "the counter": ("int a = __COUNTER__;", [], "it names __COUNTER__"),
     "behind another macro": (
         "#define HAVE_OMP AT_PARALLEL_OPENMP\n#if HAVE_OMP\nint a;\n#else\nint b;\n#endif",
         [],
@@ -635,7 +637,6 @@ def test_the_path_of_a_header_asks_for_no_other_one(tmp_path: Path) -> None:
             (path,),
             tmp_path,
             policy.BINDING,
-            made_by_torch=False,
         )
         == []
     )
@@ -801,8 +802,56 @@ def test_the_names_of_torchs_headers_are_found() -> None:
     assert not names & {"n", "x", "idx", "total"}
 
 
+VARIABLE = """
+inline bool is_stealable(const at::Tensor& data) {
+  return true;
+}
+AutogradMeta(TensorImpl* self_impl, bool requires_grad) {
+  if (requires_grad) {
+    TORCH_INTERNAL_ASSERT(self_impl);
+    set_requires_grad(requires_grad, self_impl);
+  }
+}
+inline Variable make_variable(
+    at::Tensor data, bool requires_grad = false) {
+  if (impl::is_stealable(data))
+    made->set_autograd_meta(std::make_unique<AutogradMeta>(
+        made.get(), requires_grad));
+}
+"""
+
+
+def test_torchs_make_variable_is_cut_out_of_its_header() -> None:
+    assert "autograd_meta(data_impl.get(), requires_grad)" in headers._maker()
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("requires_grad));", "requires_grad, edge));"),
+        ("TORCH_INTERNAL_ASSERT(self_impl);", ""),
+        ("inline bool is_stealable", "bool is_stealable"),
+        ("at::Tensor data", "Variable data"),
+    ],
+)
+def test_a_make_variable_of_another_text_is_torchs_with_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, other: str
+) -> None:
+    monkeypatch.setattr(headers, "text_of", lambda name: VARIABLE)
+    assert "impl::is_stealable(data)" in headers._maker.__wrapped__()
+    changed = VARIABLE.replace(text, other)
+    assert changed != VARIABLE
+    monkeypatch.setattr(headers, "text_of", lambda name: changed)
+    assert headers._maker.__wrapped__() == ""
+    monkeypatch.undo()
+    monkeypatch.setattr(headers, "_maker", str)
+    needed = headers.write("", (), tmp_path, policy.BINDING)
+    assert needed == [headers._VARIABLE]
+    assert "autograd::make_variable(" in (tmp_path / headers._FACTORIES).read_text()
+
+
 RENDERED = {
-    "7": "cbb3240d39a899c8"
+    "8": "6adeec0c67e37ec4"
 }  # what light headers of some programs are, by version; test_cuda.py has the split of CUDA files
 
 
@@ -829,8 +878,12 @@ def test_other_light_headers_have_another_version(
             "using at::manual_seed;\nTORCH_CUDA_CPP_API cublasHandle_t getHandle();\nITensorListRef list;\n"
             f"namespace torch {{\ninline at::Tensor zeros(int size) {{\n  return {name};\n}}\n}}\n"
         )
+    variable = torchs / headers._VARIABLE
+    variable.parent.mkdir(parents=True, exist_ok=True)
+    variable.write_text(VARIABLE)
     read = (
         headers.text_of,
+        headers._maker,
         headers._named_by,
         headers.closure,
         headers._root,
@@ -849,9 +902,7 @@ def test_other_light_headers_have_another_version(
     for name, text in programs.items():
         bound = policy.pybind11_headers(text) if name == "bound" else policy.BINDING
         includes = ("torch/extension.h", *(["ATen/cuda/CUDAContext.h"] if name == "cuda" else []))
-        headers.write(
-            text, includes, tmp_path / "light" / name, bound, made_by_torch=name == "library"
-        )
+        headers.write(text, includes, tmp_path / "light" / name, bound)
     for one in read:
         one.cache_clear()
     own = [headers.code_of([path.read_text()]) for path in sorted(headers.OWN.iterdir())]

@@ -25,7 +25,7 @@ from opjit.errors import BuildError, OpjitError
 from opjit.recipe.toolchain import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
-VERSION = "7"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
+VERSION = "8"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
 _OBJECT = "opjit_bind.o"
 _NOTHING = b"!<arch>\n"  # an archive without members
 
@@ -135,7 +135,7 @@ class Prepared:
 
     def compare(self, passes: Sequence[Preprocessor], out: str) -> None:
         """Write the light headers of a source, for all passes of its compiler, and compare its tokens as `check` does."""
-        texts = [each.text_with_torchs() for each in passes]
+        texts = [each.text_with_torchs(streams.COUNTED) for each in passes]
         lines = list(map(Preprocessor.lines_of, passes, texts))
         words = dict.fromkeys(line.text for found in lines for line in found)
         paths = set[str]().union(*map(Preprocessor.files_of, passes, texts))
@@ -144,7 +144,10 @@ class Prepared:
         small = len(passes) == 1 and self.programs[out].names_torch
         first = self._write_first(passes[0], texts[0], out) if small else []
         for each, found in zip(passes, lines, strict=True):
-            streams.compare(found, each.lines_of(each.text_with_light(folders, first)))
+            text = each.text_with_light(folders, [*first, *streams.COUNTED])
+            streams.compare(found, each.lines_of(text))
+        if streams.counts(self.programs[out].code):
+            raise streams.Different("it names __COUNTER__, and torch's headers count on")
 
     def _write_first(self, source: Preprocessor, text: str, out: str) -> list[str]:
         """Write the header that a source's compiler reads first, next to the precompiled core if that fits.
@@ -164,7 +167,9 @@ class Prepared:
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""
         program = policy.program_of(paths, words, self.flags)
-        own = policy.needs_pybind11(program) or self.with_pybind11 or not self._is_bound(program)
+        own = policy.needs_pybind11(program) or self.with_pybind11
+        if not own and program.names_torch:
+            own = self.binding is None
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
         folder = self.folder_of(out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,16 +179,11 @@ class Prepared:
             program.includes,
             folder,
             bound,
-            made_by_torch=not self._is_bound(program),
         )
         self.programs[out] = program
         self.brought.update(dict.fromkeys(named))
         if own:
             self.brought["pybind11"] = None
-
-    def _is_bound(self, program: Program) -> bool:
-        """Whether the binding serves a program. It serves one without torch, for which it is not made."""
-        return not program.names_torch or self.binding is not None
 
     def needs_torch(self) -> bool:
         """Whether a source includes a header of torch."""
@@ -214,7 +214,6 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
                 (),
                 Path(folder),
                 policy.BINDING_NEEDS,
-                made_by_torch=True,
             )
             places = (folder, headers.OWN, *headers.folders())
             try:

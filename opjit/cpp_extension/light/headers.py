@@ -76,6 +76,22 @@ _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"].*(?:\n|\Z
 _USING = re.compile(r"^using at::(\w+);\n", re.MULTILINE)
 _OPERATOR = re.compile(r"ATen/ops/(\w+)\.h")
 _FACTORY = re.compile(r"^inline at::Tensor (\w+)\((?:.*\n)*?\}\n", re.MULTILINE)
+_MAKES_VARIABLE = re.compile(
+    r"^inline Variable make_variable\(\s*at::Tensor data,.*?^\}\n", re.MULTILINE | re.DOTALL
+)
+_MAKES_METADATA = re.compile(
+    r"std::make_unique<AutogradMeta>\(\s*(\w+\.get\(\)),\s*requires_grad\)"
+)
+_CONSTRUCTED = "if (requires_grad) { TORCH_INTERNAL_ASSERT(self_impl); set_requires_grad(requires_grad, self_impl); }"
+_METADATA = """\
+using Variable = at::Tensor;
+inline std::unique_ptr<c10::AutogradMetaInterface> autograd_meta(c10::TensorImpl *self, bool requires_grad) {
+  auto made = c10::impl::GetAutogradMetaFactory()->make();
+  if (requires_grad)
+    made->set_requires_grad(true, self);
+  return made;
+}
+"""
 _LIBRARIES = re.compile("(?i)cublas|cusparse|cusolver|CUDABlas|CUDASparse|CUDASolver|cudss")
 WORD = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(
@@ -84,12 +100,10 @@ _COMMENT = re.compile(
 )
 
 
-def write(
-    code: str, includes: Sequence[str], folder: Path, binding: Sequence[str], made_by_torch: bool
-) -> list[str]:
+def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[str]) -> list[str]:
     """Write the headers for a program without comments. Returns torch's headers that its names need, beyond the narrow set.
 
-    `binding` are the headers for Python. `made_by_torch`: torch's make_variable makes tensors, which costs seconds for its header.
+    `binding` are the headers for Python.
     """
     words = frozenset(WORD.findall(code))
     named = set(filter(None, map(_root, words)))
@@ -99,7 +113,7 @@ def write(
         else []
     )
     used = _INCLUDED.sub("", code)  # <torch/serialize/tensor.h> does not need torch::serialize
-    needed = [*lists, *table.headers_of(used, words), *([_VARIABLE] if made_by_torch else [])]
+    needed = [*lists, *table.headers_of(used, words), *([] if _maker() else [_VARIABLE])]
     brought = tuple(name for name in (*needed, *binding, *includes) if name not in _GATHERERS)
     operators = frozenset({*named, *_ALWAYS.split(), *_named_by(brought)})
     heavy = (
@@ -123,7 +137,7 @@ def write(
     made = operators | words - {"tensor"}  # each function of at::, so that no other replaces it
     if _VALUES in needed:
         made |= {"tensor"}
-    files[_FACTORIES] = _factories(made, made_by_torch)
+    files[_FACTORIES] = _factories(made)
     files |= {
         f"ATen/ops/{name}.h": _filtered(f"ATen/ops/{name}.h", lambda one: one not in heavy)
         for name in operators
@@ -241,7 +255,7 @@ def _all_operators() -> frozenset[str]:
     return frozenset(name for name in names if f"{name}_ops" in names or name == "from_blob")
 
 
-def _factories(words: frozenset[str], made_by_torch: bool) -> str:
+def _factories(words: frozenset[str]) -> str:
     """Keep only the factories of torch:: that a program names. torch's header of factories includes Variable for one function."""
     text = _filtered(
         _FACTORIES,
@@ -252,12 +266,32 @@ def _factories(words: frozenset[str], made_by_torch: bool) -> str:
         ),
     )
     text = _FACTORY.sub(lambda found: found[0] if found[1] in words else "", text)
-    if made_by_torch:
+    if not _maker():
         return text
-    declared = "namespace opjit { at::Tensor make_variable(at::Tensor data, bool requires_grad); }\nnamespace torch {\n"
-    return text.replace("namespace torch {\n", declared, 1).replace(
-        "autograd::make_variable(", "opjit::make_variable("
-    )
+    text = text.replace("namespace torch {\n", f"{_maker()}namespace torch {{\n", 1)
+    return text.replace("autograd::make_variable(", "opjit::make_variable(")
+
+
+@functools.cache
+def _maker() -> str:
+    """Return torch's make_variable, which every factory calls, without the class of a tensor's metadata, whose header takes 4 s.
+
+    torch's core has a factory of that class, and the constructor of the class calls the same function of the interface as the text here.
+    Empty if the text of this torch differs.
+    """
+    text = text_of(_VARIABLE) or ""
+    made = _MAKES_VARIABLE.search(text)
+    if made is None or _CONSTRUCTED not in " ".join(text.split()):
+        return ""
+    body = _MAKES_METADATA.sub(r"autograd_meta(\1, requires_grad)", made[0])
+    helpers = [
+        re.search(rf"^inline \w+ {name}\(.*?^\}}\n", text, re.MULTILINE | re.DOTALL)
+        for name in re.findall(r"\bimpl::(\w+)", body)
+    ]
+    if "AutogradMeta" in body or not all(helpers):
+        return ""
+    used = "".join(found[0] for found in helpers if found)
+    return f"namespace opjit {{\n{_METADATA}namespace impl {{\n{used}}}\n{body}}}\n"
 
 
 def _cuda_context(words: frozenset[str]) -> str:

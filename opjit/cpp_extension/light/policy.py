@@ -18,7 +18,6 @@ BINDING = ("opjit_bind.h",)
 BINDING_NEEDS = (
     "torch/csrc/utils/pybind.h",
     "torch/csrc/Exceptions.h",
-    "torch/csrc/autograd/variable.h",
 )  # opjit_bind.cpp
 UNKNOWN_TYPE = "opjit's binding does not know"  # in the compiler's message about a type, which pybind11's binding may support
 _BOUND = "arg|module_?|call_guard|gil_scoped_release|gil_scoped_acquire|overload_cast"  # the names of pybind11 in opjit_bind.h

@@ -32,6 +32,9 @@ _JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their valu
 _DROPPED = frozenset(["-o", "-MF", "-MT", "-MQ"])  # with the word behind them
 _SINGLE = frozenset(["-c", "-S", "-E", "-M", "-MM", "-MD", "-MMD", "-MG", "-MP"])
 _PINNED = "PYBIND11_MODULE"  # a word of both texts, because opjit's binding defines it differently
+# Each use of this macro gives the next number, so it stays a word in both texts: torch's macros make names of it.
+COUNTED = ("-D__COUNTER__=__COUNTER__",)
+_COUNTS = re.compile(r"\b(?:__COUNTER__|C10_UID)\b")
 _TRIES = 6
 _PASTES = re.compile(r"##|%:%:|\?\?=\?\?=")
 _INCLUDE = re.compile(
@@ -66,6 +69,11 @@ def flags_of(command: str, source: str) -> list[str]:
         elif word not in _SINGLE and word != source and not word.endswith(".rsp"):
             kept.append(word)
     return kept
+
+
+def counts(code: str) -> bool:
+    """Whether a program without comments names the counter, whose value depends on the headers before it."""
+    return _COUNTS.search(code) is not None
 
 
 def compare(torchs: Sequence[TextLine], lights: Sequence[TextLine]) -> None:
