@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import processes, progress
-from opjit.builder import budget, torch_builder
+from opjit.builder import budget, runtime_objects, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, NvccOnly, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
 from opjit.cpp_extension import identity, light, stable, static_init
@@ -59,7 +59,8 @@ def build(
         prepared = light.prepare(extension, work, base, tools.compiler) if extension.light else None
         trusted = identity.trusted_folders(
             [tools.compiler, tools.nvcc, tools.nvrtc],
-            *(prepared.trusted if prepared else ()),
+            str(light.headers.OWN),
+            *runtime_objects.part_folders(base),
         )
         more = [
             *light.vocabulary.versions(tools.compiler),

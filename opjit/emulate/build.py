@@ -188,8 +188,7 @@ def binary(op: OpState, checked: bool) -> Path:
                 raise _explained(op, str(failed)) from None
         runtime_objects.keep_reads(staged, read)
 
-    found = runtime_objects.find_parts(_base(), content, is_good)
-    return (found or runtime_objects.put(_base(), content, is_good, make)) / _BINARY
+    return runtime_objects.kept(_base(), content, (_BINARY,), make, is_good=is_good) / _BINARY
 
 
 def _read_by(

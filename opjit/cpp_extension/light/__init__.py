@@ -94,14 +94,9 @@ class Prepared:
     @property
     def note(self) -> str:
         """The headers that were used, for people, such as ``light headers with torch/library.h``."""
-        beyond = [name for name in self.brought if name not in headers.SMALL]
-        shown = [name for name in beyond if name.startswith(("torch/", "pybind11"))]
+        beyond = self.brought.keys() - headers.SMALL
+        shown = [name for name in sorted(beyond) if name.startswith(("torch/", "pybind11"))]
         return f"light headers with {', '.join(shown)}" if shown else "light headers"
-
-    @property
-    def trusted(self) -> list[str]:
-        """The directories of opjit's files that a version in the key covers: its headers, and compiled parts."""
-        return [str(headers.OWN), *runtime_objects.part_folders(self.base)]
 
     def versions(self) -> list[object]:
         """Return the inputs of the light headers of a text, apart from torch and the compiler."""
@@ -209,28 +204,12 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
 
     def make(staged: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            headers.write(
-                headers.code_of([source.read_text()]),
-                (),
-                Path(folder),
-                policy.BINDING_NEEDS,
-            )
-            places = (folder, headers.OWN, *headers.folders())
+            code = headers.code_of([source.read_text()])
+            headers.write(code, (), Path(folder), policy.BINDING_NEEDS)
+            places = [f"-I{place}" for place in (folder, headers.OWN, *headers.folders())]
+            flags = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", "-c"]
             try:
-                runtime_objects.compile_part(
-                    cxx,
-                    [
-                        "-std=c++20",
-                        "-O1",
-                        "-fPIC",
-                        "-fvisibility=hidden",
-                        "-w",
-                        *(f"-I{each}" for each in places),
-                        "-c",
-                        str(source),
-                    ],
-                    staged,
-                )
+                runtime_objects.compile_part(cxx, [*flags, *places, str(source)], staged)
             except BuildError as error:
                 progress.log(
                     f"opjit's binding does not fit torch {torch.__version__}, so pybind11's is used: {error}"

@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from opjit import files, progress
 from opjit.builder import runtime_objects
-from opjit.builder.preprocessed import MACRO, Piece
 from opjit.cpp_extension.light import headers, macros, vocabulary
 from opjit.cpp_extension.light.macros import Surroundings
 from opjit.errors import BuildError
@@ -74,34 +73,6 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     if any(map(headers.is_rewritten, general.read)):
         return None
     return Core(words, general.read, general.texts, tuple(macros.heeded(flags, words)))
-
-
-def may_come_first(
-    core: Core, pieces: Sequence[Piece], text: str, is_authors: Callable[[Piece], bool], stubs: str
-) -> bool:
-    """Whether a source is the same program if the core is the first header that it reads.
-
-    `pieces` are the pieces of `text`, which the preprocessor printed with torch's headers in the directory `stubs`.
-    """
-    defined = dict[str, str | None]()
-    for piece in pieces:
-        if piece.path.startswith(stubs):
-            return all(
-                body == core.after.get(name) for name, body in defined.items() if name in core.words
-            )
-        if piece.path.startswith("<"):  # macros of the compiler and of flags
-            continue
-        own = is_authors(piece)
-        if not own and not core.knows_header(piece.path):
-            return False
-        lines = text[piece.start : piece.end].split("\n")
-        for line in lines:
-            macro = MACRO.match(line)
-            if macro is not None:
-                defined[macro[2]] = macro[3] if macro[1] == "define" else None
-            elif own and line.strip():
-                return False
-    return False
 
 
 def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from opjit.cpp_extension.light import Prepared, headers, policy, vocabulary
+from opjit.cpp_extension.light import Prepared, headers, vocabulary
 
 _ERROR = re.compile(
     r"^(?P<file>[^\s:()]+)(?::\d+:\d+|\(\d+\)): (?:fatal )?error(?: #[\w-]+)?: (?P<text>.*)$",
@@ -78,7 +78,7 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     if not old and any(_occurs(word, torchs) for word in changed):
         return False
     given = prepared.flags  # such as setuptools' -DNDEBUG
-    flags = tuple(flag for flag in given if _occurs(policy.macro(flag), torchs))
+    flags = tuple(flag for flag in given if _occurs(flag[2:].partition("=")[0], torchs))
     return name not in vocabulary.of_torch(prepared.base, prepared.cxx, flags)
 
 

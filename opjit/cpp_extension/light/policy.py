@@ -44,11 +44,6 @@ class Program(NamedTuple):
         return any(headers.text_of(name) is not None for name in self.includes)
 
 
-def macro(flag: str) -> str:
-    """Return the word that a flag such as ``-DNAME=1`` defines."""
-    return flag[2:].partition("=")[0]
-
-
 def macro_flags(extension: Extension) -> list[str]:
     """Return the flags of an extension that define macros."""
     flags = [word for language in ("c", "cuda") for word in extension.flags.get(language, ())]

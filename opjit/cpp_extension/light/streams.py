@@ -23,9 +23,8 @@ from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.preprocessed import MACRO, Piece, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import headers, macros
-from opjit.cpp_extension.light.core import Core, may_come_first
+from opjit.cpp_extension.light.core import Core
 from opjit.cpp_extension.light.macros import Macros, Surroundings, system_folders
-from opjit.recipe.reads import read_dependencies
 from opjit.recipe.toolchain import Compiler
 
 _JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their value here
@@ -36,6 +35,8 @@ _PINNED = "PYBIND11_MODULE"  # a word of both texts, because opjit's binding def
 COUNTED = ("-D__COUNTER__=__COUNTER__",)
 _COUNTS = re.compile(r"\b(?:__COUNTER__|C10_UID)\b")
 _TRIES = 6
+# Headers of torch that the author's headers often include. Any other costs a pass without its stub.
+_OFTEN = ("torch/extension.h", "torch/all.h", "torch/types.h", "torch/library.h", "ATen/ATen.h")
 _PASTES = re.compile(r"##|%:%:|\?\?=\?\?=")
 _INCLUDE = re.compile(
     r"^[ \t]*(?:#|%:)[ \t]*(?:include|import)\b(?:[^\n\\]|\\.|\\\n)*$", re.MULTILINE
@@ -154,8 +155,11 @@ class Preprocessor:
 
         `more` are flags. Raises CompilerFailed."""
         wanted = ["-dD", *more]
-        self._named.update(dict.fromkeys(self._guess()))
-        order: tuple[str, ...] = tuple(self._named)[:1]
+        source = Path(self.work, self.source)
+        included = headers.includes(headers.code_of([source.read_text("utf-8", "replace")]))
+        named = [name for name in included if headers.text_of(name) is not None]
+        self._named.update(dict.fromkeys([*named, *_OFTEN]))
+        order = tuple(named[:1])
         for _ in range(_TRIES):
             text = self._run(self._stubs(order), more=wanted)
             beyond = self._without_stub(text)
@@ -170,29 +174,6 @@ class Preprocessor:
                 return text
             order = self._needed(entered)
         return self._run(self._real(), more=wanted)
-
-    def _guess(self) -> list[str]:
-        """Return the headers of torch that the source seems to include, directly or through headers of the author."""
-        source = Path(self.work, self.source)
-        names = headers.includes(headers.code_of([source.read_text("utf-8", "replace")]))
-        if any("." in name and headers.text_of(name) is None for name in names):
-            names += self._lacking_headers()
-        return [name for name in names if headers.text_of(name) is not None]
-
-    def _lacking_headers(self) -> list[str]:
-        """Return the headers that the compiler does not find without torch's directories."""
-        nowhere = str(self.scratch / "nowhere")
-        instead = {}
-        for folder in self.around.folders:
-            instead[folder] = nowhere
-            instead[f"-I{folder}"] = f"-I{nowhere}"
-        flags = [instead.get(flag, flag) for flag in self.flags]
-        command = [self.cxx.path, "-w", *flags, "-M", "-MG", self.source]
-        try:
-            listed = run_tool(command, self.work)
-        except CompilerFailed:  # for example, an #error. The caller finds these headers later
-            return []
-        return [path for path in read_dependencies(listed) if not os.path.isabs(path)]
 
     def _without_stub(self, text: str) -> list[str]:
         """Return the headers of torch that the author's files include and that were read, because their stubs are missing."""
@@ -278,8 +259,23 @@ class Preprocessor:
 
     def takes_first(self, text: str, core: Core) -> bool:
         """Whether the source is the same program if the core comes first. `text` is the result of `text_with_torchs`."""
-        pieces = list(pieces_of(text))
-        return may_come_first(core, pieces, text, self._is_authors, self._stubs_folder)
+        made = dict[str, str | None]()
+        for piece in pieces_of(text):
+            if piece.path.startswith(self._stubs_folder):
+                met = made.keys() & core.words
+                return all(made[name] == core.after.get(name) for name in met)
+            if piece.path.startswith("<"):  # macros of the compiler and of flags
+                continue
+            own = self._is_authors(piece)
+            if not own and not core.knows_header(piece.path):
+                return False
+            for line in text[piece.start : piece.end].split("\n"):
+                macro = MACRO.match(line)
+                if macro is not None:
+                    made[macro[2]] = macro[3] if macro[1] == "define" else None
+                elif own and line.strip():
+                    return False
+        return False
 
     def files_of(self, text: str) -> set[str]:
         """Return the paths of the author's files in a preprocessed text."""
