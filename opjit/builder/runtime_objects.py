@@ -30,7 +30,6 @@ from opjit.recipe.reads import Moment, Places, Reads
 from opjit.recipe.reports import ReportReader, Search
 from opjit.recipe.toolchain import Compiler, system_folders, versions_of
 from opjit.store import layers
-from opjit.store.store import OBJECTS as OBJECT_FILES
 from opjit.store.store import Store
 
 RUNTIME = (
@@ -123,18 +122,18 @@ def kept(
         return find_parts(base, content, is_good, kind) or put(base, content, is_good, make, kind)
 
 
-def part_folders(base: Path) -> list[str]:
-    """Return the folders in which parts can be."""
-    bases = (base, *(Store(root).base for root in layers.named()))
-    return [str(each / kind) for each in bases for kind in (PARTS, OBJECT_FILES)]
+def part_folders(base: Path, *kinds: str) -> list[Path]:
+    """Return the directories in which parts can be: those of layers, and the store's."""
+    bases = (*(Store(root).base for root in layers.named()), base)
+    return [each / kind for each in bases for kind in kinds]
 
 
 def find_parts(
     base: Path, content: object, is_good: Callable[[Path], bool], kind: str = PARTS
 ) -> Path | None:
     """Return a good folder of parts in a layer or a store's folder; None if `put` has to make it."""
-    for folder in (*(Store(root).base for root in layers.named()), base):
-        place = folder / kind / _key(content)
+    for folder in part_folders(base, kind):
+        place = folder / _key(content)
         if is_good(place) and files.trust_problem(place.parent) is None:
             with suppress(OSError):
                 os.utime(

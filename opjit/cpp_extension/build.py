@@ -37,7 +37,7 @@ from opjit.shared_library.objects import KeptObjects
 from opjit.shared_library.publication import Compiled, build_and_publish
 from opjit.store import elf
 from opjit.store.entry import Entry
-from opjit.store.store import Store
+from opjit.store.store import OBJECTS, Store
 
 _EDGE = re.compile(r"^build (\S+): (?:cuda_)?compile .+\n", re.MULTILINE)
 LISTED = stable.LISTING
@@ -60,7 +60,7 @@ def build(
         trusted = identity.trusted_folders(
             [tools.compiler, tools.nvcc, tools.nvrtc],
             str(light.headers.OWN),
-            *runtime_objects.part_folders(base),
+            *map(str, runtime_objects.part_folders(base, runtime_objects.PARTS, OBJECTS)),
         )
         more = [
             *light.vocabulary.versions(tools.compiler),
