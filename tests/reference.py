@@ -53,12 +53,17 @@ Every command also has `-h`, `-q` and `-v`. With `-q`, a command prints results 
 
 ## JSON output
 
-With `--json`, a command prints one JSON document to stdout and everything else to stderr, and exits with the same code. `opjit judge
---json` prints a line of JSON for each verdict. `--json --output FILE` writes the JSON to a file, and leaves stdout as it is without
-`--json`. For example, `opjit why OP --json` has `"state": "hit"` or `"miss"`, and each check of `opjit doctor --json` is `"ok"`,
-`"note"`, `"warning"` or `"problem"`. The names of the fields are stable. They are also the fields of `opjit.explain()`,
-`opjit.cache.entries()` and
-`opjit.cache.stats()`. Sizes are in bytes, and times in seconds since 1970.
+With `--json`, a command prints one JSON document to stdout and all other output to stderr. The exit code doesn't change. To keep
+the usual output, add `--output FILE`, which writes the JSON to a file:
+
+```sh
+opjit why ./scale --json | jq .state            # "hit" or "miss"
+opjit test ./scale --json --output checks.json  # the table on the terminal, and the JSON in a file
+```
+
+These commands have both options: COMMANDS. `opjit judge --json` prints one line of JSON for each verdict. With `opjit doctor`,
+each check is `"ok"`, `"note"`, `"warning"` or `"problem"`. The names of the fields are stable, and are the same as in `opjit.explain()`,
+`opjit.cache.entries()` and `opjit.cache.stats()`. Sizes are in bytes, and times in seconds since 1970.
 """
 LOG = """
 With `-v`, `OPJIT_VERBOSE=1`, or if you set Python's logger `opjit` to INFO, opjit reports where it found each op, why it missed the cache,
@@ -75,7 +80,32 @@ def page() -> str:
         "| `CC`, `CXX` | the compilers. You can put a launcher first, for example `ccache gcc` |\n"
         "| `CUDA_HOME` | the CUDA Toolkit |\n"
     )
-    return "\n".join([HEAD, *commands(main, "opjit"), variables]) + LOG
+    head = HEAD.replace("COMMANDS", ", ".join(f"`{path}`" for path in _with_json(main, "opjit")))
+    return "\n".join([_wrapped(head), *commands(main, "opjit"), variables]) + LOG
+
+
+def _with_json(group: click.Group, path: str) -> Iterator[str]:
+    """Yield the commands of a group that have --json."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _with_json(command, f"{path} {name}")
+        elif any("--json" in parameter.opts for parameter in command.params):
+            yield f"{path} {name}"
+
+
+def _wrapped(text: str) -> str:
+    """Wrap the paragraphs of a text, except tables, headings, code and lists."""
+    parts = re.split(r"(```.*?```)", text, flags=re.DOTALL)
+    for number in range(0, len(parts), 2):
+        parts[number] = re.sub(
+            r"^(?![|#<\- ]).+(?:\n(?![|#<\- ]).+)*",
+            lambda paragraph: textwrap.fill(
+                paragraph[0], 140, break_long_words=False, break_on_hyphens=False
+            ),
+            parts[number],
+            flags=re.MULTILINE,
+        )
+    return "".join(parts)
 
 
 # The order of the first sections. The other commands follow in the order of the code.
@@ -114,15 +144,20 @@ def section(command: click.Command, path: str) -> str:
     records = [
         each.get_help_record(context)
         for each in command.params
-        if isinstance(each, click.Option) and each.name not in ("quiet", "verbose")
+        if isinstance(each, click.Option) and not _is_common(each)
     ]
     options = "".join(f"- `{record[0]}`: {record[1]}\n" for record in records if record)
     examples = "\n".join(re.findall(r"^  (opjit .*)$", command.epilog or "", re.MULTILINE))
     return (
-        f"## {path}\n\n```\n{path} {usage}\n```\n\n{text}\n"
+        f"## {path}\n\n```\n{path} {usage}\n```\n\n{_wrapped(text)}\n"
         + f"\n{options}" * bool(options)
         + f"\n```sh\n{examples}\n```\n"
     )
+
+
+def _is_common(option: click.Option) -> bool:
+    """Whether the top of the page describes an option."""
+    return bool({"--json", "--quiet", "--verbose"} & {*option.opts}) or option.opts == ["--output"]
 
 
 if __name__ == "__main__":

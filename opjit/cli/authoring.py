@@ -53,9 +53,10 @@ def new(
     project: bool,
     backend: bool,
 ) -> None:
-    """Write a new op, project or backend, to start from.
+    """Write the files of a new op, project or backend.
 
-    The command creates a directory with op.py, kernels and a test in DIRECTORY. They build and pass without an edit.
+    The command creates a directory in DIRECTORY with op.py, kernels and a test. The new op builds and
+    passes its test before you edit it.
     """
     from opjit.author.new import new_backend, new_op, new_project
 
@@ -104,7 +105,7 @@ def new(
     "--sample",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Make only call N of the check in --only, counted from 0.",
+    help="Repeat only call N of the check in --only. The first call is 0.",
 )
 @click.option(
     "--time-limit",
@@ -112,13 +113,13 @@ def new(
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Fail a check if one call of the kernel needs more time.",
+    help="Fail a check if one call of the kernel needs more time than this.",
 )
 @click.option(
     "--sanitize",
     default="address,undefined",
     show_default=True,
-    help="Also run under these sanitizers: address,undefined,leak,thread for C, "
+    help="Also run with these sanitizers: address,undefined,leak,thread for C, "
     "memcheck,racecheck,initcheck,synccheck for CUDA. Use none for no sanitizer.",
 )
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first failure.")
@@ -127,17 +128,19 @@ def new(
     is_flag=True,
     help="Run only the checks that failed in the last run, or all of them if none did.",
 )
-@click.option("--junit", type=helps.FILE, metavar="FILE", help="Write the results as JUnit's XML.")
+@click.option(
+    "--junit", type=helps.FILE, metavar="FILE", help="Also write the results as JUnit XML."
+)
 @click.option(
     "--emulate",
     is_flag=True,
-    help="Run CUDA kernels on the CPU, with checks for races and bounds, as `--device cuda` does without a GPU.",
+    help="Run CUDA kernels on the CPU, and check them for races and bad addresses. Without a GPU, `--device cuda` does the same.",
 )
 @click.option(
     "--ranks",
     type=int,
-    help="Only compare the samples with the reference, on so many ranks at once: CPU ranks or, with --device cuda, GPUs. "
-    "With --emulate, all ranks run emulated in one process.",
+    help="Only compare results with the reference, on this number of ranks: CPU processes, or GPUs with --device cuda. "
+    "With --emulate, one process emulates all ranks.",
 )
 @helps.json_option
 @interruptible()
@@ -157,8 +160,9 @@ def test(
 ) -> None:
     """Run every check of an op.
 
-    OP is the name or the directory of an op. The exit code is 1 if a check fails. The command first prints the warnings of -Wall -Wextra.
-    The checks run in a child process, so if a kernel crashes, exits or never returns, only its check fails.
+    OP is the name or the directory of an op. The command first prints the warnings of -Wall -Wextra.
+    The checks run in a child process, so if a kernel crashes, exits or never returns, only its check
+    fails. If any check fails, the exit code is 1.
     """
     from opjit.cli import diagnostics
     from opjit.testing import isolation, report
@@ -222,17 +226,17 @@ def _lacks_gpu(device: str | None) -> bool:
     "--plot",
     "plot_file",
     type=click.File("wb", lazy=False),
-    help="Plot the ratios into this PNG file (needs matplotlib).",
+    help="Plot the ratios into this PNG file. Needs matplotlib.",
 )
 @click.option(
     "--against",
     metavar="SIDE",
-    help="Baseline instead of the reference: torch.compile, an op (aten::neg) or a function (module:name).",
+    help="Compare with torch.compile, an op (aten::neg) or a function (module:name) instead of the reference.",
 )
 @click.option(
     "--cold/--hot",
     default=None,
-    help="Measure with cold or warm hardware caches. Default: cold on CUDA, hot on the CPU.",
+    help="Measure with cold or warm hardware caches. Default: --cold on CUDA, --hot on the CPU.",
 )
 def bench(
     ops: tuple[str, ...],
@@ -243,10 +247,11 @@ def bench(
     against: str | None,
     cold: bool | None,
 ) -> None:
-    """Measure an op against its reference in plain torch.
+    """Compare the speed of an op with its reference in plain torch.
 
-    OP is the name or the directory of an op. Results are checked first. In the table, +- is the spread of the ratio over the rounds. The
-    rate is in B/s, or in FLOP/s if the benchmark case declares its operations. On CUDA, the time is device time, "host us" is the CPU time
+    OP is the name or the directory of an op. The command checks the results before it measures. In the
+    table, +- is the spread of the ratio over the rounds. The rate is in B/s, or in FLOP/s if the
+    benchmark case declares its operations. On CUDA, the time is device time, "host us" is the CPU time
     to issue a call, and "roof" is the reached part of the roofline.
     """
     _refuse_emulated()
@@ -265,8 +270,9 @@ def bench(
 def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.PrintJson) -> None:
     """Autotune the variants of an op in advance.
 
-    OP is the name or the directory of an op. For each benchmark case, the command builds and measures all variants, and records the fastest
-    one in the cache. Calls with these sizes then measure nothing.
+    OP is the name or the directory of an op. For each benchmark case, the command builds and measures
+    all variants, and records the fastest one in the cache. Later calls with these sizes use it without
+    measuring again.
     """
     _refuse_emulated()
     from opjit import backends
@@ -310,7 +316,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
 @click.option(
     "--lint",
     is_flag=True,
-    help="Check the task instead: report trivial outputs that would pass.",
+    help="Judge no candidate. Report trivial outputs that would pass, such as zeros.",
 )
 @helps.device_option
 @click.option(
@@ -319,7 +325,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Number of parallel candidates. Default: a number that fits CPUs and memory.",
+    help="Number of candidates to judge in parallel. Default: a number that fits CPUs and memory.",
 )
 @click.option(
     "--time-limit",
@@ -334,12 +340,12 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
     "--serve",
     "socket",
     type=click.Path(path_type=Path),
-    help="Read candidates from a socket, one line of JSON each.",
+    help="Read candidates from a socket at this path, one line of JSON each.",
 )
 @click.option(
     "--emulate",
     is_flag=True,
-    help="First run CUDA code on the CPU, which finds races that results do not show. Without a GPU, `--device cuda` only does this.",
+    help="Run CUDA code on the CPU first, to find races that don't change results. Without a GPU, `--device cuda` runs it only there.",
 )
 def judge(
     task: str,
@@ -356,8 +362,9 @@ def judge(
 ) -> None:
     """Compile, check and time untrusted kernels.
 
-    TASK is the name or the directory of an op, or a KernelBench file. A CANDIDATE is C or CUDA code of the op, or Python code with a
-    ModelNew. The exit code is 0 if every candidate got a verdict.
+    TASK is the name or the directory of an op, or a KernelBench file. A CANDIDATE is a file with C or
+    CUDA code for the op, or with Python code that defines ModelNew. The exit code is 0 if every
+    candidate got a verdict.
     """
     from opjit.judge import command
     from opjit.judge.scheduler import Judge
@@ -399,7 +406,7 @@ def judge(
     help="Architectures to build for, separated by commas. You don't need a GPU.",
 )
 @helps.host_option
-@click.option("--name", help="Name of the wheel. Default: the namespace of the ops with -ops.")
+@click.option("--name", help="Name of the wheel. Default: the namespace of the ops and -ops.")
 @click.option("--version", default="0.1.0", show_default=True, help="Version of the wheel.")
 @click.option("-o", "--output", type=helps.FOLDER, default=".", help="Directory for the wheel.")
 @interruptible()
@@ -413,7 +420,8 @@ def wheel(
 ) -> None:
     """Build a wheel with ops and their binaries.
 
-    The wheel contains the sources of the op directories, and binaries for the architectures. Users of these architectures need no compiler.
+    The wheel contains the sources of the ops, and binaries for the architectures in --arch. On these
+    architectures, users don't need a compiler. On any other, opjit builds the ops from the sources.
     """
     from opjit.author.wheel import make
 

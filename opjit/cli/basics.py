@@ -251,7 +251,7 @@ def why(op: str, device: str | None, arch: str | None, print_json: helps.PrintJs
 def doctor(print_json: helps.PrintJson) -> None:
     """Find out why this machine cannot build, cache or load ops.
 
-    The exit code is 1 if it cannot.
+    The exit code is 1 if a check finds a problem.
     """
     from opjit import doctor as checks
 

@@ -75,7 +75,7 @@ def stats(print_json: helps.PrintJson) -> None:
 def verify(print_json: helps.PrintJson) -> None:
     """Compare every entry with its manifest.
 
-    The exit code is 1 if an entry is bad. The next request replaces a bad entry.
+    The exit code is 1 if an entry is damaged. When an op needs this entry, opjit replaces it.
     """
     from opjit import cache
     from opjit.cache.verification import BAD, GOOD
@@ -105,12 +105,13 @@ def verify(print_json: helps.PrintJson) -> None:
 )
 @click.option(
     "--age",
-    help="Remove entries that were unused for this time (30d, 12h, 2w; 0 for no limit). Default: 90d.",
+    help="Remove entries that have not been used for this time, for example 30d, 12h or 2w. 0 means no limit. Default: 90d.",
 )
 def prune(size: str | None, age: str | None) -> None:
-    """Remove entries that were unused for a long time.
+    """Remove entries that have not been used for a long time.
 
-    Builds do this once a day. Loaded binaries keep working.
+    opjit also does this after a build, at most once a day. A process that has loaded a removed entry
+    keeps running.
     """
     from opjit import cache
 
@@ -131,7 +132,7 @@ def prune(size: str | None, age: str | None) -> None:
 def clear(ops: tuple[str, ...]) -> None:
     """Remove all entries, or the entries of each OP.
 
-    Loaded binaries keep working.
+    A process that has loaded a removed entry keeps running.
     """
     from opjit import cache
 
@@ -152,8 +153,9 @@ def clear(ops: tuple[str, ...]) -> None:
 def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
     """Upload entries to a remote cache.
 
-    The command uploads all entries, or the entries of each OP, to URL (default: OPJIT_REMOTE). It skips entries that the remote cache has.
-    For a C++ extension, use cpp_extension::NAME as in `opjit cache ls`.
+    The command uploads all entries, or the entries of each OP, to URL (default: OPJIT_REMOTE). It skips
+    entries that the remote cache already has. For a C++ extension, use cpp_extension::NAME, as
+    `opjit cache ls` shows it.
     """
     from opjit.cache import transfer
 
@@ -170,8 +172,10 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
 def pull(ops: tuple[str, ...]) -> None:
     """Download entries from a remote cache.
 
-    The command downloads all entries, or the entries of each OP, from URL (default: OPJIT_REMOTE), for every architecture. It skips entries
-    that the cache has. It doesn't work with a web server, which cannot list its entries. Requests and `opjit precompile` download from one.
+    The command downloads all entries, or the entries of each OP, from URL (default: OPJIT_REMOTE), for
+    every architecture. It skips entries that the cache already has. A web server cannot list its
+    entries, so with an http URL the command fails. opjit still downloads an entry from a web server
+    when an op needs it, and `opjit precompile` does the same.
     """
     from opjit.cache import transfer
 
@@ -190,7 +194,8 @@ def pull(ops: tuple[str, ...]) -> None:
 def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
     """Write entries into one archive.
 
-    FILE is a tar file with all entries, or the entries of each OP, for every host CPU and architecture.
+    The command writes a tar file with all entries, or the entries of each OP, for every host CPU and
+    architecture.
     """
     from opjit.cache import transfer
 
@@ -202,7 +207,7 @@ def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
 def unpack(file: Path) -> None:
     """Add the entries of an archive to the cache.
 
-    `opjit cache pack` writes archives. OPJIT_TRUST must contain the public key of their signer.
+    FILE is an archive from `opjit cache pack`. OPJIT_TRUST must contain the public key of its signer.
     """
     from opjit.cache import transfer
 

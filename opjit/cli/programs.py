@@ -26,8 +26,9 @@ from opjit.cli.interrupts import interruptible
 def run(program: tuple[str, ...]) -> None:
     """Run a program with its C++ extensions from the cache.
 
-    The command runs PROGRAM like python. If the program or its child processes load an extension through torch, or build one with a
-    setup.py, it comes from the cache. A child that ignores PYTHONPATH, for example after python -I, keeps torch's functions.
+    The command runs PROGRAM as python does. When the program or a child process loads an extension
+    through torch, or builds one with a setup.py, opjit gets it from the cache. A child that ignores
+    PYTHONPATH, for example with python -I, still uses torch's functions.
     """
     from opjit import cpp_extension
 
@@ -47,7 +48,8 @@ def run(program: tuple[str, ...]) -> None:
 def record(output: Path, command: tuple[str, ...]) -> None:
     """Record the ops and C++ extensions that a program uses.
 
-    The command runs COMMAND and writes an op list. Child processes are included. The command exits with the code of COMMAND.
+    The command runs COMMAND, and writes an op list that also covers its child processes. It exits with
+    the exit code of COMMAND.
     """
     from opjit.ahead.record import record as record_ops
     from opjit.declare.oplist import read_list
@@ -76,13 +78,13 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     "recorded",
     metavar="FILE",
     type=helps.FILE,
-    help="Build the op list that `opjit record` wrote.",
+    help="Build the ops in this op list, which `opjit record` writes.",
 )
 @click.option(
     "--check",
     metavar="FILE",
     type=helps.FILE,
-    help="Build nothing. Check that every entry of the op list is cached, and list the missing entries.",
+    help="Build nothing. Verify that every entry of this op list is cached, and list the missing entries.",
 )
 @click.option(
     "--arch",
@@ -106,7 +108,7 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     "--store",
     metavar="DIR",
     type=helps.FOLDER,
-    help="Fill this directory instead of the cache, for an image or for OPJIT_LAYERS. All users can read it.",
+    help="Write into this directory instead of the cache, for an image or for OPJIT_LAYERS. All users can read it.",
 )
 @helps.json_option
 @interruptible()
@@ -124,7 +126,8 @@ def precompile(
 ) -> None:
     """Build ops in advance, for any architecture.
 
-    OP is the name or the directory of an op. The exit code is 1 if a build fails. If the command is interrupted, run it again to continue.
+    OP is the name or the directory of an op. If the command is interrupted, run it again to continue. The
+    exit code is 1 if a build fails.
     """
     from opjit.ahead.plan import plan_ops, plan_recorded
     from opjit.ahead.precompile import build_plan, check_precompiled, error_texts
