@@ -23,8 +23,13 @@ HEAD = """\
 <!-- Written by `python -m tests.gallery`, which provokes each error. -->
 
 Look up an error by the first words of its message or by its class. Each section has a program that
-provokes the error, its cause and its fix. When a build fails without an obvious reason, run `opjit
-doctor`.
+provokes the error, its cause and its fix. To read the sections of a class in a terminal, run:
+
+```sh
+opjit help NoKernel
+```
+
+When a build fails without an obvious reason, run `opjit doctor`.
 
 Each error is a class of `opjit.errors` and a `RuntimeError`. The command `opjit` prints only the message. If you catch errors, catch
 `opjit.errors.OpjitError` for all of them, or `BuildError` for failures of compilers and disks.
@@ -409,7 +414,11 @@ def plain(message: str, folder: Path) -> str:
 def page() -> str:
     """The page's text."""
     found = list(zip(CASES, all_provoked(), strict=True))
-    return HEAD + index(found) + "".join(section(case, error) for case, error in found)
+    sections = dict[str, list[str]]()
+    for case, error in found:
+        sections.setdefault(error.name, []).append(section(case, error))
+    texts = [f"\n## {name}\n{''.join(sections[name])}" for name in sorted(sections)]
+    return HEAD + index(found) + "".join(texts)
 
 
 def index(found: list[tuple[Case, Error]]) -> str:
@@ -434,7 +443,7 @@ def section(case: Case, error: Error) -> str:
     if case.shown:
         source = f"`{case.shown}`:\n\n```c\n{(case.files or {})[case.shown]}```\n\n"
     return (
-        f"\n## {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
+        f"\n### {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
         f"```text\n{error.name}: {error.message.rstrip()}\n```\n\n"
         f"**Cause.** {case.cause}\n\n**Fix.** {case.fix}\n"
     )

@@ -9,12 +9,13 @@ from tests import gallery
 from tests.gallery import CASES, Case
 from tests.helpers import command
 
-SHOWN = re.findall(
-    r"^```text\n\w+: (.*?)\n```$",
-    gallery.PAGE.read_text(encoding="utf-8"),
-    re.MULTILINE | re.DOTALL,
+MESSAGES = dict(
+    re.findall(
+        r"^### (.*?)\n.*?^```text\n\w+: (.*?)\n```$",
+        gallery.PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
 )
-MESSAGES = dict(zip((case.title for case in CASES), SHOWN, strict=True))
 WORDS = 55  # of opjit's own in a message
 LINES = 12  # of a message, with the compiler's
 
@@ -24,7 +25,8 @@ def test_each_mistake_prints_what_the_page_shows_and_each_class_of_error_is_made
     """A compiler's own lines depend on its version, so only first lines are compared. After a change: python -m tests.gallery."""
     provoked = gallery.all_provoked()
     kept = re.findall(r"^```text\n(.*)$", gallery.PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert kept == [f"{error.name}: {error.message}".splitlines()[0] for error in provoked]
+    shown = [f"{error.name}: {error.message}".splitlines()[0] for error in provoked]
+    assert sorted(kept) == sorted(shown)
     classes = {
         name
         for name, value in vars(errors).items()
@@ -47,10 +49,11 @@ def test_each_message_says_where_and_what_now_in_few_words(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "words"), [("Unknown op", "alreduce"), ("Compile error", "./clip")]
+    ("kind", "title", "words"),
+    [("UnknownOp", "Unknown op", "alreduce"), ("CompileError", "Compile error", "./clip")],
 )
-def test_a_command_prints_the_message_alone(
-    title: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_command_prints_the_message_and_where_to_read_more(
+    kind: str, title: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [case] = [case for case in CASES if case.title == title]
     with gallery.folder_of(case) as folder:
@@ -58,5 +61,8 @@ def test_a_command_prints_the_message_alone(
         done = command("get", words, **gallery.changes(folder))
         assert (done.returncode, gallery.plain(done.stdout + done.stderr, folder).rstrip()) == (
             1,
-            f"Error: {MESSAGES[title].rstrip()}",
+            f"Error: {MESSAGES[title].rstrip()}\nRun `opjit help {kind}` for causes and fixes.",
         )
+        explained = command("help", kind).stdout
+    assert f"### {title}\n" in explained
+    assert explained.count("\n## ") == 0

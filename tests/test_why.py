@@ -382,7 +382,7 @@ def test_the_command_s_text_and_json_say_the_same_and_an_error_is_a_sentence(
     assert unusable["folder"] == str(entry.folder)
     assert "not JSON" in unusable["reason"]
     code, told = run("--arch", "sm_1", "--json")
-    assert (code, told.count("\n")) == (1, 1)
+    assert (code, helpers.without_pointer(told).count("\n")) == (1, 1)
     assert told.startswith("Error: unknown arch")
 
 

@@ -6,6 +6,8 @@ import linecache
 import os
 import traceback
 import warnings
+from itertools import dropwhile
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +28,9 @@ class _Commands(helps.Group):
         try:
             return super().invoke(ctx)
         except OpjitError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(
+                f"{error}\nRun `opjit help {type(error).__name__}` for causes and fixes."
+            ) from error
         except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:
@@ -52,9 +56,9 @@ def _op_py_error(error: Exception) -> str | None:
         return None
     file = str(folder / "op.py")
     lines = traceback.extract_tb(error.__traceback__)
-    own = next((index for index, line in enumerate(lines) if line.filename == file), len(lines))
+    own = list(dropwhile(lambda line: line.filename != file, lines))
     place = traceback.format_exception_only(error)[:-1] if isinstance(error, SyntaxError) else []
-    shown = "".join([*traceback.format_list(lines[own:]), *place])
+    shown = "".join([*traceback.format_list(own), *place])
     return f"{file} raised {type(error).__name__}: {error}\n{shown}".rstrip()
 
 
@@ -112,18 +116,26 @@ def _format_warning(
     )
 
 
-@helps.command("opjit help", "opjit help get", name="help", declares=False)
-@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@helps.command("opjit help", "opjit help get", "opjit help NoKernel", name="help", declares=False)
+@click.argument("words", metavar="[COMMAND|ERROR]...", nargs=-1)
 @click.pass_context
 def show_help(context: click.Context, words: tuple[str, ...]) -> None:
-    """Show the help of a command."""
+    """Show the help of a command, or explain an error.
+
+    ERROR is a class of errors, for example NoKernel.
+    """
+    page = Path(__file__).parents[1] / "ERRORS.md"
+    explanation = page.read_text("utf-8").partition(f"\n## {' '.join(words)}\n")[2]
+    if explanation:
+        click.echo(explanation.partition("\n## ")[0].strip())
+        return
     found: click.Command = main
     shown = context.find_root()
     for word in words:
         child = found.get_command(shown, word) if isinstance(found, click.Group) else None
         if child is None:
             raise click.UsageError(
-                f"expected a command, got {word!r}; `opjit help` lists all", shown
+                f"expected a command or an error, got {word!r}; `opjit help` lists commands", shown
             )
         shown = click.Context(child, info_name=word, parent=shown)
         found = child

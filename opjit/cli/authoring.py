@@ -169,8 +169,9 @@ def test(
     from opjit.testing.command import Options, exit_code, run_checks
     from opjit.testing.sanitize import parse_tools
 
+    emulated = emulate or _lacks_gpu(device)
     if ranks is not None:
-        if emulate or _lacks_gpu(device):
+        if emulated:
             from opjit.emulate import ranks as emulated_ranks
 
             sys.exit(emulated_ranks.run(ops, ranks))
@@ -184,7 +185,7 @@ def test(
         device, parse_tools(sanitize), only, sample, time_limit, demanded, fail_fast, last_failed
     )
 
-    if emulate or _lacks_gpu(device):
+    if emulated:
         from opjit.emulate.checks import EMULATOR
 
         options = options._replace(device="cuda", emulator=EMULATOR)

@@ -95,7 +95,7 @@ def verify(print_json: helps.PrintJson) -> None:
         helps.remark(f"warning: {problem}, so opjit does not use it")
     if print_json is not None:
         print_json(rows)
-    sys.exit(1 if counts[BAD] else 0)
+    sys.exit(bool(counts[BAD]))
 
 
 @helps.command("opjit cache prune --size 5GiB --age 30d")
@@ -233,7 +233,7 @@ def _print_report(done: str, moved: list[str], there: int, problems: list[str]) 
     for problem in problems:
         click.echo(problem, err=True)
     click.echo(f"{done} {len(moved)}, {there} already there, {len(problems)} left out")
-    sys.exit(1 if problems else 0)
+    sys.exit(bool(problems))
 
 
 cache.add_section("Inspect", path, ls, stats, verify)

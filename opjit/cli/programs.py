@@ -159,7 +159,7 @@ def precompile(
                 "seconds": report.seconds,
             }
         )
-    sys.exit(1 if report.failed else 0)
+    sys.exit(bool(report.failed))
 
 
 @helps.command("opjit keygen ci keys", declares=False)
@@ -174,8 +174,8 @@ def keygen(name: str, directory: Path) -> None:
     from opjit.share import trust
 
     private, public = trust.keygen(name, directory)
-    click.echo(f"{private} signs entries: opjit cache push --sign {private}. Keep it secret.")
     click.echo(
-        f"To trust these entries, set OPJIT_TRUST to {directory / name}.pub, or to the key itself:"
+        f"{private} signs entries: opjit cache push --sign {private}. Keep it secret.\n"
+        f"To trust these entries, set OPJIT_TRUST to {directory / name}.pub, or to the key itself:\n"
+        f"export OPJIT_TRUST={public}"
     )
-    click.echo(f"export OPJIT_TRUST={public}")

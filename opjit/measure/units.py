@@ -18,8 +18,5 @@ def _three_digits(value: float) -> str:
 def format_rate(rate: float, unit: str) -> str:
     """Format bytes or operations per second with three digits: ``"17.5 GB/s"``, ``"4.12 TB/s"``."""
     if rate >= 1e12:
-        value = rate / 1e12
-        places = 2 if value < 10 else 1 if value < 100 else 0
-        return f"{value:.{places}f} T{unit}/s"
-    value = rate / 1e9
-    return f"{value:.{1 if value < 100 else 0}f} G{unit}/s"
+        return f"{_three_digits(rate / 1e12)} T{unit}/s"
+    return f"{_three_digits(rate / 1e9)} G{unit}/s"

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from opjit import include_path
 from opjit.cli import main
-from tests.helpers import ROOT, fresh, module, no_compiler
+from tests.helpers import ROOT, fresh, module, no_compiler, without_pointer
 
 
 def new(*arguments: str) -> Result:
@@ -95,7 +95,7 @@ def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(
     assert (done.exit_code != 0, os.listdir(tmp_path)) == (True, [])
     assert message in done.output
     assert (
-        len(done.output.strip().splitlines()) == 1 or done.exit_code == 2
+        len(without_pointer(done.output).strip().splitlines()) == 1 or done.exit_code == 2
     )  # click shows the usage, too
 
 

@@ -229,7 +229,7 @@ def test_help_is_a_command_too() -> None:
     assert command("run", "-h").stdout.startswith("Usage: opjit run ")
     missing = run(main, ["help", "gett"])
     assert missing.exit_code == 2
-    assert "expected a command, got 'gett'" in missing.output
+    assert "expected a command or an error, got 'gett'" in missing.output
 
 
 def test_colors_follow_no_color_and_the_option() -> None:

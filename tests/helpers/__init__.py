@@ -90,6 +90,7 @@ from tests.helpers.programs import (
     started_command,
     state,
     until,
+    without_pointer,
 )
 
 __all__ = [
@@ -172,6 +173,7 @@ __all__ = [
     "take_cpp_autograd",
     "tmpfs",
     "until",
+    "without_pointer",
     "write_cxx",
     "write_op",
 ]

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
@@ -186,13 +187,17 @@ def cache_command(*words: str) -> Result:
     return CliRunner().invoke(main, ["cache", *words])
 
 
+def without_pointer(output: str) -> str:
+    """A command's output without the last line of an error, which points to the page of errors."""
+    return re.sub(r"Run `opjit help \w+` for causes and fixes\.\n\Z", "", output)
+
+
 def refused(*words: str | Path) -> str:
-    """The one line that a command refuses with, in this process."""
+    """The one line of an error with which a command ends in this process."""
     done = CliRunner().invoke(main, [str(word) for word in words])
-    assert (done.exit_code, done.output[:7], done.output.count("\n")) == (1, "Error: ", 1), (
-        done.output
-    )
-    return done.output
+    message = without_pointer(done.output)
+    assert (done.exit_code, message[:7], message.count("\n")) == (1, "Error: ", 1), done.output
+    return message
 
 
 @contextmanager

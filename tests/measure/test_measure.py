@@ -179,7 +179,7 @@ def test_a_time_has_three_digits(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("rate", "text"),
-    [(4.12e12, "4.12 TB/s"), (9.89e14, "989 TB/s"), (17.54e9, "17.5 GB/s"), (1e6, "0.0 GB/s")],
+    [(4.12e12, "4.12 TB/s"), (9.89e14, "989 TB/s"), (17.54e9, "17.5 GB/s"), (1e6, "0.001 GB/s")],
 )
 def test_a_rate_has_three_digits(rate: float, text: str) -> None:
     assert format_rate(rate, "B") == text
