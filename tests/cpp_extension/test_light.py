@@ -315,6 +315,12 @@ def test_a_macro_that_light_headers_lack_is_seen_wherever_it_decides(
 
 
 @pytest.mark.slow
+def test_a_program_with_debug_information_takes_light_headers(tmp_path: Path) -> None:
+    """With -g, the preprocessor also names the folder in which it runs."""
+    assert tokens_differ("#include <torch/extension.h>\nint a;\n", tmp_path, "-g") == ""
+
+
+@pytest.mark.slow
 def test_torchs_headers_that_meet_a_macro_of_the_programs_are_read_themselves(
     tmp_path: Path,
 ) -> None:

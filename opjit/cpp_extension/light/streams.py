@@ -244,6 +244,7 @@ class Preprocessor:
         folders = [f"-I{folder}" for folder in (self._stubs_folder, *first)]
         lacking = self.scratch / "lacking"
         command = [self.cxx.path, "-w", *more, *folders, *self.flags]
+        command.append("-fno-working-directory")  # with -g, a line would name a folder
         command += ["-idirafter", str(lacking), "-E", self.source, "-o", str(printed)]
         theirs = (*self.around.not_authors, *system_folders(self.flags))
         preprocessed.run_preprocessor(command, self.work, lacking, theirs)
