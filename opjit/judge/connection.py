@@ -107,7 +107,7 @@ class WorkerConnection:
         except TimeoutError:
             raise _timeout(seconds) from None
         except EOFError:
-            raise self._death() from None
+            raise self._death(_LAST_WORDS) or _ended() from None
         if isinstance(answer, Failed):
             raise VerdictReached(answer.word, answer.message, answer.reusable, **_facts(answer))
         return answer, data
@@ -127,7 +127,7 @@ class WorkerConnection:
         except TimeoutError:
             raise _timeout(seconds) from None
         except EOFError:
-            raise VerdictReached("crash", "its process ended") from None
+            raise _ended() from None
         took = time.perf_counter() - started
         if isinstance(event, Died):
             raise _reason(event)
@@ -142,21 +142,19 @@ class WorkerConnection:
 
     def _forget_stops(self) -> None:
         """Forget that a candidate stopped itself at some other time."""
-        event: Stopped | Died
-        with suppress(BlockingIOError, TimeoutError):
-            while True:
-                event, _ = self._leash.receive([Stopped, Died], 0.0)
-                if isinstance(event, Died):
-                    raise _reason(event)
+        death = self._death(0.0)
+        if death is not None:
+            raise death
 
-    def _death(self) -> VerdictReached:
+    def _death(self, seconds: float) -> VerdictReached | None:
+        """Return why the worker ended, if the keeper reports it within so many seconds."""
         event: Stopped | Died
-        with suppress(EOFError, TimeoutError):
+        with suppress(EOFError, BlockingIOError, TimeoutError):
             while True:
-                event, _ = self._leash.receive([Stopped, Died], _LAST_WORDS)
+                event, _ = self._leash.receive([Stopped, Died], seconds)
                 if isinstance(event, Died):
                     return _reason(event)
-        return VerdictReached("crash", "its process ended")
+        return None
 
     @property
     def ends(self) -> list[Channel]:
@@ -171,6 +169,10 @@ class WorkerConnection:
 def _facts(failed: Failed) -> dict[str, Any]:
     found = {"max_error": failed.max_error, "sample": failed.sample, "tolerance": failed.tolerance}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _ended() -> VerdictReached:
+    return VerdictReached("crash", "its process ended")
 
 
 def _timeout(seconds: float) -> VerdictReached:

@@ -128,7 +128,7 @@ def _signals() -> Iterator[int]:
 
 def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
     """Let a worker answer the judge's requests, until the judge is gone."""
-    kinds = protocol.Request.__args__
+    kinds = protocol.Request.__subclasses__()
     own = os.getpid()
     with suppress(EOFError):
         while True:

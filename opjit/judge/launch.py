@@ -51,10 +51,7 @@ class Kernel(NamedTuple):
     symbol: str
     schema: Schema
     types: tuple[str, ...]
-    arguments: str
-    grid: str
-    block: str
-    shared: str
+    rule: re.Match[str]
     registers: int | None
     spills: int | None
 
@@ -93,13 +90,14 @@ class LoadedKernel(NamedTuple):
         given |= kwargs
         given |= dict(zip(result_names, results, strict=True))
 
-        numbers = evaluate(kernel.arguments, given)
+        rule = kernel.rule
+        numbers = evaluate(rule["arguments"], given)
         values = [_c_value(*each) for each in zip(kernel.types, numbers, strict=True)]
         addresses = [ctypes.addressof(value) for value in values]
         pointers = (ctypes.c_void_p * len(values))(*addresses)
-        grid = _three_integers(kernel.grid, given)
-        block = _three_integers(kernel.block, given)
-        [shared] = map(int, evaluate(kernel.shared, given))
+        grid = _three_integers(rule["grid"], given)
+        block = _three_integers(rule["block"], given)
+        [shared] = map(int, evaluate(rule["shared"] or "0", given))
         if shared > _SHARED:
             _checked(cuda, cuda.cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED, shared))
 
@@ -150,21 +148,8 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
     usage = kernel_usage.parse(compiled.log)
     registers = max((each.registers for each in usage), default=None)
     spills = max((each.spilled for each in usage), default=None)
-    arguments, grid, block = rule.group("arguments", "grid", "block")
-    shared = rule["shared"] or "0"
     symbol = compiled.symbols[kernel]
-    return Kernel(
-        compiled.code,
-        symbol,
-        parse(schema),
-        types,
-        arguments,
-        grid,
-        block,
-        shared,
-        registers,
-        spills,
-    )
+    return Kernel(compiled.code, symbol, parse(schema), types, rule, registers, spills)
 
 
 def _compile(text: str, kernel: str, found: toolchain.Nvrtc, arch: str) -> nvrtc.DeviceCode:
@@ -227,20 +212,20 @@ def _value(node: ast.AST, given: dict[str, Any]) -> Any:
     raise ValueError(f"a launch configuration supports {known}, got {ast.unparse(node)}")
 
 
-_C_TYPES = {
-    "*": ctypes.c_void_p,
-    "float": ctypes.c_float,
-    "double": ctypes.c_double,
-    "bool": ctypes.c_bool,
-    "int": ctypes.c_int32,
-    "unsigned": ctypes.c_uint32,
-    "unsigned int": ctypes.c_uint32,
-    "int32_t": ctypes.c_int32,
-    "uint32_t": ctypes.c_uint32,
-    "int64_t": ctypes.c_int64,
-    "long": ctypes.c_int64,
-    "long long": ctypes.c_int64,
-    "size_t": ctypes.c_uint64,
+_C_TYPES = {  # and their names in ctypes
+    "*": "c_void_p",
+    "float": "c_float",
+    "double": "c_double",
+    "bool": "c_bool",
+    "int": "c_int32",
+    "unsigned": "c_uint32",
+    "unsigned int": "c_uint32",
+    "int32_t": "c_int32",
+    "uint32_t": "c_uint32",
+    "int64_t": "c_int64",
+    "long": "c_int64",
+    "long long": "c_int64",
+    "size_t": "c_uint64",
 }
 
 
@@ -248,7 +233,8 @@ def _c_value(kind: str, value: Any) -> Any:
     if kind not in _C_TYPES:
         known = ", ".join([*_C_TYPES][1:])
         raise ValueError(f"expected a parameter that is a pointer or {known}, got {kind}")
-    return _C_TYPES[kind](value.data_ptr() if isinstance(value, torch.Tensor) else value)
+    number = value.data_ptr() if isinstance(value, torch.Tensor) else value
+    return getattr(ctypes, _C_TYPES[kind])(number)
 
 
 class GuardedResults:

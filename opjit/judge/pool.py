@@ -70,8 +70,8 @@ class WorkerPool:
         self.device_lock = ReadWriteLock(workers)
         self._gpus = gpus
         self._forking = threading.Lock()
-        self._waiting: deque[WorkerConnection] = deque()  # forked ahead
-        self._benches: deque[WorkerConnection] = deque()
+        self._waiting = deque[WorkerConnection]()  # forked ahead
+        self._benches = deque[WorkerConnection]()
         self._control, self._for_zygote = Channel.pair()
         self._open_ends = [self._control, self._for_zygote]
 

@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
+from typing_extensions import dataclass_transform  # of torch's
 
 from opjit.declare.sample import tensors_of
 from opjit.judge.verdict import Word
@@ -51,16 +52,26 @@ class TensorSpec:
 Described = TensorSpec | bool | int | float | str | None
 
 
+@dataclass_transform(frozen_default=True)
+class Message:
+    """Its classes are dataclasses, which a channel sends as JSON."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+
+class Request(Message):
+    """A message of the judge to a worker or a bench."""
+
+
 # Requests to the worker of a candidate with host code.
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Request):
     """Answer Ran with the address of eight bytes, and stop."""
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(Request):
     """Build an op's library without running any of it."""
 
     text: str
@@ -71,51 +82,44 @@ class Build:
     emulate: bool  # the text is CUDA, which is built for the CPU
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(Request):
     """Give up rights and load the library."""
 
     file_limit: int  # bytes
 
 
-@dataclass(frozen=True)
-class LoadModel:
+class LoadModel(Request):
     """Give up rights, run a Python file, and make its ModelNew with the attached arguments."""
 
     text: str
     seed: int
 
 
-@dataclass(frozen=True)
-class CallTwice:
+class CallTwice(Request):
     """Call twice with the attached arguments. `log`: report torch's operators that run."""
 
     limit: int  # bytes of all results
     log: bool
 
 
-@dataclass(frozen=True)
-class Prepare:
+class Prepare(Request):
     """Make a burst of the first calls that are attached."""
 
     results: tuple[TensorSpec, ...]  # of each call
     count: int
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(Request):
     """Do all setup that must not be timed."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Request):
     """Make the calls of the burst, then answer and stop until the judge has read the results."""
 
     freeze: bool  # if not, copy the results instead of stopping
 
 
-@dataclass(frozen=True)
-class Describe:
+class Describe(Request):
     """Describe the results of the burst, and send them if they were copied."""
 
     limit: int  # bytes of all results
@@ -124,8 +128,7 @@ class Describe:
 # Requests to a bench, which judges kernels without host code.
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(Request):
     """Read the task and prepare the reference's calls."""
 
     task: str
@@ -133,61 +136,47 @@ class Open:
     seed: int
 
 
-@dataclass(frozen=True)
-class CompileKernel:
+class CompileKernel(Request):
     """Compile and load device code."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class CheckKernel:
+class CheckKernel(Request):
     """Make each hidden call twice and compare the results."""
 
     seed: int
 
 
-@dataclass(frozen=True)
-class TimeKernel:
+class TimeKernel(Request):
     """Time bursts of the kernel and of the reference in turns."""
 
     seed: int
 
 
-@dataclass(frozen=True)
-class CompareKernel:
+class CompareKernel(Request):
     """Compare the results of all timed calls."""
 
     seed: int
 
 
-Request = (
-    Probe | Build | Load | LoadModel | CallTwice | Prepare | Arm | Run | Describe
-    | Open | CompileKernel | CheckKernel | TimeKernel | CompareKernel
-)  # fmt: skip
-
-
 # Answers.
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(Message):
     """The request was carried out."""
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(Message):
     key: str
     cached: bool
 
 
-@dataclass(frozen=True)
-class LoadedCandidate:
+class LoadedCandidate(Message):
     isolation: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Called:
+class Called(Message):
     """Results of two calls, one after another in the attached file."""
 
     results: tuple[tuple[Described, ...], ...]
@@ -196,48 +185,41 @@ class Called:
     evidence: str  # of a cheat, or an empty text
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(Message):
     """The addresses of each call's results, with 0 for a result that is not a tensor."""
 
     addresses: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(Message):
     """Results of the calls of a burst."""
 
     results: tuple[tuple[Described, ...], ...]
     changed: bool  # inputs
 
 
-@dataclass(frozen=True)
-class CompiledKernel:
+class CompiledKernel(Message):
     registers: int | None
     spills: int | None
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(Message):
     max_error: float
     nondeterministic: bool
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(Message):
     """Seconds of a call in each burst."""
 
     seconds: tuple[float, ...]
     references: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(Message):
     max_error: float
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(Message):
     """The candidate is judged. `reusable`: its worker can judge other candidates."""
 
     word: Word
@@ -251,8 +233,7 @@ class Failed:
 # Between the judge, the process that forks workers, and the keeper of each worker.
 
 
-@dataclass(frozen=True)
-class Fork:
+class Fork(Message):
     """Fork a keeper and its worker. The ends of their sockets are attached."""
 
     device: str
@@ -261,18 +242,15 @@ class Fork:
     memory: int  # bytes
 
 
-@dataclass(frozen=True)
-class Stopped:
+class Stopped(Message):
     pid: int
 
 
-@dataclass(frozen=True)
-class Resume:
+class Resume(Message):
     """Let a stopped worker go on."""
 
 
-@dataclass(frozen=True)
-class Died:
+class Died(Message):
     how: str
     stderr: str
 

@@ -42,13 +42,15 @@ class Trial:
 
     def __init__(self, pool: WorkerPool, text: str, name: str) -> None:
         self.pool = pool
+        self.device_lock = pool.device_lock
+        self.seconds = pool.seconds
         self.task = pool.task
         self.text = text
         self.name = name
         self.tier: Tier = "op"
         if self.task.op is None:
             self.tier = "python"
-        elif self.pool.emulated:
+        elif pool.emulated:
             self.tier = "emulated"
         elif launch.RULE.search(text):
             self.tier = "device"
@@ -59,12 +61,8 @@ class Trial:
     def run(self) -> Verdict:
         word: Word
         try:
-            if self.tier == "device":
-                word, message = self._on_bench()
-            elif self.tier == "emulated":
-                word, message = self._emulated()
-            else:
-                word, message = self._in_worker()
+            ways = {"device": self._on_bench, "emulated": self._emulated}
+            word, message = ways.get(self.tier, self._in_worker)()
         except VerdictReached as reached:
             word = reached.word
             message = reached.message
@@ -81,27 +79,27 @@ class Trial:
         """Judge a kernel in a process that stays. None of the candidate's host code runs there, so its answers are trusted."""
         pool = self.pool
         seed = pool.seed if pool.is_seeded else random.SystemRandom().getrandbits(31)
-        limit = 4 * pool.seconds  # of all calls of a stage
+        limit = 4 * self.seconds  # of all calls of a stage
         with pool.worker(bench=True) as worker:
             opening = protocol.Open(pool.task_path, pool.op_name, pool.seed)
             worker.ask(opening, protocol.Done, seconds=_BUILD)
             with self._stage("build"):
                 compiling = protocol.CompileKernel(self.text)
                 compiled, _ = worker.ask(compiling, protocol.CompiledKernel, seconds=_BUILD)
-            self.facts["registers"] = compiled.registers
-            self.facts["spills"] = compiled.spills
-            self.facts["isolation"] = ["no host code"]
+            self.facts.update(
+                registers=compiled.registers, spills=compiled.spills, isolation=["no host code"]
+            )
 
-            with pool.device_lock.shared(), self._stage("check"):
+            with self.device_lock.shared(), self._stage("check"):
                 checked, _ = worker.ask(protocol.CheckKernel(seed), protocol.Checked, seconds=limit)
-            with pool.device_lock.exclusive(), self._stage("measure"):
+            with self.device_lock.exclusive(), self._stage("measure"):
                 timed, _ = worker.ask(protocol.TimeKernel(seed), protocol.Timed, seconds=limit)
-            with pool.device_lock.shared(), self._stage("compare"):
+            with self.device_lock.shared(), self._stage("compare"):
                 compared, _ = worker.ask(
                     protocol.CompareKernel(seed), protocol.Compared, seconds=limit
                 )
-        self.facts["max_error"] = max(checked.max_error, compared.max_error)
-        self.facts["nondeterministic"] = checked.nondeterministic
+        error = max(checked.max_error, compared.max_error)
+        self.facts.update(max_error=error, nondeterministic=checked.nondeterministic)
         return self._rated(timed.seconds, timed.references)
 
     def _in_worker(self) -> tuple[Word, str]:
@@ -109,7 +107,7 @@ class Trial:
         on_gpu = self.pool.device == "cuda"
         with self.pool.worker() as self.worker:
             self.latency = self._message_time()
-            with nullcontext() if on_gpu else self.pool.device_lock.shared(), self._stage("build"):
+            with nullcontext() if on_gpu else self.device_lock.shared(), self._stage("build"):
                 self._build()
             with self._stage("check"):
                 for call in self.task.samples:
@@ -155,7 +153,7 @@ class Trial:
             return None
         found = []
         for _ in range(3):
-            frozen = self.worker.freeze(protocol.Probe(), self.pool.seconds)
+            frozen = self.worker.freeze(protocol.Probe(), self.seconds)
             try:
                 read_memory(frozen.pid, frozen.addresses[0], [8])
             except OSError:  # the system does not let a parent read its children
@@ -180,11 +178,10 @@ class Trial:
                 self.pool.emulated,
             )
             built, _ = self.worker.ask(building, protocol.Built, seconds=_BUILD)
-            self.facts["key"] = built.key
-            self.facts["cached"] = built.cached
+            self.facts.update(key=built.key, cached=built.cached)
             limit = _FILES + 4 * self.pool.largest_results
             loaded, _ = self.worker.ask(
-                protocol.Load(limit), protocol.LoadedCandidate, seconds=self.pool.seconds
+                protocol.Load(limit), protocol.LoadedCandidate, seconds=self.seconds
             )
         frozen = ["frozen results"] if self.latency is not None else []
         self.facts["isolation"] = [*loaded.isolation, *frozen]
@@ -197,12 +194,12 @@ class Trial:
         is_logged = is_first or (not self.pool.emulated and call is self.pool.timed_call)
         asked = protocol.CallTwice(limit, log=is_logged)
         with (
-            self.pool.device_lock.shared(),
+            self.device_lock.shared(),
             closing(protocol.serialize(call.sample.values)) as inputs,
         ):
             started = time.perf_counter()
             answer, files = self.worker.ask(
-                asked, protocol.Called, inputs, seconds=self.pool.seconds, data_limit=limit
+                asked, protocol.Called, inputs, seconds=self.seconds, data_limit=limit
             )
             seconds = (time.perf_counter() - started) / 2
         if len(answer.results) != 2 or len(files) != 1:
@@ -241,23 +238,19 @@ class Trial:
         bursts = self.pool.bursts
         for burst in random.SystemRandom().sample(bursts, len(bursts)):
             count = min(len(burst.calls), self._calls_of_burst(checked))
-            limit = max(_SHORTEST_LIMIT, min(2 * self.pool.seconds, 10 * checked * count))
+            limit = max(_SHORTEST_LIMIT, min(2 * self.seconds, 10 * checked * count))
             spec = protocol.specs(burst.calls[0].results)
             preparing = protocol.Prepare(spec, count)
-            with self.pool.device_lock.shared():
-                self.worker.ask(
-                    preparing, protocol.Done, burst.arguments, seconds=2 * self.pool.seconds
-                )
-            with (
-                self.pool.device_lock.exclusive()
-            ):  # as short as possible, because other trials wait
+            with self.device_lock.shared():
+                self.worker.ask(preparing, protocol.Done, burst.arguments, seconds=2 * self.seconds)
+            with self.device_lock.exclusive():  # as short as possible, because other trials wait
                 with torch.inference_mode():
                     burst.reference.arm()
                     references.append(burst.reference.run() / len(burst.calls))
-                self.worker.ask(protocol.Arm(), protocol.Done, seconds=self.pool.seconds)
+                self.worker.ask(protocol.Arm(), protocol.Done, seconds=self.seconds)
                 seconds, frozen = self._run(limit)
             times.append(seconds / count)
-            with self.pool.device_lock.shared():
+            with self.device_lock.shared():
                 data = None if frozen is None else self._read(frozen, [*spec] * count)
                 self._compare_burst(burst.calls[:count], spec, data)
             if len(times) > _BURSTS and median_and_spread(times[1:])[1] <= _STEADY:
@@ -266,7 +259,7 @@ class Trial:
 
     def _calls_of_burst(self, checked: float) -> int:
         """Return how many calls a slow candidate makes. A busy machine can make any one call look slow."""
-        fewest = 1 if _FEW_CALLS * checked > self.pool.seconds / 2 else _FEW_CALLS
+        fewest = 1 if _FEW_CALLS * checked > self.seconds / 2 else _FEW_CALLS
         return max(fewest, int(_SLOW_BURST / checked))
 
     def _run(self, limit: float) -> tuple[float, Frozen | None]:
@@ -299,7 +292,7 @@ class Trial:
         answer, files = self.worker.ask(
             protocol.Describe(limit),
             protocol.Results,
-            seconds=2 * self.pool.seconds,
+            seconds=2 * self.seconds,
             data_limit=limit,
         )
         view = memoryview(files[0] if data is None else data)
@@ -327,12 +320,14 @@ class Trial:
         timed = self.task.timed
         median, spread = median_and_spread(times[1:])  # the first warms up
         bound = machine.bound(device, timed.bytes, timed.flops, 4)
-        self.facts["median_us"] = median * 1e6
-        self.facts["reference_us"] = statistics.median(references[1:]) * 1e6
-        self.facts["spread"] = spread
-        self.facts["sample"] = None
-        self.facts["roofline"] = bound / median if bound else None
-        self.facts["clock_mhz"] = machine.megahertz(device)
+        self.facts.update(
+            median_us=median * 1e6,
+            reference_us=statistics.median(references[1:]) * 1e6,
+            spread=spread,
+            sample=None,
+            roofline=bound / median if bound else None,
+            clock_mhz=machine.megahertz(device),
+        )
 
         may_be_cached = machine.cache_bytes(device) // timed.calls  # bytes of each call
         least = machine.bound(device, max(0, timed.bytes - may_be_cached), timed.flops, 1)

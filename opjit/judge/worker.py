@@ -332,18 +332,10 @@ def _refuse_hiding(enable: bool) -> None:
 
 def _system_folders() -> list[str]:
     """Return folders with the files that torch, Python and the dynamic loader may still open."""
-    paths = sysconfig.get_paths()
-    code = [paths["stdlib"], paths["purelib"], paths["platlib"], sys.prefix, sys.base_prefix]
-    return [
-        *code,
-        str(Path(torch.__file__).parent),
-        str(Path(request.__file__).parent),
-        "/usr",
-        "/lib",
-        "/lib64",
-        "/etc",
-        "/proc/self",
-    ]
+    of_python = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    packages = [str(Path(module.__file__ or "").parent) for module in (torch, request)]
+    system = ["/usr", "/lib", "/lib64", "/etc", "/proc/self"]
+    return [*of_python, sys.prefix, sys.base_prefix, *packages, *system]
 
 
 def _fill_memory(fill: bool) -> None:
@@ -356,8 +348,9 @@ def _fill_memory(fill: bool) -> None:
 def _functions() -> dict[str, Any]:
     """Return the functions of other modules that a candidate may want to replace."""
     holders: dict[str, Any] = {name: sys.modules[name] for name in _REPLACEABLE}
-    holders |= {"torch.Tensor": torch.Tensor, "torch.cuda.Event": torch.cuda.Event}
     holders |= {
+        "torch.Tensor": torch.Tensor,
+        "torch.cuda.Event": torch.cuda.Event,
         "opjit.judge.burst.Burst": Burst,
         "opjit.judge.worker.CandidateWorker": CandidateWorker,
     }

@@ -379,7 +379,7 @@ def test_kernel_text_becomes_machine_code_without_its_host_code() -> None:
         pytest.skip("needs NVRTC")
     kernel = launch.compile_text(KERNEL, "judged::scale(Tensor x, float a) -> Tensor", "sm_90")
     assert kernel.code[:4] == b"\x7fELF"
-    assert (kernel.types, kernel.grid, kernel.block) == (
+    assert (kernel.types, kernel.rule["grid"], kernel.rule["block"]) == (
         ("*", "*", "float", "int64_t"),
         "(x.numel + 255) / 256",
         "256",
@@ -438,18 +438,9 @@ def test_a_launch_keeps_its_arguments_until_the_driver_reads_them(
     )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     schema = parse("judged::scale(Tensor x, float a) -> Tensor")
-    kernel = launch.Kernel(
-        b"",
-        "scale",
-        schema,
-        ("*", "*", "float", "int64_t"),
-        "x, out, a, x.numel",
-        "4",
-        "256",
-        "0",
-        0,
-        0,
-    )
+    rule = launch.RULE.search("// opjit: launch scale(x, out, a, x.numel) grid=4 block=256")
+    assert rule is not None
+    kernel = launch.Kernel(b"", "scale", schema, ("*", "*", "float", "int64_t"), rule, 0, 0)
     loaded = launch.LoadedKernel(
         kernel, ctypes.CDLL(str(tmp_path / "driver.so")), ctypes.c_void_p(), ctypes.c_void_p()
     )
