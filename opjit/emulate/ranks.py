@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -98,34 +99,19 @@ def _in_child(op: Op, ranks: int, checked: bool) -> _RankOutcome:
     return report
 
 
-class _Meeting:
-    """A place where the ranks of this process exchange values."""
-
-    def __init__(self, ranks: int) -> None:
-        self._barrier = threading.Barrier(ranks)
-        self._values: list[Any] = [None] * ranks
-
-    def exchange(self, rank: int, value: _Value) -> list[_Value]:
-        """Give a value to all ranks, and return the values of all."""
-        self._values[rank] = value
-        self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
-
-    def cancel(self) -> None:
-        """End the waits of all ranks with an error."""
-        self._barrier.abort()
-
-
 @dataclass(frozen=True)
 class _ThreadRank(Members):
     """A thread of this process in the place of a rank's process."""
 
-    meeting: _Meeting
+    barrier: threading.Barrier
+    values: list[Any]  # of all ranks, who share the list
 
     def exchange(self, value: _Value) -> list[_Value]:
-        return self.meeting.exchange(self.rank, value)
+        self.values[self.rank] = value
+        self.barrier.wait()
+        values = list(self.values)
+        self.barrier.wait()
+        return values
 
     def obtain(self, size: int, device: torch.device) -> PeerMemory:
         """Get memory as a group has it on GPUs, and make it known to the checks."""
@@ -165,24 +151,21 @@ def _run_ranks(op: Op, ranks: int, checked: bool) -> _RankOutcome:
     build.runtime().emu_set_checking(int(checked))
     if loaded.registered.opjit_register() != 0:
         raise AssertionError("torch did not accept the emulated kernel")
-    meeting = _Meeting(ranks)
-    reports: list[_RankOutcome | None] = [None] * ranks
+    barrier = threading.Barrier(ranks)
+    values: list[Any] = [None] * ranks
 
-    def be(rank: int) -> None:
-        this_thread.members = _ThreadRank(f"rank {rank} of {ranks}", rank, ranks, None, meeting)
-        reports[rank] = _calls_of_rank(op, this_thread.members, checked)
+    def be(rank: int) -> _RankOutcome:
+        name = f"rank {rank} of {ranks}"
+        this_thread.members = _ThreadRank(name, rank, ranks, None, barrier, values)
+        return _calls_of_rank(op, this_thread.members, checked)
 
-    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = [report for report in reports if report is not None]
+    with ThreadPoolExecutor(ranks) as threads:
+        reports = list(threads.map(be, range(ranks)))
     errors: dict[str, list[int]] = {}
-    for rank, report in enumerate(found):
+    for rank, report in enumerate(reports):
         for text in report.errors:
             errors.setdefault(text, []).append(rank)
-    return _RankOutcome(min(report.calls for report in found), errors)
+    return _RankOutcome(min(report.calls for report in reports), errors)
 
 
 def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
@@ -210,7 +193,7 @@ def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
     except PeerLost as error:  # on all ranks
         return _RankOutcome(calls, {str(error): []})
     except Exception as error:  # in the op.py
-        members.meeting.cancel()
+        members.barrier.abort()
         return _RankOutcome(calls, {f"{type(error).__name__}: {error}": []})
     return _RankOutcome(calls, {})
 

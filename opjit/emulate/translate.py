@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.host_device_split import callee_start, named_parameter, template_arguments
@@ -26,50 +26,35 @@ from opjit.builder.tokens import (
 )
 
 _WITH_ARGUMENTS = {"__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__"}
-_BEFORE_SHARED = {"extern", "static", "volatile", "const"}
+_STORAGE = {"extern", "static", "__shared__"}
+_BEFORE_SHARED = {*_STORAGE, "volatile", "const"}
+_ALIGNED = re.compile(r"(?:__align__|alignas|aligned)\s*\(((?:[^()]|\([^()]*\))*)\)")
 _ASM = {"asm", "__asm__", "__asm"}
+_NAMESPACE = re.compile(r"\b(namespace|extern)\b[^(){};]*$")  # before a brace
 _SYNCHRONIZES = re.compile(r"__syncthreads\w*|__syncwarp|sync|atomic[A-Z]\w*")
-_VALUE = "std::remove_reference_t<decltype({0})>"
 # Inline PTX by its instruction, and the C++ for its operands: {0} and so on, in their order.
-_PTX = [
-    (re.compile(pattern), code)
-    for pattern, code in [
-        (r"ld\.acquire\.\S+ %0, \[%1\]", f"{{0}} = emu_load_acquire((const {_VALUE} *)({{1}}))"),
-        (
-            r"ld\.(relaxed|volatile)\S* %0, \[%1\]",
-            f"{{0}} = emu_load_relaxed((const {_VALUE} *)({{1}}))",
-        ),
-        (
-            r"\{ \.reg \.b128 (\w+); .* ld\.relaxed\.sys\.global\.b128 \1, \[%4\]; .*\}",
-            "emu_load_words((const void *)({4}), {0}, {1}, {2}, {3})",
-        ),
-        (
-            r"\{ \.reg \.b128 (\w+); .* st\.relaxed\.sys\.global\.b128 \[%0\], \1; \}",
-            "emu_store_words((void *)({0}), {1}, {2}, {3}, {4})",
-        ),
-        (r"st\.release\.\S+ \[%0\], %1", "emu_store_release((decltype(+({1})) *)({0}), {1})"),
-        (
-            r"st\.(relaxed|volatile)\S* \[%0\], %1",
-            "emu_store_relaxed((decltype(+({1})) *)({0}), {1})",
-        ),
-        (r"red\.\S*\.add\.\S+ \[%0\], %1", "emu_add_release((decltype(+({1})) *)({0}), {1})"),
-        (
-            r"atom\.\S*\.add\.\S+ %0, \[%1\], %2",
-            f"{{0}} = emu_add_release(({_VALUE} *)({{1}}), {{2}})",
-        ),
-        (r"(fence\.(acq_rel|sc)|membar)\.(gpu|gl)", "emu_fence(EMU_DEVICE)"),
-        (r"(fence\.(acq_rel|sc)|membar)\.sys", "emu_fence(EMU_SYSTEM)"),
-        (r"(fence\.(acq_rel|sc)|membar)\.cta", "emu_fence(EMU_BLOCK)"),
-        (r"mov\.u64 %0, %%?globaltimer", "{0} = emu_nanoseconds()"),
-        (r"mov\.u32 %0, %%?laneid", "{0} = emu_lane"),
-        (r"cvt\.rn\.f16\.f32 %0, %1", "{0} = opjit_float_to_half({1}).bits"),
-        (r"cvt\.f32\.f16 %0, %1", "{0} = opjit_half_to_float(opjit_half{{{1}}})"),
-        (r"cvt\.rn\.bf16\.f32 %0, %1", "{0} = opjit_float_to_bfloat16({1}).bits"),
-        (r"nanosleep\.u32 %0", "emu_pause()"),
-        (r"bar\.sync 0|barrier\.sync 0", "__syncthreads()"),
-        (r"prefetch\S* .*|griddepcontrol\..*|", "(void)0"),
-    ]
-]
+_PTX_TABLE = r"""
+ld\.acquire\.\S+ %0, \[%1\]              {0} = emu_load_acquire((const EMU_VALUE({0}) *)({1}))
+ld\.(relaxed|volatile)\S* %0, \[%1\]     {0} = emu_load_relaxed((const EMU_VALUE({0}) *)({1}))
+st\.release\.\S+ \[%0\], %1              emu_store_release((decltype(+({1})) *)({0}), {1})
+st\.(relaxed|volatile)\S* \[%0\], %1     emu_store_relaxed((decltype(+({1})) *)({0}), {1})
+red\.\S*\.add\.\S+ \[%0\], %1            emu_add_release((decltype(+({1})) *)({0}), {1})
+atom\.\S*\.add\.\S+ %0, \[%1\], %2       {0} = emu_add_release((EMU_VALUE({0}) *)({1}), {2})
+(fence\.(acq_rel|sc)|membar)\.(gpu|gl)   emu_fence(EMU_DEVICE)
+(fence\.(acq_rel|sc)|membar)\.sys        emu_fence(EMU_SYSTEM)
+(fence\.(acq_rel|sc)|membar)\.cta        emu_fence(EMU_BLOCK)
+mov\.u64 %0, %%?globaltimer              {0} = emu_nanoseconds()
+mov\.u32 %0, %%?laneid                   {0} = emu_lane
+cvt\.rn\.f16\.f32 %0, %1                 {0} = opjit_float_to_half({1}).bits
+cvt\.f32\.f16 %0, %1                     {0} = opjit_half_to_float(opjit_half{{{1}}})
+cvt\.rn\.bf16\.f32 %0, %1                {0} = opjit_float_to_bfloat16({1}).bits
+nanosleep\.u32 %0                        emu_pause()
+bar\.sync 0|barrier\.sync 0              __syncthreads()
+prefetch\S* .*|griddepcontrol\..*        (void)0
+\{ \.reg \.b128 (\w+); .* ld\.relaxed\.sys\.global\.b128 \1, \[%4\]; .*\}    emu_load_words((const void *)({4}), {0}, {1}, {2}, {3})
+\{ \.reg \.b128 (\w+); .* st\.relaxed\.sys\.global\.b128 \[%0\], \1; \}    emu_store_words((void *)({0}), {1}, {2}, {3}, {4})
+"""
+_PTX = [re.split(r"  +", row) for row in _PTX_TABLE.strip().splitlines()]
 
 
 def translate(text: str, path: str) -> str:
@@ -112,8 +97,13 @@ class _File:
         self.text = text
         self.every = tokenize(text)
         self.tokens = [token for token in self.every if token.kind != "directive"]
+        self.words = [token.text for token in self.tokens]
         self.brackets = match_brackets(self.tokens)
         self.opening = {end: start for start, end in self.brackets.items()}
+        self.attributes = set[int]()  # their tokens
+        for start, end in self.brackets.items():
+            if self.words[start - 1] in _WITH_ARGUMENTS:
+                self.attributes.update(range(start - 1, end + 1))
 
     def edits(self) -> Iterator[tuple[int, int, str]]:
         yield from self._launches(self.tokens, self.brackets, 0)
@@ -129,14 +119,12 @@ class _File:
                 yield self._shared(index)
             elif token.text in _ASM:
                 yield self._asm(index)
-            elif token.text == "__noinline__" and self.tokens[index - 1].text != "(":
+            elif token.text == "__noinline__" and self.words[index - 1] != "(":
                 yield (token.start, token.end, "__attribute__((noinline))")
 
     def _between(self, first: int, last: int) -> str:
         """The text from one token to before another."""
-        return (
-            self.text[self.tokens[first].start : self.tokens[last - 1].end] if first < last else ""
-        )
+        return self.text[self.tokens[first].start : self.tokens[last - 1].end]
 
     def _launches(
         self, tokens: Sequence[Token], brackets: dict[int, int], shift: int
@@ -157,7 +145,7 @@ class _File:
         bound = "0"
         parameters = index
         for at in outer_indices(self.brackets, index + 1, len(self.tokens)):
-            text = self.tokens[at].text
+            text = self.words[at]
             before = self.tokens[at - 1]
             if text == "(" and before.text == "__launch_bounds__":
                 first, last = split_at_commas(
@@ -168,18 +156,18 @@ class _File:
                 parameters = at
                 break
         body = self.brackets.get(parameters, len(self.tokens)) + 1
-        if body >= len(self.tokens) or self.tokens[body].text != "{":
+        if body >= len(self.tokens) or self.words[body] != "{":
             return  # a declaration
         name = parameters - 1
-        if self.tokens[name].text == ">":  # an explicit specialization
+        if self.words[name] == ">":  # an explicit specialization
             name = matching_angle(self.tokens, name) - 1
         callee = self._between(name, parameters)
         if name == parameters - 1:
             callee += self._template_of(index)
         ranges = split_at_commas(self.tokens, self.brackets, parameters + 1, body - 1)
+        if self._between(parameters + 1, body - 1) == "void":
+            ranges = []
         groups = [self.tokens[first:last] for first, last in ranges]
-        if [[token.text for token in group] for group in groups] == [["void"]]:
-            groups = []
         named = [named_parameter(group) for group in groups]
         types = ", ".join(
             self.text[group[0].start : end] for group, (_, end) in zip(groups, named, strict=True)
@@ -191,15 +179,15 @@ class _File:
             start,
             f" if (!emu_is_thread()) {{ void *emu_arguments[] = {{{addresses}nullptr}}; "
             f"emu_launch_as<void({types}), static_cast<void (*)({types})>(&{callee})>"
-            f'("{self.tokens[name].text}", {bound}, emu_arguments); return; }}',
+            f'("{self.words[name]}", {bound}, emu_arguments); return; }}',
         )
 
     def _template_of(self, index: int) -> str:
         """Return the arguments ``<T, n>`` of the template around a token, or an empty text."""
         at = index - 1
-        while at >= 0 and self.tokens[at].text not in (";", "{", "}", ">"):
+        while at >= 0 and self.words[at] not in (";", "{", "}", ">"):
             at = self.opening.get(at, at) - 1
-        if at < 0 or self.tokens[at].text != ">":
+        if at < 0 or self.words[at] != ">":
             return ""
         first = matching_angle(self.tokens, at) - 1
         return template_arguments(list(self.tokens[first : at + 1]))
@@ -207,54 +195,28 @@ class _File:
     def _shared(self, index: int) -> tuple[int, int, str]:
         """Replace a declaration of shared variables."""
         begin = index
-        while begin and (
-            self.tokens[begin - 1].text in _BEFORE_SHARED or self._is_attribute(begin - 1)
-        ):
-            begin = self.opening.get(begin - 1, begin - 1)
-            if self.tokens[begin - 1].text in _WITH_ARGUMENTS:
-                begin -= 1
+        while self.words[begin - 1] in _BEFORE_SHARED or begin - 1 in self.attributes:
+            begin -= 1
         end = index
-        while self.tokens[end].text != ";":
+        while self.words[end] != ";":
             end = self.brackets.get(end, end) + 1
-        words, alignment = self._without_attributes(begin, end)
-        texts = [self.tokens[at].text for at in words]
-        dynamic = "extern" in texts
-        words = [
-            at for at in words if self.tokens[at].text not in ("extern", "static", "__shared__")
-        ]
+        dynamic = "extern" in self.words[begin:end]
+        aligned = _ALIGNED.search(self._between(begin, end))
+        every = (at for at in range(begin, end) if at not in self.attributes)
+        words = [at for at in every if self.words[at] not in _STORAGE]
         name = self._first_name(words)
         kind = self._between(words[0], words[name - 1] + 1)
-        declared = []
-        for group in self._declarators(words[name:]):
-            declared.append(self._declared(kind, group, dynamic, alignment))
+        groups = self._declarators(words[name:])
+        declared = [self._declared(kind, group, dynamic, aligned) for group in groups]
         if dynamic and self._is_outside(index):
             declared = [self._outside(kind, words[name:])]
         return self.tokens[begin].start, self.tokens[end].start, "; ".join(declared)
-
-    def _is_attribute(self, at: int) -> bool:
-        opening = self.opening.get(at)
-        return opening is not None and self.tokens[opening - 1].text in _WITH_ARGUMENTS
-
-    def _without_attributes(self, begin: int, end: int) -> tuple[list[int], str]:
-        """Return the indices of a declaration's tokens, and the alignment that `alignas` names."""
-        found = []
-        alignment = ""
-        at = begin
-        while at < end:
-            if self.tokens[at].text in _WITH_ARGUMENTS:
-                close = self.brackets[at + 1]
-                alignment = re.sub(r"aligned|[()\s]", "", self._between(at + 2, close)) or alignment
-                at = close + 1
-                continue
-            found.append(at)
-            at += 1
-        return found, alignment
 
     def _first_name(self, words: Sequence[int]) -> int:
         """The place in `words` of the first variable's name: before the first bracket, comma or end outside of ``<>``."""
         angles = 0
         for place, at in enumerate(words):
-            text = self.tokens[at].text
+            text = self.words[at]
             angles += (text == "<") - (text == ">")
             if place and angles == 0 and text in ("[", ","):
                 return place - 1
@@ -263,9 +225,11 @@ class _File:
     def _declarators(self, words: Sequence[int]) -> list[tuple[str, str]]:
         """Each variable's name and dimensions."""
         ranges = split_at_commas(self.tokens, self.brackets, words[0], words[-1] + 1)
-        return [(self.tokens[first].text, self._between(first + 1, last)) for first, last in ranges]
+        return [(self.words[first], self._between(first + 1, last)) for first, last in ranges]
 
-    def _declared(self, kind: str, group: tuple[str, str], dynamic: bool, alignment: str) -> str:
+    def _declared(
+        self, kind: str, group: tuple[str, str], dynamic: bool, aligned: re.Match[str] | None
+    ) -> str:
         name, dimensions = group
         if dynamic:
             inner = dimensions[dimensions.find("]") + 1 :]
@@ -274,10 +238,10 @@ class _File:
                 f"typedef {kind} {name}_emu_t{inner}; "
                 f'{pointer}{name} = ({pointer})emu_dynamic_shared("{name}", alignof({name}_emu_t))'
             )
-        aligned = alignment or f"alignof({name}_emu_t)"
+        alignment = aligned[1] if aligned else f"alignof({name}_emu_t)"
         return (
             f"typedef {kind} {name}_emu_t{dimensions}; static const emu_variable {name}_emu_v = "
-            f'{{"{name}", EMU_HERE, sizeof({name}_emu_t), {aligned}}}; '
+            f'{{"{name}", EMU_HERE, sizeof({name}_emu_t), {alignment}}}; '
             f"{name}_emu_t &{name} = *({name}_emu_t *)emu_shared(&{name}_emu_v)"
         )
 
@@ -294,36 +258,28 @@ class _File:
 
     def _is_outside(self, index: int) -> bool:
         """Return whether a token is outside of functions: at most in the braces of namespaces."""
-        around = [start for start, end in self.brackets.items() if start < index < end]
-        for start in around:
-            head = []
-            at = start - 1
-            while at >= 0 and self.tokens[at].text not in (";", "}", "{"):
-                head.append(self.tokens[at].text)
-                at -= 1
-            if not {"namespace", "extern"} & set(head) or ")" in head:
+        for start, end in self.brackets.items():
+            if start < index < end and not _NAMESPACE.search(self.text[: self.tokens[start].start]):
                 return False
         return True
 
     def _asm(self, index: int) -> tuple[int, int, str]:
         """Replace inline PTX by C++, or by an error that the compiler raises if it keeps the line."""
         at = index + 1
-        while self.tokens[at].text != "(":
+        while self.words[at] != "(":
             at += 1
         close = self.brackets[at]
-        strings = []
-        inner = at + 1
-        while self.tokens[inner].kind == "string":
-            strings.append(self.tokens[inner].text[1:-1])
-            inner += 1
+        first = takewhile(lambda token: token.kind == "string", self.tokens[at + 1 :])
+        strings = [token.text[1:-1] for token in first]
+        inner = at + 1 + len(strings)
         ptx = " ".join("".join(strings).replace("\\n", " ").replace("\\t", " ").split()).strip("; ")
         operands = [
             f"({self._between(self_at + 2, self.brackets[self_at + 1])})"
             for self_at in range(inner, close)
-            if self.tokens[self_at].kind == "string" and self.tokens[self_at + 1].text == "("
+            if self.tokens[self_at].kind == "string" and self.words[self_at + 1] == "("
         ]
         for pattern, code in _PTX:
-            if pattern.fullmatch(ptx):
+            if re.fullmatch(pattern, ptx):
                 return self.tokens[index].start, self.tokens[close].end, code.format(*operands)
         said = re.sub(r'[\\"]', "", ptx.partition(";")[0])
         error = f'_Pragma("GCC error \\"inline PTX is not emulated: {said}\\"")'

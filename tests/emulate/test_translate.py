@@ -52,7 +52,7 @@ def test_a_form_becomes_cpp(text: str) -> None:
     [
         (
             'asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");',
-            "(v) = emu_load_acquire((const std::remove_reference_t<decltype((v))> *)((p)));",
+            "(v) = emu_load_acquire((const EMU_VALUE((v)) *)((p)));",
         ),
         ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "emu_fence(EMU_SYSTEM);"),
         ('asm("mov.u64 %0, %%globaltimer;" : "=l"(t));', "(t) = emu_nanoseconds();"),
