@@ -10,6 +10,7 @@
 #include "runtime.h"
 
 #include <algorithm>
+#include <atomic>
 #include <link.h>
 #include <map>
 #include <mutex>
@@ -242,7 +243,7 @@ static void record(uintptr_t word, uint8_t bytes, int flags, const void *code)
 
 /* Tensors may overlap, as views of one memory do, or be equal: each has its entry, by its first address. */
 static std::multimap<uintptr_t, region> regions;
-static std::recursive_mutex registering;
+std::recursive_mutex registering;
 
 typedef std::multimap<uintptr_t, region>::iterator region_place;
 
@@ -305,29 +306,62 @@ extern "C" void emu_check_written(const void *memory, size_t element, const char
                     missing, written.size() / element, first);
 }
 
-static std::map<void *, size_t> allocated; /* by cudaMalloc */
+/* Memory between two guards, by its address: of cudaMalloc, and of tensors in a process with extensions. */
+static std::map<uintptr_t, size_t> guarded;
+enum { GUARD = 256 }; /* bytes before and after, which no access may touch */
+
+static void *allocate_guarded(size_t bytes)
+{
+    char *memory = (char *)aligned_alloc(GUARD, (bytes + 3 * GUARD - 1) / GUARD * GUARD);
+    if (!memory)
+        return nullptr;
+    guarded[(uintptr_t)memory + GUARD] = bytes;
+    return memory + GUARD;
+}
+
+static bool free_guarded(void *memory)
+{
+    if (!guarded.erase((uintptr_t)memory))
+        return false;
+    free((char *)memory - GUARD);
+    return true;
+}
 
 void *emu_allocate(size_t bytes)
 {
     const std::lock_guard<std::recursive_mutex> alone(registering);
-    void *memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    if (!memory)
-        return nullptr;
-    allocated[memory] = bytes;
-    emu_see(memory, bytes, "memory of cudaMalloc", true);
+    void *memory = allocate_guarded(bytes);
+    if (memory)
+        emu_see(memory, bytes, "memory of cudaMalloc", true);
     return memory;
 }
 
 bool emu_free(void *memory)
 {
     const std::lock_guard<std::recursive_mutex> alone(registering);
-    if (!memory)
-        return true;
-    if (!allocated.erase(memory))
-        return false;
     emu_forget(memory);
-    free(memory);
-    return true;
+    return !memory || free_guarded(memory);
+}
+
+void *emu_allocate_tensor(size_t bytes)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    void *memory = bytes ? allocate_guarded(bytes) : nullptr;
+    if (memory)
+        forget_records(memory, bytes); /* of a tensor that was there before */
+    return memory;
+}
+
+void emu_free_tensor(void *memory)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    free_guarded(memory);
+}
+
+bool emu_is_first_extension(void)
+{
+    static std::atomic<bool> is_known;
+    return !is_known.exchange(true);
 }
 
 /* Whether an address is in a library's own data: a __device__ or __constant__ variable. */
@@ -450,11 +484,27 @@ static std::string near_regions(uintptr_t address)
     return "no tensor of the call is near";
 }
 
+/* Report an access of a guard. Any other memory may be a tensor that was there before the first extension. */
+static void check_guards(uintptr_t address, size_t size, int flags, const void *code)
+{
+    const auto after = guarded.upper_bound(address);
+    const bool is_before = after != guarded.end() && address + size > after->first - GUARD;
+    if (!is_before && after == guarded.begin())
+        return;
+    const auto &[start, bytes] = is_before ? *after : *std::prev(after);
+    if (is_before || (address + size > start + bytes && address < start + bytes + GUARD))
+        report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: at byte " +
+                                               std::to_string((long)(address - start)) + " of memory that has " +
+                                               std::to_string(bytes) + " bytes");
+}
+
 static void check_global(uintptr_t address, size_t size, int flags, const void *code)
 {
     const region_place found = region_of(address, size);
     if (found == regions.end()) {
-        if (!regions.empty() && !is_static(address))
+        if (!knows_memory)
+            check_guards(address, size, flags, code);
+        else if (!regions.empty() && !is_static(address))
             report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: " + near_regions(address));
         return;
     }

@@ -16,7 +16,9 @@
 
 #include "vectors.h"
 
+#ifndef OPJIT_EMULATE_EXTENSION /* torch's headers must not see it */
 #define __CUDACC__ 1
+#endif
 #define OPJIT_EMULATED 1
 
 #define __host__
@@ -72,6 +74,9 @@ struct emu_variable {
 void *emu_shared(const emu_variable *variable);
 void *emu_dynamic_shared(const char *name, size_t align);
 
+/* The type of an operand of inline PTX. */
+#define EMU_VALUE(operand_) std::remove_reference_t<decltype(operand_)>
+
 /* Whether the caller is a thread of a grid. Otherwise it is a host function, which launches a kernel. */
 bool emu_is_thread(void);
 
@@ -94,6 +99,10 @@ typedef struct CUstream_st *cudaStream_t;
 
 void emu_configure(const emu_configuration &configuration);
 void emu_launch(const emu_kernel &kernel, void **arguments);
+
+/* The same for a C++ extension, whose tensors opjit does not know. Throws std::runtime_error with the first finding. */
+void emu_launch_of_extension(const emu_kernel &kernel, void **arguments);
+
 void emu_know_kernel(const void *function, void (*call)(void **arguments)); /* for launches by address */
 
 EMU_OWN static void emu_configured(emu_place at, dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr)
@@ -150,7 +159,11 @@ EMU_OWN void emu_launch_as(const char *name, int max_threads, void **arguments)
 {
     typedef emu_callable<type, kernel> callable;
     (void)callable::known;
+#ifdef OPJIT_EMULATE_EXTENSION
+    emu_launch_of_extension({name, max_threads, callable::call}, arguments);
+#else
     emu_launch({name, max_threads, callable::call}, arguments);
+#endif
 }
 
 /* ---------------------------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <unordered_map>
 
 #define EMU_TLS __thread __attribute__((tls_model("initial-exec")))
@@ -30,6 +31,7 @@ static const double STILL = 0.2; /* CPU seconds of standstill, after which the c
 
 bool checking;
 bool in_call;
+bool knows_memory = true;
 uint32_t era = 1;
 std::vector<named_launch> named;
 
@@ -832,6 +834,20 @@ void emu_launch(const emu_kernel &kernel, void **arguments)
     const cudaError_t error = rank < 0 ? run_alone(&own) : run_as_rank(&own);
     if (error)
         emu_fail(error);
+}
+
+void emu_launch_of_extension(const emu_kernel &kernel, void **arguments)
+{
+    const std::lock_guard<std::recursive_mutex> alone(launching), no_tensor_is_made(registering);
+    knows_memory = false;
+    emu_launch(kernel, arguments);
+    knows_memory = true;
+    const char *found = emu_first_finding();
+    if (!found)
+        return;
+    const std::string text = std::string("emulated: ") + found;
+    emu_forget_findings();
+    throw std::runtime_error(text);
 }
 
 /* ---------------------------------------------------------------------------------------------- */

@@ -87,6 +87,27 @@ static opjit_status emu_end(opjit_status status)
     return status;
 }
 
+/* Any other value of a call, such as a number, is no memory. */
+template <typename type>
+static void emu_meet(bool is_argument, type value, const char *name)
+{
+    if constexpr (std::is_convertible_v<type, const opjit_tensor *>)
+        is_argument ? emu_take((const opjit_tensor *)value, name) : emu_expect(value, name);
+    else if constexpr (std::is_convertible_v<type, const opjit_tensors *> ||
+                       std::is_convertible_v<type, const uint64_t *>)
+        emu_take(value, name);
+}
+
+/* Call an author's function. The first of its arguments are the call's, and the others its results. */
+template <typename function, typename... types>
+static opjit_status emu_run(function *called, int arguments, std::initializer_list<const char *> names, types... values)
+{
+    const char *const *name = names.begin();
+    emu_begin();
+    (emu_meet(arguments-- > 0, values, *name++), ...);
+    return emu_end(called(values..., nullptr));
+}
+
 static opjit_status emu_made(opjit_status status, const opjit_tensor *result)
 {
     const char *name = "a tensor that the call made";

@@ -17,6 +17,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -130,9 +131,11 @@ struct block {
 enum { SHARED_SLOT = 256 << 10, SHARED_FIRST = 64 }; /* in bytes. Dynamic shared memory begins at SHARED_FIRST */
 
 extern __thread thread *self __attribute__((tls_model("initial-exec")));
-extern bool checking; /* the grid that runs is compiled with checks */
-extern bool in_call;  /* an op is called: findings become its error, and launches succeed */
-extern uint32_t era;  /* grows where all that came before is ordered */
+extern bool checking;     /* the grid that runs is compiled with checks */
+extern bool knows_memory; /* whether all memory that kernels may access is known; in an extension it is not */
+extern std::recursive_mutex registering; /* memory */
+extern bool in_call;                     /* an op is called: findings become its error, and launches succeed */
+extern uint32_t era;                     /* grows where all that came before is ordered */
 extern std::vector<named_launch> named;
 
 unsigned launch_random(unsigned below);

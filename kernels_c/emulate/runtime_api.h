@@ -5,7 +5,7 @@
 #ifndef OPJIT_EMULATE_RUNTIME_API_H
 #define OPJIT_EMULATE_RUNTIME_API_H
 
-#include "assert.h"
+#include "assertion.h"
 #include "intrinsics.h"
 
 typedef enum cudaError {
@@ -38,6 +38,9 @@ void emu_wrote(const void *memory, size_t bytes);
 }
 void *emu_allocate(size_t bytes);
 bool emu_free(void *memory);
+void *emu_allocate_tensor(size_t bytes);
+void emu_free_tensor(void *memory);
+bool emu_is_first_extension(void);
 void (*emu_call_of(const void *function))(void **arguments); /* NULL if it is not a kernel */
 cudaError_t emu_allow_shared(size_t bytes);
 int emu_resident_blocks(int threads, size_t shared);

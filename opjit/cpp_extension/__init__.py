@@ -17,7 +17,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +35,9 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 
 __all__ = ["load", "load_inline", "patched"]
+
+# With OPJIT_EMULATE, `opjit.emulate` makes a call without CUDA of a call with CUDA sources.
+emulator: Callable[[InlineCall], InlineCall] | None = None
 
 _opened: dict[
     str, set[tuple[int, int]]
@@ -198,6 +201,8 @@ def _load_call(call: LoadCall | InlineCall) -> Any:
         builder.torch_call, "names"
     ):  # the program put this function in torch's place, and a build calls torch's
         return builder.torch_call.names[call.function](**call.for_torch())
+    if emulator is not None and isinstance(call, InlineCall) and call.cuda_sources:
+        call = emulator(call)
     try:
         wanted = binary.of_call(call, Store(default_root()).notes)
     except Unsupported:

@@ -134,6 +134,8 @@ class _ExtensionBuild(NamedTuple):
         with_headers = (
             self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         )
+        if identity.EMULATED in extension.flags["c"]:
+            with_headers += "; its CUDA code is emulated on the CPU"
         progress.log(f"{extension.name} is built with {with_headers}")
         library = work / f"{extension.name}.so"
         read = self.linked()

@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from opjit import backends, files, resources
-from opjit.backends.targets import Target, here
+from opjit.backends import DeviceCompiler, Flags, cpu
+from opjit.backends.targets import here
 from opjit.builder import glue, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
 from opjit.builder.diagnosis import diagnose
@@ -33,15 +33,19 @@ from opjit.store.store import Store, default_root
 RUNTIME = "libopjit_emulate.so"
 _BINARY = "emulated.so"
 _SOURCES = ("fiber.cc", "launch.cc", "check.cc", "finding.cc")
-# CUDA's headers by the emulation's, which has their content.
-_HEADERS = {
-    "runtime_api.h": (
-        "cuda.h cuda_runtime.h cuda_runtime_api.h device_launch_parameters.h device_functions.h "
-        "math_constants.h vector_types.h vector_functions.h sm_30_intrinsics.h driver_types.h"
+_OF_RUNTIME = (
+    "cuda.h cuda_runtime.h cuda_runtime_api.h device_launch_parameters.h device_functions.h "
+    "math_constants.h vector_types.h vector_functions.h sm_30_intrinsics.h driver_types.h"
+)
+# CUDA's headers, and the emulation's, which have their content.
+HEADERS = {
+    **dict.fromkeys(_OF_RUNTIME.split(), "runtime_api.h"),
+    **dict.fromkeys(["cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"], "half.h"),
+    **dict.fromkeys(
+        ["cooperative_groups.h", "cooperative_groups/reduce.h"], "cooperative_groups.h"
     ),
-    "assert.h": "assert.h",
-    "half.h": "cuda_fp16.h cuda_bf16.h cuda_fp8.h",
-    "cooperative_groups.h": "cooperative_groups.h cooperative_groups/reduce.h",
+    "assert.h": "assertion.h",
+    "cassert": "assertion.h",
 }
 _COMMON = ["-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
 _BOTH = ["-fsanitize-coverage=trace-pc", "-ffp-contract=fast"]
@@ -53,19 +57,16 @@ _CHECKED = [
     "-fsanitize=thread,alignment,bounds",
     "--param=tsan-distinguish-volatile=1",
 ]
-# Features that are not emulated, by the words of g++'s first error.
-_NOT_EMULATED = [
-    (re.compile(pattern), f"{what} are not emulated")
-    for pattern, what in [
-        (r"mma\.h|wmma|nvcuda|mma_sync", "tensor cores"),
-        (r"pipeline|memcpy_async|barrier\.h|cuda/", "asynchronous copies and libcu++"),
-        (r"cub/|cub::|thrust", "CUB and Thrust"),
-        (r"tex[123]D|cudaTexture|cudaSurface|surf[123]D", "textures"),
-        (r"cudaGraph|cudaStreamBeginCapture", "CUDA graphs"),
-        (r"cublas|cudnn|cufft|curand|cusparse|cusolver|nccl", "NVIDIA's libraries"),
-        (r"inline PTX", "its instructions"),
-    ]
-]
+# Features that are not emulated, by words of an #include or of g++'s first error.
+_NOT_EMULATED = r"""
+mma\.h|wmma|nvcuda|mma_sync: tensor cores are not emulated
+pipeline|memcpy_async|barrier\.h|cuda/: asynchronous copies and libcu++ are not emulated
+cub/|cub::|thrust: CUB and Thrust are not emulated
+tex[123]D|cudaTexture|cudaSurface|surf[123]D: textures are not emulated
+cudaGraph|cudaStreamBeginCapture: CUDA graphs are not emulated
+cublas|cudnn|cufft|curand|cusparse|cusolver|nccl: NVIDIA's libraries are not emulated
+inline PTX: its instructions are not emulated
+"""
 _WRAPPED = ("empty_strided", "empty_like", "empty_broadcast", "contiguous", "scratch")
 _OF_CPU = (
     "mm_out",
@@ -73,15 +74,12 @@ _OF_CPU = (
 )  # torch's functions for CUDA tensors that have a twin for the CPU's
 
 
-class _Emulated(NamedTuple):
+class _Emulated(cpu.Cpu):
     """The emulated device for the glue: kernels are CUDA's, and tensors the CPU's."""
 
-    name: str = "cuda"
-    dispatch_key: str = "CPU"
-    suffix: str = ".cu"
-    stream: None = None
-    compiler: bool = True  # the kernel is a separate file
-    uses_nvcc: bool = False
+    name = "cuda"
+    suffix = ".cu"
+    compiler: DeviceCompiler | None = DeviceCompiler("g++", "")  # the kernel is a separate file
 
 
 def load_emulated(op: OpState, checked: bool) -> Loaded:
@@ -108,36 +106,34 @@ def open_binary(path: Path) -> Loaded:
 def runtime() -> ctypes.CDLL:
     """Open the runtime library of the emulation, for the whole process, and build it first if no cache has it."""
     library = ctypes.CDLL(str(runtime_folder() / RUNTIME))
-    library.emu_set_patience.argtypes = (ctypes.c_double,)
-    library.emu_finding.restype = ctypes.c_char_p
     library.emu_reached.restype = ctypes.c_char_p
     return library
 
 
 def runtime_folder() -> Path:
-    compiler = toolchain.require_compiler(_base())
+    compiler = toolchain.require_compiler(base())
     libraries = ["-lstdc++", "-ldl", f"-Wl,-soname,{RUNTIME}"]
     flags = [*_COMMON[:-1], "-O2", "-shared", *_SOURCES, *libraries]
 
     def make(staged: Path) -> None:
-        run_tool([compiler.path, *flags, "-o", str(staged / RUNTIME)], _folder())
+        run_tool([compiler.path, *flags, "-o", str(staged / RUNTIME)], device_folder())
 
-    content = [_own_text(), compiler.version, compiler.machine, flags]
-    return runtime_objects.kept(_base(), content, (RUNTIME,), make)
+    content = [own_text(), compiler.version, compiler.machine, flags]
+    return runtime_objects.kept(base(), content, (RUNTIME,), make)
 
 
-def _base() -> Path:
+def base() -> Path:
     return Store(default_root()).base
 
 
-def _folder() -> Path:
+def device_folder() -> Path:
     return resources.folder("kernels_c") / "emulate"
 
 
 @cache
-def _own_text() -> str:
+def own_text() -> str:
     """A digest of the emulation itself: its C++, and the Python that translates."""
-    paths = [*sorted(_folder().iterdir()), *sorted(Path(__file__).parent.glob("*.py"))]
+    paths = [*sorted(device_folder().iterdir()), *sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
 
 
@@ -147,18 +143,17 @@ def binary(op: OpState, checked: bool) -> Path:
     source = op.declaration.source(backends.for_device("cuda"))
     include = [str(source.parent), str(resources.folder("kernels_c"))]
     sources = [source]
-    author: list[str] = []
+    author = list[str]()
     extra = op.declaration.flags_of_author
     if extra is not None:
         include += extra.include
         sources += [Path(path) for path in extra.sources if path.endswith(".cu")]
         author = nvcc_flags.translated(extra.cuda)[1]
-    compiler = toolchain.require_compiler(_base())
-    target = here(backends.for_device("cpu"))
-    flags = [*compiler_flags(checked, target), *author]
+    compiler = toolchain.require_compiler(base())
+    flags = [*compiler_flags(checked), *author]
     moment = Moment()
     known = [moment.digest(str(path)) for path in sources]
-    content = [_own_text(), op.schema.text, GLUE_GENERATOR, compiler.version, flags, include, known]
+    content = [own_text(), op.schema.text, GLUE_GENERATOR, compiler.version, flags, include, known]
 
     def is_good(place: Path) -> bool:
         return runtime_objects.is_current(place, [_BINARY], moment)
@@ -168,7 +163,7 @@ def binary(op: OpState, checked: bool) -> Path:
             work = Path(folder)
             try:
                 read = _read_by(compiler, flags, sources, include, work)
-                of_emulation = f"{_folder()}/"
+                of_emulation = f"{device_folder()}/"
                 names = {str(source): _shown(op, source)}
                 translated = [path for path in read.digests if not path.startswith(of_emulation)]
                 write_translated(translated, work, names)
@@ -178,8 +173,7 @@ def binary(op: OpState, checked: bool) -> Path:
                     run_tool(
                         [compiler.path, *flags, *every, "-c", f"{unit.stem}.emulated.cc"], work
                     )
-                of_cpu = target.backend.flags(target.arch, "")
-                parts, _ = runtime_objects.folder(_base(), compiler, of_cpu)
+                parts, _ = runtime_objects.folder(base(), compiler, _flags_of_cpu())
                 run_tool([compiler.path, *_link(sources, parts, include[1], checked, staged)], work)
             except NvccOnly as reason:
                 text = f"{op.qualified} is not emulated: {source.name}: {reason}"
@@ -188,7 +182,7 @@ def binary(op: OpState, checked: bool) -> Path:
                 raise _explained(op, str(failed)) from None
         runtime_objects.keep_reads(staged, read)
 
-    return runtime_objects.kept(_base(), content, (_BINARY,), make, is_good=is_good) / _BINARY
+    return runtime_objects.kept(base(), content, (_BINARY,), make, is_good=is_good) / _BINARY
 
 
 def _read_by(
@@ -204,7 +198,7 @@ def _read_by(
     unit = work / "every_source.cc"
     named = ["opjit_cuda.h", "cuda_runtime.h", *map(str, sources)]
     unit.write_text("".join(f'#include "{name}"\n' for name in named), "utf-8", "surrogateescape")
-    order = (f"{work}/headers", *include, str(_folder()))
+    order = (f"{work}/headers", *include, str(device_folder()))
     command = [compiler.path, *flags, *(f"-I{folder}" for folder in order), str(unit)]
     read = preprocessed_files(command, work) or [*map(str, sources)]
     system = toolchain.system_folders([compiler])
@@ -214,10 +208,14 @@ def _read_by(
     return reader.compiled(own, [], Search((), order))
 
 
-def compiler_flags(checked: bool, target: Target) -> list[str]:
+def _flags_of_cpu() -> Flags:
+    target = here(backends.for_device("cpu"))
+    return target.backend.flags(target.arch, "")
+
+
+def compiler_flags(checked: bool) -> list[str]:
     """The flags of g++. With a level of the processor that has -mfma, products and sums are fused as nvcc fuses them."""
-    of_cpu = target.backend.flags(target.arch, "").c
-    march = [flag for flag in of_cpu if flag.startswith("-march=")]
+    march = [flag for flag in _flags_of_cpu().c if flag.startswith("-march=")]
     return [*_COMMON, *(_CHECKED if checked else _FAST), *march]
 
 
@@ -238,16 +236,15 @@ def write_translated(read: Iterable[str], work: Path, names: Mapping[str, str]) 
 
 def write_headers(work: Path) -> None:
     """Write CUDA's headers, which include the emulation's, into the folder ``headers``."""
-    for name, aliases in _HEADERS.items():
-        for alias in aliases.split():
-            place = work / "headers" / alias
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(f'#include "{_folder() / name}"\n', "utf-8")
+    for name, content in HEADERS.items():
+        place = work / "headers" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(f'#include "{device_folder() / content}"\n', "utf-8")
 
 
 def _write_wrappers(op: OpState, sources: Sequence[Path], work: Path) -> None:
     """Write the glue, CUDA's headers, and a C++ file for each source, which includes it."""
-    rendered = glue.render(op.schema, _Emulated(), sources[0].name)  # type: ignore[arg-type]
+    rendered = glue.render(op.schema, _Emulated(), sources[0].name)
     (work / "opjit_glue.c").write_text(rendered["opjit_glue.c"], "utf-8")
     write_headers(work)
     for number, source in enumerate(sources):
@@ -260,71 +257,67 @@ def _write_wrappers(op: OpState, sources: Sequence[Path], work: Path) -> None:
 def _entry(op: OpState, source: str) -> str:
     """Return the C++ file of an op: its source, and the function that the glue calls around the author's."""
     schema = op.schema
-    parameters = glue.parameters(schema)
     names = glue.c_names(schema)
-    inputs = len(schema.arguments)
-    types = [text.removesuffix(name) for text, name in zip(parameters, names, strict=True)]
-    numbered = [f"opjit_{number}" for number in range(len(names))]
-    declared = [f"{type_}{number}" for type_, number in zip(types, numbered, strict=True)]
-    seen = []
-    for index, (type_, number, name) in enumerate(zip(types, numbered, names, strict=True)):
-        if "opjit_tensor" in type_ or "uint64_t" in type_:
-            function = "emu_take" if index < inputs else "emu_expect"
-            seen.append(f'    {function}({number}, "{name}");')
+    declared = []
+    for number, (text, name) in enumerate(zip(glue.parameters(schema), names, strict=True)):
+        declared.append(f"{text.removesuffix(name)}opjit_{number}")  # a name may be a function's
+    shown = ", ".join(f'"{name}"' for name in names)
+    values = ", ".join(f"opjit_{number}" for number in range(len(names)))
     function = glue.function_name(schema, "cuda")
-    lines = [
-        '#include "opjit_calls.h"',
-        '#include "opjit_cuda.h"',
-        f"#define OPJIT_OP_{schema.name} 1",
-        source,
-        f'extern "C" opjit_status opjit_{function}({", ".join(declared)})',
-        "{",
-        f"    static opjit_status (*const called)({', '.join([*types, 'cudaStream_t'])}) = {function};",
-        "    emu_begin();",
-        *seen,
-        f"    return emu_end(called({', '.join([*numbered, 'nullptr'])}));",
-        "}\n",
-    ]
-    return "\n".join(lines)
+    return f"""
+#include "opjit_calls.h"
+#include "opjit_cuda.h"
+#define OPJIT_OP_{schema.name} 1
+{source}
+extern "C" opjit_status opjit_{function}({", ".join(declared)})
+{{
+    return emu_run({function}, {len(schema.arguments)}, {{{shown}}}, {values});
+}}
+"""
 
 
 def includes(work: Path, include: Sequence[str]) -> list[str]:
     """The folders of headers: the author's and opjit's, translated, then the emulation's."""
     twins = [f"-Daoti_torch_cuda_{name}=aoti_torch_cpu_{name}" for name in _OF_CPU]
     translated = [f"-I{work}/files{folder}" for folder in include]
-    return [*twins, f"-I{work}", f"-I{work}/headers", *translated, f"-I{_folder()}"]
+    return [*twins, f"-I{work}", f"-I{work}/headers", *translated, f"-I{device_folder()}"]
 
 
 def _link(
     sources: Sequence[Path], parts: Path, include: str, checked: bool, staged: Path
 ) -> list[str]:
     """The words after the compiler's name that link an op's library."""
+    compiled = [f"{source.stem}.emulated.o" for source in sources]
+    compiled += [str(parts / part) for part in runtime_objects.OBJECTS]
     wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED] if checked else []
+    of_glue = ["-shared", "-std=gnu11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
+    libraries = f"-ltorch_cpu -l:{RUNTIME} -lstdc++ -lm -Wl,-z,defs".split()
+    folders = [f"-L{parts}", f"-L{runtime_folder()}"]
+    out = ["-o", str(staged / _BINARY)]
     return [
-        *("-shared", "-std=gnu11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=hidden"),
-        *(f"-I{include}", "opjit_glue.c"),
-        *(f"{source.stem}.emulated.o" for source in sources),
-        *(str(parts / part) for part in runtime_objects.OBJECTS),
+        *of_glue,
+        f"-I{include}",
+        "opjit_glue.c",
+        *compiled,
         *wrapped,
-        *(
-            f"-L{parts}",
-            "-ltorch_cpu",
-            f"-L{runtime_folder()}",
-            f"-l:{RUNTIME}",
-            "-lstdc++",
-            "-lm",
-        ),
-        "-Wl,-z,defs",
-        "-o",
-        str(staged / _BINARY),
+        *folders,
+        *libraries,
+        *out,
     ]
 
 
 def _explained(op: OpState, output: str) -> OpjitError:
     """Make the error of a file that g++ refuses: a table names the missing feature, or the compiler's message is the reason."""
-    error = diagnose(output, op.qualified, "cuda, emulated", _base() / "logs")
+    error = diagnose(output, op.qualified, "cuda, emulated", base() / "logs")
     first = str(error).partition("\n")[0]
-    for pattern, what in _NOT_EMULATED:
-        if pattern.search(first):
-            return NoKernel(f"{op.qualified} is not emulated: {first}: {what}")
-    return error
+    missing = missing_feature(first)
+    return NoKernel(f"{op.qualified} is not emulated: {first}: {missing}") if missing else error
+
+
+def missing_feature(text: str) -> str | None:
+    """Return the sentence about a feature that is not emulated, if a text names one."""
+    for row in _NOT_EMULATED.strip().splitlines():
+        pattern, _, sentence = row.rpartition(": ")
+        if re.search(pattern, text):
+            return sentence
+    return None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 
-from opjit import backends, files
+from opjit import backends, cpp_extension, files
 from opjit.backends import Flags, Stream, cpu
 from opjit.backends.targets import Target
+from opjit.cpp_extension.arguments import InlineCall
 from opjit.declare.op_state import OpState
-from opjit.emulate import build
+from opjit.emulate import build, extension
 from opjit.store.entry import Entry
 
 _WARNING = "CUDA kernels run emulated on the CPU, as OPJIT_EMULATE is set: results, races and bounds; their time means nothing"
@@ -37,7 +39,7 @@ class EmulatedCuda(cpu.Cpu):
         checked = os.environ.get("OPJIT_EMULATE") != "fast"
         build.runtime().emu_set_checking(int(checked))
         library = build.binary(op, checked)
-        warnings.warn(_WARNING, stacklevel=2)
+        _warn()
         with library.open("rb") as file:
             identity = files.inode_signature(file.fileno())
         return Entry(library.parent, library.parent.name, library, "store", identity)
@@ -47,3 +49,14 @@ def serve() -> None:
     """Let CUDA kernels serve CPU tensors from now on, unless this machine can run them."""
     if backends.for_device("cuda").available() is not None:
         backends.register_backend(EmulatedCuda())
+        cpp_extension.emulator = _extension
+
+
+@cache
+def _warn() -> None:
+    warnings.warn(_WARNING, stacklevel=5)
+
+
+def _extension(call: InlineCall) -> InlineCall:
+    _warn()
+    return extension.emulated_call(call)

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import backends
-from opjit.backends import targets
 from opjit.emulate import build
 
 HERE = Path(__file__).parent
@@ -60,13 +58,14 @@ class Outcome(NamedTuple):
 def compiled(source: Path, folder: Path) -> Callable[[int, int, int], Outcome]:
     """Compile a program into a folder. Returns a function of a mistake, its kernel and a seed."""
     runtime = build.runtime()
-    target = targets.here(backends.for_device("cpu"))
+    runtime.emu_set_patience.argtypes = (ctypes.c_double,)
+    runtime.emu_finding.restype = ctypes.c_char_p
     build.write_headers(folder)
     build.write_translated([str(source), str(HERE / "harness.h")], folder, {})
     main = folder / "program.cc"
     main.write_text(f'#include "files{source}"\n')
     library = folder / "program.so"
-    flags = [*build.compiler_flags(True, target), *build.includes(folder, [str(HERE)])]
+    flags = [*build.compiler_flags(True), *build.includes(folder, [str(HERE)])]
     link = ["-shared", f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}", "-lstdc++"]
     compiler = shutil.which("g++")
     assert compiler is not None

@@ -1,5 +1,5 @@
 /*
- * assert.h - a kernel's assertion is a finding. Like the standard header, it may be included again after a change of NDEBUG.
+ * assertion.h - a kernel's assertion is a finding. Like the standard header, it may be included again after a change of NDEBUG.
  */
 #include "language.h"
 

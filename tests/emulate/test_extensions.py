@@ -1,0 +1,97 @@
+"""OPJIT_EMULATE=1: a public program for torch's `load_inline` with CUDA sources runs on CPU tensors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cpp_extension.corpus.calls import cuda
+from tests.emulate import extensions
+from tests.helpers import command, ended, fresh
+
+CODE = """
+    import torch, opjit, warnings
+    CUDA = r'''
+    __global__ void roll(const float *x, float *y, int n, int mode)
+    {
+        __shared__ float s[64];
+        const int t = threadIdx.x;
+        s[t] = t < n ? x[t] : 0;
+        if (mode != 1)
+            __syncthreads();
+        if (t < n || mode == 2)
+            y[t] = s[(t + 1) % 64];
+    }
+    torch::Tensor turn(torch::Tensor x, int mode)
+    {
+        TORCH_CHECK(x.is_cuda(), "turn takes a CUDA tensor");
+        auto y = torch::empty_like(x);
+        roll<<<1, 64>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel(), mode);
+        return y;
+    }'''
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            module = opjit.load_inline(
+                "emulated_turn", "torch::Tensor turn(torch::Tensor x, int mode);", CUDA, functions="turn"
+            )
+        print([str(each.message)[:44] for each in caught])
+    print(module.turn(torch.arange(64.), 0)[:3].tolist())
+    for mode, size in ((1, 64), (2, 40)):
+        try:
+            module.turn(torch.ones(size), mode)
+        except RuntimeError as error:
+            print(error)
+"""
+
+
+def test_a_program_runs_on_cpu_tensors_and_says_so(no_gpu: None) -> None:
+    done = fresh(CODE, {"OPJIT_EMULATE": "1"})
+    warned, right, race, bounds = done.stdout.splitlines()
+    assert warned == "['CUDA kernels run emulated on the CPU, as OPJ']"
+    assert right == "[1.0, 2.0, 3.0]"
+    assert re.match(
+        r"emulated: emulated_turn\.cu:(6|10): race on shared memory `s`, .* in line (6|10);", race
+    )
+    assert re.fullmatch(
+        r"emulated: emulated_turn\.cu:10: block 0 thread \d+ writes 4 bytes out of bounds: "
+        r"at byte \d+ of memory that has 160 bytes",
+        bounds,
+    )
+    why = command("why", "emulated_turn")
+    assert "its CUDA code is emulated on the CPU" in " ".join(why.stdout.split())
+
+
+def test_a_program_is_not_emulated_by_default(no_gpu: None) -> None:
+    done = ended(CODE, {"OPJIT_EMULATE": None, "OPJIT_ARCH": None, "TORCH_CUDA_ARCH_LIST": None})
+    assert "no GPU is visible" in done.stderr, done
+
+
+def test_a_feature_that_is_not_emulated_is_an_error_at_its_line(no_gpu: None) -> None:
+    code = """
+        import opjit
+        CUDA = '''#include <torch/types.h>
+        #include <mma.h>
+        '''
+        opjit.load_inline("emulated_wmma", "", CUDA)
+    """
+    done = ended(code, {"OPJIT_EMULATE": "1"})
+    assert "emulated_wmma.cu:2: tensor cores are not emulated" in done.stderr, done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [program.name for program in cuda.PROGRAMS[::6]])
+def test_a_public_program_is_right(name: str, no_gpu: None) -> None:
+    """`python -m tests.emulate.extensions` runs all of them."""
+    code = f"from tests.emulate import extensions; raise SystemExit(extensions.main([{name!r}]))"
+    done = fresh(code, {"OPJIT_EMULATE": "1"})
+    assert done.stdout == f"{name} (emulated): right\n"
+
+
+def test_each_function_of_the_programs_has_a_reference() -> None:
+    for program in cuda.PROGRAMS:
+        called = {call.partition("m.")[2].partition("(")[0] for call in program.calls}
+        assert {
+            name.partition(".")[0].partition(",")[0] for name in called
+        } <= extensions.REFERENCES.keys()
