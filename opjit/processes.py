@@ -8,6 +8,7 @@ seem to run for as long as the child does.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -17,7 +18,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from opjit.errors import OpjitError
+from opjit import endless
+from opjit.errors import DeclarationError, OpjitError
 
 if TYPE_CHECKING:  # late: no hit needs them
     import subprocess
@@ -25,6 +27,8 @@ if TYPE_CHECKING:  # late: no hit needs them
 
 LATE = "the compiler did not finish within"
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
+_LOOK = 0.25  # seconds between looks at the files of a command
+_AGAIN = 0.05  # seconds until the second look at a suspect
 _END = 2.0  # seconds in which an interrupted command can end the processes that it started
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
@@ -108,7 +112,8 @@ def run(
     """Run a command like `subprocess.run`, but end it gently after an interrupt or after `limit`
     seconds.
 
-    The command then counts as failed, and the last line of its output contains the reason.
+    The command then counts as failed, and the last line of its output contains the reason. Raises
+    DeclarationError if the command reads a pipe or a device as a file.
     """
     with importing:
         import subprocess
@@ -117,7 +122,7 @@ def run(
     with _waiting(), _started(command, settings) as process:
         _running.add(process)
         try:
-            output, errors = process.communicate(timeout=limit or None)
+            output, errors = _communicate(process, limit or math.inf)
         except subprocess.TimeoutExpired:
             late = True
             _end(process)
@@ -186,6 +191,32 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
                     _signal(process, signal.SIGTERM if gentle else signal.SIGKILL)
                 ending.join(0.1)
             raise
+
+
+def _communicate(process: subprocess.Popen[Any], limit: float) -> tuple[Any, Any]:
+    """Return a command's output.
+
+    Raises TimeoutExpired after a limit in seconds, and DeclarationError if the command reads a pipe
+    or a device as a file, at two looks in succession.
+    """
+    import subprocess
+
+    end = time.monotonic() + limit
+    seen = None
+    while True:
+        left = end - time.monotonic()
+        try:
+            return process.communicate(timeout=max(0, min(left, _AGAIN if seen else _LOOK)))
+        except subprocess.TimeoutExpired:
+            if left <= _LOOK:
+                raise
+        before = seen
+        seen = endless.find(process.pid)
+        if seen is not None and seen == before:
+            raise DeclarationError(
+                f"{seen} is a pipe or a device, and the compiler reads it as a file; put a file there, "
+                "or remove the #include or the flag that names it"
+            )
 
 
 def _end(process: subprocess.Popen[Any]) -> None:

@@ -9,6 +9,7 @@ build opens the library. They are built only if the caller allows it.
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,27 +129,25 @@ class _ListReader:
     def add_op(self, uses: Sequence[RecordedOp], targets: Sequence[Target] | None) -> int:
         """Add an op for these targets, or for the recorded ones. Returns the number of targets without a kernel."""
         try:
-            op, declared = _resolve_op(uses[0], self.absent)
+            op = _resolve_op(uses[0], self.absent)
             if targets is not None:
                 found: list[tuple[OpState, Target]] = batch.pairs([op], targets)
-                if not declared:
-                    for pair in found:
-                        _require_closed(*pair)
+                for pair in found:
+                    _require_closed(*pair)
                 self.pairs += found
                 return len(targets) - len(found)
         except OpjitError as error:
             self.failed.append((uses[0].op, error))
             return 0
         for use in uses:
-            self._add_use(op, declared, use)
+            self._add_use(op, use)
         return 0
 
-    def _add_use(self, op: OpState, declared: bool, use: RecordedOp) -> None:
+    def _add_use(self, op: OpState, use: RecordedOp) -> None:
         name = f"{use.op} for {use.backend} {use.arch}"
         try:
             targets = self._resolve(use, name)
-            if not declared:
-                _require_closed(op, targets[0])
+            _require_closed(op, targets[0])
             self.pairs += [(op, target) for target in targets]
         except OpjitError as error:
             self.failed.append((name, error))
@@ -212,8 +211,10 @@ def _require_closed(op: OpState, target: Target) -> None:
     """Raise RecordError if another user can write the sources or folders of an op that only the
     list names.
 
-    This is OPJIT_PATH's rule for folders.
+    This is OPJIT_PATH's rule for folders. The build checks all other files that it reads.
     """
+    if not op.declaration.only_listed:
+        return
     op.write_code()
     try:
         source = op.declaration.source(target.backend)
@@ -232,8 +233,8 @@ def _require_closed(op: OpState, target: Target) -> None:
             )
 
 
-def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
-    """Return a list's op, and whether anything but the list declares it. `absent`: namespaces that have been searched, and lack an op."""
+def _resolve_op(recorded: RecordedOp, absent: set[str]) -> Op:
+    """Return a list's op. `absent`: namespaces that have been searched, and lack an op."""
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
         raise RecordError(
@@ -244,7 +245,7 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
         from opjit.live import inline
 
         flags = [recorded.flags[kind] for kind in oplist.FLAGS]
-        return inline.make(
+        op = inline.make(
             recorded.schema,
             dict(recorded.code),
             None,
@@ -253,9 +254,10 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> tuple[Op, bool]:
             "a recorded list",
             f"{recorded.op} (inline code)",
             flags,
-        ), False
-    op = _find_declared(recorded.op, absent)
-    return (_op_in_folder(recorded), False) if op is None else (op, True)
+        )
+        op.declaration = replace(op.declaration, only_listed=True)
+        return op
+    return _find_declared(recorded.op, absent) or _op_in_folder(recorded)
 
 
 def _find_declared(name: str, absent: set[str]) -> Op | None:
@@ -280,7 +282,7 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
         extra = check_flags(recorded.op, folder, *(flags[kind] for kind in oplist.FLAGS))
     schema = parse(recorded.schema, recorded.tags or ())
     # torch never sees this op, so nothing calls its fake kernel.
-    return Op(Declaration(schema, lambda *args, **kwargs: None, folder, extra))
+    return Op(Declaration(schema, lambda *args, **kwargs: None, folder, extra, only_listed=True))
 
 
 def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | None) -> Target:

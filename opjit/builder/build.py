@@ -268,7 +268,7 @@ def _make_entry(
         recipe.file_name,
         content,
         [*sources, work / "build.ninja"],
-        recipe.document(read),
+        subject.document(recipe, read, tools.compiler.path),
         {"torch": torch.__version__, "seconds": f"{seconds:.3f}", **library.remark},
     )
     return manifest, _Said(library.output, _listed(work)), read.doubt

@@ -13,16 +13,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files, progress
-from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, UntrustedFolder
+from opjit.errors import (
+    BuildError,
+    CacheWarning,
+    CompileError,
+    EntryError,
+    RecordError,
+    UntrustedFolder,
+)
 from opjit.recipe import reads
 from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.document import document_key
-from opjit.recipe.reads import Places
+from opjit.recipe.reads import Places, Reads
 from opjit.store import manifest as manifests
 from opjit.store import prune, usage
 from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest
 from opjit.store.store import UNCACHED, Store, default_root
+
+_COVERED = ("<opjit>", "<own ")  # the names of files of opjit, torch and Python
 
 
 class Made(NamedTuple):
@@ -44,6 +53,26 @@ class Subject(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.inputs)
+
+    def document(self, made: BuildInputs, read: Reads, compiler: str) -> dict[str, Any]:
+        """Return the document of its entry, as `made` by tools that read these files.
+
+        Raises RecordError if only a list names the binary, and another user except the owner of the
+        compiler can write one of the files.
+        """
+        found = made.document(read)
+        if self.inputs.only_listed:
+            self._require_closed(found, Path(compiler))
+        return found
+
+    def _require_closed(self, document: Mapping[str, Any], trusted: Path) -> None:
+        for name in (*document["known"], *document["inputs"]):
+            path = None if name.startswith(_COVERED) else self.inputs.places.path(name)
+            problem = files.replacement_risk(Path(path), trusted) if path is not None else None
+            if problem is not None:
+                raise RecordError(
+                    f"refusing to build {self} from files that only the list names: {problem}"
+                )
 
     def fault(self, what: str, command: str | None = None) -> BuildError:
         """Make an error of its build."""

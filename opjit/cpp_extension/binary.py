@@ -44,9 +44,9 @@ def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> Exten
     argument is wrong.
     """
     try:
-        return of_call(
-            CALLS[recorded.function].of(arguments_of(recorded, folder)), store.notes, recorded.archs
-        )
+        call = CALLS[recorded.function].of(arguments_of(recorded, folder))
+        wanted = of_call(call, store.notes, recorded.archs)
+        return replace(wanted, inputs=replace(wanted.inputs, only_listed=True))
     except FileNotFoundError as error:
         raise RecordError(
             f"cannot build the C++ extension {recorded.name}: {error.filename} does not exist; keep the list next to the "

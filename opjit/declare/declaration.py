@@ -66,6 +66,7 @@ class Declaration:
     vmap: Function | None = None
     autocast: AutocastRule | None = None
     sharding: Function | None = None
+    only_listed: bool = False  # only the list of a precompilation names it
 
     def __post_init__(self) -> None:
         if self.elementwise and not _can_be_elementwise(self.schema):
@@ -205,11 +206,13 @@ class Declaration:
         """
         source = self.source(target.backend)
         flags = self.flags(target)
-        if self.code is None:
-            return recipes.describe(self.schema, target, source, flags, compilers)
-        text = self.code.texts[target.backend.suffix].encode()
-        shown = self.code.shown or source.name
-        return recipes.describe(self.schema, target, source, flags, compilers, text, shown)
+        text = None
+        shown = None
+        if self.code is not None:
+            text = self.code.texts[target.backend.suffix].encode()
+            shown = self.code.shown or source.name
+        found = recipes.describe(self.schema, target, source, flags, compilers, text, shown)
+        return replace(found, only_listed=True) if self.only_listed else found
 
     def flags(self, target: Target) -> Flags:
         """Return the backend's flags with the op's additions."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -44,6 +44,8 @@ class BuildInputs:
     toolchain: Mapping[str, str] | None  # the tools' versions; None if one is missing
     search: Any  # the folders that compilers search; None without compilers
     doubt: str  # why its entries are not cached; empty if they are
+    # Whether only a list names it, so that no other user may be able to write a file that it reads.
+    only_listed: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.name} for {self.purpose}"

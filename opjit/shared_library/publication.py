@@ -74,7 +74,7 @@ def build_and_publish(
                 inputs.file_name,
                 binary,
                 made.others,
-                made.inputs.document(made.read),
+                subject.document(made.inputs, made.read, made.linked_by),
                 {"seconds": f"{seconds:.3f}", **made.remarks},
             )
             made.check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,4 +127,4 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
         raise RecordError(
             f"refusing to build the shared library {recorded.name} from files that only the list names: {problem}"
         )
-    return LibraryBinary(library)
+    return LibraryBinary(replace(library, only_listed=True))

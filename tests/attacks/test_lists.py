@@ -150,7 +150,7 @@ def test_a_file_of_another_user_that_only_inline_code_of_a_list_includes_is_refu
 
 @pytest.mark.parametrize("endless", ["a pipe", "/dev/zero"])
 @pytest.mark.parametrize("spelling", ["path", "name", "angled", "a macro", "a macro's macro"])
-def test_a_source_that_includes_a_pipe_or_a_device_is_refused_before_a_compiler_opens_it(
+def test_a_source_that_includes_a_pipe_or_a_device_is_refused_while_its_compiler_waits(
     tmp_path: Path, endless: str, spelling: str
 ) -> None:
     folder = write_op(tmp_path / "plus")
@@ -166,7 +166,9 @@ def test_a_source_that_includes_a_pipe_or_a_device_is_refused_before_a_compiler_
     (folder / "plus.c").write_text(
         f'#define ONE TWO\n#define TWO "endless.h"\n#include {asked}\n{helpers.PLUS}'
     )
-    assert f"{place} is a pipe or a device" in refused(
+    # Linux shows the file behind a link that a process has opened.
+    named = place if endless == "a pipe" else endless
+    assert f"{named} is a pipe or a device" in refused(
         write_list(tmp_path / "ops.json", one(folder=str(folder)))
     )
     done = helpers.ended(helpers.declare(folder) + "opjit.get('keytest::plus', 'cpu')")
