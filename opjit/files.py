@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from opjit.errors import CacheWarning, EntryError
+from opjit.errors import CacheWarning, EntryError, RecordError
 
 _NOTE_BYTES = 16 << 20  # the largest note
 _TICK = 0.02  # seconds during which a file system's clock may show the same time
@@ -200,6 +200,18 @@ def replacement_risk(path: Path, trusted_as: Path | None = None) -> str | None:
             rest += [part for part in reversed(to.split("/")) if part not in ("", ".")]
     except OSError:  # it does not exist, or this user cannot read it
         return None
+
+
+def require_closed(what: str, paths: Iterable[str], trusted_as: Path | None = None) -> None:
+    """Raise RecordError if another user can write or replace one of the files from which `what`,
+    which only a list names, is built. `trusted_as`: see `trust_problem`.
+    """
+    for path in paths:
+        problem = replacement_risk(Path(path), trusted_as)
+        if problem is not None:
+            raise RecordError(
+                f"refusing to build {what} from files that only the list names: {problem}"
+            )
 
 
 def _owners(known: os.stat_result | None) -> set[int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from opjit import files, processes, progress
 from opjit.environment import is_on
-from opjit.errors import CompileError
+from opjit.errors import CompileError, NotCached
 from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
@@ -122,9 +122,11 @@ def obtain(wanted: W, store: Store) -> Entry:
         listed = sets.lists_with(
             str(wanted).partition(" for ")[0], (store, *map(Store, layers.named()))
         )
-        raise wanted.refusal(
+        raise NotCached(
             f"{wanted} is not cached, and OPJIT_OFFLINE forbids building or downloading it; run `opjit precompile` "
-            f"without OPJIT_OFFLINE, or unset OPJIT_OFFLINE{listed}"
+            f"without OPJIT_OFFLINE, or unset OPJIT_OFFLINE{listed}",
+            op=wanted.inputs.name,
+            target=wanted.inputs.purpose,
         )
     if wanted.by_torch:
         import_builder()

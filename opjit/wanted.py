@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from opjit.errors import BuildError, CompileError, NotCached
+from opjit.errors import CompileError
 from opjit.recipe import gpu_archs, toolchain
 from opjit.recipe.build_inputs import BuildInputs
 from opjit.store import layers
@@ -83,14 +83,6 @@ class Wanted:
         from opjit import why
 
         return why.compare(self.inputs, store).reason
-
-    def fault(self, text: str) -> BuildError:
-        """Make the error for a build that failed."""
-        return BuildError(text, op=self.inputs.name, target=self.inputs.purpose)
-
-    def refusal(self, text: str) -> BuildError:
-        """Make the error for a binary that must not be built."""
-        return NotCached(text, op=self.inputs.name, target=self.inputs.purpose)
 
     def in_store(self: W) -> W:
         """Return the request for a binary in the store: a layer's entry or a private folder does not count."""

@@ -225,12 +225,7 @@ def _require_closed(op: OpState, target: Target) -> None:
     except (OSError, NoKernel):
         return  # the build will report the error
     bundled = f"{resources.folder('kernels_c')}{os.sep}"
-    for path in read:
-        problem = None if path.startswith(bundled) else files.replacement_risk(Path(path))
-        if problem is not None:
-            raise RecordError(
-                f"refusing to build {op.qualified} from files that only the list names: {problem}"
-            )
+    files.require_closed(op.qualified, (path for path in read if not path.startswith(bundled)))
 
 
 def _resolve_op(recorded: RecordedOp, absent: set[str]) -> Op:

@@ -255,7 +255,7 @@ def _build_one(
     except OpjitError as caught:
         error = caught
     except Exception as caught:
-        error = wanted.fault(f"{wanted} was not built: {type(caught).__name__}: {caught}")
+        error = wanted.inputs.fault(f"{type(caught).__name__}: {caught}")
     ending = "built" if built else "already there"
     display.ended(number, str(wanted), "failed" if error else ending)
     return built, error

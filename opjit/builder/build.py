@@ -10,7 +10,6 @@ import os
 import re
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit import files, progress
+from opjit import files
 from opjit.backends import Flags, Shared
 from opjit.builder import (
     budget,
@@ -39,11 +38,10 @@ from opjit.builder.compile_step import (
     CompilerFailed,
     by_nvrtc_or_nvcc,
     compile_by_own,
-    workspace,
 )
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
-from opjit.builder.publish import Made, Subject, publish, remember, write_entry
+from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import BuildError, CompileError, EntryError, ToolMissing
 from opjit.recipe import libraries, nvcc_flags, reads, toolchain, unreported
 from opjit.recipe.flags import for_debugger
@@ -54,7 +52,6 @@ from opjit.recipe.reports import LINKED, Changed, ReportReader, Search, trusted_
 from opjit.recipe.toolchain import INSTALL_NVRTC, Compiler, Nvrtc
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
-from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 
 # The preprocessor ended, and lists nothing.
@@ -78,42 +75,29 @@ def build(
     the entry by raising an error.
     """
     tools = _tools(recipe, store)
-    subject = Subject(recipe, must_store)
     if _UNNAMEABLE.search(str(recipe.folder)):
-        raise subject.fault(
+        raise recipe.fault(
             f"the path of its folder, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
             " no build file can name; rename the folder"
         )
     if recipe.doubt and must_store:
-        raise subject.fault(f"{recipe.doubt}; make it readable")
+        raise recipe.fault(f"{recipe.doubt}; make it readable")
     said = _Said("", [])
-    started = 0
 
-    def make(staged: Path, base: Path) -> Made:
-        nonlocal said, started
-        with workspace(staged) as work:
-            started = files.tick(work)
-            try:
-                manifest, said, doubt = _make_entry(
-                    recipe, subject, tools, work, staged / "entry", base, started
-                )
-            except Changed as changed:
-                raise subject.fault(
-                    f"sources changed during compilation: {changed}; ask for it again"
-                ) from None
-            except CompileError as error:
-                with suppress(Changed, OSError, BuildError):
-                    error.read = _read_in_vain(recipe, subject, tools, work, error, started)
-                raise
-            finally:
-                if inspect is not None:
-                    inspect(work)
-        if not recipe.doubt and recipe.now().known != recipe.known:
-            raise subject.fault("sources changed during compilation; build it again")
-        return Made(manifest, recipe.doubt or doubt, recipe.key)
+    def compile_in(work: Path, base: Path, started: int) -> Compiled:
+        nonlocal said
+        try:
+            compiled, said = _compile_checked(recipe, tools, work, base, started)
+        except CompileError as error:
+            with suppress(Changed, OSError, BuildError):
+                error.read = _read_in_vain(recipe, tools, work, error, started)
+            raise
+        finally:
+            if inspect is not None:
+                inspect(work)
+        return compiled
 
-    entry = publish(subject, store, make)
-    remember(entry, store, recipe.places, started)
+    entry = build_and_publish(recipe, store, must_store, compile_in)
     _warn(recipe, said)
     return entry
 
@@ -238,40 +222,27 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
     return BuildTools(compiler, nvcc, nvrtc, ninja)
 
 
-def _make_entry(
-    recipe: Recipe,
-    subject: Subject,
-    tools: BuildTools,
-    work: Path,
-    entry: Path,
-    base: Path,
-    started: int,
-) -> tuple[Manifest, _Said, str]:
-    """Compile in `work`, check the binary, and write a complete entry.
-
-    Returns its manifest, the output of the tools, and the reason why it must not be cached.
-    """
+def _compile_checked(
+    recipe: Recipe, tools: BuildTools, work: Path, base: Path, started: int
+) -> tuple[Compiled, _Said]:
+    """Compile in `work`, and check the binary. Returns it, and the output of the tools."""
     sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
-    begun = time.perf_counter()
-    progress.step("compiling")
     name = f"opjit_{files.random_name()}"
     library = _compile(recipe, name, sources, work, tools, base)
-    recipe = replace(recipe, toolchain=library.toolchain)
-    seconds = time.perf_counter() - begun
-    progress.step("checking")
-    reader = _reader(recipe, tools, work, started)
-    read = _compiled(recipe, subject, reader, library.output).joined(library.parts)
+    made = replace(recipe, toolchain=library.toolchain)
+    reader = _reader(made, tools, work, started)
+    read = _compiled(made, reader, library.output).joined(library.parts)
     read = read.joined(reader.linked(work / LINKED, torch_builder.output_of(work)))
-    content = _checked(recipe, subject, work, name, tools)
-    manifest = write_entry(
-        entry,
-        recipe.file_name,
-        content,
+    _check_binary(made, work / name, tools)
+    compiled = Compiled(
+        made,
+        work / name,
+        tools.compiler.path,
+        read,
         [*sources, work / "build.ninja"],
-        subject.document(recipe, read, tools.compiler.path),
-        {"torch": torch.__version__, "seconds": f"{seconds:.3f}", **library.remark},
+        {"torch": torch.__version__, **library.remark},
     )
-    return manifest, _Said(library.output, _listed(work)), read.doubt
+    return compiled, _Said(library.output, _listed(work))
 
 
 class _CompiledLibrary(NamedTuple):
@@ -477,20 +448,17 @@ def _diagnosed(recipe: Recipe, output: str, base: Path) -> BuildError:
     return error
 
 
-def _checked(recipe: Recipe, subject: Subject, work: Path, name: str, tools: BuildTools) -> bytes:
-    """Check the needed libraries and the symbols of the library.
-
-    Returns its bytes.
-    """
+def _check_binary(recipe: Recipe, library: Path, tools: BuildTools) -> None:
+    """Remove the run path of a library, and check the libraries that it needs and its symbols."""
     try:
-        content = elf.without_run_path((work / name).read_bytes())
+        content = elf.without_run_path(library.read_bytes())
         check_library(content, recipe.target, recipe.flags.link)
+        library.write_bytes(content)
     except (FileNotFoundError, EntryError) as error:
-        raise subject.fault(
+        raise recipe.fault(
             f"{tools.compiler.path} reported success but left no valid library: {error}",
             tools.compiler.path,
         ) from None
-    return content
 
 
 def _reader(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> ReportReader:
@@ -516,14 +484,14 @@ def _listed(work: Path) -> list[str]:
     return reads.listed_absolute(work.rglob("*.deps"))
 
 
-def _compiled(recipe: Recipe, subject: Subject, reader: ReportReader, output: str) -> Reads:
+def _compiled(recipe: Recipe, reader: ReportReader, output: str) -> Reads:
     """Return the files that the compilers of a build read.
 
     Raises BuildError for a header of torch or Python, Changed for a file that changed.
     """
     work = Path(reader.work)
     read = _listed(work)
-    _refuse_torch(subject, read)
+    _refuse_torch(recipe, read)
     assembled = reads.listed_absolute(work.rglob(f"*{toolchain.ASSEMBLED}"))
     words = [*recipe.flags.c, *recipe.flags.cuda]
     return reader.compiled(read, assembled, Search((), recipe.searched), output, words)
@@ -531,7 +499,6 @@ def _compiled(recipe: Recipe, subject: Subject, reader: ReportReader, output: st
 
 def _read_in_vain(
     recipe: Recipe,
-    subject: Subject,
     tools: BuildTools,
     work: Path,
     error: CompileError,
@@ -541,11 +508,11 @@ def _read_in_vain(
     output = files.read_regular(error.log).decode("utf-8", "replace") if error.log else "fatal"
     if _FATAL.search(output):
         return None
-    read = _compiled(recipe, subject, _reader(recipe, tools, work, started), output)
+    read = _compiled(recipe, _reader(recipe, tools, work, started), output)
     return None if read.doubt else recipe.document(read)
 
 
-def _refuse_torch(subject: Subject, read: Iterable[str]) -> None:
+def _refuse_torch(recipe: Recipe, read: Iterable[str]) -> None:
     """Raise BuildError for a header that would tie an op to one version of torch or Python."""
     forbidden = files.real_prefixes(
         [
@@ -560,7 +527,7 @@ def _refuse_torch(subject: Subject, read: Iterable[str]) -> None:
     for path in read:
         folder, name = os.path.split(path)
         if os.path.join(place(folder), name).startswith(forbidden):
-            raise subject.fault(
+            raise recipe.fault(
                 f"it includes {path}: an op is plain C over opjit.h; torch's and Python's headers would tie its binary to "
                 "one version of them"
             )

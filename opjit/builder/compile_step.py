@@ -142,10 +142,9 @@ def compile_by_own(
         ]
         done = toolchain.run_compiler(command, work)
         if done.returncode < 0:
-            raise _fault(
-                recipe,
-                command,
-                f"was killed by signal {-done.returncode}; try again, with more memory if it needs it",
+            raise recipe.fault(
+                f"{own.path} was killed by signal {-done.returncode}; try again, with more memory if it needs it",
+                shlex.join(command),
             )
         if done.returncode:
             toolchain.refuse_full_disk(done.stdout, work)
@@ -158,20 +157,10 @@ def compile_by_own(
         ):
             if not path.is_file():
                 of = recipe.target.backend.name
-                raise _fault(
-                    recipe,
-                    command,
-                    f"reported success but left no {what}, in the flags of the backend {of}",
+                raise recipe.fault(
+                    f"{own.path} reported success but left no {what}, in the flags of the backend {of}",
+                    shlex.join(command),
                 )
         objects.append(compiled)
         output += done.stdout
     return objects, output
-
-
-def _fault(recipe: Recipe, command: Sequence[str], what: str) -> BuildError:
-    return BuildError(
-        f"{recipe} was not built: {command[0]} {what}",
-        op=recipe.schema.qualified,
-        target=str(recipe.target),
-        command=shlex.join(command),
-    )

@@ -1,4 +1,4 @@
-"""Publication of a build's entry: in the store or, if that fails, in a folder of this process."""
+"""From the result of the compilers to a published entry: in the store or, if that fails, in a folder of this process."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files, progress
-from opjit.errors import (
-    BuildError,
-    CacheWarning,
-    CompileError,
-    EntryError,
-    RecordError,
-    UntrustedFolder,
-)
+from opjit.builder.compile_step import workspace
+from opjit.errors import CacheWarning, CompileError, EntryError, UntrustedFolder
 from opjit.recipe import reads
 from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.document import document_key
-from opjit.recipe.reads import Places, Reads
-from opjit.store import manifest as manifests
-from opjit.store import prune, usage
+from opjit.recipe.reads import Reads
+from opjit.recipe.reports import Changed
+from opjit.store import elf, prune, usage
 from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest
 from opjit.store.store import UNCACHED, Store, default_root
@@ -34,96 +28,74 @@ from opjit.store.store import UNCACHED, Store, default_root
 _COVERED = ("<opjit>", "<own ")  # the names of files of opjit, torch and Python
 
 
-class Made(NamedTuple):
-    """An entry in a staging folder."""
+class Compiled(NamedTuple):
+    """The result of the compilers."""
 
-    manifest: Manifest
-    doubt: str = ""  # why it must not be cached
-    request: str = ""  # the key of the request, under which `why` finds the doubt
-
-
-MakeEntry = Callable[[Path, Path], Made]
-
-
-class Subject(NamedTuple):
-    """A binary to build."""
-
-    inputs: BuildInputs
-    must_store: bool = False  # do not fall back to a folder of this process
-
-    def __str__(self) -> str:
-        return str(self.inputs)
-
-    def document(self, made: BuildInputs, read: Reads, compiler: str) -> dict[str, Any]:
-        """Return the document of its entry, as `made` by tools that read these files.
-
-        Raises RecordError if only a list names the binary, and another user except the owner of the
-        compiler can write one of the files.
-        """
-        found = made.document(read)
-        if self.inputs.only_listed:
-            self._require_closed(found, Path(compiler))
-        return found
-
-    def _require_closed(self, document: Mapping[str, Any], trusted: Path) -> None:
-        for name in (*document["known"], *document["inputs"]):
-            path = None if name.startswith(_COVERED) else self.inputs.places.path(name)
-            problem = files.replacement_risk(Path(path), trusted) if path is not None else None
-            if problem is not None:
-                raise RecordError(
-                    f"refusing to build {self} from files that only the list names: {problem}"
-                )
-
-    def fault(self, what: str, command: str | None = None) -> BuildError:
-        """Make an error of its build."""
-        return BuildError(
-            f"{self} was not built: {what}",
-            op=self.inputs.name,
-            target=self.inputs.purpose,
-            command=command,
-        )
+    inputs: BuildInputs  # with the versions of the compilers that made it
+    library: Path
+    linked_by: str
+    read: Reads  # the files that the tools read
+    others: Iterable[Path] = ()  # more files for the entry
+    remarks: Mapping[str, str] = {}  # for people
+    check: Callable[[Path], None] = lambda _: (
+        None
+    )  # raises an error if the library, at a path, must not be published
 
 
-def publish(subject: Subject, store: Store, make: MakeEntry) -> Entry:
-    """Build an entry and publish it: in the store or, if the store fails, in a folder of this process. Raises BuildError if neither can be
-    written, or the binary must be in the store. `make` makes the folder ``entry`` in a folder, with another for parts and logs."""
+CompileIn = Callable[[Path, Path, int], Compiled]
+
+
+def build_and_publish(
+    inputs: BuildInputs, store: Store, must_store: bool, compile_in: CompileIn
+) -> Entry:
+    """Build an entry and publish it: in the store or, if the store fails and it need not be in the
+    store, in a folder of this process.
+
+    `compile_in` compiles in a folder, with another for parts and logs, from a time on that later
+    changes have. Raises BuildError if the tools left no valid library, a source changed during the
+    build, or no folder can be written; RecordError as `_document` does; and what `compile_in`
+    raises.
+    """
     started = time.perf_counter()
     try:
-        entry = _publish_in(store, subject, make)
+        entry = _publish_in(store, inputs, must_store, compile_in)
     except (OSError, EntryError) as reason:
-        _refuse_or_warn(subject, store, reason)
+        _refuse_or_warn(inputs, store, must_store, reason)
         try:
-            entry = _publish_in(Store(files.temporary_folder()), subject, make)
+            entry = _publish_in(Store(files.temporary_folder()), inputs, must_store, compile_in)
         except (OSError, EntryError) as error:
-            raise subject.fault(
+            raise inputs.fault(
                 f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
                 "folder that you can write"
             ) from error
     usage.count(store.base, "builds")
-    progress.log(f"built {subject} in {time.perf_counter() - started:.2f} s: {entry.folder}")
+    progress.log(f"built {inputs} in {time.perf_counter() - started:.2f} s: {entry.folder}")
     return replace(entry, origin="built")
 
 
-def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
+def _publish_in(
+    store: Store, inputs: BuildInputs, must_store: bool, compile_in: CompileIn
+) -> Entry:
     """Move the entry to its place.
 
     If another process published it first, use that entry.
     """
     staged = store.stage()
     try:
-        made = make(staged, store.base)
-        manifest = made.manifest
+        started = files.tick(staged)
+        manifest, doubt = _make_entry(staged, store.base, inputs, compile_in, started)
         progress.step("publishing")
         entry_of = staged / "entry"
         at = store
-        if made.doubt:
-            at = _private(subject, store, made)
+        if doubt:
+            at = _private(inputs, store, must_store, doubt)
             entry_of = at.stage() / "entry"
             shutil.copytree(staged / "entry", entry_of)
         elif store.notes is not None:
-            (store.notes / f"{UNCACHED}{made.request}").unlink(missing_ok=True)
-        place = at.base / subject.inputs.place_of(manifest.document) / manifest.key
-        entry = at.put(entry_of, place, manifest, subject.inputs.op_target)
+            (store.notes / f"{UNCACHED}{inputs.key}").unlink(missing_ok=True)
+        place = at.base / inputs.place_of(manifest.document) / manifest.key
+        entry = at.put(entry_of, place, manifest, inputs.op_target)
+        reads.remember(manifest.document, inputs.places, at.seen(entry.key), started)
     except CompileError as error:
         if os.path.isdir(staged):
             raise
@@ -137,46 +109,88 @@ def _publish_in(store: Store, subject: Subject, make: MakeEntry) -> Entry:
     return entry
 
 
-def remember(entry: Entry, store: Store, places: Places, started: int) -> None:
-    """Note the results of stat for the files that a build read, which began at a time of
-    `files.tick`.
+def _make_entry(
+    staged: Path, base: Path, inputs: BuildInputs, compile_in: CompileIn, started: int
+) -> tuple[Manifest, str]:
+    """Make the folder ``entry``. Returns its manifest, and the reason why it must not be cached."""
+    with workspace(staged) as work:
+        begun = time.perf_counter()
+        progress.step("compiling")
+        try:
+            made = compile_in(work, base, started)
+        except Changed as changed:
+            raise inputs.fault(
+                f"sources changed during compilation: {changed}; build it again"
+            ) from None
+        seconds = time.perf_counter() - begun
+        progress.step("checking")
+        if not inputs.doubt and inputs.now().known != inputs.known:
+            raise inputs.fault("sources changed during compilation; build it again")
+        try:
+            binary = made.library.read_bytes()
+            elf.inspect(binary)
+        except (FileNotFoundError, EntryError) as error:
+            raise inputs.fault(
+                f"{made.linked_by} reported success but left no valid library: {error}",
+                made.linked_by,
+            ) from None
+        manifest = write_entry(
+            staged / "entry",
+            inputs.file_name,
+            binary,
+            made.others,
+            _document(made),
+            {"seconds": f"{seconds:.3f}", **made.remarks},
+        )
+        made.check(
+            staged / "entry" / inputs.file_name
+        )  # before publication, because other processes do not check again
+        return manifest, inputs.doubt or made.read.doubt
+
+
+def _document(made: Compiled) -> dict[str, Any]:
+    """Return the document of an entry.
+
+    Raises RecordError if only a list names the binary, and another user except the owner of the
+    compiler can write one of the files that its tools read.
     """
-    if store.base in entry.folder.parents:
-        text = files.read(entry.folder / NAME, manifests.MAX_BYTES)
-        document = manifests.parse(text).document
-        reads.remember(document, places, store.seen(entry.key), started)
+    found = made.inputs.document(made.read)
+    if made.inputs.only_listed:
+        names = [*found["known"], *found["inputs"]]
+        named = [name for name in names if not name.startswith(_COVERED)]
+        paths = filter(None, map(made.inputs.places.path, named))
+        files.require_closed(str(made.inputs), paths, Path(made.linked_by))
+    return found
 
 
-def _private(subject: Subject, store: Store, made: Made) -> Store:
+def _private(inputs: BuildInputs, store: Store, must_store: bool, doubt: str) -> Store:
     """Return a store of this process for an entry that must not be cached, and note the reason."""
-    if subject.must_store:
-        raise subject.fault(f"it cannot be kept in a store, because {made.doubt}")
+    if must_store:
+        raise inputs.fault(f"it cannot be kept in a store, because {doubt}")
     if store.notes is not None:
-        note = {"name": subject.inputs.name, "reason": made.doubt}
-        files.write_checked(store.notes / f"{UNCACHED}{made.request}", note)
+        note = {"name": inputs.name, "reason": doubt}
+        files.write_checked(store.notes / f"{UNCACHED}{inputs.key}", note)
     warnings.warn(
-        CacheWarning(f"{subject.inputs.name} is built for this process only, because {made.doubt}"),
+        CacheWarning(f"{inputs.name} is built for this process only, because {doubt}"),
         stacklevel=4,
     )
     return Store(files.temporary_folder())
 
 
-def _refuse_or_warn(subject: Subject, store: Store, reason: Exception) -> None:
-    if subject.must_store:
+def _refuse_or_warn(inputs: BuildInputs, store: Store, must_store: bool, reason: Exception) -> None:
+    if must_store:
         advice = (
             "or name another store"
             if isinstance(reason, UntrustedFolder)
             else "make room there or name another store"
         )
-        raise subject.fault(
-            f"the store {store.root} cannot hold it: {reason}; {advice}"
-        ) from reason
+        raise inputs.fault(f"the store {store.root} cannot hold it: {reason}; {advice}") from reason
     if isinstance(reason, UntrustedFolder):
         store.warn_unused(str(reason))
         return
     warnings.warn(
         CacheWarning(
-            f"the cache cannot be used, so {subject.inputs.name} is built for this process only: {reason}; set OPJIT_CACHE to "
+            f"the cache cannot be used, so {inputs.name} is built for this process only: {reason}; set OPJIT_CACHE to "
             "a directory that only you can write"
         ),
         stacklevel=3,

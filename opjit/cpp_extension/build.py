@@ -24,6 +24,7 @@ from opjit import processes, progress
 from opjit.builder import budget, runtime_objects, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, NvccOnly, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
+from opjit.builder.publish import Compiled, build_and_publish
 from opjit.cpp_extension import identity, light, stable, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
@@ -34,7 +35,6 @@ from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.reports import ASSEMBLED, LINKED, ReportReader, Search
 from opjit.recipe.toolchain import Nvrtc
 from opjit.shared_library.objects import KeptObjects
-from opjit.shared_library.publication import Compiled, build_and_publish
 from opjit.store import elf
 from opjit.store.entry import Entry
 from opjit.store.store import OBJECTS, Store

@@ -31,7 +31,7 @@ from opjit import progress, request
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import JobStore, StoreLost
 from opjit.environment import is_on
-from opjit.errors import CacheWarning, CompileError, EntryError, OpjitError
+from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, OpjitError
 from opjit.store import bundle, manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -284,12 +284,9 @@ class Job:
         if task.look():
             return
         if result.error:
-            error = task.wanted.fault(result.error)
-            task.error = (
-                CompileError(result.error, op=error.op, target=error.target)
-                if result.in_source
-                else error
-            )
+            inputs = task.wanted.inputs
+            kind = CompileError if result.in_source else BuildError
+            task.error = kind(result.error, op=inputs.name, target=inputs.purpose)
             return
         if result.parts:
             self._fetch(task, result)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from opjit import files
-from opjit.errors import EntryError
+from opjit.errors import BuildError, EntryError
 from opjit.recipe import reads
 from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.recipe.reads import INLINE, Moment, Places, Reads
@@ -54,6 +54,11 @@ class BuildInputs:
     def purpose(self) -> str:
         """The target, for messages."""
         raise NotImplementedError
+
+    def fault(self, what: str, command: str | None = None) -> BuildError:
+        """Make an error of its build."""
+        text = f"{self} was not built: {what}"
+        return BuildError(text, op=self.name, target=self.purpose, command=command)
 
     @property
     def op_target(self) -> Target | None:

@@ -16,6 +16,7 @@ from opjit import processes, progress
 from opjit.builder import budget, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import diagnose
+from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import OpjitError, ToolMissing, UnknownArch
 from opjit.recipe import libraries, nvcc_flags, reads, toolchain, unreported
 from opjit.recipe.command_line import is_same_anywhere
@@ -32,7 +33,6 @@ from opjit.recipe.toolchain import Compiler, Nvcc
 from opjit.shared_library import identity
 from opjit.shared_library.identity import Library
 from opjit.shared_library.objects import KeptObjects
-from opjit.shared_library.publication import Compiled, build_and_publish
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from opjit import files
@@ -116,15 +115,11 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
             (),
             store.notes,
         )
-        named = [*map(Path, library.sources), *map(Path, library.places.include)]
-        problem = next(filter(None, map(files.replacement_risk, named)), None)
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordError(
             f"cannot build the shared library {recorded.name}: opjit.build does not have its "
             "arguments; record it again"
         ) from error
-    if problem is not None:
-        raise RecordError(
-            f"refusing to build the shared library {recorded.name} from files that only the list names: {problem}"
-        )
+    named = [*library.sources, *library.places.include]
+    files.require_closed(f"the shared library {recorded.name}", named)
     return LibraryBinary(replace(library, only_listed=True))
