@@ -27,8 +27,7 @@ if TYPE_CHECKING:  # late: no hit needs them
 
 LATE = "the compiler did not finish within"
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
-_LOOK = 0.25  # seconds between looks at the files of a command
-_AGAIN = 0.05  # seconds until the second look at a suspect
+_LOOK = 0.2  # seconds between looks at the files of a command
 _END = 2.0  # seconds in which an interrupted command can end the processes that it started
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
@@ -206,7 +205,7 @@ def _communicate(process: subprocess.Popen[Any], limit: float) -> tuple[Any, Any
     while True:
         left = end - time.monotonic()
         try:
-            return process.communicate(timeout=max(0, min(left, _AGAIN if seen else _LOOK)))
+            return process.communicate(timeout=max(0, min(left, _LOOK)))
         except subprocess.TimeoutExpired:
             if left <= _LOOK:
                 raise

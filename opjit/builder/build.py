@@ -42,7 +42,7 @@ from opjit.builder.compile_step import (
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.publish import Compiled, build_and_publish
-from opjit.errors import BuildError, CompileError, EntryError, ToolMissing
+from opjit.errors import BuildError, CompileError, ToolMissing
 from opjit.recipe import libraries, nvcc_flags, reads, toolchain, unreported
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
@@ -233,7 +233,12 @@ def _compile_checked(
     reader = _reader(made, tools, work, started)
     read = _compiled(made, reader, library.output).joined(library.parts)
     read = read.joined(reader.linked(work / LINKED, torch_builder.output_of(work)))
-    _check_binary(made, work / name, tools)
+
+    def finish(content: bytes) -> bytes:
+        finished = elf.without_run_path(content)
+        check_library(finished, recipe.target, recipe.flags.link)
+        return finished
+
     compiled = Compiled(
         made,
         work / name,
@@ -241,6 +246,7 @@ def _compile_checked(
         read,
         [*sources, work / "build.ninja"],
         {"torch": torch.__version__, **library.remark},
+        finish,
     )
     return compiled, _Said(library.output, _listed(work))
 
@@ -446,19 +452,6 @@ def _diagnosed(recipe: Recipe, output: str, base: Path) -> BuildError:
     if recipe.label is not None:  # an inline source: its path means nothing to the user
         error.args = (str(error).replace(str(recipe.source), recipe.label),)
     return error
-
-
-def _check_binary(recipe: Recipe, library: Path, tools: BuildTools) -> None:
-    """Remove the run path of a library, and check the libraries that it needs and its symbols."""
-    try:
-        content = elf.without_run_path(library.read_bytes())
-        check_library(content, recipe.target, recipe.flags.link)
-        library.write_bytes(content)
-    except (FileNotFoundError, EntryError) as error:
-        raise recipe.fault(
-            f"{tools.compiler.path} reported success but left no valid library: {error}",
-            tools.compiler.path,
-        ) from None
 
 
 def _reader(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> ReportReader:

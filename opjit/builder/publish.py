@@ -28,6 +28,11 @@ from opjit.store.store import UNCACHED, Store, default_root
 _COVERED = ("<opjit>", "<own ")  # the names of files of opjit, torch and Python
 
 
+def _inspected(content: bytes) -> bytes:
+    elf.inspect(content)
+    return content
+
+
 class Compiled(NamedTuple):
     """The result of the compilers."""
 
@@ -37,9 +42,10 @@ class Compiled(NamedTuple):
     read: Reads  # the files that the tools read
     others: Iterable[Path] = ()  # more files for the entry
     remarks: Mapping[str, str] = {}  # for people
-    check: Callable[[Path], None] = lambda _: (
-        None
-    )  # raises an error if the library, at a path, must not be published
+    # Returns the library to publish. Raises EntryError if it is not valid.
+    finish: Callable[[bytes], bytes] = _inspected
+    # Raises an error if the library, at a path, must not be published.
+    check: Callable[[Path], None] = lambda _: None
 
 
 CompileIn = Callable[[Path, Path, int], Compiled]
@@ -127,8 +133,7 @@ def _make_entry(
         if not inputs.doubt and inputs.now().known != inputs.known:
             raise inputs.fault("sources changed during compilation; build it again")
         try:
-            binary = made.library.read_bytes()
-            elf.inspect(binary)
+            binary = made.finish(made.library.read_bytes())
         except (FileNotFoundError, EntryError) as error:
             raise inputs.fault(
                 f"{made.linked_by} reported success but left no valid library: {error}",

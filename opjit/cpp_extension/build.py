@@ -157,7 +157,7 @@ class _ExtensionBuild(NamedTuple):
             read,
             others,
             remarks,
-            self.check,
+            check=self.check,
         )
 
     def check(self, library: Path) -> None:

@@ -22,12 +22,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from opjit.backends import cpu
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
 from opjit.recipe import reports, toolchain, unreported
 from opjit.recipe.build_inputs import EXTENSION, ProjectInputs
-from opjit.recipe.command_line import folders, here, portable, split
+from opjit.recipe.command_line import folders, portable, split, surroundings
 from opjit.recipe.reads import INLINE, Places
 from opjit.recipe.reports import Search
 from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
@@ -229,17 +228,14 @@ def _flags(
     flags["link"] = portable(words["link"], places, directory)
     flags["include"] = [places.name(folder) for folder in extra]
     every = [word for kind in flags for word in words.get(kind, ())]
-    if here(every, places):
-        flags["folder"] = here(every, places)
-    if scripts := toolchain.launcher_texts(toolchain.named("CXX")[0]):
-        flags["launcher"] = scripts
+    flags |= surroundings(every, places, toolchain.named("CXX")[0])
     variables = [f"{name}={value}" for name, value in toolchain.honoured().items()]
     if variables:
         flags["environment"] = variables
     if cuda:
         flags["torch"] = _changed_by_user()
-    if any("native" in word for word in every):  # its meaning differs between machines
-        flags["native"] = [cpu.identity(), *(map(str, _capabilities()) if cuda else ())]
+    if cuda and "native" in flags:
+        flags["native"] += map(str, _capabilities())
     return flags
 
 

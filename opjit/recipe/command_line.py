@@ -5,6 +5,8 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from opjit.backends import cpu
+from opjit.recipe import toolchain
 from opjit.recipe.reads import Places
 
 _FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
@@ -73,6 +75,20 @@ def is_same_anywhere(words: Sequence[str], places: Places) -> bool:
     relative = any(each and each[2] and not os.path.isabs(each[2]) for each in named)
     apart = any(each and not each[2] for each in named)
     return not (relative or apart or here(words, places))
+
+
+def surroundings(
+    words: Sequence[str], places: Places, launcher: Iterable[str]
+) -> dict[str, list[str]]:
+    """Return the parts of a key for words that mean something else in another folder or on
+    another CPU, and for scripts before the compiler.
+    """
+    found = {
+        "folder": here(words, places),
+        "launcher": toolchain.launcher_texts(launcher),
+        "native": [cpu.identity()] if any("native" in word for word in words) else [],
+    }
+    return {kind: parts for kind, parts in found.items() if parts}
 
 
 def here(words: Sequence[str], places: Places) -> list[str]:

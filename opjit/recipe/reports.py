@@ -304,7 +304,7 @@ class ReportReader:
         list the files that it reads.
         """
         for path, text in self._texts(headers).items():
-            if not self._is_system(path) and unreported.names_assembly(text):
+            if not self._is_system(path) and unreported.ASSEMBLY.search(text):
                 return f"{path} may have the assembler read a file, which it does not list"
         return None
 
@@ -314,7 +314,7 @@ class ReportReader:
         """
         silent = "-w" in words
         for path, text in self._texts(headers).items():
-            if (silent or self._is_system(path)) and unreported.names_date(text):
+            if (silent or self._is_system(path)) and unreported.DATES.search(text):
                 return f"{path} has __DATE__, __TIME__ or __TIMESTAMP__"
         return None
 

@@ -9,7 +9,7 @@ command line. If torch made it, the binary is not cached. `opjit why` gives the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 # Flags that make a tool read or run unreported files, and the kind of file.
@@ -27,8 +27,10 @@ _FLAGS = {
     r"-o|-o.*|-c|-S|-E|-x|-x.*|-###|--?keep.*|--?dryrun|-run|--run": "another output",
 }
 _REFUSED = [(re.compile(pattern, re.DOTALL), what) for pattern, what in _FLAGS.items()]
-_DATES = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
-_ASSEMBLY = re.compile(rb"incbin|\.include")
+# In a text: a macro of date and time, which compilations without warnings may use, and what may have
+# the assembler read a file.
+DATES = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
+ASSEMBLY = re.compile(rb"incbin|\.include")
 DATE_WARNING = "-Wdate-time"  # which compilers give where one of these macros is used
 _DATE_SEEN = re.compile(r"\[-W(?:error=)?date-time\]")
 _ASKS = re.compile(rb"has_include|\b__has_\b(?![ \t]*##[ \t]*_)")
@@ -63,16 +65,6 @@ def used_date(output: str) -> str | None:
     return "it uses __DATE__, __TIME__ or __TIMESTAMP__" if _DATE_SEEN.search(output) else None
 
 
-def names_date(text: bytes) -> bool:
-    """Return whether a text has one of these macros, for compilations without warnings."""
-    return _DATES.search(text) is not None
-
-
-def names_assembly(text: bytes) -> bool:
-    """Return whether a text may have the assembler read a file."""
-    return _ASSEMBLY.search(text) is not None
-
-
 def asked_headers(texts: Mapping[str, bytes]) -> tuple[set[Asked], str | None]:
     """Return the headers that texts test for presence, by the texts' folders, and the reason why
     some may be missing, or None if the list is complete.
@@ -97,7 +89,7 @@ def asked_headers(texts: Mapping[str, bytes]) -> tuple[set[Asked], str | None]:
     )
     asked = set[Asked]()
     for path, text in using.items():
-        for line in _lines(text, words):
+        for line in filter(words.search, text.split(b"\n")):
             found = _asked_in(line, words, wrappers)
             if found is None:
                 return asked, f"{path} tests for a header by __has_include without its name"
@@ -112,10 +104,6 @@ def _without_continuations(text: bytes) -> bytes:
 
 def _without_comments(text: bytes) -> bytes:
     return _COMMENT.sub(lambda found: found[1] or b" ", text)
-
-
-def _lines(text: bytes, words: re.Pattern[bytes]) -> Iterator[bytes]:
-    return (line for line in text.split(b"\n") if words.search(line))
 
 
 def _asked_in(

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opjit.backends import cpu
 from opjit.errors import BuildError, ToolMissing, UnknownArch
 from opjit.recipe import nvcc_flags, reports, toolchain, unreported
 from opjit.recipe.build_inputs import LIBRARY, ProjectInputs
-from opjit.recipe.command_line import folders, here, portable
+from opjit.recipe.command_line import folders, portable, surroundings
 from opjit.recipe.reads import GENERATED, Places
 from opjit.recipe.reports import Search, named_search, others
 from opjit.recipe.toolchain import Compiler, Nvcc, system_folders
@@ -117,17 +116,12 @@ def describe(
     headers = tuple(os.path.abspath(os.fspath(folder)) for folder in include)
     search = searched(found or {}, headers, given, notes)
     places = _places(paths, headers, words, found, search)
+    around = [*launcher, *toolchain.named("CC")[0], *toolchain.named("CXX")[0]]
     flags = {
         "include": [places.name(folder) for folder in headers],
         **{kind: portable(given_words, places) for kind, given_words in given.items()},
+        **surroundings(words, places, around),
     }
-    if here(words, places):
-        flags["folder"] = here(words, places)
-    around = [*launcher, *toolchain.named("CC")[0], *toolchain.named("CXX")[0]]
-    if scripts := toolchain.launcher_texts(around):
-        flags["launcher"] = scripts
-    if any("native" in word for word in words):  # its meaning differs between machines
-        flags["native"] = [cpu.identity()]
     return Library(
         name,
         paths,
