@@ -92,7 +92,7 @@ def new(
 
 
 @helps.command("opjit test ./scale_add", "opjit test ./scale_add --sanitize address,undefined")
-@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@helps.ops_argument("OP...")
 @helps.devices_option
 @click.option(
     "--only",
@@ -219,7 +219,7 @@ def _lacks_gpu(device: str | None) -> bool:
     "opjit bench allreduce --device cpu --only 2^20",
     "opjit bench tensor_negate --against aten::neg",
 )
-@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@helps.ops_argument("OP...")
 @helps.devices_option
 @click.option("--only", help="Measure only the benchmark cases with this text in their label.")
 @helps.json_option
@@ -262,7 +262,7 @@ def bench(
 
 
 @helps.command("opjit tune ./scale_add", "opjit tune mylib::scale_add --device cuda --only 2^20")
-@click.argument("ops", metavar="OP...", nargs=-1, shell_complete=helps.ops, required=True)
+@helps.ops_argument("OP...")
 @helps.devices_option
 @click.option(
     "--only", default="", help="Tune only for the benchmark cases with this text in their label."
@@ -311,7 +311,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
     "candidates",
     metavar="[CANDIDATE]...",
     nargs=-1,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=helps.SOURCE,
 )
 @click.option("--op", metavar="NAME", help="Op to judge, if TASK declares several.")
 @click.option(
@@ -398,13 +398,8 @@ def judge(
 @click.argument(
     "folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option(
-    "--arch",
-    "archs",
-    shell_complete=helps.archs,
-    callback=helps.split,
-    required=True,
-    help="Architectures to build for, separated by commas. You don't need a GPU.",
+@helps.archs_option(
+    "Architectures to build for, separated by commas. You don't need a GPU.", required=True
 )
 @helps.host_option
 @click.option("--name", help="Name of the wheel. Default: the namespace of the ops and -ops.")

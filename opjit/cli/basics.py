@@ -65,14 +65,10 @@ def list_ops(print_json: helps.PrintJson) -> None:
     "opjit get ./scale_add --arch sm_90",
     "opjit get ./scale_add allreduce --build-directory build --name my_ops",
 )
-@click.argument("named", metavar="OP...", nargs=-1, required=True, shell_complete=helps.ops)
+@helps.ops_argument("OP...")
 @helps.device_option
-@click.option(
-    "--arch",
-    "archs",
-    shell_complete=helps.archs,
-    callback=helps.split,
-    help="Build for these architectures, separated by commas (sm_90,x86-64-v3). Nothing is loaded.",
+@helps.archs_option(
+    "Build for these architectures, separated by commas (sm_90,x86-64-v3). Nothing is loaded."
 )
 @click.option(
     "--build-directory",
@@ -97,7 +93,7 @@ def list_ops(print_json: helps.PrintJson) -> None:
 @helps.json_option
 @interruptible()
 def get(
-    named: tuple[str, ...],
+    ops: tuple[str, ...],
     device: str | None,
     archs: list[str],
     build_directory: Path | None,
@@ -129,15 +125,15 @@ def get(
             "--name needs --build-directory DIR, because it names the op package in that directory"
         )
     targets = [target_of(device, each) for each in archs] or [target_of(device, None)]
-    ops = [op for text in named for op in arguments.ops(text)]
+    chosen = [op for text in ops for op in arguments.ops(text)]
     if all_warnings:
-        diagnostics.show_warnings(ops, targets)
+        diagnostics.show_warnings(chosen, targets)
     for each in targets:
         if helps.is_verbose() and each.backend.uses_nvcc:
-            diagnostics.show_usage(ops, each)
-    found = _build_entries(ops, targets, load=not archs)  # builds when it is iterated
+            diagnostics.show_usage(chosen, each)
+    found = _build_entries(chosen, targets, load=not archs)  # builds when it is iterated
     if build_directory is not None:
-        found = _packages(ops, build_directory, device, archs, name)
+        found = _packages(chosen, build_directory, device, archs, name)
     if print_json is not None:
         print_json(list(found))
         return

@@ -128,7 +128,7 @@ def prune(size: str | None, age: str | None) -> None:
 
 
 @helps.command("opjit cache clear allreduce")
-@click.argument("ops", metavar="[OP...]", nargs=-1, shell_complete=helps.ops)
+@helps.ops_argument("[OP...]")
 def clear(ops: tuple[str, ...]) -> None:
     """Remove all entries, or the entries of each OP.
 
@@ -143,7 +143,7 @@ def clear(ops: tuple[str, ...]) -> None:
 
 
 @helps.command("opjit cache push s3://bucket/opjit --sign keys/ci.key")
-@click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
+@helps.ops_argument("[URL] [OP]...")
 @click.option("--sign", type=helps.FILE, help="Sign the entries with the private key in this file.")
 @click.option(
     "--unsigned",
@@ -168,7 +168,7 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
 
 
 @helps.command("opjit cache pull s3://bucket/opjit allreduce")
-@click.argument("ops", metavar="[URL] [OP]...", nargs=-1, shell_complete=helps.ops)
+@helps.ops_argument("[URL] [OP]...")
 def pull(ops: tuple[str, ...]) -> None:
     """Download entries from a remote cache.
 
@@ -185,7 +185,7 @@ def pull(ops: tuple[str, ...]) -> None:
 
 @helps.command("opjit cache pack ops.tar --sign keys/ci.key")
 @click.argument("file", type=helps.FILE)
-@click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
+@helps.ops_argument("[OP]...")
 @click.option(
     "--sign",
     type=helps.FILE,

@@ -33,6 +33,7 @@ PrintJson = (
     Callable[[object], None] | None
 )  # None without --json, otherwise a function that prints a document
 FILE = click.Path(dir_okay=False, path_type=Path)
+SOURCE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -171,7 +172,11 @@ def ops(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list
     api.declare_all()
     registry.search()
     names = [op.qualified.removeprefix("opjit::") for op in registry.all_ops()]
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return _matching(names, incomplete)
+
+
+def _matching(names: list[str], incomplete: str, before: str = "") -> list[CompletionItem]:
+    return [CompletionItem(before + name) for name in names if name.startswith(incomplete)]
 
 
 def archs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -181,7 +186,7 @@ def archs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
     api.declare_all()
     before, comma, last = incomplete.rpartition(",")
     known = [arch for backend in backends.all_backends() for arch in backend.archs()]
-    return [CompletionItem(f"{before}{comma}{arch}") for arch in known if arch.startswith(last)]
+    return _matching(known, last, before + comma)
 
 
 def devices(
@@ -190,19 +195,14 @@ def devices(
     from opjit import api, backends
 
     api.declare_all()
-    return [
-        CompletionItem(backend.name)
-        for backend in backends.all_backends()
-        if backend.name.startswith(incomplete)
-    ]
+    return _matching([backend.name for backend in backends.all_backends()], incomplete)
 
 
 def checks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the names of the checks of ``opjit test``."""
     from opjit import testing
 
-    names = [check.name for check in testing.CHECKS]
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return _matching([check.name for check in testing.CHECKS], incomplete)
 
 
 def _keep_output(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -254,6 +254,14 @@ def _json_options(
 
 json_option = _json_options("print_json", _json_printer, "Print one JSON document to stdout.")
 json_lines_option = _json_options("json_file", _json_stream, "Print lines of JSON to stdout.")
+
+
+def ops_argument(metavar: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An argument of ops: at least one if its metavar starts with OP."""
+    required = metavar.startswith("OP")
+    return click.argument("ops", metavar=metavar, nargs=-1, shell_complete=ops, required=required)
+
+
 device_option = click.option(
     "--device",
     shell_complete=devices,
@@ -264,6 +272,13 @@ device_option = click.option(
 def split(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
     """Return the words of a list that commas separate."""
     return [word.strip() for word in text.split(",")] if text else []
+
+
+def archs_option(text: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --arch for a list of architectures."""
+    return click.option(
+        "--arch", "archs", shell_complete=archs, callback=split, help=text, **settings
+    )
 
 
 host_option = click.option(

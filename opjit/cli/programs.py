@@ -66,7 +66,7 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     "opjit precompile --from ops.json --store /opt/opjit",
     "opjit precompile --check ops.json --store /opt/opjit",
 )
-@click.argument("ops", metavar="[OP]...", nargs=-1, shell_complete=helps.ops)
+@helps.ops_argument("[OP]...")
 @click.option(
     "--all",
     "everything",
@@ -86,12 +86,8 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     type=helps.FILE,
     help="Build nothing. Verify that every entry of this op list is cached, and list the missing entries.",
 )
-@click.option(
-    "--arch",
-    "archs",
-    shell_complete=helps.archs,
-    callback=helps.split,
-    help="Architectures to build for, separated by commas. You don't need a GPU. Default: this machine's.",
+@helps.archs_option(
+    "Architectures to build for, separated by commas. You don't need a GPU. Default: this machine's."
 )
 @helps.host_option
 @click.option(
