@@ -134,6 +134,9 @@ class OpBinary(Wanted):
         try:
             return build.build(wanted.inputs, store, self.must_store)
         except CompileError as error:
+            code = self.op.declaration.code
+            if code is not None:
+                error.args = (code.in_program(str(error), self.op.schema.name),)
             self.op.failed[self.target.backend.name] = self.name, error
             raise
 

@@ -289,14 +289,11 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
         for each in op.workloads_on(name) if labels else ():
             if only in each.label:
                 choice = tuning.tune(op, backend, each.args, each.kwargs)
+                variant, seconds = choice or (None, None)
+                outcome = f"{variant:<30} {format_time(seconds)}" if seconds else "fails"
+                click.echo(f"  {each.label:<20} {outcome}")
                 row = {"op": op.qualified, "device": name, "case": each.label}
-                rows.append({**row, "variant": None, "seconds": None})
-                if choice is None:
-                    click.echo(f"  {each.label}: fails")
-                    continue
-                rows[-1].update(variant=choice.variant, seconds=choice.seconds)
-                time = format_time(choice.seconds)
-                click.echo(f"  {each.label:<20} {choice.variant:<30} {time}")
+                rows.append({**row, "variant": variant, "seconds": seconds})
     if print_json is not None:
         print_json(rows)
 

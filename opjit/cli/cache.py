@@ -90,7 +90,7 @@ def verify(print_json: helps.PrintJson) -> None:
             click.echo(f"{verdict}: {item.op}  {item.arch}  {item.key}: {reason}")
     counts = Counter(each.verdict for each in found)
     parts = [f"{counts[verdict]} {verdict}" for verdict in (GOOD, BAD) if counts[verdict]]
-    click.echo(": ".join([_count_text(len(found)), ", ".join(parts)]) if parts else _count_text(0))
+    click.echo(f"{_count_text(len(found))}: {', '.join(parts)}".removesuffix(": "))
     for problem in open_folders(Store(default_root()).base):
         helps.remark(f"warning: {problem}, so opjit does not use it")
     if print_json is not None:

@@ -1,7 +1,9 @@
 """The sources of an inline op: text, written to files for the compilers."""
 
 import hashlib
+import linecache
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,27 @@ class Code(NamedTuple):
     texts: Mapping[str, str]  # the source for each file suffix
     module: str  # name of the declaring module; a later declaration there replaces this one
     shown: str | None = None  # the text's name in compiler messages; None is the file's name
+    program: str = ""  # the declaring call's file and line
+
+    def in_program(self, message: str, name: str) -> str:
+        """Return a compiler's message with the program's place, and with its lines in place of a source's.
+
+        A source that the program's file does not contain literally and once keeps its lines.
+        """
+        if not self.program:
+            return message
+        file = self.program.rpartition(":")[0]
+        program = "".join(linecache.getlines(file))
+
+        def line_in_program(found: re.Match[str]) -> str:
+            text = self.texts.get(found[1])
+            if not text or program.count(text) != 1:
+                return found[0]
+            above = program[: program.index(text)].count("\n")
+            return f"{file}:{above + int(found[2])}"
+
+        message = re.sub(rf"\b{name}(\.\w+):(\d+)", line_in_program, message)
+        return f"{message}\n{name} is inline code at {self.program}"
 
     def write(self, name: str) -> Path:
         """Write the sources of an op, unless they are there, to a folder that is named after them, so that no compiler sees them change."""

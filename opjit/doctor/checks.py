@@ -64,10 +64,7 @@ def versions() -> Iterator[Observation]:
         OK,
         f"{opjit.__version__} in {Path(opjit.__file__).parent}, Python {platform.python_version()}",
     )
-    torchs, oldest = (
-        tuple(map(int, version.split(".")[:2])) for version in (torch.__version__, _OLDEST_TORCH)
-    )
-    if torchs < oldest:
+    if torch.__version__ < _OLDEST_TORCH:  # compares versions, not strings
         yield Observation(
             "torch",
             PROBLEM,

@@ -80,6 +80,7 @@ def inline(
         tensor([2.5000, 2.5000])
     """
     caller = sys._getframe(1)
+    program = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     extras = (
         extra_cflags,
         extra_cuda_cflags,
@@ -95,7 +96,8 @@ def inline(
             like,
             fake,
             caller.f_globals.get("__name__", "__main__"),
-            f"inline code at {caller.f_code.co_filename}:{caller.f_lineno}",
+            f"inline code at {program}",
+            program=program,
             extras=extras,
             differentiable=differentiable,
             elementwise=elementwise,
@@ -116,6 +118,7 @@ def make(
     extras: Sequence[Sequence[Any]] = (),
     differentiable: bool = True,
     elementwise: bool = False,
+    program: str = "",
 ) -> Op:
     """Make an op from strings, by backend name, undeclared. See `Code` for `module` to `shown`, `flags.check_flags` for `extras`."""
     schema = parse(text if "::" in text.partition("(")[0] else f"{NAMESPACE}::{text.strip()}")
@@ -141,7 +144,7 @@ def make(
         _fake_kernel(schema, like, fake),
         Path(),
         extra,
-        code=Code(texts, module, shown),
+        code=Code(texts, module, shown, program),
         where=where,
         constant=not differentiable,
         elementwise=elementwise,

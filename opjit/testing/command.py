@@ -197,15 +197,9 @@ def _sanitizers(options: Options, stack: ExitStack) -> list[Sanitizers | Line]:
     """
     found: list[Sanitizers | Line] = []
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-"))
-    names = (
-        [each for each in options.sanitizers if each in sanitize.FOR_C]
-        if options.device in (None, "cpu")
-        else []
-    )
-    for group in (
-        [each for each in names if each != "thread"],
-        [each for each in names if each == "thread"],
-    ):
+    on_cpu = options.device in (None, "cpu")
+    names = {each for each in options.sanitizers if on_cpu and each in sanitize.FOR_C}
+    for group in (sorted(names - {"thread"}), sorted(names & {"thread"})):
         if sanitized.chosen(group, options.only):
             try:
                 found.append(stack.enter_context(Sanitizers(group, options.seconds, scratch)))

@@ -35,20 +35,10 @@ from opjit.testing.samples import (
 )
 
 # The dtypes that the check "dtypes" tries.
-DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.float8_e4m3fn,
-)
+_DTYPE_NAMES = """
+    bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 float8_e4m3fn
+"""
+DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in _DTYPE_NAMES.split())
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _EIGHTH = Tolerance(0.125, 0.02)  # float8 has 3 bits after the first
 _DRAWN = 40  # shapes

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from opjit import backends, doctor
 from opjit.doctor import checks
@@ -364,7 +365,7 @@ def test_a_torch_below_the_floor_and_another_machine_are_problems(
 ) -> None:
     assert those(checks.versions(), WARNING, PROBLEM) == []
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "__version__", "2.9.1+cu128")
+        patch.setattr(torch, "__version__", TorchVersion("2.9.1+cu128"))
         found = only(checks.versions(), PROBLEM)
         assert "torch 2.9.1+cu128: opjit needs 2.10 or later" in found.seen
     monkeypatch.setattr("platform.machine", lambda: "riscv64")

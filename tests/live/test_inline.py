@@ -128,6 +128,33 @@ def test_code_that_does_not_compile_leaves_the_op_as_it_was() -> None:
     assert torch.empty_like(op(x.to("meta"), 2.0)).shape == (2,)
 
 
+LITERAL = """
+import opjit
+
+op = opjit.inline("literal(Tensor x) -> Tensor", like="x", c=\'\'\'
+opjit_status literal_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    return wrong;
+}\'\'\')
+twice = opjit.inline("twice(Tensor x) -> Tensor", like="x", c="return 1; /* \\n */ }")
+"""
+
+
+def test_an_error_names_the_line_of_the_program_that_contains_the_code(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LITERAL)
+    names: dict[str, Any] = {}
+    exec(compile(LITERAL, str(program), "exec"), names)
+    with pytest.raises(CompileError) as caught:
+        names["op"](torch.ones(1))
+    assert str(caught.value).startswith(f"{program}:7:12: error: 'wrong' undeclared")
+    assert f"literal is inline code at {program}:4" in str(caught.value)
+    with pytest.raises(CompileError) as caught:
+        names["twice"](torch.ones(1))
+    assert str(caught.value).startswith("twice.c:1:")  # the text has an escape
+    assert f"twice is inline code at {program}:9" in str(caught.value)
+
+
 def test_a_source_for_one_device_less_takes_its_kernel_away() -> None:
     op = declare("less")
     assert op(torch.ones(1), 2.0).tolist() == [2.0]
@@ -154,7 +181,7 @@ def refused(
         (
             source("good"),
             r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const opjit_tensor \*x, "
-            r"double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)$",
+            r"double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)\nbad is inline code at \S+test_inline\.py:\d+$",
         ),
         (
             "\n#include <missing.h>\n" + source("bad"),
