@@ -88,11 +88,9 @@ def _format_target(target: str, cold: dict[str, float], warm: dict[str, float]) 
         raise OpjitError(
             f"wrong results for {target}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}"
         )
-    times = [
-        format_time(seconds) for seconds in (cold["get"], warm["get"], warm["call"], warm["torch"])
-    ]
+    times = (cold["get"], warm["get"], warm["call"], warm["torch"])
     return [
-        *times,
+        *map(format_time, times),
         f"{warm['call'] / warm['torch']:.2f}",
         f"{warm['error']:.0e}",
         f"{warm['torch_error']:.0e}",

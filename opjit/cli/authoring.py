@@ -318,7 +318,9 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
 )
 @helps.device_option
 @click.option(
-    "--gpus", default="", help="Numbers of the GPUs to use, separated by commas. Default: all."
+    "--gpus",
+    callback=helps.split,
+    help="Numbers of the GPUs to use, separated by commas. Default: all.",
 )
 @click.option(
     "--workers",
@@ -351,7 +353,7 @@ def judge(
     op: str | None,
     lint: bool,
     device: str | None,
-    gpus: str,
+    gpus: list[str],
     workers: int | None,
     time_limit: float,
     json_file: TextIO | None,
@@ -374,7 +376,7 @@ def judge(
         found = command.lint(Task(task, device or "cpu", 0, op))
         click.echo("\n".join(found) or "no trivial output would pass")
         sys.exit(bool(found))
-    numbers = [int(each) for each in gpus.split(",") if each.strip().isdecimal()]
+    numbers = [int(each) for each in gpus if each.isdecimal()]
     command.run(
         Judge(
             task,

@@ -35,7 +35,7 @@ def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -
         raise BadSetting(
             f"--ranks is {ranks}; expected 1 to {distributed.MAX_RANKS}, and a GPU for each rank on CUDA"
         )
-    failed = False
+    failed = 0
     for op in [op for name in names for op in arguments.ops(name)]:
         found = _on_ranks(op, ranks, chosen)
         errors = [text for text, _ in found if text]
@@ -44,8 +44,8 @@ def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -
         print(f"{op.qualified} on {ranks} ranks ({chosen}): {verdict}, {samples}")
         for text in errors:
             print(f"  {text}")
-        failed = failed or bool(errors)
-    return int(failed)
+        failed |= bool(errors)
+    return failed
 
 
 def _on_ranks(op: Op, ranks: int, device: str) -> list[tuple[str, int]]:

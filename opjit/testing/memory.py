@@ -90,14 +90,10 @@ def _written(op: Op, sample: Sample) -> set[int]:
 
 def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
     """A copy within more memory, with the same strides; the bytes that are not elements have a value."""
-    span = (
-        1
-        + sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        if tensor.numel()
-        else 0
-    )
+    span = 0
+    if tensor.numel():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps)
     memory = torch.full(
         (2 * _GUARD + span * tensor.element_size(),), fill, dtype=torch.uint8, device=tensor.device
     )
@@ -117,15 +113,10 @@ def _changed(tensor: torch.Tensor, before: torch.Tensor, marked: bool) -> str | 
     """
     outside = torch.ones_like(before)
     moved(tensor, outside).zero_()
-    changed = (
-        ((storage_bytes(tensor) != before) & (outside.bool() | (not marked)))
-        .nonzero()
-        .flatten()
-        .tolist()
-    )
-    if not changed:
+    changed = (storage_bytes(tensor) != before) & (outside.bool() | (not marked))
+    if not changed.any():
         return None
-    byte = changed[0]
+    byte = int(changed.nonzero()[0])
     end = before.numel() - _GUARD
     if byte < _GUARD:
         return f"{_GUARD - byte} bytes before"
