@@ -181,7 +181,8 @@ def refused(
         (
             source("good"),
             r"^bad\.c: error: it does not define bad_cpu, which inline::bad calls: expected opjit_status bad_cpu\(const opjit_tensor \*x, "
-            r"double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)\nbad is inline code at \S+test_inline\.py:\d+$",
+            r"double a, opjit_tensor \*out\), found opjit_status good_cpu\(const opjit_tensor .*\)\n"
+            r"bad is inline code at \S+test_inline\.py:\d+$",
         ),
         (
             "\n#include <missing.h>\n" + source("bad"),
