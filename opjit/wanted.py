@@ -79,7 +79,7 @@ class Wanted:
         return layers.find(self.ways, store, not self.must_store, warn, hashed)
 
     def miss(self, store: Store) -> str:
-        """Say why there is none."""
+        """Explain why nothing was found."""
         from opjit import why
 
         return why.compare(self.inputs, store).reason

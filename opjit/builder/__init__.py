@@ -2,5 +2,5 @@
 
 import threading
 
-# during a build: `names`, those of torch's module, to whose functions opjit's own go on
+# during a build: `names`, the functions of torch's module, which opjit's functions call
 torch_call = threading.local()

@@ -202,7 +202,7 @@ def _c_glue(
     function: str,
     stream: str | None,
 ) -> str:
-    """Return the C glue, which calls the kernel `function`, whose prototype is `declared`.
+    """Return the C glue, which calls the kernel `function`, with the prototype `declared`.
 
     `device` has declarations for `opjit_enter_device`, and `stream` is the expression that passes
     the stream, if there is one.

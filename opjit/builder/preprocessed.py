@@ -87,7 +87,7 @@ def flatten(
 ) -> str:
     """Return the author's files of a preprocessor's output with ``-dD -dI`` in one text, all macros expanded.
 
-    Headers of others stay ``#include`` lines, around which the author's macros are defined, as they are for these headers in a compiler.
+    Other headers stay ``#include`` lines, around which the author's macros are defined, as they are for these headers in a compiler.
     `shown` gives the name of a file in messages. `given` has the macros that flags define: by name, the text behind ``#define``."""
     own = [piece for piece in pieces_of(output) if piece.number and is_authors(piece)]
     files = frozenset(piece.path for piece in own)

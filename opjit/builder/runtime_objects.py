@@ -105,7 +105,7 @@ def kept(
     bytes.
 
     Verifies them, by `is_good` or by the digests of the `needed` files, and replaces damaged ones; a
-    layer may have them. One process makes a part, and others wait for it. Raises UntrustedFolder if
+    layer may have them. One process makes a part, and the other processes wait for it. Raises UntrustedFolder if
     other users can write the store's folder of parts.
     """
     is_good = is_good or partial(is_whole, needed=needed)
@@ -123,7 +123,7 @@ def kept(
 
 
 def part_folders(base: Path, *kinds: str) -> list[Path]:
-    """Return the directories in which parts can be: those of layers, and the store's."""
+    """Return the directories in which parts can be: the layers' and the store's."""
     bases = (*(Store(root).base for root in layers.named()), base)
     return [each / kind for each in bases for kind in kinds]
 

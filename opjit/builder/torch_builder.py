@@ -259,7 +259,7 @@ def _names(variables: Mapping[str, Any], environment: dict[str, str]) -> dict[st
 
 
 def _forward_to_build(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that goes on to that of the thread's build, if it builds."""
+    """Return a function that continues with the function of the thread's build, if it builds."""
     return lambda *args, **named: getattr(builder.torch_call, "names", {name: theirs})[name](
         *args, **named
     )

@@ -170,7 +170,7 @@ class Declaration:
     def source(self, backend: Backend) -> Path:
         """Find the kernel's source for a backend: in the op's folder, under the op's name or the folder's, or in `backend.kernels`.
 
-        Raises NoKernel if there is none. An inline op has its source after `with_code`.
+        Raises NoKernel if it is missing. An inline op has its source after `with_code`.
         """
         if self.code is not None and backend.suffix in self.code.texts:
             return self.folder / f"{self.schema.name}{backend.suffix}"

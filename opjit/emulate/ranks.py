@@ -39,7 +39,7 @@ from opjit.testing.samples import Skipped, effects
 
 _TIMEOUT = 10.0  # seconds; the clock of emulated kernels leaps if all threads only wait
 _IN_A_ROW = 3  # calls without a meeting of the ranks between them, as in a program
-_SMALL = 2000  # elements of a sample whose accesses are checked
+_SMALL = 2000  # elements of a sample with checked accesses
 _LARGE = 1 << 19  # elements of any other sample
 _CALLS = 12  # of each size
 _SCHEDULES = (1, 2, 3)  # seeds
@@ -184,7 +184,7 @@ def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
                 error = _error_of_call(outcomes, expected, batch)
                 errors = members.exchange(error)
                 if not any("race on" in each for each in errors):
-                    group.check()  # a race says more than a rank that waits for the others
+                    group.check()  # a race explains more than a rank that waits
                 if any(errors):
                     return _RankOutcome(calls, {error: []} if error else {})
                 calls += len(batch)

@@ -81,7 +81,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
                         logger.info("%s is up to date with its files", op.qualified)
 
     def _stamps(self, op: Op) -> _Stamps:
-        """Return the stamps of the files in an op's folder and in its folders of headers, and of those that its builds read."""
+        """Return the stamps of the files in an op's folder and in its folders of headers, and of the files that its builds read."""
         extra = op.declaration.flags_of_author
         names: list[str] = []
         for folder in (str(op.folder), *(extra.include if extra else ())):

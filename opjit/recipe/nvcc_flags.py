@@ -77,7 +77,7 @@ def joined(words: Iterable[str]) -> Iterator[str]:
 
 
 def part_of(flag: str) -> str:
-    """Return the part that a flag is for, or `NVCC` for one that is not in the table."""
+    """Return the part that a flag is for, or `NVCC` for a flag that is not in the table."""
     return next(
         (row.part for row in FLAGS if re.fullmatch(f"({row.name})({row.value})", flag)), NVCC
     )

@@ -103,8 +103,8 @@ class Result(NamedTuple):
 class Schema(NamedTuple):
     """A parsed schema; `text` is the canonical form that torch prints.
 
-    `results` are what the kernel makes: none for an op that returns the arguments which it writes,
-    whose places are `returned`. `tags` are the names of the author's tags, sorted.
+    `results` are the results that the kernel makes. If an op returns the arguments that it writes, `results` is empty, and `returned` has
+    their places. `tags` are the names of the author's tags, sorted.
     """
 
     text: str

@@ -174,7 +174,7 @@ def _import_for(checks: Sequence[Check]) -> None:
 
 
 def _declared(name: str, alone: bool) -> list[Op] | str:
-    """Return the ops of a name or folder, or the reason why there are none.
+    """Return the ops of a name or folder, or the reason why nothing was found.
 
     If it is the only argument, raise the reason.
     """
