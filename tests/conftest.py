@@ -23,7 +23,7 @@ from opjit.backends.cuda import Cuda
 from opjit.builder import runtime_objects
 from opjit.catalog import registry
 from opjit.recipe import toolchain
-from opjit.recipe.toolchain import Compiler
+from opjit.recipe.compilers import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import helpers, remotes, tiers, zygote

@@ -43,13 +43,14 @@ from opjit.builder.diagnosis import diagnose
 from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import BuildError, CompileError, ToolMissing
-from opjit.recipe import libraries, nvcc_flags, reads, toolchain, unreported
+from opjit.recipe import compilers, libraries, nvcc_flags, reads, toolchain, unreported
+from opjit.recipe.compilers import Compiler, Nvrtc
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.reads import NOTHING, Moment, Reads
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.reports import LINKED, Changed, ReportReader, Search, trusted_prefixes
-from opjit.recipe.toolchain import INSTALL_NVRTC, Compiler, Nvrtc
+from opjit.recipe.toolchain import INSTALL_NVRTC
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.store import Store
@@ -377,7 +378,7 @@ def _link(
     flags = recipe.flags
     places = {**recipe.placeholders(work), "unique": torch_builder.UNIQUE}
     include = [f"-I{folder}" for folder in recipe.include_path]
-    listing = toolchain.dependency_flags(tools.compiler, torch_builder.UNIQUE)
+    listing = compilers.dependency_flags(tools.compiler, torch_builder.UNIQUE)
     c = [
         *include,
         *compile_warnings.DEFAULT,
@@ -411,7 +412,7 @@ def _link(
         f"-Wl,--dependency-file={LINKED},--verbose",
     ]
     environment = {
-        **toolchain.NEUTRAL,
+        **compilers.NEUTRAL,
         "CC": tools.compiler.path,  # nvcc's host compiler
         "CXX": tools.compiler.path,  # the glue is C, so no C++ compiler is needed
         "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # the flags of opjit make the complete list
@@ -485,7 +486,7 @@ def _compiled(recipe: Recipe, reader: ReportReader, output: str) -> Reads:
     work = Path(reader.work)
     read = _listed(work)
     _refuse_torch(recipe, read)
-    assembled = reads.listed_absolute(work.rglob(f"*{toolchain.ASSEMBLED}"))
+    assembled = reads.listed_absolute(work.rglob(f"*{compilers.ASSEMBLED}"))
     words = [*recipe.flags.c, *recipe.flags.cuda]
     return reader.compiled(read, assembled, Search((), recipe.searched), output, words)
 

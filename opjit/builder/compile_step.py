@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeVar
 
 from opjit import progress
 from opjit.errors import BuildError, ToolMissing
-from opjit.recipe import toolchain
+from opjit.recipe import compilers, toolchain
+from opjit.recipe.compilers import Compiler, DeviceCompilerInfo, Nvcc, Nvrtc
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.toolchain import Compiler, DeviceCompilerInfo, Nvcc, Nvrtc
 
 _Result = TypeVar("_Result")
 # In a path, torch escapes only spaces for ninja, and nvcc misreads quotes and backslashes.
@@ -67,9 +67,9 @@ def run_tool(command: Sequence[str], work: Path, need: int = 0) -> str:
     from opjit.builder import budget  # late: no hit needs it
 
     with budget.share(need) as launcher:
-        done = toolchain.run_compiler([*launcher, *command], work)
+        done = compilers.run_compiler([*launcher, *command], work)
     if done.returncode:
-        toolchain.refuse_full_disk(done.stdout, work)
+        compilers.refuse_full_disk(done.stdout, work)
         raise CompilerFailed(done.stdout)
     return done.stdout
 
@@ -140,14 +140,14 @@ def compile_by_own(
                 for folder in (recipe.include_path if "{path}" in flag else ("",))
             ),
         ]
-        done = toolchain.run_compiler(command, work)
+        done = compilers.run_compiler(command, work)
         if done.returncode < 0:
             raise recipe.fault(
                 f"{own.path} was killed by signal {-done.returncode}; try again, with more memory if it needs it",
                 shlex.join(command),
             )
         if done.returncode:
-            toolchain.refuse_full_disk(done.stdout, work)
+            compilers.refuse_full_disk(done.stdout, work)
             raise CompilerFailed(
                 f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}"
             )  # as ninja reports it

@@ -24,10 +24,10 @@ from opjit.builder import budget, host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
 from opjit.builder.host_device_split import Halves
 from opjit.builder.preprocessed import Piece, flatten, run_preprocessor
-from opjit.recipe import nvcc_flags, toolchain
+from opjit.recipe import compilers, nvcc_flags, toolchain
+from opjit.recipe.compilers import Compiler, Nvrtc
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.toolchain import Compiler, Nvrtc
 
 HOST = ""  # in the place of an arch
 # A request to the preprocessor.
@@ -327,7 +327,7 @@ def _compile_host(
     command = [compiler.path, "-x", "c++", *unit.host, *unit.folders, "-fPIC"]
     command += folders_of_cuda(found.headers)
     command += ["-Wp,-MD,opjit_host.deps", "-Wno-invalid-offsetof"]
-    command += [*toolchain.dependency_flags(compiler, "opjit_host"), "-c", "opjit_host.cpp"]
+    command += [*compilers.dependency_flags(compiler, "opjit_host"), "-c", "opjit_host.cpp"]
     output = run_tool([*command, "-o", "opjit_host.o"], work, budget.CXX_JOB)
 
     defined = _defined_symbols(work)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from opjit.recipe import toolchain
+from opjit.recipe import compilers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +36,7 @@ def parse(output: str) -> list[KernelUsage]:
     """Return the usage of each kernel in ptxas's output, in its order."""
     found = list(_entries(output))
     names = (
-        toolchain.run_compiler(
+        compilers.run_compiler(
             ["c++filt", "--no-params", *(usage.kernel for usage in found)]
         ).stdout.splitlines()
         if found

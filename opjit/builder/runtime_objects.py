@@ -26,9 +26,10 @@ from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import with_advice
 from opjit.errors import BuildError, EntryError, UntrustedFolder
 from opjit.recipe import reads
+from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment, Places, Reads
 from opjit.recipe.reports import ReportReader, Search
-from opjit.recipe.toolchain import Compiler, system_folders, versions_of
+from opjit.recipe.toolchain import system_folders, versions_of
 from opjit.store import layers
 from opjit.store.store import Store
 

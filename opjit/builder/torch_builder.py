@@ -34,7 +34,7 @@ from opjit import builder, processes, progress
 from opjit.builder import budget
 from opjit.builder.compile_step import CompilerFailed
 from opjit.errors import OpjitError
-from opjit.recipe import toolchain
+from opjit.recipe import compilers
 from opjit.recipe.reports import without_attempts
 
 UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
@@ -216,7 +216,7 @@ def call(
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         if isinstance(error, OpjitError):
             raise
-        toolchain.refuse_full_disk(str(error), work)
+        compilers.refuse_full_disk(str(error), work)
         raise NinjaFailed(str(error)) from None
     finally:
         del builder.torch_call.names
@@ -301,7 +301,7 @@ def run_ninja(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            limit=toolchain.time_limit(),
+            limit=compilers.time_limit(),
         )
     output = str(done.stdout, errors="replace")
     with open(work / _OUTPUT, "a", encoding="utf-8", errors="replace") as log:
@@ -314,7 +314,7 @@ def run_ninja(
     for command in re.findall(r"^\[\d+/\d+\] (.*)", output, re.MULTILINE):
         progress.logger().debug("%s", command)
     if done.returncode:
-        toolchain.refuse_full_disk(output, work)
+        compilers.refuse_full_disk(output, work)
         raise NinjaFailed(output)
     return output
 

@@ -30,10 +30,10 @@ from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
 from opjit.errors import BuildError, CompileWarning, LoadError
-from opjit.recipe import nvcc_flags, reads, toolchain, unreported
+from opjit.recipe import compilers, nvcc_flags, reads, toolchain, unreported
+from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.reports import ASSEMBLED, LINKED, ReportReader, Search
-from opjit.recipe.toolchain import Nvrtc
 from opjit.shared_library.objects import KeptObjects
 from opjit.store import elf
 from opjit.store.entry import Entry
@@ -219,8 +219,8 @@ class _ExtensionBuild(NamedTuple):
     def compile(self, around: AbstractContextManager[None], by_nvrtc: bool = False) -> None:
         """Let torch write the build file, and run ninja in a block for the object files that are not in the cache."""
         environment: dict[str, str | None] = {
-            **toolchain.NEUTRAL,
-            **toolchain.honoured(),
+            **compilers.NEUTRAL,
+            **compilers.honoured(),
             "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": None,
             "CCACHE_BASEDIR": str(self.work),
             "CCACHE_NOHASHDIR": "1",

@@ -33,7 +33,7 @@ from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.recipe import nvcc_flags
-from opjit.recipe.toolchain import Nvcc, Nvrtc
+from opjit.recipe.compilers import Nvcc, Nvrtc
 
 NEEDS = (budget.CXX_JOB, budget.NVCC_JOB)  # of compilers, with light headers
 _EDGE = re.compile(r"^build (?P<out>\S+): cuda_compile (?P<source>.+)\n", re.MULTILINE)

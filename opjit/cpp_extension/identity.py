@@ -24,12 +24,12 @@ import torch
 
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
-from opjit.recipe import reports, toolchain, unreported
+from opjit.recipe import compilers, reports, toolchain, unreported
 from opjit.recipe.build_inputs import EXTENSION, ProjectInputs
 from opjit.recipe.command_line import folders, portable, split, surroundings
+from opjit.recipe.compilers import Compiler, Nvcc, Nvrtc
 from opjit.recipe.reads import INLINE, Places
 from opjit.recipe.reports import Search
-from opjit.recipe.toolchain import Compiler, Nvcc, Nvrtc
 
 CUDA = (".cu", ".cuh")
 EMULATED = "-DOPJIT_EMULATE_EXTENSION"  # of an extension whose CUDA sources have become C++
@@ -101,7 +101,7 @@ def expanded(call: _Call) -> _Call:
         flags = _strings(parameter, call)
         text = re.sub(r"\$([$ :])", r"\1", " ".join(flags))
         if _EXPANDED.search(text):
-            done = toolchain.run_compiler(
+            done = compilers.run_compiler(
                 ["/bin/sh", "-c", f'exec 2>/dev/null; printf "%s\\0" {text}']
             )
             if done.returncode:
@@ -229,7 +229,7 @@ def _flags(
     flags["include"] = [places.name(folder) for folder in extra]
     every = [word for kind in flags for word in words.get(kind, ())]
     flags |= surroundings(every, places, toolchain.named("CXX")[0])
-    variables = [f"{name}={value}" for name, value in toolchain.honoured().items()]
+    variables = [f"{name}={value}" for name, value in compilers.honoured().items()]
     if variables:
         flags["environment"] = variables
     if cuda:

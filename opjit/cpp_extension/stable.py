@@ -20,8 +20,8 @@ import torch
 from opjit.builder.compile_step import run_tool
 from opjit.cpp_extension.identity import CUDA, Extension
 from opjit.cpp_extension.light import headers
-from opjit.recipe import reads, toolchain
-from opjit.recipe.toolchain import Compiler
+from opjit.recipe import compilers, reads
+from opjit.recipe.compilers import Compiler
 
 _MACRO = "TORCH_TARGET_VERSION"
 _PYTHON = "Py_LIMITED_API"
@@ -156,7 +156,7 @@ def refusal(
     declared = {*re.findall(r"\b(?:(?:aoti_)?torch_\w+(?=\()|_?Py\w+(?=[(;]))", text)}
     imported = [
         line.split()[-1]
-        for line in toolchain.run_compiler(
+        for line in compilers.run_compiler(
             ["nm", "-D", "--undefined-only", str(library)]
         ).stdout.splitlines()
     ]

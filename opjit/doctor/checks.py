@@ -23,7 +23,7 @@ from opjit.catalog import registry
 from opjit.environment import SWITCHES, VARIABLES
 from opjit.errors import OpjitError, ToolMissing
 from opjit.recipe import toolchain
-from opjit.recipe.toolchain import Nvcc
+from opjit.recipe.compilers import Nvcc
 from opjit.store import layers
 from opjit.store.store import Store, default_root
 from opjit.wanted import target_of

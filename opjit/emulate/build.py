@@ -24,10 +24,10 @@ from opjit.emulate.translate import translate
 from opjit.errors import NoKernel, OpjitError
 from opjit.loader import Loaded, first_group
 from opjit.recipe import nvcc_flags, toolchain
+from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.recipe.reports import ReportReader, Search, preprocessed_files
-from opjit.recipe.toolchain import Compiler
 from opjit.store.store import Store, default_root
 
 RUNTIME = "libopjit_emulate.so"

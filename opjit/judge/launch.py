@@ -21,7 +21,7 @@ from opjit.builder import glue, host_device_split, kernel_usage, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.errors import CompileError, ToolMissing
 from opjit.judge.protocol import DTYPES, TensorSpec
-from opjit.recipe import toolchain
+from opjit.recipe import compilers, toolchain
 from opjit.recipe.schema import Schema, parse
 from opjit.store.store import Store, default_root
 
@@ -152,7 +152,7 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
     return Kernel(compiled.code, symbol, parse(schema), types, rule, registers, spills)
 
 
-def _compile(text: str, kernel: str, found: toolchain.Nvrtc, arch: str) -> nvrtc.DeviceCode:
+def _compile(text: str, kernel: str, found: compilers.Nvrtc, arch: str) -> nvrtc.DeviceCode:
     headers = {"nv/target": nvrtc.own_header("nv_target.h")}
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v"]
     options += [f"--include-path={folder}" for folder in found.headers.split(":")]

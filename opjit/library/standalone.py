@@ -19,7 +19,7 @@ from opjit.builder import glue, runtime_objects
 from opjit.errors import BuildError
 from opjit.operators.op import Op
 from opjit.recipe import toolchain
-from opjit.recipe.toolchain import Compiler
+from opjit.recipe.compilers import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 

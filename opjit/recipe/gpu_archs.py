@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opjit import files
-from opjit.recipe import toolchain
+from opjit.recipe import compilers, toolchain
 
 if TYPE_CHECKING:
     from opjit.backends.targets import Target
@@ -61,7 +61,7 @@ def _compilable(runtime: str, notes: Path | None) -> set[str]:
     return set.intersection(*supported) if supported else set()
 
 
-def _supported_by(nvrtc: toolchain.Nvrtc, notes: Path | None) -> set[str]:
+def _supported_by(nvrtc: compilers.Nvrtc, notes: Path | None) -> set[str]:
     """Return NVRTC's architectures. A note keeps them, because loading the library costs time."""
     stamp = hashlib.sha256(f"{nvrtc.library} {nvrtc.version}".encode()).hexdigest()[:16]
     note = notes / f"nvrtc-archs-{stamp}" if notes is not None else None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files
-from opjit.recipe import interface, reads, toolchain, unreported
+from opjit.recipe import compilers, interface, reads, unreported
 from opjit.recipe.reads import GENERATED, INLINE, Moment, Places, Reads
 
 _LISTS = re.compile(
@@ -32,7 +32,7 @@ _OF_LINKER = re.compile(
     r"attempt to open .*|opened script file .*|using internal linker script:|\S*ld: mode \S+|GNU ld .*|  Supported emulations:"
 )
 LISTED = ".d"
-ASSEMBLED = toolchain.ASSEMBLED
+ASSEMBLED = compilers.ASSEMBLED
 LINKED = "linked.d"
 
 
@@ -55,14 +55,14 @@ def search(
     `notes` keep its answer while the folders are the same ones.
     """
     program = command[0]
-    variables = toolchain.honoured() if honours else {}
+    variables = compilers.honoured() if honours else {}
     asked = [*command, language, os.getcwd(), reads.signature(os.path.realpath(program)), variables]
     note = notes / f"search-{reads.digest_of(asked)[:32]}" if notes is not None else None
     known = files.read_checked(note) if note is not None else None
     if isinstance(known, dict) and known["stamps"] == _stamps(known["stamps"]):
         return Search(tuple(known["quote"]), tuple(known["angle"]))
     verbose = ["-E", "-Xcompiler", "-v"] if language == "cu" else ["-E", "-v"]
-    output = toolchain.run_compiler(
+    output = compilers.run_compiler(
         [*command, *verbose, "-x", language, os.devnull], None, honours
     ).stdout
     found = _LISTS.search(output)
@@ -325,7 +325,7 @@ def preprocessed_files(command: Sequence[str], work: Path) -> list[str]:
     Empty if it ends early. `command` has the source.
     """
     listing = work / "preprocessed.d"
-    toolchain.run_compiler([*command, "-M", "-MG", "-MF", str(listing)], work)
+    compilers.run_compiler([*command, "-M", "-MG", "-MF", str(listing)], work)
     listed = reads.listed([listing]) if listing.is_file() else []
     paths = [reads.normalized(os.path.join(work, path)) for path in listed]
     return [path for path in dict.fromkeys(paths) if os.path.isfile(path)]

@@ -20,6 +20,7 @@ from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import OpjitError, ToolMissing, UnknownArch
 from opjit.recipe import libraries, nvcc_flags, reads, toolchain, unreported
 from opjit.recipe.command_line import is_same_anywhere
+from opjit.recipe.compilers import Compiler, Nvcc
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.reports import (
     ASSEMBLED,
@@ -29,7 +30,6 @@ from opjit.recipe.reports import (
     trusted_prefixes,
     without_attempts,
 )
-from opjit.recipe.toolchain import Compiler, Nvcc
 from opjit.shared_library import identity
 from opjit.shared_library.identity import Library
 from opjit.shared_library.objects import KeptObjects

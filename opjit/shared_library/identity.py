@@ -16,9 +16,10 @@ from opjit.errors import BuildError, ToolMissing, UnknownArch
 from opjit.recipe import nvcc_flags, reports, toolchain, unreported
 from opjit.recipe.build_inputs import LIBRARY, ProjectInputs
 from opjit.recipe.command_line import folders, portable, surroundings
+from opjit.recipe.compilers import Compiler, Nvcc
 from opjit.recipe.reads import GENERATED, Places
 from opjit.recipe.reports import Search, named_search, others
-from opjit.recipe.toolchain import Compiler, Nvcc, system_folders
+from opjit.recipe.toolchain import system_folders
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)

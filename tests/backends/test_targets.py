@@ -11,7 +11,7 @@ import opjit
 from opjit import backends, files, wanted
 from opjit.backends import cpu, targets
 from opjit.errors import DeviceUnavailable, UnknownArch, UnknownDevice
-from opjit.recipe import gpu_archs, toolchain
+from opjit.recipe import compilers, gpu_archs, toolchain
 from tests import helpers
 from tests.builder.test_cuda import needs_nvrtc
 
@@ -127,7 +127,7 @@ def test_the_notes_of_missing_backends_are_whole_sentences() -> None:
 def test_an_arch_that_the_compiler_lacks_falls_back_to_the_newest_that_serves_it(
     monkeypatch: pytest.MonkeyPatch, arch: str, served: str
 ) -> None:
-    nvcc = toolchain.Nvcc("/cuda", "13.0", "V13.0.88", "sm_75 sm_90 sm_100 sm_103 sm_110 sm_120")
+    nvcc = compilers.Nvcc("/cuda", "13.0", "V13.0.88", "sm_75 sm_90 sm_100 sm_103 sm_110 sm_120")
     monkeypatch.setattr(toolchain, "working_nvcc", lambda notes: nvcc)
     monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
     target = targets.named(arch, backends.for_device("cuda"), "13.0")
@@ -137,7 +137,7 @@ def test_an_arch_that_the_compiler_lacks_falls_back_to_the_newest_that_serves_it
 def test_a_gpu_that_the_compiler_lacks_gets_code_that_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nvcc = toolchain.Nvcc("/cuda", "13.0", "V13.0.88", "sm_90 sm_100 sm_103")
+    nvcc = compilers.Nvcc("/cuda", "13.0", "V13.0.88", "sm_90 sm_100 sm_103")
     monkeypatch.setattr(toolchain, "working_nvcc", lambda notes: nvcc)
     monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
     cuda = backends.for_device("cuda")

@@ -24,7 +24,7 @@ from opjit.cpp_extension.light import VERSION, Prepared, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import toolchain
-from opjit.recipe.toolchain import Nvcc
+from opjit.recipe.compilers import Nvcc
 from opjit.store.manifest import NAME
 from opjit.store.store import Store, default_root
 from tests.helpers import no_nvcc

@@ -17,7 +17,7 @@ from opjit.doctor import checks
 from opjit.doctor.checks import NOTE, OK, PROBLEM, WARNING, Observation
 from opjit.errors import CacheWarning
 from opjit.recipe import toolchain
-from opjit.recipe.toolchain import Nvcc, Nvrtc
+from opjit.recipe.compilers import Nvcc, Nvrtc
 from opjit.share import remote, trust
 from opjit.store.store import Store
 from tests import helpers, remotes

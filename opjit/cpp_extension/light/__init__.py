@@ -22,7 +22,7 @@ from opjit.cpp_extension.light import core, headers, macros, policy, streams, vo
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.streams import Preprocessor
 from opjit.errors import BuildError, OpjitError
-from opjit.recipe.toolchain import Compiler
+from opjit.recipe.compilers import Compiler
 
 INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
 VERSION = "8"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do

@@ -23,7 +23,7 @@ from opjit.cpp_extension.light import headers, macros, vocabulary
 from opjit.cpp_extension.light.macros import Surroundings
 from opjit.errors import BuildError
 from opjit.recipe import reads
-from opjit.recipe.toolchain import Compiler
+from opjit.recipe.compilers import Compiler
 from opjit.store.store import OBJECTS
 
 HEADER = "ATen/core/TensorBody.h"

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from opjit.builder import preprocessed, runtime_objects
 from opjit.cpp_extension.light import headers, vocabulary
+from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import read_dependencies
-from opjit.recipe.toolchain import Compiler
 
 _FILE = "macros.json"
 _DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)

@@ -25,7 +25,7 @@ from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import headers, macros
 from opjit.cpp_extension.light.core import Core
 from opjit.cpp_extension.light.macros import Macros, Surroundings, system_folders
-from opjit.recipe.toolchain import Compiler
+from opjit.recipe.compilers import Compiler
 
 _JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their value here
 _DROPPED = frozenset(["-o", "-MF", "-MT", "-MQ"])  # with the word behind them

@@ -12,7 +12,7 @@ import torch
 
 from opjit.builder import runtime_objects
 from opjit.cpp_extension.light import headers
-from opjit.recipe.toolchain import Compiler
+from opjit.recipe.compilers import Compiler
 
 _FILE = "vocabulary.json"
 _TOKEN = re.compile(
