@@ -11,10 +11,9 @@ Toolkit. Files that it does not support are left to nvcc.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -22,17 +21,13 @@ from typing import NamedTuple
 from opjit import resources
 from opjit.builder import budget, host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
+from opjit.builder.cuda_text import HOST, CudaFile, defined_macros, flat_text, folders_of_cuda
 from opjit.builder.host_device_split import Halves
-from opjit.builder.preprocessed import Piece, flatten, run_preprocessor
 from opjit.recipe import compilers, nvcc_flags, toolchain
 from opjit.recipe.compilers import Compiler, Nvrtc
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
 
-HOST = ""  # in the place of an arch
-# A request to the preprocessor.
-TEXT = ("-w", "-x", "c++", "-E", "-dD", "-dI", "-MD", "-MF", "opjit_text.deps", "-o", "text.ii")
-FIRST = resources.folder("kernels_c") / "nvrtc/preprocess.h"  # the text that it reads first
 _NOWHERE = "/opjit/"
 _OWN_WORDS = re.compile(rf"{_NOWHERE}| OPJIT_LAYOUT_\d+ ?")  # in what NVRTC prints
 _CUDA_HEADERS = re.compile(
@@ -52,28 +47,6 @@ _LAYOUT = (
     "opjit_layout"  # the section of host_device_split's notes on the types of kernels' parameters
 )
 _LAYOUT_ERROR = re.compile(r"^.*error.*\bthe host's part has another layout of .*$", re.MULTILINE)
-
-
-class CudaFile(NamedTuple):
-    """A .cu file to compile."""
-
-    source: str  # its path
-    host: Sequence[str]  # flags of the C++ compiler, without folders of headers
-    users: Sequence[str]  # the author's folders of headers
-    folders: Sequence[str]  # the C++ compiler's flags for all folders of headers but CUDA's
-    device: Sequence[str]  # flags of NVRTC, without the flags that define the author's macros
-    nvcc: Collection[str]  # flags of nvcc, of which some define macros
-    archs: Sequence[str]  # such as ["sm_80", "sm_90"]; "compute_90" is PTX
-    shown: Callable[[str], str]  # from a file's path to its name in the device's part
-    headers: Mapping[str, str]  # texts for NVRTC by the names in #include lines
-    first: str = ""  # code that the host reads before it pretends to be nvcc
-    theirs: tuple[
-        str, ...
-    ] = ()  # prefixes of paths that do not belong to the author, in addition to CUDA's
-    preprocess: Callable[[Sequence[str], Path], str] | None = (
-        None  # given flags with the macros of nvcc, and a folder for files; None: the C++ compiler alone does it
-    )
-    adapt: Callable[[CudaFile, str], CudaFile] | None = None  # to the text of the host's pass
 
 
 def compile_kernels(
@@ -137,115 +110,6 @@ def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
 # --- the text -----------------------------------------------------------------------------------------------------------------------------
 
 
-def nvcc_macros(arch: str, archs: Iterable[str], release: str, flags: Collection[str]) -> list[str]:
-    """Return the flags that define the macros of an nvcc release for the preprocessor, for an arch
-    or, with `HOST`, for the host's part.
-
-    `flags` are nvcc's. tests/builder/test_preprocessed.py compares them with the macros of nvcc.
-    """
-    major, minor, build = [*release.split("."), "0", "0"][:3]
-    numbers = sorted({int(re.sub(r"\D", "", each)) * 10 for each in archs})
-    macros = {
-        "__CUDA_ARCH_LIST__": ",".join(map(str, numbers)),
-        "__CUDACC_VER_MAJOR__": major,
-        "__CUDACC_VER_MINOR__": minor,
-        "__CUDACC_VER_BUILD__": build,
-        "__CUDA_API_VER_MAJOR__": major,
-        "__CUDA_API_VER_MINOR__": minor,
-        "__NVCC_DIAG_PRAGMA_SUPPORT__": "1",
-    }
-    if int(major) >= 13:
-        macros["__CUDACC_DEVICE_ATOMIC_BUILTINS__"] = "1"
-    if arch:
-        macros |= _arch_macros(arch)
-    for flag, macro in _BY_FLAG.items():
-        if flag in flags:
-            macros[macro] = "1"
-    return [f"-D{name}={value}" for name, value in macros.items()]
-
-
-_BY_FLAG = {
-    "-G": "__CUDACC_DEBUG__",
-    "--device-debug": "__CUDACC_DEBUG__",
-    "--expt-relaxed-constexpr": "__CUDACC_RELAXED_CONSTEXPR__",
-    "-expt-relaxed-constexpr": "__CUDACC_RELAXED_CONSTEXPR__",
-    "--expt-extended-lambda": "__CUDACC_EXTENDED_LAMBDA__",
-    "--extended-lambda": "__CUDACC_EXTENDED_LAMBDA__",
-}
-
-
-def _arch_macros(arch: str) -> dict[str, str]:
-    """Return the macros of code for an arch, such as ``sm_90a``."""
-    number = int(re.sub(r"\D", "", arch)) * 10
-    macros = {"__CUDA_ARCH__": str(number), "CUDA_DOUBLE_MATH_FUNCTIONS": "1"}
-    if arch[-1] == "a":
-        macros[f"__CUDA_ARCH_FEAT_SM{number // 10}_ALL"] = "1"
-        macros["__CUDA_ARCH_SPECIFIC__"] = str(number)
-    if arch[-1] in "af":
-        macros["__CUDA_ARCH_FAMILY_SPECIFIC__"] = str(number)
-    return macros
-
-
-def _flat_text(unit: CudaFile, arch: str, work: Path, compiler: Compiler, found: Nvrtc) -> str:
-    """Return the author's text as nvcc would see it for an arch, or for the host."""
-    scratch = work / f"text_{arch or 'host'}"
-    scratch.mkdir(parents=True)
-    output = _preprocessed(unit, arch, scratch, compiler, found)
-    own = str(resources.folder("kernels_c") / "nvrtc")
-    theirs = (*found.headers.split(":"), own, str(scratch), *unit.theirs, "<")
-    users = tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in unit.users)
-
-    def is_authors(piece: Piece) -> bool:
-        if piece.path.startswith(theirs):
-            return False
-        return not piece.system or piece.path.startswith(users)
-
-    return flatten(output, is_authors, unit.shown if arch else str, _defined_macros(unit.host))
-
-
-def _preprocessed(
-    unit: CudaFile, arch: str, scratch: Path, compiler: Compiler, found: Nvrtc
-) -> str:
-    """Return the preprocessor's output for a file, with the macros in their positions."""
-    told = nvcc_macros(arch, unit.archs, nvrtc.release(found.library), unit.nvcc)
-    if unit.preprocess:
-        return unit.preprocess(told, scratch)
-    lacking = scratch / "lacking"
-    flags = [
-        *unit.host,
-        *told,
-        *unit.folders,
-        *folders_of_cuda(found.headers),
-        "-include",
-        str(FIRST),
-    ]
-    command = [compiler.path, *flags, "-idirafter", str(lacking), *TEXT, unit.source]
-    run_preprocessor(command, scratch, lacking, tuple(found.headers.split(":")))
-    return (scratch / "text.ii").read_text("utf-8", "surrogateescape")
-
-
-def folders_of_cuda(headers: str) -> list[str]:
-    """Return the C++ compiler's flags for the headers of CUDA's runtime.
-
-    A text with colons names their folders.
-    """
-    own = resources.folder("kernels_c") / "nvrtc"
-    system = [word for folder in headers.split(":") for word in ("-isystem", folder)]
-    return [f"-I{own}", *system, "-idirafter", f"{own}/absent"]
-
-
-def _defined_macros(flags: Iterable[str]) -> dict[str, str]:
-    """Return the macros that flags define: by name, the text behind ``#define``."""
-    macros: dict[str, str] = {}
-    for flag in flags:
-        if flag.startswith("-D"):
-            head, equals, body = flag[2:].partition("=")
-            macros[re.split(r"\(", head)[0]] = f"{head} {body if equals else '1'}"
-        elif flag.startswith("-U"):
-            macros.pop(flag[2:], None)
-    return macros
-
-
 # --- both parts ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -263,11 +127,11 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
 
     Other files may have the same names. Returns the compilers' output. Raises as `compile_kernels` does."""
 
-    def flat_text(arch: str) -> str:
-        return _flat_text(unit, arch, work, compiler, found)
+    def text_for(arch: str) -> str:
+        return flat_text(unit, arch, work, compiler, found)
 
     with ThreadPoolExecutor() as pool:
-        host_text, *device_texts = pool.map(flat_text, [HOST, *unit.archs])
+        host_text, *device_texts = pool.map(text_for, [HOST, *unit.archs])
         if unit.adapt:
             unit = unit.adapt(unit, host_text)
         own = _digest(work.name, host_text)
@@ -315,7 +179,7 @@ def _write_host(unit: CudaFile, halves: Halves, text: str, work: Path) -> None:
         first += ["cmath", "cstdlib"]
     lines = [f"#include <{name}>" for name in first]
     lines += [unit.first, "#undef __CUDACC__", "#define __CUDACC__ 1", "#define __NVCC__ 1"]
-    lines += [f"#undef {name}" for name in _defined_macros(unit.host)]  # the text has been expanded
+    lines += [f"#undef {name}" for name in defined_macros(unit.host)]  # the text has been expanded
     written = "\n".join([*lines, halves.host])
     (work / "opjit_host.cpp").write_text(written, "utf-8", "surrogateescape")
 

@@ -16,6 +16,12 @@ from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.layouts import Layout
+from opjit.builder.signatures import (
+    after_template,
+    callee_start,
+    named_parameter,
+    template_arguments,
+)
 from opjit.builder.tokens import (
     CLOSING,
     Malformed,
@@ -42,7 +48,6 @@ _TYPES_NAMES = """
     using typedef struct class union enum namespace static_assert friend
 """
 _TYPES = frozenset(_TYPES_NAMES.split())
-_UNNAMED = "int float double char bool long short unsigned const __restrict__ half"
 _SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
 _LINE = re.compile(r"^#line (\d+) (.*)\n", re.MULTILINE)
 # Names in the types of parameters that are no classes.
@@ -251,7 +256,7 @@ class _Splitter:
         if words[:1] == ["extern"] and len(head) == 2 and head[1].kind == "string":
             self.scope(at + 1, close, names)
             return close + 1, close + 1
-        declared = _after_template(head)
+        declared = after_template(head)
         if "enum" in words[declared : declared + 1]:
             return close + 1, begin
         parameters = self._parameters(begin + declared, at)
@@ -440,7 +445,7 @@ class _Splitter:
         declaration = self.tokens[begin:end]
         if not declaration or declaration[0].text in _TYPES:
             return
-        declared = _after_template(declaration)
+        declared = after_template(declaration)
         spaces = self._spaces(begin + declared, end)
         parameters = self._parameters(begin + declared, end)
         words = [token.text for token in declaration]
@@ -479,73 +484,3 @@ class _Splitter:
         if "const" in words:
             self.host.append((declaration[0].start, declaration[0].start, "extern "))
         self.variables.append(Variable("::".join((*names, words[end - 1])), constant))
-
-
-def callee_start(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
-    """Return the index at which the kernel's name before ``<<<`` begins."""
-    at = index - 1
-    if tokens[at].text == ")":
-        return next(begin for begin, end in closing.items() if end == at)
-    while True:
-        if tokens[at].text == ">":
-            at = matching_angle(tokens, at) - 1
-        if tokens[at].kind != "name":
-            raise NvccOnly("it launches something else than a name")
-        if tokens[at - 1].text == "##" and at >= 2:  # in a macro
-            at -= 2
-            continue
-        if (
-            at >= 2
-            and tokens[at - 1].text == "::"
-            and (tokens[at - 2].kind == "name" or tokens[at - 2].text == ">")
-        ):
-            at -= 2
-            continue
-        if tokens[at - 1].text in ("template", "::"):
-            at -= 1
-        return at
-
-
-def _after_template(head: list[Token]) -> int:
-    """Return the index after ``template <...>``; 0 without it."""
-    at = 0
-    while [token.text for token in head[at : at + 2]] == ["template", "<"]:
-        at = matching_angle(head, at + 1) + 1
-    return at
-
-
-def template_arguments(head: list[Token]) -> str:
-    """Return ``<T, n>`` for ``template <typename T, int n>``."""
-    if sum(token.text == "template" for token in head) > 1 or len(head) <= 3:
-        return ""
-    names = []
-    last = ""
-    depth = 0
-    skipping = False
-    for token in head[2:]:
-        outer = depth == 0
-        depth += (token.text in "([{<") - (token.text in ")]}>")
-        if outer and (token.text == "," or token.text == ">"):
-            names.append(last)
-            last = ""
-            skipping = False
-        elif outer and token.text == "=":
-            skipping = True
-        elif outer and not skipping and token.kind == "name":
-            last = token.text + ("..." if last == "..." else "")
-        elif outer and not skipping and token.text == "." and not last.endswith("..."):
-            last = "..."
-    if not all(names):
-        raise NvccOnly("a kernel has an unnamed template parameter")
-    return f"<{', '.join(names)}>"
-
-
-def named_parameter(group: list[Token]) -> tuple[str, int]:
-    """Return a parameter's name, with ``...`` for a pack, and where its declaration ends, before a default argument."""
-    end = next((index for index, token in enumerate(group) if token.text == "="), len(group))
-    named = next((index for index, token in enumerate(group) if token.text == "["), end)
-    name = group[named - 1]
-    if named < 2 or name.kind != "name" or name.text in _UNNAMED.split():
-        raise NvccOnly("a kernel has an unnamed parameter")
-    pack = named >= 4 and group[named - 2].text == "."
-    return name.text + ("..." if pack else ""), group[end - 1].end

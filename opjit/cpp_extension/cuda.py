@@ -20,15 +20,8 @@ from typing import NamedTuple
 from opjit import processes
 from opjit.builder import budget, torch_builder
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
-from opjit.builder.cuda import (
-    FIRST,
-    HOST,
-    CudaFile,
-    compile_unit,
-    folders_of_cuda,
-    nvcc_macros,
-    translated,
-)
+from opjit.builder.cuda import compile_unit, translated
+from opjit.builder.cuda_text import FIRST, HOST, CudaFile, folders_of_cuda, nvcc_macros
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light

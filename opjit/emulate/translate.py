@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 
 from opjit.builder.compile_step import NvccOnly
-from opjit.builder.host_device_split import callee_start, named_parameter, template_arguments
+from opjit.builder.signatures import callee_start, named_parameter, template_arguments
 from opjit.builder.tokens import (
     Malformed,
     Token,

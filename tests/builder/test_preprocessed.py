@@ -8,7 +8,7 @@ import pytest
 
 from opjit import backends
 from opjit.backends.targets import Target
-from opjit.builder import cuda, nvrtc, preprocessed
+from opjit.builder import cuda, cuda_text, nvrtc, preprocessed
 from opjit.errors import CompileError
 from opjit.recipe import toolchain
 from tests.builder.test_cuda import (
@@ -106,7 +106,7 @@ def test_the_preprocessor_is_told_what_nvcc_tells_it(
         pytest.skip("nvcc and NVRTC are of two releases")
     theirs = told_by_nvcc(tmp_path, *numbers, *flags)
     for arch, expected in zip(["", *archs], theirs, strict=True):
-        own = {f"{flag}" for flag in cuda.nvcc_macros(arch, archs, release, flags)}
+        own = {f"{flag}" for flag in cuda_text.nvcc_macros(arch, archs, release, flags)}
         same = {flag.removesuffix("=1") for flag in expected} - {"-D__CUDACC__", "-D__NVCC__"}
         assert {flag.removesuffix("=1") for flag in own} == same
 
@@ -122,7 +122,7 @@ def machine_codes(
     path = folder / "k.cu"
     path.write_text(source, encoding="utf-8")
     device, host = cuda.translated(["-std=c++17", "-O1", *flags])
-    unit = cuda.CudaFile(
+    unit = cuda_text.CudaFile(
         str(path), host, [str(folder)], [f"-I{folder}"], device, flags, ["sm_90"], str, {}
     )
     cuda.compile_unit(unit, folder / "fast", toolchain.require_cxx(None), NVRTC)

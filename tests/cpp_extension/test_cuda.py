@@ -16,7 +16,7 @@ import opjit
 from opjit.builder import cuda as builder_cuda
 from opjit.builder import nvrtc, torch_builder
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
-from opjit.builder.cuda import CudaFile
+from opjit.builder.cuda_text import CudaFile
 from opjit.builder.nvrtc import DeviceCode
 from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension

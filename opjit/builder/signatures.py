@@ -1,0 +1,83 @@
+"""The kernels' signatures and launches, from the tokens of a .cu file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from opjit.builder.compile_step import NvccOnly
+from opjit.builder.tokens import (
+    Token,
+    matching_angle,
+)
+
+_UNNAMED = "int float double char bool long short unsigned const __restrict__ half"
+
+
+def callee_start(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
+    """Return the index at which the kernel's name before ``<<<`` begins."""
+    at = index - 1
+    if tokens[at].text == ")":
+        return next(begin for begin, end in closing.items() if end == at)
+    while True:
+        if tokens[at].text == ">":
+            at = matching_angle(tokens, at) - 1
+        if tokens[at].kind != "name":
+            raise NvccOnly("it launches something else than a name")
+        if tokens[at - 1].text == "##" and at >= 2:  # in a macro
+            at -= 2
+            continue
+        if (
+            at >= 2
+            and tokens[at - 1].text == "::"
+            and (tokens[at - 2].kind == "name" or tokens[at - 2].text == ">")
+        ):
+            at -= 2
+            continue
+        if tokens[at - 1].text in ("template", "::"):
+            at -= 1
+        return at
+
+
+def after_template(head: list[Token]) -> int:
+    """Return the index after ``template <...>``; 0 without it."""
+    at = 0
+    while [token.text for token in head[at : at + 2]] == ["template", "<"]:
+        at = matching_angle(head, at + 1) + 1
+    return at
+
+
+def template_arguments(head: list[Token]) -> str:
+    """Return ``<T, n>`` for ``template <typename T, int n>``."""
+    if sum(token.text == "template" for token in head) > 1 or len(head) <= 3:
+        return ""
+    names = []
+    last = ""
+    depth = 0
+    skipping = False
+    for token in head[2:]:
+        outer = depth == 0
+        depth += (token.text in "([{<") - (token.text in ")]}>")
+        if outer and (token.text == "," or token.text == ">"):
+            names.append(last)
+            last = ""
+            skipping = False
+        elif outer and token.text == "=":
+            skipping = True
+        elif outer and not skipping and token.kind == "name":
+            last = token.text + ("..." if last == "..." else "")
+        elif outer and not skipping and token.text == "." and not last.endswith("..."):
+            last = "..."
+    if not all(names):
+        raise NvccOnly("a kernel has an unnamed template parameter")
+    return f"<{', '.join(names)}>"
+
+
+def named_parameter(group: list[Token]) -> tuple[str, int]:
+    """Return a parameter's name, with ``...`` for a pack, and where its declaration ends, before a default argument."""
+    end = next((index for index, token in enumerate(group) if token.text == "="), len(group))
+    named = next((index for index, token in enumerate(group) if token.text == "["), end)
+    name = group[named - 1]
+    if named < 2 or name.kind != "name" or name.text in _UNNAMED.split():
+        raise NvccOnly("a kernel has an unnamed parameter")
+    pack = named >= 4 and group[named - 2].text == "."
+    return name.text + ("..." if pack else ""), group[end - 1].end
