@@ -23,7 +23,6 @@ from opjit import files
 from opjit.builder import (
     compile_warnings,
     cuda_mistakes,
-    glue,
     kernel_usage,
     torch_builder,
 )
@@ -123,9 +122,7 @@ def _output(recipe: Recipe, store: Store) -> _Said:
     """Compile a recipe, return the compilers' output, and discard the binary."""
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         work = Path(folder)
-        sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
-        name = f"opjit_{files.random_name()}"
-        library = compile_library(recipe, name, sources, work, _tools(recipe, store), store.base)
+        library = compile_library(recipe, work, _tools(recipe, store), store.base)
         return _Said(library.output, _listed(work))
 
 
@@ -215,9 +212,7 @@ def _compile_checked(
     recipe: Recipe, tools: BuildTools, work: Path, base: Path, started: int
 ) -> tuple[Compiled, _Said]:
     """Compile in `work`, and check the binary. Returns it, and the output of the tools."""
-    sources = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
-    name = f"opjit_{files.random_name()}"
-    library = compile_library(recipe, name, sources, work, tools, base)
+    library = compile_library(recipe, work, tools, base)
     made = replace(recipe, toolchain=library.toolchain)
     reader = _reader(made, tools, work, started)
     read = _compiled(made, reader, library.output).joined(library.parts)
@@ -230,10 +225,10 @@ def _compile_checked(
 
     compiled = Compiled(
         made,
-        work / name,
+        library.path,
         tools.compiler.path,
         read,
-        [*sources, work / "build.ninja"],
+        [*library.generated, work / "build.ninja"],
         {"torch": torch.__version__, **library.remark},
         finish,
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from opjit.backends import Flags, Shared
+from opjit import files
+from opjit.backends import Shared
 from opjit.builder import (
     budget,
     compile_warnings,
@@ -28,10 +29,10 @@ from opjit.builder.compile_step import (
 from opjit.builder.diagnosis import diagnose
 from opjit.errors import BuildError
 from opjit.recipe import compilers, libraries, nvcc_flags, toolchain, unreported
-from opjit.recipe.compilers import Compiler, Nvrtc
+from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
-from opjit.recipe.reads import NOTHING, Reads
+from opjit.recipe.reads import Reads
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.reports import LINKED
 
@@ -39,201 +40,214 @@ from opjit.recipe.reports import LINKED
 class CompiledLibrary(NamedTuple):
     """A library that was compiled and linked."""
 
+    path: Path
+    generated: list[Path]  # the glue's files
     toolchain: dict[str, str]  # the compilers' identity
     output: str  # theirs, with their warnings
-    remark: Mapping[str, str] = MappingProxyType({})  # on them, for the manifest
-    parts: Reads = NOTHING  # the inputs of opjit's runtime objects
+    parts: Reads  # the inputs of opjit's runtime objects
+    remark: Mapping[str, str] = MappingProxyType({})  # on the compilers, for the manifest
 
 
-def compile_library(
-    recipe: Recipe, name: str, sources: list[Path], work: Path, tools: BuildTools, base: Path
-) -> CompiledLibrary:
+def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -> CompiledLibrary:
     """Compile and link: CUDA code with NVRTC or, failing that, nvcc, and code of another device
     with that device's compiler.
     """
     libraries.require_plain(recipe.name, recipe.flags)
-    flags = recipe.target.backend.flags(recipe.target.arch, recipe.target.runtime)
-    flags = for_debugger(flags) if recipe.flags.debug else flags
-
-    def by_nvrtc(nvrtc: Nvrtc) -> CompiledLibrary:
-        linking_to, found = (
-            _with_stubs(recipe, nvrtc, tools.compiler, work)
-            if toolchain.is_other(recipe.target.host)
-            else (recipe, nvrtc)
-        )
-        with ThreadPoolExecutor(1) as pool:
-            linking = pool.submit(_parts, base, tools.compiler, flags, work)
-            every = [*sources[1:], *_including(recipe, work)]
-            registrations, kernels, said = cuda.compile_kernels(
-                recipe, every, work, tools.compiler, found
-            )
-            linked, parts = linking.result()
-        objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]
-        runtime = (
-            f"-L{found.runtime}",
-            f"-l:libcudart.so.{recipe.target.runtime.removeprefix('cuda')}",
-        )
-        said += _link(
-            linking_to,
-            name,
-            [sources[0], *registrations],
-            objects,
-            runtime,
-            linked,
-            work,
-            tools._replace(nvcc=None),
-            base,
-        )
-        return CompiledLibrary(toolchain.identity(tools.compiler, nvrtc), said, parts=parts)
-
-    def by_others() -> CompiledLibrary:
-        kept = tuple(flag for flag in recipe.flags.cuda if flag not in hidden)
-        shown = replace(recipe, flags=recipe.flags._replace(cuda=kept))
-        linked, parts = _parts(base, tools.compiler, flags, work)
-        every = [*sources, *_including(shown, work)]
-        kernels = list[Path]()
-        said = ""
-        if tools.own:
-            try:
-                kernels, said = compile_by_own(shown, every[1:], work, tools.own)
-            except CompilerFailed as failed:
-                raise _diagnosed(shown, str(failed), base) from None
-        objects = [*kernels, *(linked / part for part in runtime_objects.OBJECTS)]
-        output = _link(
-            shown, name, every[:1] if tools.own else every, objects, (), linked, work, tools, base
-        )
-        versions = toolchain.identity(tools.compiler, tools.nvcc or tools.own)
-        return CompiledLibrary(versions, said + output, parts=parts)
-
-    hidden = (
-        set() if recipe.flags.debug else LINE_INFO
-    )  # in which nvcc names folders of this machine
+    generated = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
+    path = work / f"opjit_{files.random_name()}"
+    compilation = _Compilation(recipe, work, tools, base, path, generated)
     library, remark = by_nvrtc_or_nvcc(
-        str(recipe), tools, by_nvrtc, by_others, lambda output: _diagnosed(recipe, output, base)
+        str(recipe),
+        tools,
+        compilation.by_nvrtc,
+        compilation.by_nvcc_or_device_compiler,
+        compilation.diagnosed,
     )
-    if remark.startswith("nvcc") and hidden & {*recipe.flags.cuda}:
+    if remark.startswith("nvcc") and compilation.hidden & {*recipe.flags.cuda}:
         remark += "; without line information, in which nvcc names folders of this machine"
     return library._replace(remark={"cuda": remark} if remark else {})
 
 
-def _with_stubs(
-    recipe: Recipe, nvrtc: Nvrtc, compiler: Compiler, work: Path
-) -> tuple[Recipe, Nvrtc]:
-    """Name stubs in the place of CUDA's libraries here, which a linker for another processor refuses."""
-    cudart = f"libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
-    libraries = [Shared(cudart, f"{nvrtc.runtime}/{cudart}"), *recipe.flags.shared]
-    stubs = runtime_objects.stubs_of(libraries, compiler, work / "stubs")
-    stubbed = replace(recipe, flags=recipe.flags._replace(shared=stubs[1:]))
-    return stubbed, nvrtc._replace(runtime=str(work / "stubs"))
+@dataclass(frozen=True)
+class _Compilation:
+    """The compilation of a library in the folder `work`; `base` is the store's folder."""
+
+    recipe: Recipe
+    work: Path
+    tools: BuildTools
+    base: Path
+    path: Path  # of the library
+    generated: list[Path]  # the glue's files
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """The flags that nvcc does not get, because with them it names folders of this machine."""
+        return frozenset() if self.recipe.flags.debug else LINE_INFO
+
+    def by_nvrtc(self, nvrtc: Nvrtc) -> CompiledLibrary:
+        """Compile with NVRTC and the C++ compiler, and link."""
+        compiler = self.tools.compiler
+        target = self.recipe.target
+        linking = replace(self, tools=self.tools._replace(nvcc=None))
+        found = nvrtc
+        if toolchain.is_other(target.host):
+            stubbed, found = self._with_stubs(nvrtc)
+            linking = replace(linking, recipe=stubbed)
+        with ThreadPoolExecutor(1) as pool:
+            making = pool.submit(self._make_parts)
+            every = [*self.generated[1:], *self._wrappers()]
+            registrations, kernels, output = cuda.compile_kernels(
+                self.recipe, every, self.work, compiler, found
+            )
+            parts, read = making.result()
+        cudart = f"-l:libcudart.so.{target.runtime.removeprefix('cuda')}"
+        sources = [self.generated[0], *registrations]
+        output += linking._link(sources, kernels, parts, [f"-L{found.runtime}", cudart])
+        versions = toolchain.identity(compiler, nvrtc)
+        return CompiledLibrary(self.path, self.generated, versions, output, read)
+
+    def by_nvcc_or_device_compiler(self) -> CompiledLibrary:
+        """Compile C, or let nvcc or the device's compiler compile the kernels, and link."""
+        tools = self.tools
+        flags = self.recipe.flags
+        shown = tuple(flag for flag in flags.cuda if flag not in self.hidden)
+        shown_recipe = replace(self.recipe, flags=flags._replace(cuda=shown))
+        parts, read = self._make_parts()
+        sources = [*self.generated, *self._wrappers()]
+        kernels = list[Path]()
+        output = ""
+        if tools.own:
+            try:
+                kernels, output = compile_by_own(shown_recipe, sources[1:], self.work, tools.own)
+            except CompilerFailed as failed:
+                raise self.diagnosed(str(failed)) from None
+            sources = sources[:1]
+        output += replace(self, recipe=shown_recipe)._link(sources, kernels, parts)
+        versions = toolchain.identity(tools.compiler, tools.nvcc or tools.own)
+        return CompiledLibrary(self.path, self.generated, versions, output, read)
+
+    def diagnosed(self, output: str) -> BuildError:
+        """Return the error for the output of a compiler that failed."""
+        recipe = self.recipe
+        expected = str(recipe.source), glue.prototype(recipe.schema, recipe.target.backend)
+        error = diagnose(output, recipe.name, recipe.purpose, self.base / "logs", expected)
+        if recipe.label is not None:  # an inline source: its path means nothing to the user
+            error.args = (str(error).replace(str(recipe.source), recipe.label),)
+        return error
+
+    def _with_stubs(self, nvrtc: Nvrtc) -> tuple[Recipe, Nvrtc]:
+        """Name stubs in the place of CUDA's libraries here, which a linker for another processor refuses."""
+        recipe = self.recipe
+        cudart = f"libcudart.so.{recipe.target.runtime.removeprefix('cuda')}"
+        libraries = [Shared(cudart, f"{nvrtc.runtime}/{cudart}"), *recipe.flags.shared]
+        folder = self.work / "stubs"
+        stubs = runtime_objects.stubs_of(libraries, self.tools.compiler, folder)
+        stubbed = replace(recipe, flags=recipe.flags._replace(shared=stubs[1:]))
+        return stubbed, nvrtc._replace(runtime=str(folder))
+
+    def _make_parts(self) -> tuple[Path, Reads]:
+        """Return the folder of parts to link with, by a path that a build file can name, and the inputs of the parts."""
+        target = self.recipe.target
+        flags = target.backend.flags(target.arch, target.runtime)
+        if self.recipe.flags.debug:
+            flags = for_debugger(flags)
+        folder, read = runtime_objects.folder(self.base, self.tools.compiler, flags)
+        link = self.work / "parts"
+        if not link.is_symlink():  # as it is where nvcc follows NVRTC
+            link.symlink_to(folder)
+        return link, read
+
+    def _wrappers(self) -> list[Path]:
+        """Write a file for each of the author's other sources, which includes it: files of any names and paths can be built."""
+        recipe = self.recipe
+        paths = []
+        for number, source in enumerate(recipe.flags.sources):
+            path = self.work / f"opjit_source{number}{recipe.target.backend.suffix}"
+            text = f'#include "{os.path.relpath(source, recipe.folder)}"\n'
+            path.write_text(text, "utf-8", "surrogateescape")
+            paths.append(path)
+        return paths
+
+    def _link(
+        self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str] = ()
+    ) -> str:
+        """Compile sources, the glue first, and link them with the kernels' object files, by torch's load. Returns the tools' output."""
+        compiler = self.tools.compiler.path
+        nvcc = self.tools.nvcc
+        include = [f"-I{folder}" for folder in self.recipe.include_path]
+        arguments = {
+            "name": self.path.name,
+            "sources": list(map(str, sources)),
+            "extra_cflags": _quoted([*include, *self._c_flags()]),
+            "extra_cuda_cflags": _quoted(nvcc_flags.for_nvcc(include, self._cuda_flags())),
+            "extra_ldflags": _quoted(self._link_flags(kernels, parts, runtime)),
+            "build_directory": str(self.work),
+            "with_cuda": nvcc is not None,
+            "is_python_module": False,
+            "is_standalone": True,  # torch's build file makes an executable; -shared makes it a library
+        }
+        environment = {
+            **compilers.NEUTRAL,
+            "CC": compiler,  # nvcc's host compiler
+            "CXX": compiler,  # the glue is C, so no C++ compiler is needed
+            "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # the flags of opjit make the complete list
+            "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
+            "PYTORCH_NVCC": None,
+        }
+        variables = {
+            "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
+            "CUDA_HOME": nvcc.root if nvcc else None,
+        }
+        needs = (budget.C_JOB, budget.NVCC_JOB)
+        try:
+            return torch_builder.call(
+                "load", arguments, self.tools.ninja, environment, variables, needs
+            )
+        except CompilerFailed as failed:
+            raise self.diagnosed(str(failed)) from None
+
+    @property
+    def _lists(self) -> list[str]:
+        """The flags with which the assembler lists the files that it reads."""
+        return compilers.dependency_flags(self.tools.compiler, torch_builder.UNIQUE)
+
+    def _in_place(self, flags: Iterable[str]) -> list[str]:
+        """Return flags with the paths of this build."""
+        paths = {**self.recipe.placeholders(self.work), "unique": torch_builder.UNIQUE}
+        return [flag.format(**paths) for flag in flags]
+
+    def _c_flags(self) -> list[str]:
+        own = [*compile_warnings.DEFAULT, unreported.DATE_WARNING]
+        return [*own, *self._in_place(self.recipe.flags.c), *self._lists]
+
+    def _cuda_flags(self) -> list[str]:
+        flags = self._in_place(self.recipe.flags.cuda)
+        for folder in libraries.include_folders(self.recipe.flags.shared):
+            flags += ["-isystem", folder]
+        for flag in self._lists:
+            flags += ["-Xcompiler", flag]
+        return flags
+
+    def _link_flags(self, kernels: list[Path], parts: Path, runtime: Sequence[str]) -> list[str]:
+        flags = self.recipe.flags
+        objects = [*kernels, *(parts / name for name in runtime_objects.OBJECTS)]
+        stubs = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
+        return [
+            *map(str, objects),
+            "-shared",
+            "-fno-lto",
+            f"-L{parts}",
+            "-Wl,--no-as-needed",
+            *stubs,
+            "-Wl,--as-needed",
+            *runtime,
+            *libraries.arguments(flags),
+            *([] if flags.debug else ["-Wl,-s"]),
+            "-Wl,-z,defs",
+            "-Wl,--gc-sections",
+            f"-Wl,--dependency-file={LINKED},--verbose",
+        ]
 
 
-def _parts(base: Path, compiler: Compiler, flags: Flags, work: Path) -> tuple[Path, Reads]:
-    """Return the folder of parts to link with, by a path that a build file can name, and what made them."""
-    folder, read = runtime_objects.folder(base, compiler, flags)
-    link = work / "parts"
-    if not link.is_symlink():  # as it is where nvcc follows NVRTC
-        link.symlink_to(folder)
-    return link, read
-
-
-def _including(recipe: Recipe, work: Path) -> list[Path]:
-    """Write a file for each of the author's other sources, which includes it: files of any names and paths can be built."""
-    suffix = recipe.target.backend.suffix
-    paths = [work / f"opjit_source{number}{suffix}" for number in range(len(recipe.flags.sources))]
-    for path, source in zip(paths, recipe.flags.sources, strict=True):
-        path.write_text(
-            f'#include "{os.path.relpath(source, recipe.folder)}"\n', "utf-8", "surrogateescape"
-        )
-    return paths
-
-
-def _link(
-    recipe: Recipe,
-    name: str,
-    sources: list[Path],
-    objects: list[Path],
-    link: Iterable[str],
-    linked: Path,
-    work: Path,
-    tools: BuildTools,
-    base: Path,
-) -> str:
-    """Compile sources, the glue first, and link them with object files, by torch's load. Returns the tools' output."""
-    flags = recipe.flags
-    places = {**recipe.placeholders(work), "unique": torch_builder.UNIQUE}
-    include = [f"-I{folder}" for folder in recipe.include_path]
-    listing = compilers.dependency_flags(tools.compiler, torch_builder.UNIQUE)
-    c = [
-        *include,
-        *compile_warnings.DEFAULT,
-        unreported.DATE_WARNING,
-        *(flag.format(**places) for flag in flags.c),
-        *listing,
-    ]
-    cuda = [
-        *(flag.format(**places) for flag in flags.cuda),
-        *(
-            part
-            for folder in libraries.include_folders(flags.shared)
-            for part in ("-isystem", folder)
-        ),
-        *(part for flag in listing for part in ("-Xcompiler", flag)),
-    ]
-    stubs = [f"-l{stub.removeprefix('lib')}" for stub in flags.stubs]
-    link = [
-        *map(str, objects),
-        "-shared",
-        "-fno-lto",
-        f"-L{linked}",
-        "-Wl,--no-as-needed",
-        *stubs,
-        "-Wl,--as-needed",
-        *link,
-        *libraries.arguments(flags),
-        *([] if flags.debug else ["-Wl,-s"]),
-        "-Wl,-z,defs",
-        "-Wl,--gc-sections",
-        f"-Wl,--dependency-file={LINKED},--verbose",
-    ]
-    environment = {
-        **compilers.NEUTRAL,
-        "CC": tools.compiler.path,  # nvcc's host compiler
-        "CXX": tools.compiler.path,  # the glue is C, so no C++ compiler is needed
-        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # the flags of opjit make the complete list
-        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
-        "PYTORCH_NVCC": None,
-    }
-    try:
-        return torch_builder.call(
-            "load",
-            {
-                "name": name,
-                "sources": [str(source) for source in sources],
-                "extra_cflags": [*map(torch_builder.quote, c)],
-                "extra_cuda_cflags": [
-                    *map(torch_builder.quote, nvcc_flags.for_nvcc(include, cuda))
-                ],
-                "extra_ldflags": [*map(torch_builder.quote, link)],
-                "build_directory": str(work),
-                "with_cuda": tools.nvcc is not None,
-                "is_python_module": False,
-                "is_standalone": True,  # torch's build file makes an executable; -shared makes it a library
-            },
-            tools.ninja,
-            environment,
-            {
-                "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
-                "CUDA_HOME": tools.nvcc.root if tools.nvcc else None,
-            },
-            (budget.C_JOB, budget.NVCC_JOB),
-        )
-    except CompilerFailed as failed:
-        raise _diagnosed(recipe, str(failed), base) from None
-
-
-def _diagnosed(recipe: Recipe, output: str, base: Path) -> BuildError:
-    expected = str(recipe.source), glue.prototype(recipe.schema, recipe.target.backend)
-    error = diagnose(output, recipe.name, recipe.purpose, base / "logs", expected)
-    if recipe.label is not None:  # an inline source: its path means nothing to the user
-        error.args = (str(error).replace(str(recipe.source), recipe.label),)
-    return error
+def _quoted(flags: Iterable[str]) -> list[str]:
+    return list(map(torch_builder.quote, flags))
