@@ -16,7 +16,7 @@ from opjit.catalog import registry
 from opjit.errors import OpjitError
 from opjit.operators.op import Op
 from opjit.store import layers
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 from opjit.wanted import describe, target_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def explain(op: str | Op, device: object = None, arch: str | None = None) -> Exp
     from opjit import why
 
     declared = op if isinstance(op, Op) else registry.find(op)
-    root = Store(default_root())
+    root = default_store()
     recipe = describe(declared, target_of(device, arch), root)
     with warnings.catch_warnings():  # the explanation includes their content
         warnings.simplefilter("ignore")

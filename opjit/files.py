@@ -21,6 +21,7 @@ from opjit.errors import CacheWarning, EntryError, RecordError
 _NOTE_BYTES = 16 << 20  # the largest note
 _TICK = 0.02  # seconds during which a file system's clock may show the same time
 _LINKS = 40  # symbolic links that Linux follows in one path
+StrPath = str | os.PathLike[str]
 _own: list[tuple[Path, int]] = []  # temporary folders, and the ids of the processes that made them
 
 
@@ -28,7 +29,7 @@ def random_name() -> str:
     return os.urandom(16).hex()
 
 
-def stat_signature(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+def stat_signature(path: StrPath) -> tuple[int, ...] | None:
     """Changes with a file, and is cheaper than reading it; None if there is no file."""
     try:
         status = os.stat(path)
@@ -73,7 +74,7 @@ def read(path: Path, most: int, trusted_as: Path | None = None) -> bytes:
         return file.read(most)
 
 
-def read_regular(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
+def read_regular(path: StrPath, most: int = 1 << 30) -> bytes:
     """Read a file that a user names, through links.
 
     Raises OSError if it cannot be read, has more than `most` bytes, or is a folder, a pipe or a

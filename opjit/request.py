@@ -18,7 +18,7 @@ from opjit.environment import is_on
 from opjit.errors import CompileError, NotCached
 from opjit.store import usage
 from opjit.store.entry import Entry
-from opjit.store.store import Store, default_root
+from opjit.store.store import Store, default_root, default_store
 from opjit.wanted import W, Wanted, here, of_op
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def ready_for_call(op: OpState, backend: Backend) -> None:
     failed = op.failed.get(backend.name)
     if failed is not None:
         name, error = failed
-        wanted = of_op(op, here(backend), Store(default_root()))
+        wanted = of_op(op, here(backend), default_store())
         if name == wanted.name and error.read and not any(wanted.inputs.changes(error.read)):
             raise CompileError(
                 f"{error}\nNo input has changed since this build failed, so it was not tried "
@@ -81,8 +81,8 @@ def stores() -> Iterator[Store]:
     """Yield stores for repeated requests, because another process may remove an entry before it
     is opened: the cache twice, then a private folder.
     """
-    yield Store(default_root())
-    yield Store(default_root())
+    yield default_store()
+    yield default_store()
     yield Store(files.temporary_folder())
 
 
@@ -95,7 +95,7 @@ def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
     own = getattr(target.backend, "entry", None)
     if own is not None:
         return cast("Entry", own(op, target))
-    store = store or Store(default_root())
+    store = store or default_store()
     wanted = of_op(op, target, store)
     return look(wanted, store) or obtain(wanted, store)
 

@@ -31,7 +31,7 @@ from opjit.measure.plan import Inputs, ratio
 from opjit.measure.timing import measure, plan_of, wait
 from opjit.store import layers
 from opjit.store.entry import Entry
-from opjit.store.store import TUNED, Store, default_root
+from opjit.store.store import TUNED, Store, default_store
 from opjit.wanted import OpBinary, here
 
 _FINALISTS = 16  # variants that are measured at length
@@ -99,7 +99,7 @@ def measure_or_read(
 ) -> Choice | None:
     """Return the recorded choice for a bucket of sizes unless `again`, or measure all variants that can be built, with a call's inputs.
     Returns None where nothing can be measured. The caller holds the op's lock."""
-    store = Store(default_root())
+    store = default_store()
     labels = op.declaration.labels(backend)
     tensors = inputs.tensors()
     index = (tensors[0].device.index or 0) if tensors else 0

@@ -14,7 +14,7 @@ from opjit.recipe.build_inputs import BuildInputs
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
-from opjit.store.store import Store, default_root
+from opjit.store.store import Store, default_store
 
 if TYPE_CHECKING:
     from opjit.backends import Backend
@@ -155,7 +155,7 @@ def here(backend: Backend) -> Target:
     """Return the target of kernels for this process. Raises DeviceUnavailable if it cannot use such a device."""
     from opjit.backends import targets
 
-    return gpu_archs.served(targets.here(backend), Store(default_root()).notes)
+    return gpu_archs.served(targets.here(backend), default_store().notes)
 
 
 def target_of(device: object, arch: str | None) -> Target:
@@ -166,5 +166,5 @@ def target_of(device: object, arch: str | None) -> Target:
     if arch is None:
         return here(backends.for_device(targets.device_type(device)))
     backend = None if device is None else backends.for_device(targets.device_type(device))
-    notes = Store(default_root()).notes
+    notes = default_store().notes
     return gpu_archs.served(toolchain.target_of(arch, notes, backend), notes)

@@ -22,12 +22,13 @@ from opjit.declare.declaration import Declaration
 from opjit.declare.op_state import OpState
 from opjit.declare.oplist import RecordedExtension, RecordedOp
 from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
+from opjit.files import StrPath
 from opjit.operators.op import Op
 from opjit.recipe import gpu_archs, libraries, toolchain
 from opjit.recipe.flags import check_flags
 from opjit.recipe.schema import parse
 from opjit.shared_library import recorded as recorded_libraries
-from opjit.store.store import Store, default_root
+from opjit.store.store import Store, default_store
 from opjit.wanted import Wanted
 
 
@@ -44,9 +45,9 @@ class Plan(NamedTuple):
 
 
 def plan_ops(
-    names: Iterable[str | os.PathLike[str]] | None,
+    names: Iterable[StrPath] | None,
     archs: Sequence[str],
-    root: str | os.PathLike[str] | None,
+    root: StrPath | None,
     hosts: Sequence[str] = (),
 ) -> Plan:
     """Plan to build ops by name.
@@ -79,9 +80,9 @@ def plan_ops(
 
 
 def plan_recorded(
-    path: str | os.PathLike[str],
+    path: StrPath,
     archs: Sequence[str],
-    root: str | os.PathLike[str] | None,
+    root: StrPath | None,
     extensions: bool = False,
     hosts: Sequence[str] = (),
 ) -> Plan:
@@ -194,9 +195,9 @@ def _plan_extensions(
     return list(found.values())
 
 
-def _store(root: str | os.PathLike[str] | None) -> Store:
+def _store(root: StrPath | None) -> Store:
     if root is None:
-        return Store(default_root())
+        return default_store()
     folder = Path(os.path.abspath(os.path.expanduser(root)))
     if not os.path.exists(folder):  # pathlib's raises an error where the path cannot be entered
         with suppress(

@@ -26,6 +26,7 @@ from opjit.errors import (
     PrecompileError,
     one_string,
 )
+from opjit.files import StrPath
 from opjit.progress import Display, logger
 from opjit.store import inventory, sets
 from opjit.store.store import Store
@@ -57,12 +58,12 @@ class Report(NamedTuple):
 
 
 def precompile(
-    ops: Iterable[str | os.PathLike[str]] | None = None,
+    ops: Iterable[StrPath] | None = None,
     archs: Sequence[str] = (),
     *,
     jobs: int | None = None,
-    store: str | os.PathLike[str] | None = None,
-    recorded: str | os.PathLike[str] | None = None,
+    store: StrPath | None = None,
+    recorded: StrPath | None = None,
     extensions: bool = False,
     hosts: Sequence[str] = (),
 ) -> Report:
@@ -116,10 +117,10 @@ def precompile(
 
 
 def check_precompiled(
-    recorded: str | os.PathLike[str],
+    recorded: StrPath,
     archs: Sequence[str] = (),
     *,
-    store: str | os.PathLike[str] | None = None,
+    store: StrPath | None = None,
     extensions: bool = False,
     hosts: Sequence[str] = (),
 ) -> int:

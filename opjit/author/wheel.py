@@ -29,7 +29,7 @@ from opjit.library.build import LEFT_OUT, put_binary
 from opjit.operators.op import Op
 from opjit.store import elf, layers
 from opjit.store import manifest as manifests
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 
 _GLIBC = re.compile(rb"GLIBC_2\.(\d+)\b")
 _OLDEST_GLIBC = 17  # torch itself runs on nothing older
@@ -121,7 +121,7 @@ def targets_for(ops: Sequence[Op], archs: Sequence[str], hosts: Sequence[str] = 
     """
     if not archs:
         raise WheelError("name the archs to build for, such as x86-64-v3, x86-64-v4 or sm_90")
-    found = batch.targets_of(archs, Store(default_root()), hosts)
+    found = batch.targets_of(archs, default_store(), hosts)
     for target in found:
         if not batch.pairs(ops, [target]):
             raise NoKernel(

@@ -19,7 +19,7 @@ from opjit.store import inventory, usage
 from opjit.store import prune as _pruning
 from opjit.store.inventory import EntryInfo
 from opjit.store.prune import AGE, Cleared, Pruned
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_root, default_store
 
 __all__ = [
     "Cleared",
@@ -72,9 +72,7 @@ def entries() -> list[EntryInfo]:
         >>> [(item.op, item.arch) for item in opjit.cache.entries()]
         [('opjit::allreduce', 'x86-64-v…')]
     """
-    return sorted(
-        inventory.scan(Store(default_root())), key=lambda item: (item.op, item.arch, item.key)
-    )
+    return sorted(inventory.scan(default_store()), key=lambda item: (item.op, item.arch, item.key))
 
 
 def stats() -> Stats:
@@ -86,7 +84,7 @@ def stats() -> Stats:
         >>> opjit.cache.stats().builds
         1
     """
-    return Stats(*usage.total(Store(default_root()).base))
+    return Stats(*usage.total(default_store().base))
 
 
 def verify() -> list[Finding]:
@@ -98,7 +96,7 @@ def verify() -> list[Finding]:
         >>> [(finding.item.op, finding.verdict) for finding in opjit.cache.verify()]
         [('opjit::allreduce', 'good')]
     """
-    return list(verification.verify_store(Store(default_root())))
+    return list(verification.verify_store(default_store()))
 
 
 def prune(size: int | str | None = None, age: float | str | None = None) -> Pruned:
@@ -129,7 +127,7 @@ def prune(size: int | str | None = None, age: float | str | None = None) -> Prun
     oldest = AGE if age is None else _pruning.parse_age(age) if isinstance(age, str) else age
     if not (bound >= 0 and oldest >= 0):
         raise BadSetting(f"expected a size and an age of 0 or more, got {size!r} and {age!r}")
-    return _pruning.prune(Store(default_root()), bound, oldest)
+    return _pruning.prune(default_store(), bound, oldest)
 
 
 def clear(*ops: str) -> Cleared:
@@ -143,4 +141,4 @@ def clear(*ops: str) -> Cleared:
         >>> opjit.cache.clear("allreduce").removed
         1
     """
-    return _pruning.clear(Store(default_root()), ops)
+    return _pruning.clear(default_store(), ops)

@@ -18,13 +18,14 @@ from typing import IO, NamedTuple, TypeVar, cast
 from opjit import files
 from opjit.cache.verification import Origin, origin
 from opjit.errors import EntryError, OpjitError, RemoteError
+from opjit.files import StrPath
 from opjit.share import remote
 from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Trust, signer
 from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
-from opjit.store.store import VERSION, Store, default_root
+from opjit.store.store import VERSION, Store, default_root, default_store
 
 _Result = TypeVar("_Result")
 _OBJECT = re.compile(rf"{VERSION}/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{{64}})\.(opjit|key)", re.ASCII)
@@ -123,7 +124,7 @@ def push(
             "web server"
         )
     for entry, content in _outgoing(
-        Store(default_root()),
+        default_store(),
         ops,
         signer(sign) if sign is not None else lambda each: each,
         report.problems,
@@ -205,7 +206,7 @@ def pull(
 def _take_in(
     place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], object]
 ) -> TransferReport:
-    root = Store(default_root())
+    root = default_store()
     report = TransferReport([], 0, [])
     for name in _selected(
         place.names(), ops, report.problems, f"{place.shown} does not contain an entry of it"
@@ -237,9 +238,9 @@ def _take_in(
 
 
 def pack(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
-    sign: str | os.PathLike[str] | None = None,
+    sign: StrPath | None = None,
     ops: Sequence[str] = (),
 ) -> TransferReport:
     """Write the cache's entries of all hosts and archs into a tar archive of the files that `push`
@@ -294,9 +295,7 @@ def pack(
     return report
 
 
-def unpack(
-    path: str | os.PathLike[str], *, say: Callable[[str], object] = lambda line: None
-) -> TransferReport:
+def unpack(path: StrPath, *, say: Callable[[str], object] = lambda line: None) -> TransferReport:
     """Pull the entries of an archive that `pack` wrote into the cache.
 
     OPJIT_TRUST must name the key that signed them.

@@ -28,6 +28,7 @@ from opjit import files, processes, resources
 from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration, Function, cpp_advice, stamp_of
 from opjit.errors import DeclarationError, OpjitError, UnknownOp
+from opjit.files import StrPath
 from opjit.operators import registration
 from opjit.operators.op import Op
 from opjit.recipe import schema
@@ -238,7 +239,7 @@ def declare_bundled() -> None:
             declare_folder(folder, "opjit_bundled")
 
 
-def add_path(folder: str | os.PathLike[str]) -> list[Op]:
+def add_path(folder: StrPath) -> list[Op]:
     """Declare the ops of a directory by running its op.py. Nothing is compiled.
 
     Args:
@@ -357,8 +358,8 @@ def op(
     extra_cuda_cflags: Sequence[str] = (),
     extra_ldflags: Sequence[str] = (),
     extra_cuda_ldflags: Sequence[str] = (),
-    extra_include_paths: Sequence[str | os.PathLike[str]] = (),
-    extra_sources: Sequence[str | os.PathLike[str]] = (),
+    extra_include_paths: Sequence[StrPath] = (),
+    extra_sources: Sequence[StrPath] = (),
     differentiable: bool = True,
     elementwise: bool = False,
     tags: Sequence[torch.Tag] = (),

@@ -200,11 +200,11 @@ def why(op: str, device: str | None, arch: str | None, print_json: helps.PrintJs
     from opjit.api import explain
     from opjit.catalog import arguments
     from opjit.cpp_extension.entries import entries, failed_build
-    from opjit.store.store import Store, default_root
+    from opjit.store.store import default_store
 
     explicit = op.startswith("cpp_extension.")
     name = op.removeprefix("cpp_extension.")
-    root = Store(default_root())
+    root = default_store()
     try:
         found = [] if explicit else arguments.ops(op)
     except UnknownOp:

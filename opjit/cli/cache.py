@@ -80,7 +80,7 @@ def verify(print_json: helps.PrintJson) -> None:
     from opjit import cache
     from opjit.cache.verification import BAD, GOOD
     from opjit.doctor.checks import open_folders
-    from opjit.store.store import Store, default_root
+    from opjit.store.store import default_store
 
     found = cache.verify()
     rows = []
@@ -91,7 +91,7 @@ def verify(print_json: helps.PrintJson) -> None:
     counts = Counter(each.verdict for each in found)
     parts = [f"{counts[verdict]} {verdict}" for verdict in (GOOD, BAD) if counts[verdict]]
     click.echo(f"{_count_text(len(found))}: {', '.join(parts)}".removesuffix(": "))
-    for problem in open_folders(Store(default_root()).base):
+    for problem in open_folders(default_store().base):
         helps.remark(f"warning: {problem}, so opjit does not use it")
     if print_json is not None:
         print_json(rows)

@@ -8,7 +8,7 @@ from opjit import batch, request
 from opjit.backends.targets import Target
 from opjit.errors import CompileWarning, OpjitError
 from opjit.operators.op import Op
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 from opjit.wanted import describe, target_of
 
 
@@ -19,7 +19,7 @@ def show_usage(ops: Sequence[Op], target: Target) -> None:
     request.import_builder()
     from opjit.builder import build, kernel_usage
 
-    store = Store(default_root())
+    store = default_store()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CompileWarning)  # the build gives them
         usages = [
@@ -36,7 +36,7 @@ def show_warnings(ops: Sequence[Op], targets: Sequence[Target]) -> None:
     request.import_builder()
     from opjit.builder import build
 
-    store = Store(default_root())
+    store = default_store()
     for pair in batch.pairs(ops, targets):
         build.compile_with_warnings(describe(*pair, store), store)
     warnings.simplefilter("ignore", CompileWarning)
@@ -47,5 +47,5 @@ def show_all_warnings(ops: Sequence[Op], device: str | None) -> None:
     with suppress(OpjitError):  # the checks report an op that does not compile
         show_warnings(
             ops,
-            [target_of(device, None)] if device else batch.targets_of([], Store(default_root())),
+            [target_of(device, None)] if device else batch.targets_of([], default_store()),
         )

@@ -32,7 +32,7 @@ from opjit.cpp_extension.binary import ExtensionBinary
 from opjit.cpp_extension.identity import Unsupported
 from opjit.shared_library.recorded import note_call
 from opjit.store.entry import Entry
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 
 __all__ = ["load", "load_inline", "patched"]
 
@@ -204,7 +204,7 @@ def _load_call(call: LoadCall | InlineCall) -> Any:
     if emulator is not None and isinstance(call, InlineCall) and call.cuda_sources:
         call = emulator(call)
     try:
-        wanted = binary.of_call(call, Store(default_root()).notes)
+        wanted = binary.of_call(call, default_store().notes)
     except Unsupported:
         return load_by_torch(call)
     return load_wanted(wanted)

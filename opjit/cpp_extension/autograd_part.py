@@ -13,7 +13,7 @@ from opjit.cpp_extension import binary
 from opjit.cpp_extension.arguments import LoadCall
 from opjit.declare import cpp_autograd
 from opjit.errors import CompileError, CompileWarning, OpjitError
-from opjit.store.store import Store, default_root
+from opjit.store.store import Store, default_store
 
 
 def make(store: Store | None = None, on_build: Callable[[str], object] = lambda line: None) -> None:
@@ -22,7 +22,7 @@ def make(store: Store | None = None, on_build: Callable[[str], object] = lambda 
     If that fails, ops use the kernel in Python. `on_build` receives a line before a build, which can last a minute.
     """
     must_store = store is not None
-    store = store or Store(default_root())
+    store = store or default_store()
     call = LoadCall(
         name=cpp_autograd.NAME,
         sources=[str(cpp_autograd.source())],

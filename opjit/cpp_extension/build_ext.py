@@ -20,7 +20,7 @@ from opjit.cpp_extension.arguments import LoadCall
 from opjit.cpp_extension.identity import Unsupported
 from opjit.errors import OpjitError
 from opjit.progress import logger
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 
 _SUFFIXES = {".cpp", ".cc", ".cxx", ".c++", ".C", ".c", ".cu"}
 _Torchs: Any = torch_builder.torch_module().BuildExtension
@@ -76,7 +76,7 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         place = Path(self.get_ext_fullpath(ext.name))
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            wanted = binary.of_call(self._call(ext), Store(default_root()).notes)
+            wanted = binary.of_call(self._call(ext), default_store().notes)
             binary.with_entry(wanted, lambda entry: binary.copy_library(entry, place))
         except OpjitError as error:
             raise CompileError(str(error)) from None  # setuptools shows it without frames

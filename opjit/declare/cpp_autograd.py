@@ -22,7 +22,7 @@ from opjit.recipe import toolchain
 from opjit.store import layers, store
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
-from opjit.store.store import Store, default_root
+from opjit.store.store import Store, default_store
 
 NAME = "opjit_autograd"
 # Calls of an op with a backward cost 5 us less with it (tests/benchmarks/call.py), but a compiler needs seconds for it. So a shell starts a
@@ -59,7 +59,7 @@ def _fits_here(manifest: Manifest) -> bool:
 
 def find_entry() -> Entry | None:
     """Return its entry, from a layer or the cache."""
-    for root in [*map(Store, layers.named()), Store(default_root())]:
+    for root in [*map(Store, layers.named()), default_store()]:
         archs = (root.base / f"cpp_extension.{NAME}").glob(f"*-torch{torch.__version__}-*")
         for folder in sorted(archs):
             if root.trusted(folder.parent, folder):

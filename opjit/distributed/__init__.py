@@ -37,7 +37,7 @@ from opjit.distributed.peer_groups import (
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import StoreLost, connect
 from opjit.errors import BadSetting, CacheWarning, one_string
-from opjit.store.store import Store, default_root
+from opjit.store.store import Store, default_store
 from opjit.wanted import Wanted, here
 
 __all__ = [
@@ -91,7 +91,7 @@ def ready(names: Sequence[str], device: object = None) -> list[torch._ops.OpOver
         raise BadSetting(one_string("opjit.distributed.ready", "names", names))
     target = here(backends.for_device(targets.device_type(device)))
     ops = [registry.find(name) for name in names]
-    store = Store(default_root())
+    store = default_store()
     wanted = batch.requests(((op, target) for op in ops), store)
     for each, task in zip(wanted, share(wanted, store), strict=True):
         if each.op in ops:  # not one of its other variants, which may fail
@@ -128,7 +128,7 @@ def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> An
 
 
 def _load_together(call: LoadCall | InlineCall) -> Any:
-    store = Store(default_root())
+    store = default_store()
     try:
         wanted = of_call(call, store.notes)
     except Unsupported:

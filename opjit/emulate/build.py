@@ -28,7 +28,7 @@ from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.recipe.reports import ReportReader, Search, preprocessed_files
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 
 RUNTIME = "libopjit_emulate.so"
 _BINARY = "emulated.so"
@@ -123,7 +123,7 @@ def runtime_folder() -> Path:
 
 
 def base() -> Path:
-    return Store(default_root()).base
+    return default_store().base
 
 
 def device_folder() -> Path:

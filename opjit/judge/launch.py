@@ -23,7 +23,7 @@ from opjit.errors import CompileError, ToolMissing
 from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.recipe import compilers, toolchain
 from opjit.recipe.schema import Schema, parse
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 
 RULE = re.compile(
     r"//[ \t]*opjit:[ \t]*launch[ \t]+(?P<kernel>[\w:]+(?:<[^>]*>)?)[ \t]*\((?P<arguments>.*)\)[ \t]+"
@@ -126,7 +126,7 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
     if rule is None:
         expected = "// opjit: launch NAME(ARGUMENTS) grid=... block=..."
         raise CompileError(f"expected a launch configuration: {expected}", op=op, target=arch)
-    found = toolchain.find_nvrtc("", Store(default_root()).notes)
+    found = toolchain.find_nvrtc("", default_store().notes)
     if found is None:
         raise ToolMissing(
             "nvrtc",

@@ -25,7 +25,7 @@ from opjit.judge.read_write_lock import ReadWriteLock
 from opjit.judge.task import BURSTS, Expected, Task
 from opjit.judge.verdict import VerdictReached
 from opjit.recipe import toolchain
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 from opjit.testing.compare import import_all
 
 _NOT_EMULATED = "this machine has no GPU, and only CUDA code of an op is emulated; use --device cpu for a KernelBench file"
@@ -115,7 +115,7 @@ class WorkerPool:
 
     def _compile_binding(self) -> None:
         """Compile the binding of C++ extensions for all workers."""
-        store = Store(default_root())
+        store = default_store()
         compiler = toolchain.find_cxx(store.notes)
         if compiler is not None:
             with suppress(OSError):

@@ -29,7 +29,7 @@ from opjit.live import inline, reload
 from opjit.measure.timing import wait
 from opjit.operators.op import Op
 from opjit.store.entry import Entry
-from opjit.store.store import Store, default_root
+from opjit.store.store import Store, default_root, default_store
 from opjit.testing.compare import as_list
 from opjit.wanted import OpBinary, target_of
 from opjit.wanted import describe as describe_recipe
@@ -134,7 +134,7 @@ class CandidateWorker:
             self.emulated = emulation.binary(self.op, checked=True)
             return protocol.Built("", cached=False)
         target = target_of(self.device, None)
-        store = Store(default_root())
+        store = default_store()
         wanted = CandidateBinary(describe_recipe(self.op, target, store), op=self.op)
         found = request.look(wanted, store)
         self.entry = found or request.obtain(wanted, store)

@@ -14,6 +14,7 @@ from opjit.backends.targets import Target
 from opjit.catalog import registry
 from opjit.declare.op_state import OpState
 from opjit.errors import BuildError, DeclarationError, EntryError, NoKernel
+from opjit.files import StrPath
 from opjit.library import standalone
 from opjit.operators.op import Op
 from opjit.recipe.document import op_folder
@@ -32,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 def build_library(
     ops: str | Sequence[str],
-    build_directory: str | os.PathLike[str],
+    build_directory: StrPath,
     device: object = None,
     arch: str | Sequence[str] | None = None,
     name: str | None = None,

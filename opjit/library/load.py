@@ -10,6 +10,7 @@ from opjit import backends, files, processes
 from opjit.backends.targets import Target
 from opjit.catalog import registry
 from opjit.errors import DeclarationError, DeviceUnavailable, EntryError, LoadError, OpjitError
+from opjit.files import StrPath
 from opjit.library.standalone import rank
 from opjit.operators.op import Op
 from opjit.recipe.schema import Schema, parse
@@ -20,7 +21,7 @@ from opjit.store.manifest import Manifest
 from opjit.store.store import VERSION
 
 
-def load_library(path: str | os.PathLike[str]) -> Any:
+def load_library(path: StrPath) -> Any:
     """Load an op package from `opjit.build_library`: declare its ops by their op.py, and register
     their kernels.
 
@@ -92,7 +93,7 @@ def load_library(path: str | os.PathLike[str]) -> Any:
     return [op.overload for op in sorted({op for op, *_ in ops}, key=lambda op: op.qualified)]
 
 
-def _folders(place: Path, shown: Path, path: str | os.PathLike[str]) -> list[Path]:
+def _folders(place: Path, shown: Path, path: StrPath) -> list[Path]:
     """Return the op folders of a library: all, or the one of a ``.so``."""
     if place.is_dir():
         folders = [each for each in registry.op_folders(place) if (each / layers.FOLDER).is_dir()]

@@ -16,6 +16,7 @@ import torch
 
 from opjit import request, resources
 from opjit.catalog import registry
+from opjit.files import StrPath
 from opjit.operators.op import Op
 from opjit.recipe.schema import TYPES, Schema
 from opjit.wanted import target_of
@@ -26,7 +27,7 @@ _SHIMS = "aot_inductor.custom_ops_to_c_shims"
 def aoti_compile_and_package(
     exported_program: torch.export.ExportedProgram,
     *,
-    package_path: str | os.PathLike[str],
+    package_path: StrPath,
     inductor_configs: dict[str, Any] | None = None,
 ) -> str:
     """Compile a program like ``torch._inductor.aoti_compile_and_package``, and add the libraries of

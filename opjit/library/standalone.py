@@ -21,7 +21,7 @@ from opjit.operators.op import Op
 from opjit.recipe import toolchain
 from opjit.recipe.compilers import Compiler
 from opjit.store.entry import Entry
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 
 Binaries = dict[Op, list[tuple[Target, Entry]]]
 _FLAGS = ("-shared", "-fPIC", "-x", "c", "-std=gnu11", "-O2", "-fexceptions", "-fvisibility=hidden")
@@ -46,7 +46,7 @@ def write_standalone(place: Path, binaries: Binaries) -> None:
     host = require_one_host(
         place.stem, [target for found in binaries.values() for target, _ in found]
     )
-    compiler = toolchain.require_compiler(Store(default_root()).notes, host)
+    compiler = toolchain.require_compiler(default_store().notes, host)
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         _publish(_compiled(binaries, compiler, Path(folder)), place)
 

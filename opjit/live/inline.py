@@ -1,6 +1,5 @@
 """Ops with sources that are strings."""
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration, Function
 from opjit.declare.inline_code import Code
 from opjit.errors import DeclarationError, OpjitError
+from opjit.files import StrPath
 from opjit.live import reload
 from opjit.operators.op import Op
 from opjit.recipe import flags
@@ -32,9 +32,9 @@ def inline(
     extra_cflags: Sequence[str] = (),
     extra_cuda_cflags: Sequence[str] = (),
     extra_ldflags: Sequence[str] = (),
-    extra_include_paths: Sequence[str | os.PathLike[str]] = (),
+    extra_include_paths: Sequence[StrPath] = (),
     extra_cuda_ldflags: Sequence[str] = (),
-    extra_sources: Sequence[str | os.PathLike[str]] = (),
+    extra_sources: Sequence[StrPath] = (),
     differentiable: bool = True,
     elementwise: bool = False,
 ) -> Op:

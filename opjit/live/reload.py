@@ -18,7 +18,7 @@ from opjit.errors import DeclarationError, NoKernel, OpjitError
 from opjit.operators.op import Op
 from opjit.operators.registration import redeclare, refuse_second
 from opjit.store.entry import Entry
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 from opjit.wanted import OpBinary, describe, here
 
 # one reload at a time, so that no two of them wait for each other's ops
@@ -116,7 +116,7 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
             continue
         target = here(backend)
         try:
-            store = Store(default_root())
+            store = default_store()
             recipe = describe(newer, target, store)
         except NoKernel:
             if backend in extra:

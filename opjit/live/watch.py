@@ -13,12 +13,13 @@ from pathlib import Path
 from opjit import backends, files
 from opjit.catalog import registry
 from opjit.errors import OpjitError
+from opjit.files import StrPath
 from opjit.live import reload
 from opjit.operators.op import Op
 from opjit.recipe.recipe import Recipe
 from opjit.store import layers
 from opjit.store.entry import read
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 from opjit.wanted import describe, here
 
 INTERVAL = 0.2  # seconds between two checks
@@ -107,9 +108,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
             found = []
             for backend in [each for each in backends.all_backends() if each.name in op.loaded]:
                 with suppress(OpjitError, OSError):
-                    found += self._read_by_build(
-                        op, describe(op, here(backend), Store(default_root()))
-                    )
+                    found += self._read_by_build(op, describe(op, here(backend), default_store()))
             self._headers[op.qualified] = keys, found
         return found
 
@@ -117,7 +116,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
         """Yield the files that the build of a loaded kernel read. If one has changed since then, the op is out of date."""
         key = op.loaded[recipe.target.backend.name].key
         name = Path(recipe.place_of_entries).parent
-        for place in layers.locations(recipe, Store(default_root())):
+        for place in layers.locations(recipe, default_store()):
             for folder in (place.store.base / name).glob(f"*/{key}"):
                 document = read(folder, place.source)[0].document
                 if any(recipe.changes(document)):
@@ -125,7 +124,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
                 yield from filter(None, map(recipe.places.path, document["inputs"]))
 
 
-def watch(folder: str | os.PathLike[str], interval: float = INTERVAL) -> FolderWatch:
+def watch(folder: StrPath, interval: float = INTERVAL) -> FolderWatch:
     """Declare the ops of a directory like `opjit.add_path`, and reload an op when you save one of its files.
 
     Each reload is an ``opjit.reload(name)``, in a background thread. It rebuilds an op for the devices on which it was used, while

@@ -13,6 +13,7 @@ from opjit import backends
 from opjit.backends import Flags
 from opjit.backends.targets import Target
 from opjit.errors import DeclarationError
+from opjit.files import StrPath
 from opjit.recipe import libraries, nvcc_flags, reads
 
 # Allowed flags, each one argument. A macro can have any value, and all other values are plain
@@ -99,9 +100,9 @@ def check_flags(
     cflags: Sequence[str],
     cuda_cflags: Sequence[str],
     ldflags: Sequence[str],
-    include_paths: Sequence[str | os.PathLike[str]],
+    include_paths: Sequence[StrPath],
     cuda_ldflags: Sequence[str] = (),
-    sources: Sequence[str | os.PathLike[str]] = (),
+    sources: Sequence[StrPath] = (),
 ) -> Flags:
     """Return an author's flags as Flags; paths start from the op's folder. Raises DeclarationError with an alternative to a bad one."""
     for parameter, flags in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
@@ -219,7 +220,7 @@ def _reason(flag: str, allowed: str) -> str | None:
     )
 
 
-def _sources(op: str, folder: Path, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+def _sources(op: str, folder: Path, paths: Sequence[StrPath]) -> tuple[str, ...]:
     found = _paths(op, folder, "extra_sources", paths, "file", os.path.isfile)
     for path, absolute in zip(paths, found, strict=True):
         if backends.of_source(absolute) is None:
@@ -235,7 +236,7 @@ def _paths(
     op: str,
     folder: Path,
     parameter: str,
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[StrPath],
     kind: str,
     exists: Callable[[str], bool],
 ) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from opjit import files
 from opjit.errors import CacheWarning, EntryError, RemoteError
+from opjit.files import StrPath
 from opjit.store import bundle as bundles
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
@@ -168,7 +169,7 @@ def signer(path: Path) -> Callable[[Bundle], Bundle]:
     return lambda bundle: bundle._replace(signature=key.sign(bundle.manifest))
 
 
-def keygen(name: str, directory: str | os.PathLike[str] = ".") -> tuple[Path, str]:
+def keygen(name: str, directory: StrPath = ".") -> tuple[Path, str]:
     """Write NAME.key, readable only by you, and NAME.pub; return the first one's path, and the public key in the form for OPJIT_TRUST."""
     if not _NAME.fullmatch(name):
         raise RemoteError(

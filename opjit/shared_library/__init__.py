@@ -7,25 +7,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opjit import request
+from opjit.files import StrPath
 from opjit.shared_library import identity
 from opjit.shared_library.binary import LibraryBinary
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 
 __all__ = ["build"]
 
 
 def build(
     name: str,
-    sources: Sequence[str | os.PathLike[str]] = (),
+    sources: Sequence[StrPath] = (),
     *,
     generated: Mapping[str, str] | None = None,
     cflags: Sequence[str] = (),
     cuda_cflags: Sequence[str] = (),
     ldflags: Sequence[str] = (),
-    include: Sequence[str | os.PathLike[str]] = (),
+    include: Sequence[StrPath] = (),
     archs: Sequence[str] | None = None,
     launcher: Sequence[str] = (),
-    compile_commands: str | os.PathLike[str] | None = None,
+    compile_commands: StrPath | None = None,
 ) -> Path:
     """Compile sources into one shared library, or find it in the cache.
 
@@ -64,7 +65,7 @@ def build(
         >>> ctypes.CDLL(path).add(2, 3)
         5
     """
-    store = Store(default_root())
+    store = default_store()
     given = {"cflags": cflags, "cuda_cflags": cuda_cflags, "ldflags": ldflags}
     library = identity.describe(
         name, sources, generated or {}, given, include, archs, launcher, store.notes

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opjit.errors import BuildError, ToolMissing, UnknownArch
+from opjit.files import StrPath
 from opjit.recipe import nvcc_flags, reports, toolchain, unreported
 from opjit.recipe.build_inputs import LIBRARY, ProjectInputs
 from opjit.recipe.command_line import folders, portable, surroundings
@@ -84,10 +85,10 @@ def languages(paths: Iterable[str]) -> set[str]:
 
 def describe(
     name: str,
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[StrPath],
     generated: Mapping[str, str],
     given: Mapping[str, Sequence[str]],
-    include: Sequence[str | os.PathLike[str]],
+    include: Sequence[StrPath],
     archs: Sequence[str] | None,
     launcher: Sequence[str],
     notes: Path | None,

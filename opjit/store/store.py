@@ -209,6 +209,11 @@ class Store(NamedTuple):
         return private.receive(bundle, private.root / place.relative_to(self.root), target)
 
 
+def default_store() -> Store:
+    """Return the store at `default_root`: the cache of this user."""
+    return Store(default_root())
+
+
 def first(
     folder: Path,
     target: Target | None,

@@ -18,13 +18,13 @@ A check returns a note, or raises an AssertionError with a one-line message. A
 check that does not apply to the op raises `Skipped`, which pytest reports as a skip.
 """
 
-import os
 from collections.abc import Iterable
 from functools import partial
 
 from opjit import backends, request
 from opjit.catalog import registry
 from opjit.errors import DeclarationError
+from opjit.files import StrPath
 from opjit.operators.op import Op
 from opjit.testing import gradients, integration, memory, numerics
 from opjit.testing.checks import Check, Line, outcome_of
@@ -41,7 +41,7 @@ CHECKS: list[Check] = [
 ]  # in the table's order
 
 
-def load(folder: str | os.PathLike[str]) -> list[Op]:
+def load(folder: StrPath) -> list[Op]:
     """The ops of a folder, which OPJIT_PATH need not name.
 
     Raises:

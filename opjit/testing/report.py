@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from opjit import files
-from opjit.store.store import Store, default_root
+from opjit.store.store import default_store
 from opjit.testing.checks import Line
 
 _LAST_FAILED_BYTES = 1 << 20  # of the note; a larger file is not ours
@@ -90,5 +90,5 @@ def keep_failed(results: Iterable[CheckResult]) -> None:
 
 
 def _note() -> Path | None:
-    notes = Store(default_root()).notes
+    notes = default_store().notes
     return None if notes is None else notes / "last-failed.json"
