@@ -93,12 +93,10 @@ def build(
 def compile_with_warnings(recipe: Recipe, store: Store) -> None:
     """Compile a recipe with -Wall and -Wextra, and give the compilers' warnings. Keeps nothing. Raises what `build` raises."""
     flags = recipe.flags
-    every = (
-        "-Wall",
-        "-Wextra",
-    )  # before the other flags, so that the author's -Wno-... has an effect
-    for_nvcc = tuple(part for flag in every for part in ("-Xcompiler", flag)) if flags.cuda else ()
-    warning = flags._replace(c=(*every, *flags.c), cuda=(*for_nvcc, *flags.cuda))
+    # Before the other flags, so that the author's -Wno-... has an effect.
+    for_c = ("-Wall", "-Wextra")
+    for_nvcc = ("-Xcompiler", "-Wall", "-Xcompiler", "-Wextra") if flags.cuda else ()
+    warning = flags._replace(c=(*for_c, *flags.c), cuda=(*for_nvcc, *flags.cuda))
     _warn(recipe, _output(replace(recipe, flags=warning), store))
 
 
@@ -128,20 +126,14 @@ def _output(recipe: Recipe, store: Store) -> _Said:
 
 def _warn(recipe: Recipe, said: _Said) -> None:
     """Give the compilers' warnings about the author's files."""
-    source = str(recipe.source)
-    output = said.output
-    read = [*recipe.sources, *map(reads.normalized, said.read)]
-    paths = [path for path in dict.fromkeys(read) if _is_authors(path, recipe)]
-    names = {
-        name: path for path in paths for name in (os.path.basename(path), path)
-    }  # NVRTC names a file without its folder
-    found = compile_warnings.find_warnings(output, names.get, source)
+    read = dict.fromkeys([*recipe.sources, *map(reads.normalized, said.read)])
+    paths = [path for path in read if _is_authors(path, recipe)]
+    names = {path: path for path in paths}
+    names |= {os.path.basename(path): path for path in paths}  # NVRTC's names of files
+    found = compile_warnings.find_warnings(said.output, names.get, recipe.sources[0])
     if recipe.target.backend.uses_nvcc:
-        found += [
-            each
-            for path in dict.fromkeys([source, *paths])
-            for each in cuda_mistakes.find_mistakes(Path(path))
-        ]
+        for path in paths:
+            found += cuda_mistakes.find_mistakes(Path(path))
     compile_warnings.emit(found, recipe.source, recipe.label)
 
 
@@ -159,11 +151,9 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
             f"the C compiler's target is {compiler.machine}, but opjit builds for {' and '.join(elf.MACHINES)}; "
             "set CC to another",
         )
-    ninja, target, cross = (
-        toolchain.require_ninja(),
-        recipe.target,
-        toolchain.is_other(recipe.target.host),
-    )
+    ninja = toolchain.require_ninja()
+    target = recipe.target
+    cross = toolchain.is_other(target.host)
     if not target.backend.uses_nvcc:
         wanted = target.backend.compiler
         if wanted and cross:
@@ -172,13 +162,8 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
                 f"{wanted.command} cannot build for {target.host}; build {recipe} on a machine of "
                 "that kind",
             )
-        return BuildTools(
-            compiler,
-            None,
-            None,
-            ninja,
-            toolchain.require_own(target.backend, wanted, store.notes) if wanted else None,
-        )
+        own = toolchain.require_own(target.backend, wanted, store.notes) if wanted else None
+        return BuildTools(compiler, None, None, ninja, own)
     nvrtc = toolchain.find_nvrtc(target.runtime, store.notes)
     if nvrtc is not None:
         folders = [*nvrtc.headers.split(":"), *libraries.include_folders(recipe.flags.shared)]
@@ -189,13 +174,8 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
             f"cannot cross-compile {recipe}: this needs NVRTC for {target.runtime}, because nvcc builds for this machine only; "
             f"{INSTALL_NVRTC}",
         )
-    nvcc = (
-        None
-        if cross
-        else toolchain.working_nvcc(store.notes)
-        if nvrtc
-        else toolchain.require_nvcc(store.notes)
-    )
+    find_nvcc = toolchain.working_nvcc if nvrtc else toolchain.require_nvcc
+    nvcc = None if cross else find_nvcc(store.notes)
     if nvcc is not None and target.backend.runtime(nvcc.version) != target.runtime:
         if nvrtc is None:
             raise ToolMissing(
@@ -217,21 +197,18 @@ def _compile_checked(
     reader = _reader(made, tools, work, started)
     read = _compiled(made, reader, library.output).joined(library.parts)
     read = read.joined(reader.linked(work / LINKED, torch_builder.output_of(work)))
+    remarks = {"torch": torch.__version__}
+    if library.remark:
+        remarks["cuda"] = library.remark
 
     def finish(content: bytes) -> bytes:
         finished = elf.without_run_path(content)
         check_library(finished, recipe.target, recipe.flags.link)
         return finished
 
-    compiled = Compiled(
-        made,
-        library.path,
-        tools.compiler.path,
-        read,
-        [*library.generated, work / "build.ninja"],
-        {"torch": torch.__version__, **library.remark},
-        finish,
-    )
+    kept = [*library.generated, work / "build.ninja"]
+    compiler = tools.compiler.path
+    compiled = Compiled(made, library.path, compiler, read, kept, remarks, finish)
     return compiled, _Said(library.output, _listed(work))
 
 

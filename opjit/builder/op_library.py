@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from opjit import files
@@ -45,7 +44,7 @@ class CompiledLibrary(NamedTuple):
     toolchain: dict[str, str]  # the compilers' identity
     output: str  # theirs, with their warnings
     parts: Reads  # the inputs of opjit's runtime objects
-    remark: Mapping[str, str] = MappingProxyType({})  # on the compilers, for the manifest
+    remark: str = ""  # on the compiler of CUDA code, for the manifest
 
 
 def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -> CompiledLibrary:
@@ -56,16 +55,17 @@ def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -
     generated = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
     path = work / f"opjit_{files.random_name()}"
     compilation = _Compilation(recipe, work, tools, base, path, generated)
+    plain = recipe if recipe.flags.debug else _without_line_information(recipe)
     library, remark = by_nvrtc_or_nvcc(
         str(recipe),
         tools,
         compilation.by_nvrtc,
-        compilation.by_nvcc_or_device_compiler,
+        replace(compilation, recipe=plain).by_nvcc_or_device_compiler,
         compilation.diagnosed,
     )
-    if remark.startswith("nvcc") and compilation.hidden & {*recipe.flags.cuda}:
+    if remark.startswith("nvcc") and plain != recipe:
         remark += "; without line information, in which nvcc names folders of this machine"
-    return library._replace(remark={"cuda": remark} if remark else {})
+    return library._replace(remark=remark)
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,6 @@ class _Compilation:
     base: Path
     path: Path  # of the library
     generated: list[Path]  # the glue's files
-
-    @property
-    def hidden(self) -> frozenset[str]:
-        """The flags that nvcc does not get, because with them it names folders of this machine."""
-        return frozenset() if self.recipe.flags.debug else LINE_INFO
 
     def by_nvrtc(self, nvrtc: Nvrtc) -> CompiledLibrary:
         """Compile with NVRTC and the C++ compiler, and link."""
@@ -109,20 +104,17 @@ class _Compilation:
     def by_nvcc_or_device_compiler(self) -> CompiledLibrary:
         """Compile C, or let nvcc or the device's compiler compile the kernels, and link."""
         tools = self.tools
-        flags = self.recipe.flags
-        shown = tuple(flag for flag in flags.cuda if flag not in self.hidden)
-        shown_recipe = replace(self.recipe, flags=flags._replace(cuda=shown))
         parts, read = self._make_parts()
         sources = [*self.generated, *self._wrappers()]
         kernels = list[Path]()
         output = ""
         if tools.own:
             try:
-                kernels, output = compile_by_own(shown_recipe, sources[1:], self.work, tools.own)
+                kernels, output = compile_by_own(self.recipe, sources[1:], self.work, tools.own)
             except CompilerFailed as failed:
                 raise self.diagnosed(str(failed)) from None
             sources = sources[:1]
-        output += replace(self, recipe=shown_recipe)._link(sources, kernels, parts)
+        output += self._link(sources, kernels, parts)
         versions = toolchain.identity(tools.compiler, tools.nvcc or tools.own)
         return CompiledLibrary(self.path, self.generated, versions, output, read)
 
@@ -251,3 +243,9 @@ class _Compilation:
 
 def _quoted(flags: Iterable[str]) -> list[str]:
     return list(map(torch_builder.quote, flags))
+
+
+def _without_line_information(recipe: Recipe) -> Recipe:
+    """Return the recipe for nvcc, which names folders of this machine in line information."""
+    flags = tuple(flag for flag in recipe.flags.cuda if flag not in LINE_INFO)
+    return replace(recipe, flags=recipe.flags._replace(cuda=flags))
