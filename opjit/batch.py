@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from opjit import backends
 from opjit.backends.targets import Target
 from opjit.declare.op_state import OpState
-from opjit.errors import BadSetting, BuildError, OpjitError
+from opjit.errors import BadSetting, BuildError, Failures, OpjitError
 from opjit.recipe import gpu_archs, toolchain
 from opjit.store.store import Store
 from opjit.wanted import OpBinary, here
@@ -44,7 +44,7 @@ def requests(
     pairs: Iterable[tuple[OpState, Target]],
     store: Store,
     must_store: bool = False,
-    failed: list[tuple[str, OpjitError]] | None = None,
+    failed: Failures | None = None,
 ) -> list[OpBinary]:
     """Return the requests of pairs, with the ops' variants.
 

@@ -101,11 +101,14 @@ class CompileError(BuildError):
     )
 
 
+Failures = list[tuple[str, OpjitError]]  # the names of binaries that were not built, and why
+
+
 class PrecompileError(OpjitError):
     """`opjit.precompile` could not build some entries, or `opjit.check_precompiled` misses some: `failed` has each error and the name of
     its op and target; all other entries exist."""
 
-    def __init__(self, message: str, failed: list[tuple[str, OpjitError]]) -> None:
+    def __init__(self, message: str, failed: Failures) -> None:
         super().__init__(message)
         self.failed = failed
 

@@ -153,7 +153,7 @@ def _unseen_path(descriptor: int) -> str:
 
 def _leads_to(path: str, descriptor: int) -> bool:
     try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+        return os.path.samefile(path, descriptor)
     except OSError:
         return False
 

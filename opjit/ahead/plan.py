@@ -21,7 +21,7 @@ from opjit.declare import oplist
 from opjit.declare.declaration import Declaration
 from opjit.declare.op_state import OpState
 from opjit.declare.oplist import RecordedExtension, RecordedOp
-from opjit.errors import NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
+from opjit.errors import Failures, NoKernel, OpjitError, RecordError, UnknownArch, UnknownOp
 from opjit.files import StrPath
 from opjit.operators.op import Op
 from opjit.recipe import gpu_archs, libraries, toolchain
@@ -73,7 +73,7 @@ def plan_ops(
         ops += found
     shared = root is not None
     pairs = batch.pairs(ops, targets)
-    failed: list[tuple[str, OpjitError]] = []
+    failed: Failures = []
     wanted = batch.requests(pairs, store, shared, failed)
     skipped = len(set(ops)) * len(targets) - len(pairs)
     return Plan([*wanted], skipped, store, shared, failed=failed)
@@ -123,7 +123,7 @@ class _ListReader:
         self.store = store
         self.hosts = hosts
         self.pairs: list[tuple[OpState, Target]] = []
-        self.failed: list[tuple[str, OpjitError]] = []
+        self.failed: Failures = []
         self.absent: set[str] = set()
         self._targets: dict[tuple[str, str], list[Target]] = {}
 
@@ -170,7 +170,7 @@ def _plan_extensions(
     shared: bool,
     allowed: bool,
     remarks: list[str],
-    failed: list[tuple[str, OpjitError]],
+    failed: Failures,
 ) -> list[Wanted]:
     """Return the requests for a list's extensions and shared libraries, each content once."""
     found: dict[str, Wanted] = {}
@@ -225,7 +225,7 @@ def _require_closed(op: OpState, target: Target) -> None:
         read = [str(source.parent), str(source), *named]
     except (OSError, NoKernel):
         return  # the build will report the error
-    bundled = f"{resources.folder('kernels_c')}{os.sep}"
+    bundled = f"{resources.include_path()}{os.sep}"
     files.require_closed(op.qualified, (path for path in read if not path.startswith(bundled)))
 
 

@@ -22,6 +22,7 @@ from opjit.errors import (
     BadSetting,
     CacheWarning,
     CompileWarning,
+    Failures,
     OpjitError,
     PrecompileError,
     one_string,
@@ -47,7 +48,7 @@ class Report(NamedTuple):
     built: list[Wanted]
     there: list[Wanted]
     skipped: int
-    failed: list[tuple[str, OpjitError]]
+    failed: Failures
     seconds: float
 
     def __str__(self) -> str:
@@ -269,7 +270,7 @@ def _add(wanted: Wanted, built: bool, error: OpjitError | None, report: Report) 
         (report.built if built else report.there).append(wanted)
 
 
-def error_texts(failed: Iterable[tuple[str, OpjitError]]) -> list[str]:
+def error_texts(failed: Failures) -> list[str]:
     """Each error's text once, with all the builds that it stopped: a tool that is missing stops every build."""
     names: dict[str, list[str]] = {}
     for name, error in failed:

@@ -60,7 +60,7 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     Raises OSError if the folder is not writable, UntrustedFolder if other users can write it,
     BuildError if the compiler failed.
     """
-    include = str(resources.folder("kernels_c"))
+    include = resources.include_path()
     tools = versions_of(compiler, "cc")
     content = [include, tools, compiler.includes, flags.c, flags.stubs]
     moment = Moment()

@@ -141,7 +141,7 @@ def binary(op: OpState, checked: bool) -> Path:
     """Return the path of an op's emulated library, and build it unless a cache has it. Raises as `load_emulated` does."""
     op.write_code()
     source = op.declaration.source(backends.for_device("cuda"))
-    include = [str(source.parent), str(resources.folder("kernels_c"))]
+    include = [str(source.parent), resources.include_path()]
     sources = [source]
     author = list[str]()
     extra = op.declaration.flags_of_author

@@ -90,7 +90,7 @@ class Places(NamedTuple):
 
 
 def _ours() -> str:
-    return str(resources.folder("kernels_c"))
+    return resources.include_path()
 
 
 class Reads(NamedTuple):

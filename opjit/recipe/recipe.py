@@ -117,7 +117,7 @@ class Recipe(BuildInputs):
     @property
     def include_path(self) -> list[str]:
         """The folders in which a kernel's compiler searches for headers, in order."""
-        return [str(self.folder), str(resources.folder("kernels_c")), *self.flags.include]
+        return [str(self.folder), resources.include_path(), *self.flags.include]
 
     @property
     def searched(self) -> tuple[str, ...]:
