@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from opjit import backends
 from opjit.measure import machine
@@ -193,8 +192,7 @@ class _DeviceBurst:
         self._function = plan.sides[side]
         self._flush = flush
         once = _span(lambda: _call_all(self._function, plan.inputs[:1], 1))
-        leaves = tree_leaves(list(once.results))
-        size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+        size = Inputs(tuple(once.results)).nbytes
         self._window = 3 * machine.cache_bytes(plan.device) // max(1, size) + 1 if plan.cold else 0
 
         count = max(1, min(_QUEUE, int(plan.seconds / once.whole)))
