@@ -197,7 +197,7 @@ def _compile_checked(
     reader = _reader(made, tools, work, started)
     read = _compiled(made, reader, library.output).joined(library.parts)
     read = read.joined(reader.linked(work / LINKED, torch_builder.output_of(work)))
-    remarks = {"torch": torch.__version__}
+    remarks = {"torch": str(torch.__version__)}
     if library.remark:
         remarks["cuda"] = library.remark
 
