@@ -1,10 +1,10 @@
 """The main path: from an op to a kernel that torch calls.
 
-    ready -> _load_kernel -> entry -> look      a layer or the store has the binary: verify it, open it, register its kernel
-                                   -> obtain    else: lock, look again, fetch or build, publish
+    ready -> _load_kernel -> entry -> lookup          a layer or the store has the binary: verify it, open it, register its kernel
+                                   -> fetch_or_build  else: lock, look again, fetch or build, publish
 
-C++ extensions (opjit.cpp_extension) and shared libraries (opjit.shared_library) also use `look` and
-`obtain`. Importing this module does not import torch.
+C++ extensions (opjit.cpp_extension) and shared libraries (opjit.shared_library) also use `lookup`
+and `fetch_or_build`. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
         return cast("Entry", own(op, target))
     store = store or default_store()
     wanted = of_op(op, target, store)
-    return look(wanted, store) or obtain(wanted, store)
+    return lookup(wanted, store) or fetch_or_build(wanted, store)
 
 
-def look(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
+def lookup(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
     """Return the verified entry from a layer or the store, or None. `warn` about a damaged one, but not at a request's second look."""
     found = wanted.find(store, warn)
     if found is not None:
@@ -109,7 +109,7 @@ def look(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
     return found
 
 
-def obtain(wanted: W, store: Store) -> Entry:
+def fetch_or_build(wanted: W, store: Store) -> Entry:
     """Fetch or build an entry.
 
     One process per key does so, and the other processes wait and look again.
@@ -139,7 +139,7 @@ def obtain(wanted: W, store: Store) -> Entry:
         lock.held(wanted.name, lambda holder: say(f"waiting for {wanted}: {holder}")),
     ):
         wanted = wanted.now(store)  # the sources may have changed during the wait
-        return look(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
+        return lookup(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
 
 
 def import_builder() -> None:

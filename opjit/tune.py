@@ -195,7 +195,7 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
 
     def obtain(each: OpBinary) -> Entry | None:
         try:
-            return request.look(each, store) or request.obtain(each, store)
+            return request.lookup(each, store) or request.fetch_or_build(each, store)
         except OpjitError as error:
             failed.append(error)
             return None

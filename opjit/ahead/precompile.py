@@ -253,7 +253,7 @@ def _build_one(
     display.changed(number, f"building {wanted}")
     try:
         with progress.on(progress.STATUS, lambda text: display.changed(number, text)):
-            built = request.obtain(wanted.in_store(), store).origin == "built"
+            built = request.fetch_or_build(wanted.in_store(), store).origin == "built"
     except OpjitError as caught:
         error = caught
     except Exception as caught:

@@ -39,9 +39,9 @@ def make(store: Store | None = None, on_build: Callable[[str], object] = lambda 
             warnings.simplefilter(
                 "error", CompileWarning
             )  # for example, about a second C++ library: saving microseconds is not worth a risk
-            if request.look(wanted, store) is None:
+            if request.lookup(wanted, store) is None:
                 on_build(f"building autograd's kernel in C++ for torch {torch.__version__}")
-                request.obtain(wanted, store)
+                request.fetch_or_build(wanted, store)
     except (CompileError, CompileWarning) as error:
         cpp_autograd.refused(store, error)
         progress.log(

@@ -134,7 +134,7 @@ def with_entry(
     If the entry is removed before that, find or build another.
     """
     for store in request.stores():
-        entry = found or request.look(wanted, store) or request.obtain(wanted, store)
+        entry = found or request.lookup(wanted, store) or request.fetch_or_build(wanted, store)
         try:
             return use(entry)
         except (OSError, ImportError, LoadError) as error:

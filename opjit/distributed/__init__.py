@@ -146,7 +146,7 @@ def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> lis
     store, and entries that this node had before are not sent to nodes that lack them.
     """
     tasks = [
-        RankTask(each.in_store() if ahead else each, request.look(each, store), store)
+        RankTask(each.in_store() if ahead else each, request.lookup(each, store), store)
         for each in wanted
     ]
     rank = ranks.current()

@@ -116,7 +116,7 @@ class RankTask:
 
     def build(self) -> None:
         try:
-            self.entry = request.obtain(self.wanted, self.store)
+            self.entry = request.fetch_or_build(self.wanted, self.store)
             self.origin = "built"
         except OpjitError as error:
             self.error = error

@@ -136,8 +136,8 @@ class CandidateWorker:
         target = target_of(self.device, None)
         store = default_store()
         wanted = CandidateBinary(describe_recipe(self.op, target, store), op=self.op)
-        found = request.look(wanted, store)
-        self.entry = found or request.obtain(wanted, store)
+        found = request.lookup(wanted, store)
+        self.entry = found or request.fetch_or_build(wanted, store)
         return protocol.Built(self.entry.key, found is not None)
 
     def _load(self, asked: protocol.Load) -> protocol.LoadedCandidate:
