@@ -153,7 +153,7 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
         )
     ninja = toolchain.require_ninja()
     target = recipe.target
-    cross = toolchain.is_other(target.host)
+    cross = toolchain.is_cross(target.host)
     if not target.backend.uses_nvcc:
         wanted = target.backend.compiler
         if wanted and cross:

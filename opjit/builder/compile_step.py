@@ -93,7 +93,7 @@ def by_nvrtc_or_nvcc(
         except NvccOnly as refusal:
             reason = str(refusal)
             if tools.nvcc is None:
-                other = toolchain.is_other(machine := tools.compiler.machine.partition("-")[0])
+                other = toolchain.is_cross(machine := tools.compiler.machine.partition("-")[0])
                 way = (
                     f"build it on a machine with {machine}, as nvcc here does not"
                     if other

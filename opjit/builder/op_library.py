@@ -85,7 +85,7 @@ class _Compilation:
         target = self.recipe.target
         linking = replace(self, tools=self.tools._replace(nvcc=None))
         found = nvrtc
-        if toolchain.is_other(target.host):
+        if toolchain.is_cross(target.host):
             stubbed, found = self._with_stubs(nvrtc)
             linking = replace(linking, recipe=stubbed)
         with ThreadPoolExecutor(1) as pool:

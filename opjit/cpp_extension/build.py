@@ -225,7 +225,10 @@ class _ExtensionBuild(NamedTuple):
             "CCACHE_BASEDIR": str(self.work),
             "CCACHE_NOHASHDIR": "1",
         }  # a hit in any other private folder
-        given = {"TORCH_CUDA_ARCH_LIST": self.extension.archs, "CC": toolchain.named("CC")[1]}
+        given = {
+            "TORCH_CUDA_ARCH_LIST": self.extension.archs,
+            "CC": toolchain.split_launcher("CC")[1],
+        }
         environment |= {name: value for name, value in given.items() if value}
         variables = (
             torch_builder.settings()
@@ -234,7 +237,7 @@ class _ExtensionBuild(NamedTuple):
             variables["CUDA_HOME"] = self.tools.nvcc.root
         elif self.tools.nvrtc is not None:
             variables["CUDA_HOME"] = self.tools.nvrtc.as_toolkit(self.work)
-        launcher = toolchain.named("CXX")[0]
+        launcher = toolchain.split_launcher("CXX")[0]
         if launcher and hasattr(
             torch_builder.private_copy(), "_wrap_compiler"
         ):  # torch from 2.13 on quotes a command of two words

@@ -228,7 +228,7 @@ def _flags(
     flags["link"] = portable(words["link"], places, directory)
     flags["include"] = [places.name(folder) for folder in extra]
     every = [word for kind in flags for word in words.get(kind, ())]
-    flags |= surroundings(every, places, toolchain.named("CXX")[0])
+    flags |= surroundings(every, places, toolchain.split_launcher("CXX")[0])
     variables = [f"{name}={value}" for name, value in compilers.honoured().items()]
     if variables:
         flags["environment"] = variables
@@ -242,7 +242,7 @@ def _flags(
 def _changed_by_user() -> list[str]:
     """The parts of torch's commands for CUDA that a user can change: its nvcc and, after importing it, the flags of its module."""
     found = (
-        [f"PYTORCH_NVCC={toolchain.named('PYTORCH_NVCC')[1]}"]
+        [f"PYTORCH_NVCC={toolchain.split_launcher('PYTORCH_NVCC')[1]}"]
         if "PYTORCH_NVCC" in os.environ
         else []
     )

@@ -38,7 +38,7 @@ INSTALL_NVRTC = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-c
 _Tool = TypeVar("_Tool", Compiler, Nvcc, DeviceCompilerInfo)
 
 
-def named(variable: str) -> tuple[list[str], str]:
+def split_launcher(variable: str) -> tuple[list[str], str]:
     """Return what CC, CXX or the like names: ``ccache gcc`` is a launcher, which no key has, and a compiler; a path may have blanks."""
     value = os.environ.get(variable, "")
     *launcher, compiler = value.split() or [""]
@@ -58,7 +58,7 @@ def find_compiler(notes: Path | None, host: str | None = None) -> Compiler | Non
 
     For another host CPU, find Debian's gcc for it. None if there is no compiler.
     """
-    chosen = f"{host}-linux-gnu-gcc" if host and is_other(host) else named("CC")[1]
+    chosen = f"{host}-linux-gnu-gcc" if host and is_cross(host) else split_launcher("CC")[1]
     names = [chosen] if chosen else ["gcc", "cc", "clang"]
     return _with_script(_find(notes, "cc", names, Compiler, probe_compiler), "c")
 
@@ -68,7 +68,7 @@ def find_cxx(notes: Path | None) -> Compiler | None:
 
     None if it does not exist.
     """
-    chosen = named("CXX")[1] if "CXX" in os.environ else "c++"
+    chosen = split_launcher("CXX")[1] if "CXX" in os.environ else "c++"
     found = _find(notes, "cxx", [chosen], Compiler, lambda path: probe_compiler(path, "c++"))
     return _with_script(found, "c++")
 
@@ -175,7 +175,7 @@ def _nvrtc_version(library: Path, headers: str) -> str:
     return f"{release} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:16]}"
 
 
-def is_other(host: str) -> bool:
+def is_cross(host: str) -> bool:
     """Return whether a processor is not this machine's, so that a cross compiler builds for it."""
     import platform
 
@@ -185,12 +185,12 @@ def is_other(host: str) -> bool:
 def binutils(compiler: Compiler) -> str:
     """Return the start of the names of the programs that change the compiler's object files."""
     host = compiler.machine.partition("-")[0]
-    return f"{host}-linux-gnu-" if is_other(host) else ""
+    return f"{host}-linux-gnu-" if is_cross(host) else ""
 
 
 def require_compiler(notes: Path | None, host: str | None = None) -> Compiler:
     found = find_compiler(notes, host)
-    if found is None and host and is_other(host):
+    if found is None and host and is_cross(host):
         package = f"{host.replace('_', '-')}-linux-gnu"
         raise ToolMissing(
             "cc",
@@ -358,7 +358,7 @@ def identities_of(target: Target, notes: Path | None) -> list[ToolVersions]:
         if backend.uses_nvcc:
             tools = [
                 find_nvrtc(target.runtime, notes),
-                None if is_other(target.host) else working_nvcc(notes),
+                None if is_cross(target.host) else working_nvcc(notes),
             ]
         elif backend.compiler:
             tools = [find_device_compiler(backend.compiler, notes)]

@@ -164,7 +164,9 @@ def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> l
                 if language == "cuda"
                 else library.given["cflags"]
             )
-            launcher = library.launcher or toolchain.named("CC" if language == "c" else "CXX")[0]
+            launcher = (
+                library.launcher or toolchain.split_launcher("CC" if language == "c" else "CXX")[0]
+            )
             found.append(
                 [
                     *launcher,

@@ -118,7 +118,7 @@ def describe(
     headers = tuple(os.path.abspath(os.fspath(folder)) for folder in include)
     search = searched(found or {}, headers, given, notes)
     places = _places(paths, headers, words, found, search)
-    around = [*launcher, *toolchain.named("CC")[0], *toolchain.named("CXX")[0]]
+    around = [*launcher, *toolchain.split_launcher("CC")[0], *toolchain.split_launcher("CXX")[0]]
     flags = {
         "include": [places.name(folder) for folder in headers],
         **{kind: portable(given_words, places) for kind, given_words in given.items()},
