@@ -109,7 +109,7 @@ class ExtensionBinary(Wanted):
         for way in (first, replace(first, pybind11=True)) if reason is None else ():
             try:
                 return build.build(way, self.call, store, self.must_store)
-            except light.MayLack as lack:
+            except light.NeedsFullHeaders as lack:
                 refused = lack
                 reason = str(lack).partition("\n")[0]
                 if policy.UNKNOWN_TYPE not in str(lack):

@@ -48,7 +48,7 @@ def build(
     extension: Extension, call: LoadCall | InlineCall, store: Store, must_store: bool = False
 ) -> Entry:
     """Build an extension and publish it in the store or, if the store cannot be written, for this process only. Raises ToolMissing,
-    CompileError, BuildError, LoadError if opening the library would end the process, and light.MayLack if torch/extension.h may help."""
+    CompileError, BuildError, LoadError if opening the library would end the process, and light.NeedsFullHeaders if torch/extension.h may help."""
     tools = _tools(extension, store)
     extension = replace(
         extension, toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc)
@@ -179,7 +179,7 @@ class _ExtensionBuild(NamedTuple):
             )
         reason = static_init.check_in_child(str(library), self.extension.name)
         if reason is not None and self.prepared:
-            raise light.MayLack(
+            raise light.NeedsFullHeaders(
                 LoadError(
                     f"cannot load {self.extension.name}: {reason}; define the missing function, or link its library"
                 )
@@ -266,7 +266,7 @@ class _ExtensionBuild(NamedTuple):
             raise (
                 error
                 if self.prepared is None or self.is_final(str(failed))
-                else light.MayLack(error)
+                else light.NeedsFullHeaders(error)
             ) from None
 
     @contextmanager
@@ -325,7 +325,7 @@ class _ExtensionBuild(NamedTuple):
         return functools.reduce(Reads.joined, self.objects.read.values(), linked)
 
     def check_text(self, edges: Iterable[Mapping[str, str]], by_nvrtc: bool) -> None:
-        """Raise light.MayLack if a source has other tokens with torch/extension.h than with light headers."""
+        """Raise light.NeedsFullHeaders if a source has other tokens with torch/extension.h than with light headers."""
         for edge in edges:
             scratch = self.work / "preprocessed" / edge["output"]
             scratch.mkdir(parents=True, exist_ok=True)
@@ -337,12 +337,12 @@ class _ExtensionBuild(NamedTuple):
                 error = self.diagnosed(str(failed))
                 if self.is_final(str(failed)):
                     raise error from None
-                raise light.MayLack(error) from None
+                raise light.NeedsFullHeaders(error) from None
 
-    def lacks(self, reason: str) -> light.MayLack:
+    def lacks(self, reason: str) -> light.NeedsFullHeaders:
         """Return the error of a program that light headers cannot compile."""
         error = BuildError(reason, op=self.extension.name, target=self.extension.purpose)
-        return light.MayLack(error)
+        return light.NeedsFullHeaders(error)
 
     def _check_source(self, edge: Mapping[str, str], scratch: Path, by_nvrtc: bool) -> None:
         """Write a source's headers and compare its text. The text of a CUDA file for NVRTC is made with torch's macros."""

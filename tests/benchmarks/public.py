@@ -221,7 +221,7 @@ def built(call: LoadCall, whole: bool) -> Row:
     for way in () if reason else (first, replace(first, pybind11=True)):
         try:
             made = build.build(way, call, store, True)
-        except light.MayLack as lack:
+        except light.NeedsFullHeaders as lack:
             reason = str(lack)
             if policy.UNKNOWN_TYPE not in reason:
                 break

@@ -30,7 +30,7 @@ _OBJECT = "opjit_bind.o"
 _NOTHING = b"!<arch>\n"  # an archive without members
 
 
-class MayLack(Exception):
+class NeedsFullHeaders(Exception):
     """Light headers may lack a declaration. `error` is for the user, if nvcc is missing, so that torch/extension.h cannot be used."""
 
     def __init__(self, error: OpjitError) -> None:
