@@ -168,7 +168,7 @@ class Store(NamedTuple):
             files.make_private(place.parent)
             self._require_trusted(place.parent.parent, place.parent)
             with suppress(FileNotFoundError):  # another process is clearing the cache
-                return _appear(
+                return _publish_atomically(
                     staged, place, self.base / "staging" / files.random_name(), target, manifest.key
                 )
             if not staged.is_dir():
@@ -263,7 +263,9 @@ def _read_entry(
         return None
 
 
-def _appear(staged: Path, place: Path, aside: Path, target: Target | None, key: str) -> Entry:
+def _publish_atomically(
+    staged: Path, place: Path, aside: Path, target: Target | None, key: str
+) -> Entry:
     """Rename a complete folder to its place.
 
     Then verify the path, because another process may have been first.
