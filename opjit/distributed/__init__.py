@@ -153,7 +153,7 @@ def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> lis
     if rank is not None and rank.needs_store:
         _settle_with_others(rank, tasks, rank.leader and not rank.one_node and not ahead)
     for task in tasks:
-        if not task.settled:
+        if not task.done:
             task.build()
     return tasks
 
@@ -178,7 +178,7 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool) -> None:
                 offers, missing
             )
         except StoreLost as lost:
-            if any(not task.settled for task in missing):
+            if any(not task.done for task in missing):
                 warnings.warn(
                     CacheWarning(
                         f"rank {rank.number} builds its missing ops alone, because the job's "

@@ -99,7 +99,7 @@ class RankTask:
         return str(self.wanted)
 
     @property
-    def settled(self) -> bool:
+    def done(self) -> bool:
         return self.entry is not None or self.error is not None
 
     def look(self) -> bool:
@@ -174,8 +174,8 @@ class Job:
                 elif self.jobstore.get(f"result/{task.name}") is None and self._claim(task):
                     self._build(task)
             for task in order:
-                while not task.settled:
-                    self._wait(task, sum(not each.settled for each in missing))
+                while not task.done:
+                    self._wait(task, sum(not each.done for each in missing))
         finally:
             with suppress(StoreLost):
                 self.jobstore.add("left")
@@ -290,7 +290,7 @@ class Job:
             return
         if result.parts:
             self._fetch(task, result)
-        if not task.settled:  # after the release, because a build needs the same lock
+        if not task.done:  # after the release, because a build needs the same lock
             task.build()
 
     def _fetch(self, task: RankTask, result: RankResult) -> None:
