@@ -47,8 +47,11 @@ _RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder 
 def build(
     extension: Extension, call: LoadCall | InlineCall, store: Store, must_store: bool = False
 ) -> Entry:
-    """Build an extension and publish it in the store or, if the store cannot be written, for this process only. Raises ToolMissing,
-    CompileError, BuildError, LoadError if opening the library would end the process, and light.NeedsFullHeaders if torch/extension.h may help."""
+    """Build an extension and publish it in the store or, if the store cannot be written, for this process only.
+
+    Raises ToolMissing, CompileError, BuildError, LoadError if opening the library would end the
+    process, and light.NeedsFullHeaders if torch/extension.h may help.
+    """
     tools = _tools(extension, store)
     extension = replace(
         extension, toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc)

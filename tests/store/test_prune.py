@@ -452,7 +452,8 @@ def test_a_cache_that_is_cleared_during_a_publication_gives_a_working_op(
 ) -> None:
     shutil.rmtree(entry.folder.parents[1])
     hook = (
-        "from opjit.store import store\nplain = store._publish_atomically\ndef appear(*arguments):\n    store._publish_atomically = plain\n    stop()\n"
+        "from opjit.store import store\nplain = store._publish_atomically\ndef appear(*arguments):\n"
+        "    store._publish_atomically = plain\n    stop()\n"
         "    return plain(*arguments)\nstore._publish_atomically = appear\n"
     )
     child = stopped(helpers.declare(op) + STOP + hook + GET)
