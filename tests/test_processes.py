@@ -1,9 +1,12 @@
 """Commands in programs that treat signals in ways of their own."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+import opjit
+from opjit.errors import DeclarationError
 from tests import helpers
 from tests.helpers import fresh
 
@@ -28,3 +31,19 @@ def test_a_program_that_ignores_sigchld_builds_and_gets_the_compiler_s_complaint
     assert told[:2] == ["[2.0]", "refused"]
     assert told[2].startswith("True")
     assert int(told[2].split()[1], 16) >> 16 & 1, "SIGCHLD, 17, is ignored again"
+
+
+def test_a_compiler_that_waits_for_a_pipe_s_silent_writer_is_ended(
+    tmp_path: Path, here: Path
+) -> None:
+    pipe = tmp_path / "endless.h"
+    os.mkfifo(pipe)
+    source = f'#include "{pipe}"\nint one(void) {{ return 1; }}\n'
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        with pytest.raises(DeclarationError, match=f"{pipe} is a pipe or a device"):
+            opjit.build("one", generated={"one.c": source})
+    finally:
+        os.close(writer)
+    assert not list(here.glob("v2/staging/*"))
+    assert not list(here.glob("v2/shared_library.one/*/*"))

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,6 +81,7 @@ class Nvrtc(NamedTuple):
 _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates last minutes
 
 
+_WRITTEN = 1.0  # seconds until a program that is being written counts as one that does not work
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 
 
@@ -200,10 +202,15 @@ def refuse_full_disk(output: str, work: Path) -> None:
 
 
 def _output(*command: str) -> str:
-    try:
-        return run_compiler(command).stdout
-    except OSError as error:
-        return str(error)
+    """Return what a program prints, or why it does not start."""
+    until = time.monotonic() + _WRITTEN
+    while True:
+        try:
+            return run_compiler(command).stdout
+        except OSError as error:
+            if error.errno != errno.ETXTBSY or time.monotonic() > until:
+                return str(error)
+        time.sleep(0.01)
 
 
 def probe_compiler(path: str, language: str = "c") -> Compiler:

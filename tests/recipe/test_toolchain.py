@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,3 +114,14 @@ def test_a_compiler_for_another_kind_of_machine_is_refused_in_a_sentence(
         match="target is riscv64-linux-gnu, but opjit builds for x86_64 and aarch64; set CC to another",
     ):
         built(op, tmp_path / "cache")
+
+
+def test_a_compiler_that_is_still_being_written_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork of another thread may have its file open for a moment. Without a compiler, the binary of any would match."""
+    compiler = fake_compiler(tmp_path / "cc")
+    monkeypatch.setenv("CC", str(compiler))
+    with open(compiler, "ab") as writer:
+        threading.Timer(0.2, writer.close).start()
+        assert toolchain.require_compiler(None).path == str(compiler)

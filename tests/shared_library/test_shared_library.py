@@ -421,6 +421,25 @@ def test_a_list_names_no_file_that_another_user_can_write_and_no_program(tmp_pat
         opjit.precompile(recorded=tmp_path / "list.json", extensions=True)
 
 
+def test_a_header_that_another_user_can_write_keeps_a_listed_library_out_of_the_cache(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    header = tmp_path / "theirs.h"
+    header.write_text("#define AMOUNT 2\n")
+    header.chmod(0o666)
+    (tmp_path / "one.c").write_text('#include "theirs.h"\nint amount(void) { return AMOUNT; }\n')
+    given = {"name": "one", "sources": [str(tmp_path / "one.c")], "include": [], "generated": {}}
+    flags: dict[str, list[str]] = {"cflags": [], "cuda_cflags": [], "ldflags": []}
+    listed = tmp_path / "list.json"
+    listed.write_text(oplist.dump_list([], [RecordedExtension("build", {**given, **flags}, None)]))
+    refusal = rf"from files that only the list names: {header} can be written by other users"
+    with pytest.raises(opjit.errors.PrecompileError, match=refusal):
+        opjit.precompile(recorded=listed, extensions=True)
+    assert not list(own_cache.glob("v2/shared_library.one/*/*"))
+    header.chmod(0o644)
+    assert len(opjit.precompile(recorded=listed, extensions=True).built) == 1
+
+
 @pytest.mark.filterwarnings("ignore:OPJIT_TRUST=unsigned")
 def test_a_remote_serves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
