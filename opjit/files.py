@@ -208,8 +208,7 @@ def require_closed(what: str, paths: Iterable[str], trusted_as: Path | None = No
     which only a list names, is built. `trusted_as`: see `trust_problem`.
     """
     for path in paths:
-        problem = replacement_risk(Path(path), trusted_as)
-        if problem is not None:
+        if problem := replacement_risk(Path(path), trusted_as):
             raise RecordError(
                 f"refusing to build {what} from files that only the list names: {problem}"
             )

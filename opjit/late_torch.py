@@ -12,7 +12,13 @@ _FREE_NAMES = """
     resources shared_library share store wanted why
 """
 FREE = tuple(_FREE_NAMES.split())
-NOT_FREE = ("backends.cuda", "builder.build", "builder.torch_builder", "shared_library.recorded")
+NOT_FREE = (
+    "backends.cuda",
+    "builder.build",
+    "builder.op_library",
+    "builder.torch_builder",
+    "shared_library.recorded",
+)
 
 
 class _TorchFinder:

@@ -205,13 +205,13 @@ def _communicate(process: subprocess.Popen[Any], limit: float) -> tuple[Any, Any
     while True:
         left = end - time.monotonic()
         try:
-            return process.communicate(timeout=max(0, min(left, _LOOK)))
+            return process.communicate(timeout=min(left, _LOOK))
         except subprocess.TimeoutExpired:
             if left <= _LOOK:
                 raise
         before = seen
         seen = endless.find(process.pid)
-        if seen is not None and seen == before:
+        if seen and seen == before:
             raise DeclarationError(
                 f"{seen} is a pipe or a device, and the compiler reads it as a file; put a file there, "
                 "or remove the #include or the flag that names it"

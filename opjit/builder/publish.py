@@ -161,10 +161,10 @@ def _document(made: Compiled) -> dict[str, Any]:
     """
     found = made.inputs.document(made.read)
     if made.inputs.only_listed:
-        names = [*found["known"], *found["inputs"]]
-        named = [name for name in names if not name.startswith(_COVERED)]
-        paths = filter(None, map(made.inputs.places.path, named))
-        files.require_closed(str(made.inputs), paths, Path(made.linked_by))
+        names = (*found["known"], *found["inputs"])
+        path = made.inputs.places.path
+        named = [path(name) for name in names if not name.startswith(_COVERED)]
+        files.require_closed(str(made.inputs), filter(None, named), Path(made.linked_by))
     return found
 
 

@@ -97,7 +97,7 @@ class Store(NamedTuple):
 
     def uncached(self, key: str) -> str:
         """Return why the last build of a request was not cached; an empty text if it was, or if there was none."""
-        note = None if self.notes is None else files.read_checked(self.notes / f"{UNCACHED}{key}")
+        note = self.notes and files.read_checked(self.notes / f"{UNCACHED}{key}")
         return str(note["reason"]) if isinstance(note, dict) else ""
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
