@@ -13,7 +13,6 @@ from pathlib import Path
 _OPENAT = ("257", "56")
 _READ = ("0", "63")
 _ZERO = {"/dev/full", "/dev/random", "/dev/urandom", "/dev/zero"}  # a read never waits or ends
-_MAX_PATH = 4096
 
 
 def find(process: int | str) -> str | None:
@@ -41,7 +40,9 @@ def _awaited(place: Path) -> str | None:
     elif number in _OPENAT:
         with open(place / "mem", "rb", buffering=0) as memory:
             memory.seek(int(second, 16))
-            text = memory.read(_MAX_PATH).partition(b"\0")[0]  # up to the end of the mapped memory
+            text = memory.read(4096).partition(b"\0")[
+                0
+            ]  # a path, up to the end of the mapped memory
         path = os.path.normpath(os.path.join(os.readlink(place / "cwd"), os.fsdecode(text)))
     else:
         return None

@@ -8,7 +8,6 @@ seem to run for as long as the child does.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -121,7 +120,7 @@ def run(
     with _waiting(), _started(command, settings) as process:
         _running.add(process)
         try:
-            output, errors = _communicate(process, limit or math.inf)
+            output, errors = _communicate(process, limit or threading.TIMEOUT_MAX)
         except subprocess.TimeoutExpired:
             late = True
             _end(process)
