@@ -5,7 +5,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import stat
 import sys
 import time
@@ -407,6 +406,8 @@ def remove_tree(path: Path) -> None:
     """Remove a folder or a file. Busy files are left for the next sweep; a permission error gives a warning."""
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
+            import shutil  # late: 2 ms, which no hit needs
+
             shutil.rmtree(path, ignore_errors=True)
             os.rmdir(path)
         else:

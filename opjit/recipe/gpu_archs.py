@@ -4,7 +4,6 @@ supported one that the GPU can run.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import re
 from collections.abc import Collection
@@ -68,6 +67,8 @@ def _supported_by(nvrtc: compilers.Nvrtc, notes: Path | None) -> set[str]:
     kept = files.read_checked(note) if note is not None else None
     if isinstance(kept, list):
         return set(kept)
+
+    import ctypes  # late: 2 ms, which no hit needs
 
     library = ctypes.CDLL(nvrtc.library)
     count = ctypes.c_int()
