@@ -306,6 +306,7 @@ def shown(cell: Any) -> str:
         for output in cell.outputs
     ]
     text = "\n".join("".join(text) for text in texts).partition("\nfull output")[0]
+    text = re.sub(r" \(\d+\.\d s\)$", "", text, flags=re.MULTILINE)  # of a check, if it was slow
     differs = (
         r"\d+\.\d+( m?s| us)?|\d+ (m?s|us)\b|x86-64-v\d|sm_90\.cuda\d+|\d+ shapes, \d+ rejected|─+"
     )

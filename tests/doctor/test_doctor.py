@@ -180,9 +180,10 @@ def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.Mo
 
 
 def test_a_missing_ninja_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "shutil.which", lambda name, which=shutil.which: None if name == "ninja" else which(name)
-    )
+    def without_ninja(name: str) -> str | None:
+        return None if name == "ninja" else shutil.which(name)
+
+    monkeypatch.setattr(toolchain, "which", without_ninja)
     monkeypatch.setattr("ninja.BIN_DIR", "")
     problem = only(checks.tools(), PROBLEM)
     assert (problem.about, "pip install ninja" in problem.todo) == ("ninja", True)
