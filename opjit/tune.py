@@ -138,7 +138,7 @@ def _read_choice(name: str, labels: list[str], store: Store) -> Choice | None:
     """Return a recorded choice among variants of these names."""
     for each in (*map(Store, layers.named()), store):
         with suppress(OSError, EntryError, ValueError, LookupError, TypeError, RecursionError):
-            if each.problem(each.base / TUNED) is None:
+            if each.trusted(each.base / TUNED):
                 fields = json.loads(files.read(each.base / TUNED / name, 1 << 20))
                 if fields["variant"] in labels:
                     return Choice(fields["variant"], float(fields["seconds"]))

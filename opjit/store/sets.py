@@ -24,7 +24,8 @@ def mark_complete(store: Store, path: Path, names: list[str], shared: bool) -> N
 
 def lists_with(op: str, stores: Iterable[Store]) -> str:
     """Return the end of a sentence that names the complete set with an op; empty if none has it."""
-    for marker in (marker for store in stores for marker in sorted((store.base / SETS).glob("*"))):
+    folders = [store.base / SETS for store in stores if store.trusted(store.base / SETS)]
+    for marker in (marker for folder in folders for marker in sorted(folder.glob("*"))):
         try:
             fields = json.loads(files.read(marker, _MAX_BYTES))
             names = [name for name in fields["entries"] if name.startswith(f"{op} for ")]

@@ -88,12 +88,12 @@ class Store(NamedTuple):
         None if other users could replace the store, because nothing in it is then read or written.
         """
         folder = self.base / "toolchain"
-        return folder if self.problem(folder) is None else None
+        return folder if self.trusted(folder) else None
 
     def seen(self, key: str) -> Path | None:
         """The note with signatures of the files that the build of an entry read; None if there is no store, or where `notes` is."""
         folder = self.base / SEEN
-        return folder / key if os.path.isdir(self.base) and self.problem(folder) is None else None
+        return folder / key if os.path.isdir(self.base) and self.trusted(folder) else None
 
     def uncached(self, key: str) -> str:
         """Return why the last build of a request was not cached; an empty text if it was, or if there was none."""

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from opjit import files
+from opjit import files, tune
 from opjit.errors import CacheWarning
-from opjit.store import store
+from opjit.store import sets, store
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from tests import helpers
@@ -413,3 +413,27 @@ def test_binaries_beside_a_source_that_others_can_swap_are_not_used(
         match=r"\(mode 777\), so other users .*; chmod go-w .*a directory that only you can write",
     ):
         assert helpers.found(Store(default_root()), recipe, above=True) is None
+
+
+READERS: dict[str, Callable[[Store], object]] = {
+    "toolchain": lambda place: place.notes,
+    "seen": lambda place: place.seen("0" * 64),
+    "sets": lambda place: sets.lists_with("a::b", [place]),
+    "tuned": lambda place: tune._read_choice("name", ["TILE=1"], place),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_folder_of_notes_that_others_can_write_is_named_once(root: Path, name: str) -> None:
+    place = Store(root)
+    READERS[name](place)
+    folder = place.base / name
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert not READERS[name](place)
+    [warned] = found
+    assert warned.category is CacheWarning
+    assert f"{folder} can be written by other users (mode 777); chmod go-w" in str(warned.message)
