@@ -105,24 +105,17 @@ def distinct_samples(
     chosen: list[Sample] = []
     kinds: set[Hashable] = set()
     covered: set[Hashable] = set()
+
+    def use(sample: Sample) -> tuple[int, int]:
+        return len(_exercised(sample) - covered), sample.numel
+
     while left and len(chosen) < at_most:
-        best = _most_useful(left, covered)
+        best = max(left, key=use)
         chosen.append(best)
         kinds.add(best.kind)
         covered |= _exercised(best)
         left = [sample for sample in left if sample.kind not in kinds]
     return chosen
-
-
-def _most_useful(samples: Iterable[Sample], covered: set[Hashable]) -> Sample:
-    """Return the sample that exercises the most cases that are not covered yet, and the largest
-    of equal ones.
-    """
-
-    def use(sample: Sample) -> tuple[int, int]:
-        return len(_exercised(sample) - covered), sample.numel
-
-    return max(samples, key=use)
 
 
 def _exercised(sample: Sample) -> set[Hashable]:
