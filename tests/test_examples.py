@@ -275,4 +275,4 @@ def test_a_library_for_any_program_is_called_without_torch() -> None:
 def test_another_project_s_builder_is_replaced_only_where_it_is_installed(script: str) -> None:
     if any(map(importlib.util.find_spec, ("flashinfer", "sglang", "deepspeed"))):
         pytest.skip("one of the projects is installed, and its modules take minutes to build")
-    assert example(f"13_any_library/{script}").startswith("skipped, as ")
+    assert example(f"13_any_library/{script}").startswith("skipped, because ")

@@ -1,4 +1,4 @@
-"""The README's first op: scale.c beside this file becomes torch.ops.demo.scale."""
+"""The README's first op: scale.c next to this file becomes torch.ops.demo.scale."""
 
 import torch
 

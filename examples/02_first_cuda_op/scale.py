@@ -1,4 +1,4 @@
-"""The first CUDA op: scale.cu beside this file becomes torch.ops.demo.scale. Without a GPU, it is built and not called."""
+"""The first CUDA op: scale.cu next to this file becomes torch.ops.demo.scale. Without a GPU, it is built and not called."""
 
 import torch
 
@@ -8,7 +8,7 @@ import opjit
 # begin: declare
 @opjit.op("demo::scale(Tensor x, float a) -> Tensor")
 def scale(x: torch.Tensor, a: float) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)  # the fake kernel: what torch.compile must know
+    return torch.empty_like(x, memory_format=torch.contiguous_format)  # the fake kernel: shape, dtype and device
 # end: declare
 
 

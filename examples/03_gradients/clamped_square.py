@@ -30,13 +30,13 @@ def main() -> None:
     op = torch.ops.demo.clamped_square
     op(x, 2.0).sum().backward()  # x.grad is [0, -2, 1, 0]
 
-    # The op is one node of the graph, without a graph break; inductor, the default backend, takes it as well.
+    # The op is one node of the graph, without a graph break. It also works with inductor, the default backend.
     compiled = torch.compile(lambda x: op(x, 2.0).sum(), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), op(x, 2.0).sum())
 
     torch.library.opcheck(op.default, (x, 2.0))  # schema, fake kernel, autograd, dynamic shapes
 
-    # torch.func takes the op: here the gradient for each row of a batch, in one call of the kernel.
+    # torch.func also works: this computes the gradient of each row of a batch, in one call of the kernel.
     rows = torch.stack([x.detach(), x.detach() / 2])
     per_row = torch.vmap(torch.func.grad(lambda row: op(row, 2.0).sum()))(rows)  # [[0, -2, 1, 0], [0, -1, 0.5, 2]]
     # end: use

@@ -15,7 +15,7 @@ ROUNDS, SECONDS = 9, 0.02
 
 
 def medians(functions: list[Callable[..., torch.Tensor]], args: tuple[object, ...]) -> list[float]:
-    """Microseconds of a call of each function; the functions take turns."""
+    """Microseconds per call of each function. The calls are interleaved."""
     timers = [Timer("f(*args)", globals={"f": f, "args": args}, num_threads=torch.get_num_threads()) for f in functions]
     counts = [max(1, int(SECONDS / timer.timeit(3).median)) for timer in timers]
     rounds = [[1e6 * timer.timeit(count).median for timer, count in zip(timers, counts, strict=True)] for _ in range(ROUNDS)]

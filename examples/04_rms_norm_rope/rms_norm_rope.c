@@ -13,7 +13,7 @@ struct work {
     int64_t heads, size;
 };
 
-/* 1 / sqrt(mean of squares). Eight sums, as the compiler may not reorder one. */
+/* 1 / sqrt(mean of squares). Eight sums, because the compiler must not reorder one. */
 static float inverse_rms(const float *row, int64_t size, float eps)
 {
     float sums[8] = {0}, total = 0;

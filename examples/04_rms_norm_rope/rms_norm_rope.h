@@ -1,4 +1,4 @@
-/* What both kernels ask of their arguments. */
+/* Both kernels require this of their arguments. */
 #ifndef RMS_NORM_ROPE_H
 #define RMS_NORM_ROPE_H
 

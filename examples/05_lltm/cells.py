@@ -28,7 +28,7 @@ class LLTM(nn.Module):
 
 
 class PythonLLTM(LLTM):
-    """torch's own ops, each with its own call and its own tensor."""
+    """torch's ops. Each is a separate call and makes a separate tensor."""
 
     def forward(self, x: Tensor, state: State) -> State:
         old_h, old_cell = state
@@ -64,7 +64,7 @@ VARIANTS = {"py": PythonLLTM, "cpp": CppLLTM, "c": OpjitLLTM, "cuda": OpjitLLTM}
 
 
 def make(variant: str, features: int, state_size: int, dtype: torch.dtype, device: str) -> LLTM:
-    """A cell whose parameters are the same for every variant."""
+    """A cell with the same parameters for every variant."""
     if variant in ("c", "cuda"):
         opjit.get("lltm_forward", device)
         opjit.get("lltm_backward", device)
@@ -74,7 +74,7 @@ def make(variant: str, features: int, state_size: int, dtype: torch.dtype, devic
 
 
 def device_of(variant: str, cuda: bool) -> str:
-    """Where a variant runs; exits where it cannot."""
+    """Return the device of a variant. Exits if it cannot run here."""
     device = "cuda" if cuda or variant == "cuda" else "cpu"
     if variant == "c" and device == "cuda":
         raise SystemExit("the variant `c` runs on the CPU; on a GPU, the same op is the variant `cuda`")

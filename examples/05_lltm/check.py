@@ -1,4 +1,4 @@
-"""Compare the forward and backward values of the forms of the LLTM cell with those of plain Python.
+"""Compare the forward and backward values of all forms of the LLTM cell with plain Python.
 
     python examples/05_lltm/check.py          every form that runs on this machine
     python examples/05_lltm/check.py c cpp    some

@@ -1,9 +1,9 @@
-"""A layer ported from Caffe at work: an autoencoder whose code consists of zeros and ones.
+"""Uses a layer that was ported from Caffe: an autoencoder with a code of zeros and ones.
 
     python examples/06_from_caffe/train.py [cuda]
 
-Sixteen inputs are squeezed through six bits. Rounding has no gradient to learn from; round_ste's backward lets the one of its
-result straight through, and the encoder learns a code of its own for each input.
+Sixteen inputs are squeezed through six bits. The gradient of rounding is zero. The backward of round_ste passes the gradient of its
+result through, so that the encoder learns a separate code for each input.
 """
 
 import sys
@@ -14,7 +14,7 @@ import opjit
 
 
 class Binary(torch.nn.Module):
-    """What were two layers of a prototxt: a sigmoid, and rounding."""
+    """In Caffe, these were two layers of a prototxt: a sigmoid, and rounding."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bits: torch.Tensor = torch.ops.opjit.round_ste(torch.sigmoid(x))

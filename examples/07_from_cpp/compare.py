@@ -1,4 +1,4 @@
-"""The all_reduce of the C++ tutorial, as C++ over ATen and as C over opjit: build time, size and speed.
+"""Compares the all_reduce of the C++ tutorial in C++ (ATen) and in C (opjit): build time, size and speed.
 
     python compare.py           on the CPU
     python compare.py --cuda    on a GPU; builds the .cu files too
@@ -66,7 +66,7 @@ def check(op: Function, device: str) -> None:
 
 
 def calls(sides: list[Function], x: torch.Tensor) -> list[float]:
-    """Median seconds a call of each side; they take turns."""
+    """Median seconds per call of each side. The calls are interleaved."""
     timers = [Timer("op(x)", globals={"op": op, "x": x}) for op in sides]
     count = max(1, min(5000, int(0.02 / timers[0].timeit(3).mean)))
     rounds = [[timer.timeit(count).mean for timer in timers] for _ in range(15)]

@@ -1,4 +1,4 @@
-"""A C++ extension, as torch's tutorial writes it, through opjit's cache: `python examples/08_existing_extension/use.py`."""
+"""The C++ extension of torch's tutorial, built with opjit's cache: `python examples/08_existing_extension/use.py`."""
 
 from pathlib import Path
 

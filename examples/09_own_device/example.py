@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 
 # begin: backend
 class Toy(Cpu):
-    """What opjit has to know of the device. What is not said here is as for the CPU."""
+    """The backend of the device. It inherits everything else from the CPU's."""
 
     name = toy_device.NAME  # kernels are named <op>_toy
     device_type = toy_device.NAME

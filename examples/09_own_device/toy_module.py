@@ -1,4 +1,4 @@
-"""``torch.toy``: what torch and its users ask a device's module for. Names and signatures are those of torch.cuda."""
+"""``torch.toy``: what torch and its users ask a device's module for. Names and signatures are the same as in torch.cuda."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _runtime() -> ctypes.CDLL:
 
 
 class Stream(ctypes.Structure):
-    """A stream of the runtime, as toy.h has it."""
+    """A stream of the runtime, declared in toy.h."""
 
     _fields_ = (("device", ctypes.c_int32), ("launches", ctypes.c_int64))
 
@@ -57,7 +57,7 @@ def current_device() -> int:
 
 
 def set_device(device: torch.device | str | int) -> None:
-    """There is one device: torch takes a device guard for several from C++ only."""
+    """There is one device, because a guard for several devices must be written in C++."""
 
 
 def synchronize(device: torch.device | str | int | None = None) -> None:

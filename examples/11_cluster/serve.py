@@ -18,14 +18,14 @@ from opjit.errors import OpjitError
 
 
 def register() -> None:
-    """Raise an error that names what is missing from the list in OPS_LIST."""
+    """Raise an error that names the entries of the list in OPS_LIST that are missing."""
     opjit.check_precompiled(os.environ["OPS_LIST"])
 
 
 def main() -> None:
     if len(sys.argv) < 4 or sys.argv[2] != "-m":
         sys.exit("usage: python serve.py LIST -m MODULE [ARGUMENT]...")
-    os.environ["OPS_LIST"] = sys.argv[1]  # for the server's own processes
+    os.environ["OPS_LIST"] = sys.argv[1]  # for the processes of the server
     try:
         register()
     except OpjitError as error:

@@ -23,7 +23,7 @@ def by_tvm_ffi() -> None:
     try:
         import tvm_ffi
     except ImportError:
-        print("tvm-ffi: skipped, as it is not installed; pip install apache-tvm-ffi")
+        print("tvm-ffi: skipped, because it is not installed; pip install apache-tvm-ffi")
         return
     include = [tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()]
     path = opjit.build("plus_module", generated={"plus.cc": MODULE}, include=include, cflags=["-DAMOUNT=40"])
@@ -32,4 +32,4 @@ def by_tvm_ffi() -> None:
 
 by_ctypes()
 print("torch imported:", "torch" in sys.modules)
-by_tvm_ffi()  # it imports torch itself, where that is installed
+by_tvm_ffi()  # it imports torch if torch is installed

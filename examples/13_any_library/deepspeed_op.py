@@ -10,7 +10,7 @@ def main() -> None:
     try:
         from deepspeed.ops.op_builder import FusedAdamBuilder
     except ImportError as error:
-        print(f"skipped, as DeepSpeed is not installed: {error}; pip install deepspeed")
+        print(f"skipped, because DeepSpeed is not installed: {error}; pip install deepspeed")
         return
     op = FusedAdamBuilder().load(verbose=False)
     print(f"{op.__name__}:", *(name for name in dir(op) if not name.startswith("_")))

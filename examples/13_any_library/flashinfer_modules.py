@@ -2,8 +2,8 @@
 
     python examples/13_any_library/flashinfer_modules.py page norm
 
-A program calls `install()` before its first module. Modules with flags for one source, or with embedded cubins, stay with FlashInfer's own
-builder. FLASHINFER_DISABLE_JIT forbids builds here, too. nvcc gets the C++ compiler in CXX, not the one in CC.
+A program calls `install()` before its first module. FlashInfer still builds modules with flags for one source, or with embedded cubins.
+FLASHINFER_DISABLE_JIT also forbids builds here. nvcc gets the C++ compiler in CXX, not the one in CC.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(names: list[str]) -> None:
     try:
         from flashinfer.jit import norm, page, rope, sampling
     except ImportError as error:
-        print(f"skipped, as FlashInfer is not installed: {error}; pip install flashinfer-python")
+        print(f"skipped, because FlashInfer is not installed: {error}; pip install flashinfer-python")
         return
     made = {"norm": norm.gen_norm_module, "page": page.gen_page_module, "rope": rope.gen_rope_module,
             "sampling": sampling.gen_sampling_module}
@@ -68,5 +68,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")  # where no GPU is
+    os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")  # without a GPU
     main(sys.argv[1:] or ["page"])

@@ -1,8 +1,8 @@
-"""SGLang's modules from opjit's cache: what load_jit is asked for goes through opjit.build, without ninja and SGLang's own cache.
+"""SGLang's modules from opjit's cache: load_jit calls opjit.build, without ninja and without SGLang's cache.
 
     python examples/13_any_library/sglang_modules.py
 
-A program calls `install()` before its first load_jit. SGLANG_CRASH_ON_JIT_COMPILE forbids builds here, too.
+A program calls `install()` before its first load_jit. SGLANG_CRASH_ON_JIT_COMPILE also forbids builds here.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def main() -> None:
     try:
         from sglang.kernels.jit.utils import load_jit, override_jit_cuda_arch
     except ImportError as error:
-        print(f"skipped, as SGLang is not installed: {error}; pip install sglang")
+        print(f"skipped, because SGLang is not installed: {error}; pip install sglang")
         return
     install()
-    with override_jit_cuda_arch(9, 0):  # also where no GPU is
+    with override_jit_cuda_arch(9, 0):  # even without a GPU
         module = load_jit("add_constant", "1", cuda_files=["elementwise/add_constant.cuh"],
                           cuda_wrappers=[("add_constant", "add_constant<1>")])
     print("add_constant:", module.add_constant)

@@ -21,7 +21,7 @@ def main() -> None:
     assert torch.equal(dropout(x, 0.5)[0], first)  # the same seed, the same numbers
     assert torch.equal(dropout(x, 0.5)[0], second)
 
-    generator = torch.Generator().manual_seed(1)  # or one of your own
+    generator = torch.Generator().manual_seed(1)  # or your generator
     assert torch.equal(dropout(x, 0.5, generator)[0], first)
 
     torch.manual_seed(1)

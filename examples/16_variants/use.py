@@ -14,7 +14,7 @@ def main() -> None:
     transpose = torch.ops.demo.transpose
     for size in (64, 1024):
         x = torch.rand(size, size)
-        assert torch.equal(transpose(x), x.T)  # the first call with such sizes builds and measures; a later process does neither
+        assert torch.equal(transpose(x), x.T)  # the first call with these sizes builds and measures, and a later process does neither
         assert torch.equal(torch.compile(transpose, backend="aot_eager", fullgraph=True)(x), x.T)
     # end: use
     print("every variant's transpose is torch's")

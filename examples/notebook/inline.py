@@ -1,4 +1,4 @@
-"""An op whose source is a string, and new code for it while it is in use."""
+"""An op with a string as its source, and new code for it while it is in use."""
 
 import torch
 

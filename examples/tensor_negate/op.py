@@ -1,4 +1,4 @@
-"""The shape function, and what the kernel function beside it is compiled with."""
+"""The shape function, and the flags of the kernel function next to it."""
 
 import torch
 

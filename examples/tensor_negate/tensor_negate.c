@@ -1,4 +1,4 @@
-/* The kernel function. STACK_SIZE, the bytes of stack that it may take for its block, comes from extra_cflags in op.py. */
+/* The kernel function. STACK_SIZE, the largest number of bytes of stack for its block, comes from extra_cflags in op.py. */
 #include "opjit.h"
 #include "opjit_printf.h"
 

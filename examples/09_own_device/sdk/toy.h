@@ -20,7 +20,7 @@ int32_t toy_launch(toy_stream_t stream, toy_kernel *kernel, int64_t elements, vo
 int32_t toy_stream_create(int32_t device, toy_stream_t *stream);
 int32_t toy_set_stream(toy_stream_t stream); /* makes it the current one of its device */
 
-/* What opjit's glue calls; see class Toy in example.py. */
+/* opjit's glue calls these functions. See class Toy in example.py. */
 int32_t toy_current_stream(int32_t device, void **stream);
 int32_t toy_exchange_device(int32_t device, int32_t *before);
 int32_t toy_malloc(uint64_t bytes, void **memory);

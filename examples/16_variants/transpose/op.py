@@ -1,4 +1,4 @@
-"""A transpose in blocks, whose best size depends on the machine and on the matrix."""
+"""A transpose in blocks. The best block size depends on the machine and on the matrix."""
 
 import torch
 
