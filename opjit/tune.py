@@ -188,7 +188,7 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
 
     target = here(backend)
     known = op.loaded[backend.name].variants
-    failed: list[OpjitError] = []
+    failed = []
     wanted = dict(
         zip(op.declaration.labels(backend), batch.requests([(op, target)], store), strict=True)
     )

@@ -56,7 +56,7 @@ def plan_ops(
     """
     store = _store(root)
     targets = batch.targets_of(archs, store, hosts)
-    ops: list[Op] = []
+    ops = []
     if names is None:
         registry.search()
         ops += registry.all_ops()

@@ -212,7 +212,7 @@ def _build_missing(
     write: Callable[[str], object],
 ) -> None:
     """Build the missing binaries side by side, and add the results to the report."""
-    missing: list[Wanted] = []
+    missing = []
     for wanted in plan.wanted:
         if wanted.find(plan.store) is None:
             missing.append(wanted)

@@ -67,8 +67,8 @@ def _gather(raw: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
 
     A truncated line, for example after the disk was full, is skipped with a warning.
     """
-    ops: list[RecordedOp] = []
-    extensions: list[RecordedExtension] = []
+    ops = []
+    extensions = []
     bad = 0
     for text in raw.read_bytes().splitlines():
         try:

@@ -130,7 +130,7 @@ def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
 
     imported = time.perf_counter() - started
     op = registry.find("allreduce")
-    measured = dict[str, dict[str, float]]()
+    measured = {}
     for device in op.devices():
         target = wanted.here(backends.for_device(device))
         began = time.perf_counter()

@@ -59,8 +59,8 @@ def compile_kernels(
     nvcc supports a file or flag, LayoutDiffers if both parts have different layouts of a type,
     CompilerFailed, or OSError if the disk is full.
     """
-    registrations = list[Path]()
-    objects = list[Path]()
+    registrations = []
+    objects = []
     output = ""
     for source in sources:
         folder = work / source.stem
@@ -143,7 +143,7 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
             for text in device_texts
         ]
         addresses = {_mangled(one.name): f"&{one.name}" for one in halves.variables}
-        instances = list[str]()
+        instances = []
         layouts = ""
         if halves.templates or halves.layouts:  # the host's part has the instances and layouts
             instances = [name for name in compiled.result().kernels.values() if "<" in name]
@@ -271,7 +271,7 @@ def _compile_device(
 ) -> nvrtc.DeviceCode:
     """Compile the device's part for each arch into a fat binary. The expressions name kernels' instances and variables."""
     folders = [Path(folder) for folder in found.headers.split(":")]
-    own = dict[str, str]()
+    own = {}
     if not any((folder / "nv/target").is_file() for folder in folders):
         own["nv/target"] = nvrtc.own_header("nv_target.h")
     # NVRTC's int64_t is `long`, like the host's; libcu++ treats it as `long long`, a type with
@@ -313,7 +313,7 @@ def _launched(halves: Halves, host: _Host, device: nvrtc.DeviceCode) -> dict[str
             raise NvccOnly(
                 f"the C++ compiler does not define {variable.name}, a variable in device memory"
             )
-    launched = dict[str, str]()
+    launched = {}
     for symbol, name in host.kernels.items():
         launched[symbol] = device.symbols[name] if "<" in name else symbol
         if launched[symbol].encode() + b"\0" not in device.code:

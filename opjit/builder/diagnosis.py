@@ -198,7 +198,7 @@ def _unclosed(source: Path) -> str | None:
         tokens = tokenize(text)
     except (OSError, Malformed):
         return None
-    opened: list[Token] = []
+    opened = []
     for token in tokens:
         if token.text in CLOSING and token.kind == "mark":
             opened.append(token)
@@ -250,7 +250,7 @@ def _left_out(
     lines: list[str], starts: Callable[[str], object], follows: Callable[[str], object]
 ) -> list[str]:
     """Leave out the lines at which remarks start, each with the lines that follow it."""
-    rest = list[str]()
+    rest = []
     inside = False
     for line in lines:
         inside = bool(starts(line) or (inside and follows(line)))

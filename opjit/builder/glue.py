@@ -36,7 +36,7 @@ _OF_HEADERS = re.compile(
 def c_names(schema: Schema) -> list[str]:
     """Return the C names of the arguments, then of the results (default: ``out``). A taken name gets a ``_`` appended."""
     results = schema.results
-    names: list[str] = []
+    names = []
     for name in [
         *(argument.name for argument in schema.arguments),
         *(
@@ -292,7 +292,7 @@ def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     """Return the body of opjit_run(): read each argument, call the kernel, check its outputs."""
     lines: list[str] = []
     drawn: list[str] = []
-    passed: list[str] = []
+    passed = []
     for index, argument in enumerate(schema.arguments):
         declared, expression = _unboxed(argument, f"boxed{index}", f"arg{index}")
         (drawn if argument.kind == "Generator" else lines).extend(declared)

@@ -196,7 +196,7 @@ def _compile_program(
         log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if refused:
             raise CompilerFailed(log)
-        symbols = dict[str, str]()
+        symbols = {}
         symbol = ctypes.c_char_p()
         for expression in expressions:
             _require_success(

@@ -84,7 +84,7 @@ def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
     Raises Malformed if they do not match, for example because branches of ``#if`` open one twice.
     """
     pairs: dict[int, int] = {}
-    opened: list[int] = []
+    opened = []
     for index, token in enumerate(tokens):
         if token.kind != "mark":
             continue

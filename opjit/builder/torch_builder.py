@@ -176,7 +176,7 @@ def call(
     compiler of C or C++ takes for a file, and nvcc. `around` is a block around ninja's run, to which it may give another build.ninja.
     Raises NinjaFailed if a tool failed, OSError if the disk is full."""
     work = Path(arguments["build_directory"])
-    output = list[str]()
+    output = []
     path = os.pathsep.join(
         filter(None, (os.environ.get("PATH"), ninja))
     )  # last, because the folder may also contain another compiler

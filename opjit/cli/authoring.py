@@ -281,7 +281,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
     from opjit.catalog import arguments
     from opjit.measure.units import format_time
 
-    rows: list[dict[str, object]] = []
+    rows = []
     for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):
         backend = backends.for_device(name)
         labels = op.declaration.labels(backend)

@@ -269,7 +269,7 @@ def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, out: str, scratc
     _, more = translated(others)
     folders = f"{nvcc.root}/include:{nvcc.root}/include/cccl"
     with_light = WithLight(prepared, folders, nvcc.build)
-    passes = list[streams.Preprocessor]()
+    passes = []
     for arch in (HOST, *archs):
         told = nvcc_macros(arch, archs, nvcc.build.removeprefix("V"), flags)
         place = scratch / (arch or "host")
@@ -297,9 +297,9 @@ def _adapted(unit: CudaFile, text: str) -> CudaFile:
 
 def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
     """Sort nvcc's flags: directories of headers, flags for the host compiler, all other flags, and architectures."""
-    include = list[str]()
-    host = list[str]()
-    others = list[str]()
+    include = []
+    host = []
+    others = []
     archs = list[str]()
     for flag in flags:
         arch = _ARCH.fullmatch(flag)

@@ -323,7 +323,7 @@ def _sources(given: object) -> tuple[str, ...]:
 
 def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The arguments from which torch makes the sources, and the inline sources among them."""
-    found = dict[str, Any]()
+    found = {}
     texts = dict[str, bytes]()
     for parameter in ("cpp_sources", "cuda_sources"):
         given = getattr(call, parameter)
@@ -414,7 +414,7 @@ def trusted_folders(
         *(sysconfig.get_path(name) for name in ("include", "platinclude")),
         *more,
     ]
-    system = list[str]()
+    system = []
     for tool in tools:
         if isinstance(tool, Nvcc):
             found.append(tool.root)

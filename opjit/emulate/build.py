@@ -143,7 +143,7 @@ def binary(op: OpState, checked: bool) -> Path:
     source = op.declaration.source(backends.for_device("cuda"))
     include = [str(source.parent), resources.include_path()]
     sources = [source]
-    author = list[str]()
+    author = []
     extra = op.declaration.flags_of_author
     if extra is not None:
         include += extra.include

@@ -233,8 +233,8 @@ class Trial:
 
     def _measure(self, checked: float) -> tuple[Word, str]:
         """Time bursts. `checked` is the seconds of a call with tensors of the same sizes."""
-        times: list[float] = []
-        references: list[float] = []
+        times = []
+        references = []
         bursts = self.pool.bursts
         for burst in random.SystemRandom().sample(bursts, len(bursts)):
             count = min(len(burst.calls), self._calls_of_burst(checked))

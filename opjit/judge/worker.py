@@ -215,7 +215,7 @@ class CandidateWorker:
     def _call(self, asked: protocol.CallTwice, data: bytearray) -> tuple[Called, bytearray]:
         """Call twice with the same tensors in other memory."""
         found = bytearray()
-        described: list[tuple[Described, ...]] = []
+        described = []
         families: set[str] = set()
         evidence = ""
         wrote = False

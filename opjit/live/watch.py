@@ -84,7 +84,7 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
     def _stamps(self, op: Op) -> _Stamps:
         """Return the stamps of the files in an op's folder and in its folders of headers, and of the files that its builds read."""
         extra = op.declaration.flags_of_author
-        names: list[str] = []
+        names = []
         for folder in (str(op.folder), *(extra.include if extra else ())):
             with suppress(OSError), os.scandir(folder) as entries:
                 names += [

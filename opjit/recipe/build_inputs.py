@@ -122,7 +122,7 @@ class BuildInputs:
     def now(self: B) -> B:
         """Return it with the sources as they are now. Raises FileNotFoundError if one is gone."""
         moment = Moment(self.texts)
-        known = dict[str, str]()
+        known = {}
         doubt = ""
         for path in (*self.sources, *(path for path in self.texts if not path.startswith(INLINE))):
             name = self.places.name(path)

@@ -36,7 +36,7 @@ def folders(
     words: Iterable[str], kinds: str = "I isystem iquote idirafter", start: str = ""
 ) -> list[str]:
     """Return the absolute paths of the folders of some kinds that flags name, in order; relative ones begin in the folder `start`."""
-    found = list[str]()
+    found = []
     option = ""
     for word in words:
         named = _FOLDER.fullmatch(word)
@@ -55,7 +55,7 @@ def portable(words: Sequence[str], places: Places, start: str = "") -> list[str]
     def name(folder: str) -> str:
         return places.name(os.path.abspath(os.path.join(start, folder)))
 
-    found = list[str]()
+    found = []
     before = None
     for word in words:
         named = None if before else _FOLDER.fullmatch(word)

@@ -50,7 +50,7 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
         for flag in flags
         if flag.startswith("-L") and flag != "-L"
     }
-    link: list[str] = []
+    link = []
     for flag in flags:
         path = reads.normalized(os.path.join(folder, flag))
         if flag in searched:

@@ -266,9 +266,9 @@ def remember(document: Mapping[str, Any], places: Places, note: Path | None, bef
     if note is None:
         return
     settled = min(before, time.time_ns() - _SETTLED)
-    signatures = dict[str, list[int]]()
-    inputs = list[str]()
-    absent = dict[str, list[str]]()
+    signatures = {}
+    inputs = []
+    absent = {}
     for name in document["inputs"]:
         path = places.path(name)
         now = signature(path) if path is not None else None

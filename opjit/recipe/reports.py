@@ -210,7 +210,7 @@ class ReportReader:
         return None if real.startswith(self.trusted) else reads.normalized(path)
 
     def _digests(self, read: Iterable[str], linked: bool = False) -> dict[str, str]:
-        found = dict[str, str]()
+        found = {}
         for raw in read:
             path = self._path(raw)
             if path is None or path in found:

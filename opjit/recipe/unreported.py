@@ -116,7 +116,7 @@ def _asked_in(
     defined = re.match(rb"[ \t]*#[ \t]*(?:define|ifdef|ifndef|undef)[ \t]+(\w+)", line)
     if defined and not words.search(line[defined.end() :]):
         return []
-    found = list[tuple[bool, str]]()
+    found = []
     for word in words.finditer(line):
         if re.search(rb"\bdefined[ \t]*\(?[ \t]*$", line[: word.start()]):
             continue

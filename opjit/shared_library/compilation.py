@@ -269,7 +269,7 @@ class _LibraryBuild:
         nvcc = self.nvcc
         work = self.work
         assert isinstance(self.driver, Compiler)
-        cuda = list[str]()
+        cuda = []
         if isinstance(nvcc, Nvcc):
             cuda = [f"-L{nvcc.root}/lib64", f"-L{nvcc.root}/lib64/stubs", "-lcudart"]
             if _RELOCATABLE.search(" ".join(library.given["cuda_cflags"])):

@@ -158,7 +158,7 @@ def searched(
     notes: Path | None,
 ) -> dict[str, Search | None]:
     """Return the folders that each compiler searches for headers."""
-    search = dict[str, Search | None]()
+    search = {}
     included = [f"-I{folder}" for folder in headers]
     for language, tool in found.items():
         if isinstance(tool, Nvcc):
@@ -234,7 +234,7 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
             r"[;+ ](?!PTX)",
             os.environ.get("OPJIT_ARCH") or os.environ.get("TORCH_CUDA_ARCH_LIST") or "",
         )
-    found = list[str]()
+    found = []
     for each in filter(None, given):
         parts = _ARCH.fullmatch(each)
         if parts is None:

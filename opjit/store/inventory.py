@@ -51,7 +51,7 @@ def _arch(op: str, folder: str) -> str:
 
 def objects(store: Store) -> list[EntryInfo]:
     """Return the object files that builds keep, the least recently used first."""
-    found = list[EntryInfo]()
+    found = []
     for entry in _folders(store.base / OBJECTS):
         with suppress(OSError):
             found.append(

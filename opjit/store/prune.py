@@ -91,7 +91,7 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
         *sorted(inventory.scan(store), key=lambda item: _used(item, now)),
     ]
     total = left = sum(item.size for item in items)
-    chosen = list[EntryInfo]()
+    chosen = []
     fresh = 0
     for item in items:
         if not (age and _used(item, now) < now - age) and not (size and left > size):

@@ -58,7 +58,7 @@ class Different(Exception):
 def flags_of(command: str, source: str) -> list[str]:
     """Return the flags of a compile command that matter to the preprocessor, in order."""
     words = shlex.split(command)[1:]
-    kept = list[str]()
+    kept = []
     given = iter(words)
     for word in given:
         if word in _DROPPED:
@@ -177,7 +177,7 @@ class Preprocessor:
 
     def _without_stub(self, text: str) -> list[str]:
         """Return the headers of torch that the author's files include and that were read, because their stubs are missing."""
-        found = list[str]()
+        found = []
         torchs = tuple(f"{folder}/" for folder in self.around.folders)
         by_author = True
         for piece in pieces_of(text):
@@ -310,7 +310,7 @@ class Preprocessor:
     def _meets_own_macro(self, text: str, order: tuple[str, ...]) -> bool:
         """Whether torch's headers test a macro that the program, or a header that is not torch's, has changed before them."""
         now: dict[str, str | None] = {}
-        met = list[str]()
+        met = []
         for piece in pieces_of(text):
             name = piece.path.removeprefix(self._stubs_folder)
             if name != piece.path:

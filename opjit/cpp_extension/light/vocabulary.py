@@ -72,7 +72,7 @@ def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
 def declared(text: str) -> set[str]:
     """Return the names that a preprocessed text declares in namespaces, outside functions and classes. A few more do no harm."""
     found = set[str]()
-    scopes = list[tuple[str, bool]]()
+    scopes = []
     statement = ""
     hidden = False
     start = 0
