@@ -83,15 +83,22 @@ def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
     # NVRTC completes a relative name in line information by the working folder, and the binary must
     # not contain folders of this machine.
     nowhere = _NOWHERE if LINE_INFO & {*recipe.flags.cuda} else ""
+
+    def show(path: str) -> str:
+        return path if recipe.flags.debug else f"{nowhere}{Path(path).name}"
+
+    folders = recipe.include_path
+    host_flags = [flag.format(**paths) for flag in host]
+    device_flags = [flag.format(**paths) for flag in device]
     return CudaFile(
         str(source),
-        [flag.format(**paths) for flag in host],
-        recipe.include_path,
-        [f"-I{folder}" for folder in recipe.include_path],
-        [flag.format(**paths) for flag in device],
+        host_flags,
+        folders,
+        [f"-I{folder}" for folder in folders],
+        device_flags,
         recipe.flags.cuda,
         recipe.target.arch.split("+"),
-        str if recipe.flags.debug else lambda path: f"{nowhere}{Path(path).name}",
+        show,
         {},
     )
 

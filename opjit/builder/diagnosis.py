@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from opjit import files, processes
-from opjit.builder.tokens import CLOSING, Malformed, Token, tokenize
+from opjit.builder.tokens import CLOSING, Malformed, tokenize
 from opjit.errors import BuildError, CompileError
 
 _COMPLAINT = re.compile(

@@ -207,55 +207,67 @@ def _c_glue(
     `device` has declarations for `opjit_enter_device`, and `stream` is the expression that passes
     the stream, if there is one.
     """
-    count = range(len(schema.arguments))
-    results = range(len(schema.results))
-    run_parameters = [
-        *(f"torch_ivalue boxed{i}" for i in count),
-        *(f"{_result_type(schema.results[i])} *out{i}" for i in results),
-    ]
-    locals_ = [f"torch_ivalue boxed{i} = stack[{i}];" for i in count] + [
-        _declare(r, i) for i, r in enumerate(schema.results)
-    ]
-    return Template(resources.template("glue.c.in")).substitute(
-        text,
-        device=device,
-        prototype=f"{declared};",
-        kernel=kernel,
-        run_parameters=", ".join(["opjit_call *call", *run_parameters]),
-        body=_lines(_body(schema, function, stream)),
-        locals=_lines(locals_),
-        run_arguments=", ".join(
-            ["&call", *(f"boxed{i}" for i in count), *(f"&out{i}" for i in results)]
-        ),
-        fresh_checks=_lines(_fresh_checks(schema)),
-        free_arguments=_lines(
-            [
-                line
-                for i, argument in enumerate(schema.arguments)
-                if i not in schema.returned
-                for line in _free(argument, f"boxed{i}")
-            ]
-        ),
-        box_results=_lines(
-            [
-                f"status = opjit_box_{'list' if r.list else 'optional'}(status, &out{i}, &box{i});"
-                for i, r in enumerate(schema.results)
-                if r.list or r.optional
-            ]
-        ),
-        free_results=_lines(
-            [line for i in _tensor_results(schema) for line in _free_result(schema.results[i], i)]
-            + [f"opjit_free_tensor(boxed{i});" for i in schema.returned],
-            2,
-        ),
-        results=_lines(
-            [
-                f"stack[{i}] = {f'box{i}' if r.list or r.optional else TYPES[r.kind].box.format(f'out{i}')};"
-                for i, r in enumerate(schema.results)
-            ]
-            + [f"stack[{i}] = boxed{place};" for i, place in enumerate(schema.returned)]
-        ),
-    )
+    boxed = [f"boxed{i}" for i in range(len(schema.arguments))]
+    results = [(f"out{i}", result) for i, result in enumerate(schema.results)]
+    run_parameters = ["opjit_call *call", *(f"torch_ivalue {name}" for name in boxed)]
+    run_parameters += [f"{_result_type(result)} *{out}" for out, result in results]
+    run_arguments = ["&call", *boxed, *(f"&{out}" for out, _ in results)]
+    values = {
+        "device": device,
+        "prototype": f"{declared};",
+        "kernel": kernel,
+        "run_parameters": ", ".join(run_parameters),
+        "body": _lines(_body(schema, function, stream)),
+        "locals": _lines(_locals(schema)),
+        "run_arguments": ", ".join(run_arguments),
+        "fresh_checks": _lines(_fresh_checks(schema)),
+        "free_arguments": _lines(_free_arguments(schema)),
+        "box_results": _lines(_box_results(schema)),
+        "free_results": _lines(_free_results(schema), 2),
+        "results": _lines(_results(schema)),
+    }
+    return Template(resources.template("glue.c.in")).substitute(text, **values)
+
+
+def _locals(schema: Schema) -> list[str]:
+    arguments = range(len(schema.arguments))
+    lines = [f"torch_ivalue boxed{i} = stack[{i}];" for i in arguments]
+    return lines + [_declare(result, i) for i, result in enumerate(schema.results)]
+
+
+def _free_arguments(schema: Schema) -> list[str]:
+    lines = []
+    for i, argument in enumerate(schema.arguments):
+        if i not in schema.returned:
+            lines += _free(argument, f"boxed{i}")
+    return lines
+
+
+def _box_results(schema: Schema) -> list[str]:
+    """Return statements that box the results that are lists or optional."""
+    lines = []
+    for i, result in enumerate(schema.results):
+        if result.list or result.optional:
+            kind = "list" if result.list else "optional"
+            lines.append(f"status = opjit_box_{kind}(status, &out{i}, &box{i});")
+    return lines
+
+
+def _free_results(schema: Schema) -> list[str]:
+    lines = []
+    for i in _tensor_results(schema):
+        lines += _free_result(schema.results[i], i)
+    return lines + [f"opjit_free_tensor(boxed{i});" for i in schema.returned]
+
+
+def _results(schema: Schema) -> list[str]:
+    """Return statements that put the results on torch's stack."""
+    lines = []
+    for i, result in enumerate(schema.results):
+        is_boxed = result.list or result.optional
+        value = f"box{i}" if is_boxed else TYPES[result.kind].box.format(f"out{i}")
+        lines.append(f"stack[{i}] = {value};")
+    return lines + [f"stack[{i}] = boxed{place};" for i, place in enumerate(schema.returned)]
 
 
 def _lines(lines: list[str], depth: int = 1) -> str:

@@ -22,7 +22,7 @@ from opjit.errors import DeclarationError
 from opjit.judge import operators, protocol, sandbox, screen
 from opjit.judge.audit import Watch
 from opjit.judge.burst import Burst, changed, fill_with_sentinel
-from opjit.judge.protocol import Called, Described, Ran, Results, describe_result
+from opjit.judge.protocol import Called, Ran, Results, describe_result
 from opjit.judge.task import run_file
 from opjit.judge.verdict import VerdictReached
 from opjit.live import inline, reload

@@ -234,13 +234,14 @@ def probe_compiler(path: str, language: str = "c") -> Compiler:
     libraries = re.search(r"^LIBRARY_PATH=(.+)$", commands, re.MULTILINE)
     folders = libraries[1].split(":") if libraries else []
     found = dict.fromkeys(os.path.realpath(folder) for folder in folders if os.path.isdir(folder))
+    binutils = ", ".join(_program_version(path, name) for name in ("as", "ld"))
     return Compiler(
         path,
         version[1].strip(),
         machine[1].strip(),
         ":".join(includes),
         ":".join(found),
-        ", ".join(_program_version(path, name) for name in ("as", "ld")),
+        binutils,
         "script" if is_script(path) else "",
     )
 

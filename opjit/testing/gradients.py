@@ -65,17 +65,12 @@ def _gradients_of(sample: Sample, *calls: Callable[..., Any]) -> list[list[torch
     if not counted:
         return []
     seeds = [_weights(results[0][index]) for index in counted]
-    return [
-        list(
-            torch.autograd.grad(
-                [found[index] for index in counted],
-                [t for t in own.tensors() if t.requires_grad],
-                seeds,
-                allow_unused=True,
-            )
-        )
-        for found, own in zip(results, inputs, strict=True)
-    ]
+    gradients: list[list[torch.Tensor | None]] = []
+    for found, own in zip(results, inputs, strict=True):
+        outputs = [found[index] for index in counted]
+        leaves = [t for t in own.tensors() if t.requires_grad]
+        gradients.append(list(torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)))
+    return gradients
 
 
 def _weights(result: torch.Tensor) -> torch.Tensor:
