@@ -31,6 +31,11 @@
 
 #include "opjit_cuda.h"
 
+/* Caffe's device_alternate.hpp, which has these macros, adds nothing if it is included later. */
+#ifndef CAFFE_UTIL_DEVICE_ALTERNATE_H_
+#define CAFFE_UTIL_DEVICE_ALTERNATE_H_
+#endif
+
 /* Another header with these macros may be included before. */
 #undef CUDA_KERNEL_LOOP
 #undef CAFFE_CUDA_NUM_THREADS

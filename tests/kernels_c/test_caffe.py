@@ -62,6 +62,28 @@ def test_a_header_of_caffes_own_may_come_first_and_else_the_error_says_so(tmp_pa
         opjit.build_library(second.qualified, tmp_path, arch="sm_90")
 
 
+@pytest.mark.nvcc
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_the_header_of_caffe_may_come_first_or_second(tmp_path: Path, order: str) -> None:
+    header = tmp_path / "caffe" / "util" / "device_alternate.hpp"
+    header.parent.mkdir(parents=True)
+    guard = "CAFFE_UTIL_DEVICE_ALTERNATE_H_"
+    header.write_text(f"#ifndef {guard}\n#define {guard}\n{OWN}\n#endif\n")
+    line = '#include "caffe/util/device_alternate.hpp"\n'
+    code = (
+        f"{line}{FAILING}"
+        if order == "first"
+        else FAILING.replace("__global__", f"{line}__global__", 1)
+    )
+    op = opjit.inline(
+        "failing(Tensor x, int threads) -> Tensor",
+        cuda=code,
+        like="x",
+        extra_include_paths=[tmp_path],
+    )
+    assert opjit.build_library(op.qualified, tmp_path, arch="sm_90").is_file()
+
+
 @pytest.mark.gpu
 def test_the_documents_kernel_computes() -> None:
     [op] = registry.add_path(FOLDER)
