@@ -130,7 +130,7 @@ class OpjitMagics(Magics):
         return eval(f"opjit_given({text})", names)  # type: ignore[no-any-return]
 
     def _function(self, option: str, name: str) -> Callable[..., Any]:
-        """Find a function of the notebook, such as ``torch.add`` or one that a cell defines."""
+        """Find a function of the notebook, such as ``torch.add`` or a function that a cell defines."""
         try:
             found = eval(name, self._names)
         except Exception:  # it may raise any

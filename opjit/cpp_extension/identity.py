@@ -32,7 +32,7 @@ from opjit.recipe.reads import INLINE, Places
 from opjit.recipe.reports import Search
 
 CUDA = (".cu", ".cuh")
-EMULATED = "-DOPJIT_EMULATE_EXTENSION"  # of an extension whose CUDA sources have become C++
+EMULATED = "-DOPJIT_EMULATE_EXTENSION"  # of an extension with CUDA sources that have become C++
 _WORDS = {"c": "extra_cflags", "link": "extra_ldflags", "cuda": "extra_cuda_cflags"}
 _FLAGS = (*_WORDS.values(), "extra_sycl_cflags")
 _EXPANDED = re.compile(r"[`$*?~\[]")  # by the shell

@@ -81,7 +81,7 @@ class Nvrtc(NamedTuple):
 _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates last minutes
 
 
-_WRITTEN = 1.0  # seconds until a program that is being written counts as one that does not work
+_WRITTEN = 1.0  # seconds until a program that is being written counts as broken
 ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 
 

@@ -228,7 +228,7 @@ def first(
     """
     try:
         found = [each for each in os.scandir(folder) if is_key(each.name)]
-        # The newest first: an older one that has the same request key is likely to be out of date.
+        # The newest first: an older entry with the same request key is likely to be out of date.
         found.sort(key=lambda each: -each.stat(follow_symlinks=False).st_mtime)
         names = [each.name for each in found]
     except OSError:

@@ -274,7 +274,7 @@ def _factories(words: frozenset[str]) -> str:
 
 @functools.cache
 def _maker() -> str:
-    """Return torch's make_variable, which every factory calls, without the class of a tensor's metadata, whose header takes 4 s.
+    """Return torch's make_variable, which every factory calls, without the class of a tensor's metadata, because its header takes 4 s.
 
     torch's core has a factory of that class, and the constructor of the class calls the same function of the interface as the text here.
     Empty if the text of this torch differs.

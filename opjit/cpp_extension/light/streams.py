@@ -73,7 +73,7 @@ def flags_of(command: str, source: str) -> list[str]:
 
 
 def counts(code: str) -> bool:
-    """Whether a program without comments names the counter, whose value depends on the headers before it."""
+    """Whether a program without comments names the counter. Its value depends on the headers before it."""
     return _COUNTS.search(code) is not None
 
 
