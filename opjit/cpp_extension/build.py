@@ -37,7 +37,7 @@ from opjit.recipe.reports import ASSEMBLED, LINKED, ReportReader, Search
 from opjit.shared_library.objects import KeptObjects
 from opjit.store import elf
 from opjit.store.entry import Entry
-from opjit.store.store import OBJECTS, Store
+from opjit.store.store import OBJECTS, PARTS, Store
 
 _EDGE = re.compile(r"^build (\S+): (?:cuda_)?compile .+\n", re.MULTILINE)
 LISTED = stable.LISTING
@@ -59,11 +59,13 @@ def build(
 
     def compile_in(work: Path, base: Path, started: int) -> Compiled:
         moment = Moment(extension.texts)
-        prepared = light.prepare(extension, work, base, tools.compiler) if extension.light else None
+        flags = tuple(light.policy.macro_flags(extension))
+        given = (base, work, tools.compiler, extension.pybind11, flags, extension.include)
+        prepared = light.Prepared(*given) if extension.light else None
         trusted = identity.trusted_folders(
             [tools.compiler, tools.nvcc, tools.nvrtc],
             str(light.headers.OWN),
-            *map(str, runtime_objects.part_folders(base, runtime_objects.PARTS, OBJECTS)),
+            *map(str, runtime_objects.part_folders(base, PARTS, OBJECTS)),
         )
         more = [
             *light.vocabulary.versions(tools.compiler),
@@ -148,7 +150,8 @@ class _ExtensionBuild(NamedTuple):
             if why_not:
                 extension = replace(extension, stable="")
                 with_headers += f"; it works only with this torch and Python, because {why_not}"
-        others = [work / name for name in ("build.ninja", *light.INLINE) if (work / name).is_file()]
+        names = ("build.ninja", "main.cpp", "cuda.cu")  # as torch names them
+        others = [work / name for name in names if (work / name).is_file()]
         remarks = {
             "torch": torch.__version__,
             "headers": f"{with_headers}; {remark}" if remark else with_headers,
@@ -290,9 +293,10 @@ class _ExtensionBuild(NamedTuple):
         place.write_text(reporting, "utf-8", "surrogateescape")
         try:
             with around:
-                if self.prepared and not known and not self.prepared.needs_torch():
-                    raise self.lacks("it includes none of torch's headers")
                 if self.prepared:
+                    programs = self.prepared.programs.values()
+                    if not known and not any(program.names_torch for program in programs):
+                        raise self.lacks("it includes none of torch's headers")
                     self.prepared.provide_binding()
                 yield
         finally:

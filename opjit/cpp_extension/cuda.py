@@ -190,7 +190,8 @@ def _unit(
     host = [*host, *more, f"-ffile-prefix-map={folder.parents[1]}/="]
 
     def preprocess(told: Sequence[str], scratch: Path) -> str:
-        return with_light.text(source, [*host, *include], told, scratch)
+        preprocessor = with_light.preprocessor(source, [*host, *include], told, scratch)
+        return preprocessor.text_with_torchs(["-dI", "-MD", "-MF", "opjit_text.deps"])
 
     prepared = with_light.prepared
 
@@ -249,11 +250,6 @@ class WithLight(NamedTuple):
             (*prepared.theirs, *self.headers.split(":"), str(FIRST.parent)),
             prepared.users,
         )
-
-    def text(self, source: str, flags: Sequence[str], told: Sequence[str], scratch: Path) -> str:
-        """Return the file's text with torch's headers, with a directive for each macro and header."""
-        preprocessor = self.preprocessor(source, flags, told, scratch)
-        return preprocessor.text_with_torchs(["-dI", "-MD", "-MF", "opjit_text.deps"])
 
 
 def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, out: str, scratch: Path) -> None:

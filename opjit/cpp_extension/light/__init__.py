@@ -7,6 +7,7 @@ torch/extension.h would not fix.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +18,12 @@ import torch
 
 from opjit import files, progress
 from opjit.builder import runtime_objects
-from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import core, headers, macros, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.streams import Preprocessor
 from opjit.errors import BuildError, OpjitError
 from opjit.recipe.compilers import Compiler
 
-INLINE = ("main.cpp", "cuda.cu")  # as torch names inline sources
 VERSION = "8"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
 _OBJECT = "opjit_bind.o"
 _NOTHING = b"!<arch>\n"  # an archive without members
@@ -130,6 +129,8 @@ class Prepared:
 
     def compare(self, passes: Sequence[Preprocessor], out: str) -> None:
         """Write the light headers of a source, for all passes of its compiler, and compare its tokens as `check` does."""
+        source = os.path.normpath(passes[0].work / passes[0].source)
+        self.programs[out] = policy.program_of([source], self.flags)  # for a message about it
         texts = [each.text_with_torchs(streams.COUNTED) for each in passes]
         lines = list(map(Preprocessor.lines_of, passes, texts))
         words = dict.fromkeys(line.text for found in lines for line in found)
@@ -161,14 +162,14 @@ class Prepared:
 
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""
-        program = policy.program_of(paths, words, self.flags)
+        program = policy.program_of(paths, self.flags)
         own = policy.needs_pybind11(program) or self.with_pybind11
         if not own and program.names_torch:
             own = self.binding is None
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
         folder = self.folder_of(out)
         folder.mkdir(parents=True, exist_ok=True)
-        pasted = streams.pasted(program.code, self.flags, folder, self.cxx)
+        pasted = streams.PASTES.sub("", program.code)  # so that AT_DISPATCH_##x is a name in it
         named = headers.write(
             "\n".join([program.code, words, pasted]),
             program.includes,
@@ -179,19 +180,6 @@ class Prepared:
         self.brought.update(dict.fromkeys(named))
         if own:
             self.brought["pybind11"] = None
-
-    def needs_torch(self) -> bool:
-        """Whether a source includes a header of torch."""
-        return any(program.names_torch for program in self.programs.values())
-
-
-def prepare(extension: Extension, work: Path, base: Path, cxx: Compiler) -> Prepared:
-    """Prepare light headers for an extension that is compiled in the folder `work`.
-
-    `base` is the store's directory, which keeps the compiled parts.
-    """
-    flags = policy.macro_flags(extension)
-    return Prepared(base, work, cxx, extension.pybind11, tuple(flags), extension.include)
 
 
 def compiled_binding(base: Path, cxx: Compiler) -> Path | None:

@@ -34,7 +34,6 @@ class Program(NamedTuple):
 
     files: frozenset[str]  # their paths
     code: str  # as the author wrote it, without comments
-    words: str  # as the preprocessor leaves it
     includes: tuple[str, ...]  # the headers that it includes
     plain: bool  # it does not define a macro that changes the layout of the C++ library's classes
 
@@ -50,14 +49,13 @@ def macro_flags(extension: Extension) -> list[str]:
     return [word for word in flags if word.startswith(("-D", "-U"))]
 
 
-def program_of(files: Iterable[str], words: str, flags: Iterable[str]) -> Program:
-    """Return a source's text. The preprocessor read the author's `files`, and printed `words`."""
+def program_of(files: Iterable[str], flags: Iterable[str]) -> Program:
+    """Return the text of a source, for which the preprocessor read the author's `files`."""
     paths = frozenset(files)
     code = headers.code_of(Path(path).read_text("utf-8", "replace") for path in sorted(paths))
     return Program(
         paths,
         code,
-        words,
         tuple(headers.includes(code)),
         not any("_GLIBCXX" in text for text in (code, *flags)),
     )

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit.builder import preprocessed
-from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.preprocessed import MACRO, Piece, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import headers, macros
@@ -37,10 +36,7 @@ _COUNTS = re.compile(r"\b(?:__COUNTER__|C10_UID)\b")
 _TRIES = 6
 # Headers of torch that the author's headers often include. Any other costs a pass without its stub.
 _OFTEN = ("torch/extension.h", "torch/all.h", "torch/types.h", "torch/library.h", "ATen/ATen.h")
-_PASTES = re.compile(r"##|%:%:|\?\?=\?\?=")
-_INCLUDE = re.compile(
-    r"^[ \t]*(?:#|%:)[ \t]*(?:include|import)\b(?:[^\n\\]|\\.|\\\n)*$", re.MULTILINE
-)
+PASTES = re.compile(r"\s*(?:##|%:%:)\s*")
 
 
 class TextLine(NamedTuple):
@@ -107,22 +103,6 @@ def _tokens(lines: Iterable[TextLine]) -> list[tuple[str, TextLine]]:
         for token in tokenize(line.text)
         for part in (token.text.split() if token.kind == "directive" else [token.text])
     ]
-
-
-def pasted(code: str, flags: Sequence[str], work: Path, cxx: Compiler) -> str:
-    """Return a program's text with its macros expanded if they make new names with ``##``, otherwise an empty text.
-
-    A new name may be one of torch's macros, which the preprocessor expands with torch's headers. `code` is free of comments. A text that
-    the preprocessor refuses does no harm here.
-    """
-    if not _PASTES.search("\n".join([code, *flags])):
-        return ""
-    source = work / "pasted.cpp"
-    source.write_text(_INCLUDE.sub("", code), "utf-8", "surrogateescape")
-    try:
-        return run_tool([cxx.path, "-w", *flags, "-E", "-P", source.name], work)
-    except CompilerFailed as failed:
-        return str(failed)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sysconfig
 from collections.abc import Sequence
@@ -57,15 +58,10 @@ def versions(cxx: Compiler) -> list[str]:
 
 def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
     """Return the text of torch/extension.h."""
-    source = folder / "program.cpp"
-    output = folder / "program.ii"
-    source.write_text("#include <torch/extension.h>\n")
     places = [f"-I{place}" for place in headers.folders()]
-    wanted = ["-std=c++20", "-w", "-fPIC", "-E", "-P", *flags, *places]
-    runtime_objects.compile_part(cxx, [*wanted, source.name, "-o", output.name], folder)
-    text = output.read_text("utf-8", "replace")
-    source.unlink()
-    output.unlink()
+    source = ["-x", "c++", "-include", "torch/extension.h", os.devnull]
+    wanted = ["-std=c++20", "-w", "-fPIC", "-E", "-P", *flags, *places, *source]
+    text = runtime_objects.compile_part(cxx, wanted, folder)
     return re.sub("^#.*$", "", text, flags=re.MULTILINE)
 
 
