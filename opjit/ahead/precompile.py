@@ -184,7 +184,8 @@ def build_plan(
             make_autograd_part(plan.store, on_build=write)
     finally:
         # opjit makes folders that only their owner can read
-        for item in inventory.scan(plan.store) if plan.shared else ():
+        kept = [*inventory.scan(plan.store), *inventory.parts(plan.store)]
+        for item in kept if plan.shared else ():
             try:
                 files.let_read(item.folder, plan.store.base)
             except OSError as error:

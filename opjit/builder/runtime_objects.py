@@ -31,7 +31,7 @@ from opjit.recipe.reads import Moment, Places, Reads
 from opjit.recipe.reports import ReportReader, Search
 from opjit.recipe.toolchain import system_folders, versions_of
 from opjit.store import layers
-from opjit.store.store import Store
+from opjit.store.store import PARTS, Store
 
 RUNTIME = (
     "opjit_runtime.c",
@@ -39,7 +39,6 @@ RUNTIME = (
     "opjit_elementwise.c",
 )  # linked into every op's library
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
-PARTS = "parts"  # the folder of parts in a store
 LIST = "parts.json"
 _READS = "reads.json"
 _EVERYWHERE = Places(os.sep)
@@ -272,10 +271,10 @@ def stubs_of(libraries: Iterable[Shared], compiler: Compiler, work: Path) -> tup
     return tuple(made)
 
 
-def compile_part(compiler: Compiler, arguments: Sequence[str], work: Path) -> None:
-    """Run a compiler for a part. Raises BuildError if it fails."""
+def compile_part(compiler: Compiler, arguments: Sequence[str], work: Path) -> str:
+    """Run a compiler for a part, and return its output. Raises BuildError if it fails."""
     try:
-        run_tool([compiler.path, *arguments], work)
+        return run_tool([compiler.path, *arguments], work)
     except CompilerFailed as failed:
         said = str(failed).strip()[:2000]
         raise BuildError(

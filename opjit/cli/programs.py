@@ -65,6 +65,7 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     "opjit precompile --all --arch x86-64-v3,sm_80,sm_90",
     "opjit precompile --from ops.json --store /opt/opjit",
     "opjit precompile --check ops.json --store /opt/opjit",
+    "opjit precompile --warm-compilers --store /opt/opjit",
 )
 @helps.ops_argument("[OP]...")
 @click.option(
@@ -117,6 +118,7 @@ def precompile(
     hosts: list[str],
     jobs: int | None,
     extensions: bool,
+    warm_compilers: bool,
     store: Path | None,
     print_json: helps.PrintJson,
 ) -> None:
@@ -125,11 +127,13 @@ def precompile(
     OP is the name or the directory of an op. If the command is interrupted, run it again to continue. The
     exit code is 1 if a build fails.
     """
+    from opjit.ahead.compiler_parts import make_parts
     from opjit.ahead.plan import plan_ops, plan_recorded
     from opjit.ahead.precompile import build_plan, check_precompiled, error_texts
 
-    if bool(ops) + everything + (recorded is not None) + (check is not None) != 1:
-        raise click.UsageError("expected OPs, --all, --from FILE or --check FILE")
+    chosen = (ops, everything, recorded, check, warm_compilers)
+    if sum(map(bool, chosen)) != 1:
+        raise click.UsageError("expected OPs, --all, --from FILE, --check FILE or --warm-compilers")
     if extensions and recorded is None and check is None:
         raise click.UsageError("--extensions needs --from FILE, an op list from `opjit record`")
     if check is not None:
@@ -137,9 +141,11 @@ def precompile(
         click.echo(f"all {count} entries of {check} are there")
         return
     listed = recorded and plan_recorded(recorded, archs, store, extensions, hosts)
-    plan = listed or plan_ops(ops or None, archs, store, hosts)
+    plan = listed or plan_ops(None if everything else ops, archs, store, hosts)
     for remark in plan.remarks:
         helps.remark(remark)
+    if warm_compilers:
+        make_parts(plan.store, helps.remark)
     report = build_plan(plan, jobs, sys.stdout, helps.reporter())
     for complaint in error_texts(report.failed):
         click.echo(f"Error: {complaint}", err=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.store.store import OBJECTS, SPECIAL, Store
+from opjit.store.store import OBJECTS, PARTS, SPECIAL, Store
 
 _BASE = re.compile(r"-[0-9a-f]{20}$")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -49,14 +49,18 @@ def _arch(op: str, folder: str) -> str:
     return _BASE.sub("", folder) if of_op else folder
 
 
-def objects(store: Store) -> list[EntryInfo]:
+def parts(store: Store) -> list[EntryInfo]:
+    """Return the parts and the object files that builds keep for later builds."""
+    return objects(store, PARTS) + objects(store)
+
+
+def objects(store: Store, kind: str = OBJECTS) -> list[EntryInfo]:
     """Return the object files that builds keep, the least recently used first."""
     found = []
-    for entry in _folders(store.base / OBJECTS):
+    for entry in _folders(store.base / kind):
         with suppress(OSError):
-            found.append(
-                _item(entry, OBJECTS, "")._replace(read=entry.stat(follow_symlinks=False).st_mtime)
-            )  # set by each use
+            used = entry.stat(follow_symlinks=False).st_mtime  # each use sets it
+            found.append(_item(entry, kind, "")._replace(read=used))
     return sorted(found, key=lambda item: item.read)
 
 

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 VERSION = "v2"  # the folder of all other folders; its number changes with the layout of the folders
 SETS = "sets"  # the folder of complete sets
 OBJECTS = "objects"  # the folder of object files
+PARTS = "parts"  # the folder of files that several builds use
 UNCACHED = (
     "uncached-"  # the start of the names of notes on requests for binaries that are not cached
 )
 SEEN = "seen"  # the folder of signatures of the files that builds read
 TUNED = "tuned"  # the folder of choices among variants
 SPECIAL = frozenset(
-    {"staging", "toolchain", "parts", "logs", OBJECTS, SEEN, SETS, TUNED}
+    {"staging", "toolchain", PARTS, "logs", OBJECTS, SEEN, SETS, TUNED}
 )  # folders that hold no entries
 _DIGITS = frozenset("0123456789abcdef")
 STAGING_AGE = 24 * 3600.0  # seconds
