@@ -27,6 +27,6 @@ def make_parts(store: Store, write: Callable[[str], object]) -> None:
     call = InlineCall(name="opjit_sample", cpp_sources=source, functions="same")
     wanted = binary.of_call(call, store.notes).in_store()
     for _ in range(2):
-        files.remove_tree(wanted.build(store).folder)
+        files.remove_tree(wanted.build(store).folder.parents[1])
     vocabulary.of_torch(store.base, toolchain.require_cxx(store.notes))
     autograd_part.make(store, write)

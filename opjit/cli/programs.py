@@ -102,6 +102,11 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     help="Also build the C++ extensions of the list. Use it only if you trust the list, because its flags can run any code.",
 )
 @click.option(
+    "--warm-compilers",
+    is_flag=True,
+    help="Make what builds need of torch and of the compilers here, so that no later build has to.",
+)
+@click.option(
     "--store",
     metavar="DIR",
     type=helps.FOLDER,

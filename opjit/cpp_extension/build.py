@@ -59,7 +59,7 @@ def build(
 
     def compile_in(work: Path, base: Path, started: int) -> Compiled:
         moment = Moment(extension.texts)
-        flags = tuple(light.policy.macro_flags(extension))
+        flags = light.policy.macro_flags(extension)
         given = (base, work, tools.compiler, extension.pybind11, flags, extension.include)
         prepared = light.Prepared(*given) if extension.light else None
         trusted = identity.trusted_folders(

@@ -116,20 +116,14 @@ def compiled(
         work / "cuda" / edge["out"]: re.sub(r"\$([$ :])", r"\1", edge["source"]) for edge in edges
     }
     others = [edge["out"] for edge in _OTHER.finditer(written)]
+
+    def compile_others() -> None:
+        if others:
+            environment = {**os.environ, "LC_ALL": "C"}
+            torch_builder.run_ninja(work, ninja, NEEDS, environment, False, others)
+
     with processes.pool(1 + budget.width(budget.CXX_JOB)) as pool:
-        rest = (
-            pool.submit(
-                torch_builder.run_ninja,
-                work,
-                ninja,
-                NEEDS,
-                {**os.environ, "LC_ALL": "C"},
-                False,
-                others,
-            )
-            if others
-            else None
-        )
+        rest = pool.submit(compile_others)
         try:
             list(
                 pool.map(
@@ -140,10 +134,10 @@ def compiled(
                 )
             )
         except CompilerFailed:
-            _ = rest and rest.result()  # nvcc cannot fix an error in a C++ file
+            rest.result()  # nvcc cannot fix an error in a C++ file
             raise
         with suppress(torch_builder.NinjaFailed):  # ninja runs again, and torch reports what fails
-            _ = rest and rest.result()
+            rest.result()
     place.write_text(_EDGE.sub("", written), "utf-8", "surrogateescape")
     try:
         yield
@@ -197,7 +191,7 @@ def _unit(
 
     def adapt(unit: CudaFile, text: str) -> CudaFile:
         prepared.write(folder.name, _FILE.findall(text), text)
-        if streams.counts(prepared.programs[folder.name].code):
+        if streams.COUNTS.search(prepared.programs[folder.name].code):
             raise NvccOnly("it names __COUNTER__, and headers count on")
         return _adapted(unit, text)
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -414,3 +415,32 @@ def test_requests_for_many_have_the_keys_that_a_get_gives(tmp_path: Path) -> Non
     found = requests(wanted, local)
     assert [each.inputs.key for each in found] == [describe(*pair, local).key for pair in wanted]
     assert [each.find(local) for each in found] == [None] * len(wanted)
+
+
+@pytest.mark.slow
+def test_the_parts_for_the_compilers_are_made_once_for_every_cache_with_the_layer(
+    tmp_path: Path, here: Path
+) -> None:
+    layer = tmp_path / "layer"
+    done = helpers.command("precompile", "--warm-compilers", "--store", layer)
+    assert done.returncode == 0, done.stderr
+    assert {entry.parent.name for entry in layer.glob("v2/cpp_extension.*/*")} <= {
+        "cpp_extension.opjit_autograd"
+    }
+    listed = helpers.command("cache", "ls", OPJIT_CACHE=str(layer)).stdout
+    assert re.search(r"^\d+ parts of builds, \d+", listed, re.MULTILINE), listed
+    parts = [path for kind in ("parts", "objects") for path in layer.glob(f"v2/{kind}/*/*")]
+    assert parts
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in parts)
+    assert any(path.suffix == ".gch" for path in parts)
+    code = """
+import opjit, torch
+text = "at::Tensor twice(at::Tensor x) { return x * 2; }"
+print(opjit.load_inline("warmed", text, functions="twice").twice(torch.ones(1)).item())
+"""
+    found = fresh(code, {"OPJIT_LAYERS": str(layer), "OPJIT_CACHE": str(tmp_path / "cache")})
+    assert found.stdout == "2.0\n"
+    kept = [
+        path.name for kind in ("parts", "objects") for path in tmp_path.glob(f"cache/v2/{kind}/*/*")
+    ]
+    assert [name for name in kept if name != "object.o" and not name.endswith(".json")] == []

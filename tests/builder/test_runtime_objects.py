@@ -146,3 +146,29 @@ def test_parts_of_a_layer_which_may_have_none_are_not_made_again_unless_they_are
     )
     (shared / "part").write_text("damaged")
     assert runtime_objects.kept(own, "content", ("part",), make).parent == own / "parts"
+
+
+def test_two_processes_that_need_one_part_at_once_make_it_once(tmp_path: Path) -> None:
+    code = f"""
+import pathlib, time
+from opjit import backends
+from opjit.backends.targets import Target
+from opjit.builder import runtime_objects
+from opjit.recipe import toolchain
+made = runtime_objects._make
+def make(*arguments):
+    with open({str(tmp_path / "made")!r}, "a") as log:
+        log.write("x")
+    time.sleep(1)
+    made(*arguments)
+runtime_objects._make = make
+target = Target(backends.for_device("cpu"), {LEVELS[1]!r})
+flags = target.backend.flags(target.arch, "")
+place, _ = runtime_objects.folder(pathlib.Path({str(tmp_path / "base")!r}), toolchain.require_compiler(None), flags)
+print(place, flush=True)
+"""
+    running = [helpers.started(code, {}) for _ in range(2)]
+    places = {process.communicate(120)[0] for process in running}
+    assert len(places) == 1
+    assert str(tmp_path) in places.pop()
+    assert (tmp_path / "made").read_text() == "x"

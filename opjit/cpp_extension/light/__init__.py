@@ -26,7 +26,6 @@ from opjit.recipe.compilers import Compiler
 
 VERSION = "8"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
 _OBJECT = "opjit_bind.o"
-_NOTHING = b"!<arch>\n"  # an archive without members
 
 
 class NeedsFullHeaders(Exception):
@@ -48,7 +47,7 @@ class Prepared:
     flags: tuple[str, ...]  # the extension's flags that define macros
     users: tuple[str, ...]  # folders of headers that the author names
     programs: dict[str, Program] = field(default_factory=dict)  # by object file
-    brought: dict[str, None] = field(default_factory=dict)  # headers that names need
+    brought: set[str] = field(default_factory=set)  # headers that names need
 
     @cached_property
     def binding(self) -> Path | None:
@@ -66,7 +65,7 @@ class Prepared:
         place.parent.mkdir(exist_ok=True)
         place.unlink(missing_ok=True)
         if self.binding is None:
-            place.write_bytes(_NOTHING)
+            place.write_bytes(b"!<arch>\n")  # an archive without members
         else:
             place.symlink_to(self.binding)
 
@@ -93,8 +92,8 @@ class Prepared:
     @property
     def note(self) -> str:
         """The headers that were used, for people, such as ``light headers with torch/library.h``."""
-        beyond = self.brought.keys() - headers.SMALL
-        shown = [name for name in sorted(beyond) if name.startswith(("torch/", "pybind11"))]
+        beyond = sorted(self.brought - headers.SMALL)
+        shown = [name for name in beyond if name.startswith(("torch/", "pybind11"))]
         return f"light headers with {', '.join(shown)}" if shown else "light headers"
 
     def versions(self) -> list[object]:
@@ -140,9 +139,9 @@ class Prepared:
         small = len(passes) == 1 and self.programs[out].names_torch
         first = self._write_first(passes[0], texts[0], out) if small else []
         for each, found in zip(passes, lines, strict=True):
-            text = each.text_with_light(folders, [*first, *streams.COUNTED])
+            text = each.run(each.real(), folders, [*first, *streams.COUNTED])
             streams.compare(found, each.lines_of(text))
-        if streams.counts(self.programs[out].code):
+        if streams.COUNTS.search(self.programs[out].code):
             raise streams.Different("it names __COUNTER__, and torch's headers count on")
 
     def _write_first(self, source: Preprocessor, text: str, out: str) -> list[str]:
@@ -168,7 +167,6 @@ class Prepared:
             own = self.binding is None
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
         folder = self.folder_of(out)
-        folder.mkdir(parents=True, exist_ok=True)
         pasted = streams.PASTES.sub("", program.code)  # so that AT_DISPATCH_##x is a name in it
         named = headers.write(
             "\n".join([program.code, words, pasted]),
@@ -177,9 +175,9 @@ class Prepared:
             bound,
         )
         self.programs[out] = program
-        self.brought.update(dict.fromkeys(named))
+        self.brought.update(named)
         if own:
-            self.brought["pybind11"] = None
+            self.brought.add("pybind11")
 
 
 def compiled_binding(base: Path, cxx: Compiler) -> Path | None:

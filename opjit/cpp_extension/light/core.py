@@ -31,7 +31,6 @@ FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an
 COMPILED = f"{FIRST}.gch"
 TEXT = headers.included([HEADER])
 _WORDS = "words.json"
-_WORD = re.compile(rb"[A-Za-z_]\w*")
 # Flags that put the core's path or date into the binary, or that make a file other than an object file.
 _REFUSED = re.compile(r"-(?:g|fprofile|fplugin|save-temps|imacros|specs)")
 
@@ -62,10 +61,8 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     general = macros.after([HEADER], macros.heeded(flags, None), around, base, cxx)
 
     def make(staged: Path) -> None:
-        found = set[bytes]()
-        for path in filter(os.path.isabs, general.read):
-            found.update(_WORD.findall(Path(path).read_bytes()))
-        (staged / _WORDS).write_text(json.dumps(sorted(word.decode() for word in found)))
+        texts = (Path(path).read_bytes() for path in filter(os.path.isabs, general.read))
+        (staged / _WORDS).write_text(json.dumps(macros.words_of(texts)))
 
     content = ["words", *vocabulary.versions(cxx), sorted(general.read)]
     place = runtime_objects.kept(base, content, (_WORDS,), make)

@@ -81,7 +81,9 @@ def after(
         included = "".join(f"#include <{name}>\n" for name in names)
         initial, _ = _dumped(around.before, flags, around, cxx)
         final, read = _dumped(around.before + included, flags, around, cxx)
-        asked = _asked(path for path in read if path.is_file() and path.is_absolute())
+        files = [path for path in read if path.is_file() and path.is_absolute()]
+        directives = (each for path in files for each in _DIRECTIVE.findall(path.read_bytes()))
+        asked = words_of(directives)
         before = {name: text for name, text in initial.items() if final.get(name) != text}
         found = [final, before, asked, sorted(map(str, read))]
         (staged / _FILE).write_text(json.dumps(found))
@@ -110,12 +112,9 @@ def _dumped(
     return defined(printed), [Path(path) for path in read_dependencies(listed)]
 
 
-def _asked(paths: Iterable[Path]) -> list[str]:
-    words = set[bytes]()
-    for path in paths:
-        for directive in _DIRECTIVE.findall(path.read_bytes()):
-            words.update(_WORD.findall(directive))
-    return sorted(word.decode() for word in words)
+def words_of(texts: Iterable[bytes]) -> list[str]:
+    """Return the words of some texts, sorted."""
+    return sorted({word.decode() for text in texts for word in _WORD.findall(text)})
 
 
 def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:

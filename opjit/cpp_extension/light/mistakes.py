@@ -77,8 +77,8 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] 
     changed = {*_DEFINED.findall(code.rpartition("#include")[0])}  # before torch's headers are read
     if not old and any(_occurs(word, torchs) for word in changed):
         return False
-    given = prepared.flags  # such as setuptools' -DNDEBUG
-    flags = tuple(flag for flag in given if _occurs(flag[2:].partition("=")[0], torchs))
+    # Setuptools gives -DNDEBUG, for example.
+    flags = tuple(flag for flag in prepared.flags if _occurs(flag[2:].partition("=")[0], torchs))
     return name not in vocabulary.of_torch(prepared.base, prepared.cxx, flags)
 
 

@@ -43,10 +43,10 @@ class Program(NamedTuple):
         return any(headers.text_of(name) is not None for name in self.includes)
 
 
-def macro_flags(extension: Extension) -> list[str]:
+def macro_flags(extension: Extension) -> tuple[str, ...]:
     """Return the flags of an extension that define macros."""
     flags = [word for language in ("c", "cuda") for word in extension.flags.get(language, ())]
-    return [word for word in flags if word.startswith(("-D", "-U"))]
+    return tuple(word for word in flags if word.startswith(("-D", "-U")))
 
 
 def program_of(files: Iterable[str], flags: Iterable[str]) -> Program:

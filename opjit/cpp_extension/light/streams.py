@@ -32,7 +32,7 @@ _SINGLE = frozenset(["-c", "-S", "-E", "-M", "-MM", "-MD", "-MMD", "-MG", "-MP"]
 _PINNED = "PYBIND11_MODULE"  # a word of both texts, because opjit's binding defines it differently
 # Each use of this macro gives the next number, so it stays a word in both texts: torch's macros make names of it.
 COUNTED = ("-D__COUNTER__=__COUNTER__",)
-_COUNTS = re.compile(r"\b(?:__COUNTER__|C10_UID)\b")
+COUNTS = re.compile(r"\b(?:__COUNTER__|C10_UID)\b")
 _TRIES = 6
 # Headers of torch that the author's headers often include. Any other costs a pass without its stub.
 _OFTEN = ("torch/extension.h", "torch/all.h", "torch/types.h", "torch/library.h", "ATen/ATen.h")
@@ -66,11 +66,6 @@ def flags_of(command: str, source: str) -> list[str]:
         elif word not in _SINGLE and word != source and not word.endswith(".rsp"):
             kept.append(word)
     return kept
-
-
-def counts(code: str) -> bool:
-    """Whether a program without comments names the counter. Its value depends on the headers before it."""
-    return _COUNTS.search(code) is not None
 
 
 def compare(torchs: Sequence[TextLine], lights: Sequence[TextLine]) -> None:
@@ -126,10 +121,6 @@ class Preprocessor:
     _states: dict[tuple[str, ...], Macros] = field(default_factory=dict)
     _named: dict[str, None] = field(default_factory=dict)  # the headers of torch that have stubs
 
-    def text_with_light(self, folders: Sequence[str], more: Sequence[str] = ()) -> str:
-        """Return the preprocessed text with the light headers in some directories. `more` are flags. Raises CompilerFailed."""
-        return self._run(self._real(), folders, more)
-
     def text_with_torchs(self, more: Sequence[str] = ()) -> str:
         """Return the preprocessed text with torch's headers, without reading these if that is exact.
 
@@ -141,7 +132,7 @@ class Preprocessor:
         self._named.update(dict.fromkeys([*named, *_OFTEN]))
         order = tuple(named[:1])
         for _ in range(_TRIES):
-            text = self._run(self._stubs(order), more=wanted)
+            text = self.run(self._stubs(order), more=wanted)
             beyond = self._without_stub(text)
             if beyond:
                 self._named.update(dict.fromkeys(beyond))
@@ -153,7 +144,7 @@ class Preprocessor:
                     break
                 return text
             order = self._needed(entered)
-        return self._run(self._real(), more=wanted)
+        return self.run(self.real(), more=wanted)
 
     def _without_stub(self, text: str) -> list[str]:
         """Return the headers of torch that the author's files include and that were read, because their stubs are missing."""
@@ -212,7 +203,7 @@ class Preprocessor:
             before = state.texts
         return stubs
 
-    def _run(
+    def run(
         self, stubs: Mapping[str, str], first: Sequence[str] = (), more: Sequence[str] = ()
     ) -> str:
         """Preprocess with a directory of stubs, which is searched first, and then `first`. Raises CompilerFailed."""
@@ -234,7 +225,7 @@ class Preprocessor:
     def _stubs_folder(self) -> str:
         return f"{self.scratch}/stubs/"
 
-    def _real(self) -> dict[str, str]:
+    def real(self) -> dict[str, str]:
         """Return stubs that include the headers of the same names."""
         return {name: f"#include_next <{name}>\n" for name in self._named}
 
