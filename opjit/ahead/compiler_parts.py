@@ -15,14 +15,13 @@ def make_parts(store: Store, write: Callable[[str], object]) -> None:
     """Make the parts of ops for this machine's devices, the parts of C++ extensions, and autograd's kernel in C++.
 
     A C++ extension is built twice, with torch's flags, because the second build makes the precompiled header. Its binary is not kept.
-    `write` gets a line before a build. Raises ToolMissing, CompileError, BuildError.
+    `write` gets a line before the kernel is built. Raises ToolMissing, CompileError, BuildError.
     """
     compiler = toolchain.require_compiler(store.notes)
     for target in batch.targets_of((), store):
         flags = target.backend.flags(target.arch, target.runtime)
         runtime_objects.folder(store.base, compiler, flags)
 
-    write("building the parts of C++ extensions")
     source = "at::Tensor same(at::Tensor x) { return x; }"
     call = InlineCall(name="opjit_sample", cpp_sources=source, functions="same")
     wanted = binary.of_call(call, store.notes).in_store()

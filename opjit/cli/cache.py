@@ -32,7 +32,7 @@ def ls(print_json: helps.PrintJson) -> None:
     """List the entries: op, arch, size, last use and key."""
     from opjit import cache
     from opjit.store import inventory
-    from opjit.store.store import Store, default_root
+    from opjit.store.store import default_store
 
     items = cache.entries()
     if print_json is not None:
@@ -49,7 +49,7 @@ def ls(print_json: helps.PrintJson) -> None:
         click.echo(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")
     if items:
         click.echo(f"{_count_text(len(items))}, {_size(sum(item.size for item in items))}")
-    sizes = [part.size for part in inventory.parts(Store(default_root()))]
+    sizes = [part.size for part in inventory.parts(default_store())]
     if sizes:
         click.echo(f"{len(sizes)} parts of builds, {_size(sum(sizes))}")
 

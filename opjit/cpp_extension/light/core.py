@@ -45,9 +45,7 @@ class Core(NamedTuple):
 
     def knows_header(self, path: str) -> bool:
         """Whether the core includes a header, or the header belongs to the C++ library."""
-        return path in self.read or (
-            "/c++/" in path and f"{os.path.dirname(path)}/vector" in self.read
-        )
+        return not self.read.isdisjoint((path, f"{os.path.dirname(path)}/vector"))
 
 
 def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
