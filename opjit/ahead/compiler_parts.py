@@ -18,13 +18,12 @@ def make_parts(store: Store, write: Callable[[str], object]) -> None:
     `write` gets a line before the kernel is built. Raises ToolMissing, CompileError, BuildError.
     """
     compiler = toolchain.require_compiler(store.notes)
-    for target in batch.targets_of((), store):
-        flags = target.backend.flags(target.arch, target.runtime)
-        runtime_objects.folder(store.base, compiler, flags)
+    for backend, arch, runtime, _ in batch.targets_of((), store):
+        runtime_objects.folder(store.base, compiler, backend.flags(arch, runtime))
 
     source = "at::Tensor same(at::Tensor x) { return x; }"
-    call = InlineCall(name="opjit_sample", cpp_sources=source, functions="same")
-    wanted = binary.of_call(call, store.notes).in_store()
+    sample = InlineCall(name="opjit_sample", cpp_sources=source, functions="same")
+    wanted = binary.of_call(sample, store.notes).in_store()
     for _ in range(2):
         files.remove_tree(wanted.build(store).folder.parents[1])
     vocabulary.of_torch(store.base, toolchain.require_cxx(store.notes))

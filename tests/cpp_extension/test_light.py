@@ -395,7 +395,7 @@ def test_a_name_brings_its_header(text: str) -> None:
     ],
 )
 def test_pybind11_binds_what_opjits_binding_does_not_have(text: str, own: bool) -> None:
-    program = Program(frozenset(), headers.code_of([text]), "", (), plain=True)
+    program = Program(frozenset(), headers.code_of([text]), (), plain=True)
     assert policy.needs_pybind11(program) == own
 
 
@@ -719,7 +719,7 @@ def test_only_errors_that_no_header_mends_are_final(
     monkeypatch.setattr(mistakes, "_occurs", lambda word, folders: word == "NDEBUG")
     main = frozenset([str(tmp_path / "main.cpp")])
     prepared = prepared_in(tmp_path, "-DNDEBUG")
-    prepared.programs["main.o"] = Program(main, code, "", (), plain=True)
+    prepared.programs["main.o"] = Program(main, code, (), plain=True)
     assert mistakes.is_final(output, prepared, tmp_path) == final
 
 
@@ -741,7 +741,7 @@ def test_the_split_of_cuda_code_is_not_blamed_on_the_author(
     source = frozenset([str(tmp_path / "cuda.cu")])
     code = "alone_in_text; twice; int twice; of_cuda;"
     prepared = prepared_in(tmp_path)
-    prepared.programs["cuda.o"] = Program(source, code, "", (), plain=True)
+    prepared.programs["cuda.o"] = Program(source, code, (), plain=True)
     assert mistakes.is_final(output, prepared, tmp_path, (str(tmp_path),)) == final
 
 
