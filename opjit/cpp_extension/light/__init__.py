@@ -165,16 +165,10 @@ class Prepared:
         own = self.with_pybind11 or policy.needs_pybind11(program)
         own = own or (program.names_torch and self.binding is None)
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
-        folder = self.folder_of(out)
         pasted = streams.PASTES.sub("", program.code)  # so that AT_DISPATCH_##x is a name in it
-        named = headers.write(
-            "\n".join([program.code, words, pasted]),
-            program.includes,
-            folder,
-            bound,
-        )
+        text = "\n".join([program.code, words, pasted])
+        self.brought.update(headers.write(text, program.includes, self.folder_of(out), bound))
         self.programs[out] = program
-        self.brought.update(named)
         if own:
             self.brought.add("pybind11")
 

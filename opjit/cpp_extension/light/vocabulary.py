@@ -16,6 +16,7 @@ from opjit.cpp_extension.light import headers
 from opjit.recipe.compilers import Compiler
 
 _FILE = "vocabulary.json"
+_DIRECTIVE = re.compile("^#.*$", re.MULTILINE)
 _TOKEN = re.compile(
     r'"(?:\\.|[^"\\\n])*"|\b\d(?:\'?[\w.])*|\'(?:\\.|[^\'\\\n])+\'|[{}();]'
 )  # literals may hold brackets
@@ -61,8 +62,7 @@ def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
     places = [f"-I{place}" for place in headers.folders()]
     source = ["-x", "c++", "-include", "torch/extension.h", os.devnull]
     wanted = ["-std=c++20", "-w", "-fPIC", "-E", "-P", *flags, *places, *source]
-    text = runtime_objects.compile_part(cxx, wanted, folder)
-    return re.sub("^#.*$", "", text, flags=re.MULTILINE)
+    return _DIRECTIVE.sub("", runtime_objects.compile_part(cxx, wanted, folder))
 
 
 def declared(text: str) -> set[str]:
