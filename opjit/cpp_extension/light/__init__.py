@@ -162,8 +162,8 @@ class Prepared:
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""
         program = policy.program_of(paths, self.flags)
-        own = self.with_pybind11 or policy.needs_pybind11(program)
-        own = own or (program.names_torch and self.binding is None)
+        lacking = program.names_torch and self.binding is None
+        own = self.with_pybind11 or policy.needs_pybind11(program) or lacking
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
         pasted = streams.PASTES.sub("", program.code)  # so that AT_DISPATCH_##x is a name in it
         text = "\n".join([program.code, words, pasted])

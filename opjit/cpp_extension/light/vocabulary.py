@@ -16,6 +16,7 @@ from opjit.cpp_extension.light import headers
 from opjit.recipe.compilers import Compiler
 
 _FILE = "vocabulary.json"
+_WANTED = "-std=c++20 -w -fPIC -E -P -x c++ -include torch/extension.h"
 _DIRECTIVE = re.compile("^#.*$", re.MULTILINE)
 _TOKEN = re.compile(
     r'"(?:\\.|[^"\\\n])*"|\b\d(?:\'?[\w.])*|\'(?:\\.|[^\'\\\n])+\'|[{}();]'
@@ -60,8 +61,7 @@ def versions(cxx: Compiler) -> list[str]:
 def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
     """Return the text of torch/extension.h."""
     places = [f"-I{place}" for place in headers.folders()]
-    source = ["-x", "c++", "-include", "torch/extension.h", os.devnull]
-    wanted = ["-std=c++20", "-w", "-fPIC", "-E", "-P", *flags, *places, *source]
+    wanted = [*_WANTED.split(), *flags, *places, os.devnull]
     return _DIRECTIVE.sub("", runtime_objects.compile_part(cxx, wanted, folder))
 
 
