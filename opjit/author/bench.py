@@ -209,7 +209,7 @@ def summary(rows: Sequence[Comparison]) -> str:
 
 def _row(label: str, *cells: str) -> str:
     """Format a line of the table, 80 columns wide, without a column for an empty cell."""
-    widths = (8, 8, 8, 6, 5, 13, 5, 6, 8)
+    widths = (8, 8, 8, 6, 5, 14, 5, 6, 8)
     return f"{label:<13}" + "".join(
         f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True) if cell
     )

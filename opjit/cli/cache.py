@@ -51,7 +51,7 @@ def ls(print_json: helps.PrintJson) -> None:
         click.echo(f"{_count_text(len(items))}, {_size(sum(item.size for item in items))}")
     sizes = [part.size for part in inventory.parts(default_store())]
     if sizes:
-        click.echo(f"{len(sizes)} parts of builds, {_size(sum(sizes))}")
+        click.echo(f"parts of builds: {len(sizes)}, {_size(sum(sizes))}")
 
 
 @helps.command("opjit cache stats")

@@ -86,7 +86,7 @@ class _LockThread(threading.Thread):
                 CacheWarning(
                     f"building without a lock, so another process may build the same: {trouble}"
                 ),
-                stacklevel=4,
+                stacklevel=2,
             )
 
     def _wait(self, on_wait: Callable[[str], None]) -> str | None:

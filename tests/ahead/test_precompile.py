@@ -428,7 +428,7 @@ def test_the_parts_for_the_compilers_are_made_once_for_every_cache_with_the_laye
         "cpp_extension.opjit_autograd"
     }
     listed = helpers.command("cache", "ls", OPJIT_CACHE=str(layer)).stdout
-    assert re.search(r"^\d+ parts of builds, \d+", listed, re.MULTILINE), listed
+    assert re.search(r"^parts of builds: \d+, \d+", listed, re.MULTILINE), listed
     parts = [path for kind in ("parts", "objects") for path in layer.glob(f"v2/{kind}/*/*")]
     assert parts
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in parts)

@@ -104,7 +104,7 @@ def test_operations_a_noisy_run_and_their_numbers_are_shown(
         },
     )
     printed, [line] = measured(tmp_path / "lines.json", op.qualified)
-    assert "0.5 GFLOP/s" in printed
+    assert " 0.500 GFLOP/s" in printed
     assert "noisy: the rounds of 1 of 1 workloads spread by more than 10%" in printed
     assert (line["opjit"], line["reference"], line["spread"], line["flops"], line["against"]) == (
         2e-6,

@@ -143,5 +143,5 @@ def test_drawn_text_is_that_of_torchs_headers(tmp_path: Path) -> None:
             tuple(torchs),
         )
         kept = preprocessor.lines_of(preprocessor.text_with_torchs())
-        read = preprocessor.lines_of(preprocessor._run(preprocessor._real()))
+        read = preprocessor.lines_of(preprocessor.run(preprocessor.real()))
         streams.compare(read, kept)

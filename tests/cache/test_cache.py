@@ -39,7 +39,7 @@ def test_clear_takes_names_as_ls_shows_them_and_removes_nothing_where_one_is_unk
     assert keys() == {entry.key}
     assert cache_command("clear").exit_code == 0
     assert cache.entries() == []
-    assert cache_command("ls").output == ""
+    assert "keytest" not in cache_command("ls").output
 
 
 def test_a_cache_that_is_not_there_has_nothing_and_is_not_made(
@@ -55,8 +55,9 @@ def test_a_cache_that_is_not_there_has_nothing_and_is_not_made(
 def test_ls_shows_op_arch_size_last_use_and_key_without_reading_a_file(entry: Entry) -> None:
     date(entry.folder, time.time() - 3 * DAY - 60)
     size = sum(path.stat().st_size for path in entry.folder.iterdir())
+    listed = cache_command("ls").output.partition("parts of builds")[0]
     assert (
-        cache_command("ls").output
+        listed
         == f"keytest::plus  {targets.here(helpers.cpu()).folder}  {size / 1024:.1f} KiB  3 d ago  {entry.key[:12]}\n"
         f"1 entry, {size / 1024:.1f} KiB\n"
     )

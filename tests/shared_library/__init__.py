@@ -1,3 +1,2 @@
 """Modules whose tests are not in the file of their name, and where these are:
-binary compilation identity recorded: shared_library/test_shared_library.py
-publication: cpp_extension/test_dropin.py shared_library/test_shared_library.py"""
+binary compilation identity recorded: shared_library/test_shared_library.py"""

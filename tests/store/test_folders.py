@@ -381,8 +381,9 @@ def test_a_container_without_the_host_s_root_uses_its_cache(op: Path, somebodys:
 
 
 def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(
-    op: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    op: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("OPJIT_LAYERS", str(root))
     root.parent.chmod(0o777)
     with pytest.warns(
@@ -398,8 +399,9 @@ def test_a_layer_that_others_can_swap_is_not_used_and_one_warning_says_so(
 
 @pytest.mark.parametrize("danger", ["package", "prebuilt"])
 def test_binaries_beside_a_source_that_others_can_swap_are_not_used(
-    op: Path, root: Path, tmp_path: Path, danger: str
+    op: Path, root: Path, tmp_path: Path, danger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "empty"))
     package = tmp_path / "package"
     (package / "plus").mkdir(parents=True)
     shutil.copytree(op, package / "plus", dirs_exist_ok=True)

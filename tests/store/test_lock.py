@@ -199,7 +199,7 @@ def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_for
 def test_a_full_filesystem_of_locks_costs_one_warning(op: Path, here: Path) -> None:
     lock.folder().mkdir(mode=0o700)
     with tmpfs(lock.folder(), "nr_inodes=1"):
-        done = fresh(helpers.declare(op) + "warnings.simplefilter('always')\n" + GET)
+        done = fresh(helpers.declare(op) + "warnings.simplefilter('default')\n" + GET)
     assert done.stdout == "[2.0]\n"
     assert done.stderr.count("CacheWarning") == 1
     assert os.strerror(errno.ENOSPC) in done.stderr
