@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,14 +83,24 @@ class _Emulated(cpu.Cpu):
     compiler: DeviceCompiler | None = DeviceCompiler("g++", "")  # the kernel is a separate file
 
 
-def load_emulated(op: OpState, checked: bool) -> Loaded:
-    """Build an op's CUDA kernel for the emulation and open it; torch does not call it yet.
+def install_emulated(op: OpState, checked: bool) -> None:
+    """Build an op's CUDA kernel for the emulation, and make torch call it for CPU tensors.
 
     Raises:
         NoKernel: the op lacks a CUDA kernel, or the kernel uses a feature that is not emulated.
         CompileError: g++ does not compile it.
     """
-    return open_binary(binary(op, checked))
+    loaded = open_binary(binary(op, checked))
+    runtime().emu_set_checking(int(checked))
+    if loaded.registered.opjit_register() != 0:
+        raise AssertionError("torch did not accept the emulated kernel")
+
+
+def set_checking() -> bool:
+    """Check the accesses of kernels unless OPJIT_EMULATE is ``fast``, and return whether they are checked."""
+    checked = os.environ.get("OPJIT_EMULATE") != "fast"
+    runtime().emu_set_checking(int(checked))
+    return checked
 
 
 def open_binary(path: Path) -> Loaded:
@@ -138,7 +149,7 @@ def own_text() -> str:
 
 
 def binary(op: OpState, checked: bool) -> Path:
-    """Return the path of an op's emulated library, and build it unless a cache has it. Raises as `load_emulated` does."""
+    """Return the path of an op's emulated library, and build it unless a cache has it. Raises as `install_emulated` does."""
     op.write_code()
     source = op.declaration.source(backends.for_device("cuda"))
     include = [str(source.parent), resources.include_path()]

@@ -4,7 +4,6 @@ The sources become C++, and tensors of the CPU are accepted in the place of tens
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +37,7 @@ def emulated_call(call: InlineCall) -> InlineCall:
 
     Raises NoKernel for a source that is not emulated.
     """
-    checked = os.environ.get("OPJIT_EMULATE") != "fast"
-    build.runtime().emu_set_checking(int(checked))
-    flags = build.compiler_flags(checked)[1:]  # torch chooses the version of C++
+    flags = build.compiler_flags(build.set_checking())[1:]  # torch chooses the version of C++
     flags += [_DEBUG, EMULATED, f"-I{build.device_folder()}"]
     flags += nvcc_flags.translated(call.extra_cuda_cflags or [])[1]
     link = [f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from functools import cache
 
@@ -36,9 +35,7 @@ class EmulatedCuda(cpu.Cpu):
 
     def entry(self, op: OpState, target: Target) -> Entry:
         """Build an op's emulated kernel, unless it is built, in place of the store's entry."""
-        checked = os.environ.get("OPJIT_EMULATE") != "fast"
-        build.runtime().emu_set_checking(int(checked))
-        library = build.binary(op, checked)
+        library = build.binary(op, build.set_checking())
         _warn()
         with library.open("rb") as file:
             identity = files.inode_signature(file.fileno())

@@ -130,9 +130,7 @@ def judge(folder: str, device: str) -> dict[str, list[str]]:
     for op in arguments.ops(folder):
         if device != "cuda":
             checked = device == "checked"
-            loaded = build.load_emulated(op, checked)
-            build.runtime().emu_set_checking(int(checked))
-            assert loaded.registered.opjit_register() == 0
+            build.install_emulated(op, checked)
         largest, count = _LIMITS[device]
         calls = islice(_calls(op, "cuda" if device == "cuda" else "cpu", largest), count)
         seeds = _SEEDS if device == "checked" else (1,)
