@@ -26,9 +26,7 @@ from opjit.builder import (
     kernel_usage,
     torch_builder,
 )
-from opjit.builder.compile_step import (
-    BuildTools,
-)
+from opjit.builder.compile_step import BuildTools
 from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.op_library import compile_library
 from opjit.builder.publish import Compiled, build_and_publish
@@ -195,7 +193,8 @@ def _compile_checked(
     library = compile_library(recipe, work, tools, base)
     made = replace(recipe, toolchain=library.toolchain)
     reader = _reader(made, tools, work, started)
-    read = _compiled(made, reader, library.output).joined(library.parts)
+    listed = _listed(work)
+    read = _compiled(made, reader, listed, library.output).joined(library.parts)
     read = read.joined(reader.linked(work / LINKED, torch_builder.output_of(work)))
     remarks = {"torch": str(torch.__version__)}
     if library.remark:
@@ -209,7 +208,7 @@ def _compile_checked(
     kept = [*library.generated, work / "build.ninja"]
     compiler = tools.compiler.path
     compiled = Compiled(made, library.path, compiler, read, kept, remarks, finish)
-    return compiled, _Said(library.output, _listed(work))
+    return compiled, _Said(library.output, listed)
 
 
 def _reader(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> ReportReader:
@@ -235,17 +234,15 @@ def _listed(work: Path) -> list[str]:
     return reads.listed_absolute(work.rglob("*.deps"))
 
 
-def _compiled(recipe: Recipe, reader: ReportReader, output: str) -> Reads:
-    """Return the files that the compilers of a build read.
+def _compiled(recipe: Recipe, reader: ReportReader, listed: list[str], output: str) -> Reads:
+    """Return the files that the compilers of a build read; their preprocessors have `listed` some.
 
     Raises BuildError for a header of torch or Python, Changed for a file that changed.
     """
-    work = Path(reader.work)
-    read = _listed(work)
-    _refuse_torch(recipe, read)
-    assembled = reads.listed_absolute(work.rglob(f"*{compilers.ASSEMBLED}"))
+    _refuse_torch(recipe, listed)
+    assembled = reads.listed_absolute(Path(reader.work).rglob(f"*{compilers.ASSEMBLED}"))
     words = [*recipe.flags.c, *recipe.flags.cuda]
-    return reader.compiled(read, assembled, Search((), recipe.searched), output, words)
+    return reader.compiled(listed, assembled, Search((), recipe.searched), output, words)
 
 
 def _read_in_vain(
@@ -259,7 +256,7 @@ def _read_in_vain(
     output = files.read_regular(error.log).decode("utf-8", "replace") if error.log else "fatal"
     if _FATAL.search(output):
         return None
-    read = _compiled(recipe, _reader(recipe, tools, work, started), output)
+    read = _compiled(recipe, _reader(recipe, tools, work, started), _listed(work), output)
     return None if read.doubt else recipe.document(read)
 
 
