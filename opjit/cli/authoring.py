@@ -107,14 +107,7 @@ def new(
     metavar="N",
     help="Repeat only call N of the check in --only. The first call is 0.",
 )
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Fail a check if one call of the kernel needs more time than this.",
-)
+@helps.time_limit_option("Fail a check if one call of the kernel needs more time than this.")
 @click.option(
     "--sanitize",
     default="address,undefined",
@@ -327,14 +320,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
     type=click.IntRange(min=1),
     help="Number of candidates to judge in parallel. Default: a number that fits CPUs and memory.",
 )
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit of a call.",
-)
+@helps.time_limit_option("Time limit of a call.")
 @helps.json_lines_option
 @click.option(
     "--serve",

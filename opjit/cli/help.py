@@ -281,6 +281,18 @@ def archs_option(text: str, **settings: Any) -> Callable[[Callable[..., Any]], C
     )
 
 
+def time_limit_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --time-limit for one call of a kernel."""
+    return click.option(
+        "--time-limit",
+        type=click.FloatRange(min=0, min_open=True),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help=text,
+    )
+
+
 host_option = click.option(
     "--host",
     "hosts",
