@@ -126,7 +126,7 @@ def _make_entry(
             made = compile_in(work, base, started)
         except Changed as changed:
             raise inputs.fault(
-                f"sources changed during compilation: {changed}; build it again"
+                f"sources changed during compilation; build it again ({changed})"
             ) from None
         seconds = time.perf_counter() - begun
         progress.step("checking")
