@@ -112,10 +112,11 @@ def find(name: str) -> Op:
     op = declared(qualified)
     if op is None:
         short = [op.qualified.removeprefix("opjit::") for op in all_ops()]
-        closest = difflib.get_close_matches(
-            qualified.removeprefix("opjit::"), short, n=3, cutoff=0.5
+        similar = functools.partial(
+            difflib.get_close_matches, qualified.removeprefix("opjit::"), short
         )
-        raise UnknownOp(qualified, closest)
+        # A misspelled name is close to one op; for a part of a name, name the ops that contain it.
+        raise UnknownOp(qualified, similar(cutoff=0.7) or similar(cutoff=0.5))
     return op
 
 
