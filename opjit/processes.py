@@ -8,13 +8,14 @@ seem to run for as long as the child does.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from opjit import endless
@@ -28,9 +29,21 @@ LATE = "the compiler did not finish within"
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
 _LOOK = 0.2  # seconds between looks at the files of a command
 _END = 2.0  # seconds in which an interrupted command can end the processes that it started
+_T = TypeVar("_T")
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
 _running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
+
+
+class CachedProperty(functools.cached_property[_T]):
+    """functools.cached_property without the lock that all instances share before Python 3.12.
+
+    A forked child would never get that lock if another thread computes a value at the fork.
+    """
+
+    def __init__(self, function: Callable[[Any], _T]) -> None:
+        super().__init__(function)
+        self.lock = nullcontext()
 
 
 class Lock(_RLock):  # type: ignore[misc]

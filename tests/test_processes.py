@@ -47,3 +47,32 @@ def test_a_compiler_that_waits_for_a_pipe_s_silent_writer_is_ended(
         os.close(writer)
     assert not list(here.glob("v2/staging/*"))
     assert not list(here.glob("v2/shared_library.one/*/*"))
+
+
+def test_a_child_forked_while_another_thread_computes_inputs_can_compute_others() -> None:
+    """Before Python 3.12, functools.cached_property has one lock for all objects, which the child would find held."""
+    code = """
+import os, signal, threading
+from opjit.recipe.build_inputs import BuildInputs
+from opjit.recipe.reads import Places
+class Slow(BuildInputs):
+    def own_fields(self):
+        if os.getpid() == parent:
+            reached.set()
+            done.wait(60)
+        return {}
+parent = os.getpid()
+reached, done = threading.Event(), threading.Event()
+inputs = [Slow("one", (), {}, Places("/"), {}, None, None, "") for _ in range(2)]
+thread = threading.Thread(target=lambda: inputs[0].request)
+thread.start()
+assert reached.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(10)  # a deadlock kills the child
+    os._exit(0 if inputs[1].request["inputs"] == {} else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+thread.join()
+"""
+    assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "0\n"

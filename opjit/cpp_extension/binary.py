@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from opjit.cpp_extension.light import policy
 from opjit.declare.oplist import RecordedExtension
 from opjit.environment import is_on
 from opjit.errors import LoadError, RecordError
+from opjit.processes import CachedProperty
 from opjit.shared_library.recorded import arguments_of
 from opjit.store import manifest
 from opjit.store.entry import Entry
@@ -78,7 +78,7 @@ class ExtensionBinary(Wanted):
             for compilers in self.inputs.light_toolchains
         )
 
-    @cached_property
+    @CachedProperty
     def _stable(self) -> tuple[Extension, ...]:
         version = stable.target(self.inputs, self.call.implicit)
         return (replace(self.inputs, stable=version),) if version else ()

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from opjit import files
 from opjit.errors import BuildError, EntryError
+from opjit.processes import CachedProperty
 from opjit.recipe import reads
 from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.recipe.reads import INLINE, Moment, Places, Reads
@@ -88,7 +88,7 @@ class BuildInputs:
         """Return the fields of the document that only this kind of binary has."""
         raise NotImplementedError
 
-    @cached_property
+    @CachedProperty
     def request(self) -> Mapping[str, Any]:
         """The document of all that is known before a build."""
         tools = self.toolchain
@@ -109,12 +109,12 @@ class BuildInputs:
             del found["inputs"][name]
         return {**self.request, **found}
 
-    @cached_property
+    @CachedProperty
     def key(self) -> str:
         """The hash of all that is known before a build."""
         return document_key(self.request)
 
-    @cached_property
+    @CachedProperty
     def base(self) -> str:
         """The same without the tools."""
         return base_key(self.request)

@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from opjit.cpp_extension.light import core, headers, macros, policy, streams, vo
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.streams import Preprocessor
 from opjit.errors import BuildError, OpjitError
+from opjit.processes import CachedProperty
 from opjit.recipe.compilers import Compiler
 
 VERSION = "8"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
@@ -49,7 +49,7 @@ class Prepared:
     programs: dict[str, Program] = field(default_factory=dict)  # by object file
     brought: set[str] = field(default_factory=set)  # headers that names need
 
-    @cached_property
+    @CachedProperty
     def binding(self) -> Path | None:
         """The object file behind opjit_bind.h, which is made when a source first needs it."""
         return compiled_binding(self.base, self.cxx)
