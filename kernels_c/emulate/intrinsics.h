@@ -79,8 +79,10 @@ EMU_MIN_MAX(unsigned long long, ullmin, ullmax)
     { \
         return expression_; \
     }
+#if !__GLIBC_PREREQ(2, 42) /* it has C23's rsqrt */
 EMU_OF_ONE(float, rsqrtf, 1.0f / sqrtf(x))
 EMU_OF_ONE(double, rsqrt, 1.0 / sqrt(x))
+#endif
 EMU_OF_ONE(float, rsqrt, 1.0f / sqrtf(x))
 EMU_OF_ONE(float, rcbrtf, 1.0f / cbrtf(x))
 EMU_OF_ONE(float, __expf, expf(x))
@@ -98,10 +100,12 @@ EMU_OF_ONE(float, __fsqrt_rn, sqrtf(x))
 EMU_OF_ONE(float, __frsqrt_rn, 1.0f / sqrtf(x))
 EMU_OF_ONE(double, __drcp_rn, 1.0 / x)
 EMU_OF_ONE(double, __dsqrt_rn, sqrt(x))
+#if !__GLIBC_PREREQ(2, 41) /* it has C23's sinpi and cospi */
 EMU_OF_ONE(float, sinpif, sinf(3.14159265358979f * x))
 EMU_OF_ONE(float, cospif, cosf(3.14159265358979f * x))
 EMU_OF_ONE(double, sinpi, sin(3.14159265358979323846 * x))
 EMU_OF_ONE(double, cospi, cos(3.14159265358979323846 * x))
+#endif
 EMU_OF_ONE(float, normcdff, 0.5f * erfcf(-0.70710678118654752f * x))
 EMU_OF_ONE(double, normcdf, 0.5 * erfc(-0.70710678118654752 * x))
 
