@@ -403,61 +403,63 @@ struct emu_same {
 template <typename value>
 using emu_as = typename emu_same<value>::type;
 
-/* All threads of a grid share one thread of the machine, so that an update is one step as it is. */
-template <typename value, typename function>
-EMU_OWN value emu_update(value *place, function next)
+/*
+ * All threads of a grid share one thread of the machine, so an update is one step as long as nothing between its load
+ * and its store lets the scheduler run another thread. Code that the compiler instruments does (a loop's budget ends in
+ * it), and a lambda is instrumented even within a function that is not. So the new value is an expression.
+ */
+template <typename value>
+EMU_OWN value emu_old(const value *place)
+{
+    value old;
+    memcpy((void *)&old, (const void *)place, sizeof old);
+    return old;
+}
+
+template <typename value>
+EMU_OWN void emu_set(value *place, value updated)
 {
     typedef typename emu_word<sizeof(value)>::type word;
     word before, after;
     memcpy(&before, (const void *)place, sizeof before);
-    value old;
-    memcpy((void *)&old, &before, sizeof old);
-    const value updated = next(old);
     memcpy(&after, (const void *)&updated, sizeof after);
     if (after != before)
         emu_progress();
     __atomic_store_n((word *)place, after, __ATOMIC_RELAXED);
-    return old;
 }
 
-#define EMU_ATOMIC_OF_SCOPE(name_, expression_) \
+#define EMU_ATOMIC_OF_SCOPE(name_, access_, expression_) \
     template <typename value> \
     EMU_ATOMIC value name_(value *place, emu_as<value> by) \
     { \
-        EMU_SEES(place, EMU_UPDATES); \
-        return emu_update(place, [&](value old) -> value { return expression_; }); \
+        EMU_SEES(place, access_); \
+        const value old = emu_old(place); \
+        emu_set<value>(place, expression_); \
+        return old; \
     }
-#define EMU_ATOMIC_UPDATE(name_, expression_) \
-    EMU_ATOMIC_OF_SCOPE(name_, expression_) \
-    EMU_ATOMIC_OF_SCOPE(name_##_block, expression_) \
-    EMU_ATOMIC_OF_SCOPE(name_##_system, expression_)
-EMU_ATOMIC_UPDATE(atomicAdd, old + by)
-EMU_ATOMIC_UPDATE(atomicSub, old - by)
-EMU_ATOMIC_UPDATE(atomicMin, by < old ? by : old)
-EMU_ATOMIC_UPDATE(atomicMax, by > old ? by : old)
-EMU_ATOMIC_UPDATE(atomicAnd, old &by)
-EMU_ATOMIC_UPDATE(atomicOr, old | by)
-EMU_ATOMIC_UPDATE(atomicXor, old ^ by)
-EMU_ATOMIC_UPDATE(atomicInc, old >= by ? 0 : old + 1)
-EMU_ATOMIC_UPDATE(atomicDec, old == 0 || old > by ? by : old - 1)
-
-#define EMU_ATOMIC_EXCHANGE(name_) \
-    template <typename value> \
-    EMU_ATOMIC value name_(value *place, emu_as<value> by) \
-    { \
-        EMU_SEES(place, EMU_EXCHANGES); \
-        return emu_update(place, [&](value) -> value { return by; }); \
-    }
-EMU_ATOMIC_EXCHANGE(atomicExch)
-EMU_ATOMIC_EXCHANGE(atomicExch_block)
-EMU_ATOMIC_EXCHANGE(atomicExch_system)
+#define EMU_ATOMIC_UPDATE(name_, access_, expression_) \
+    EMU_ATOMIC_OF_SCOPE(name_, access_, expression_) \
+    EMU_ATOMIC_OF_SCOPE(name_##_block, access_, expression_) \
+    EMU_ATOMIC_OF_SCOPE(name_##_system, access_, expression_)
+EMU_ATOMIC_UPDATE(atomicAdd, EMU_UPDATES, old + by)
+EMU_ATOMIC_UPDATE(atomicSub, EMU_UPDATES, old - by)
+EMU_ATOMIC_UPDATE(atomicMin, EMU_UPDATES, by < old ? by : old)
+EMU_ATOMIC_UPDATE(atomicMax, EMU_UPDATES, by > old ? by : old)
+EMU_ATOMIC_UPDATE(atomicAnd, EMU_UPDATES, old &by)
+EMU_ATOMIC_UPDATE(atomicOr, EMU_UPDATES, old | by)
+EMU_ATOMIC_UPDATE(atomicXor, EMU_UPDATES, old ^ by)
+EMU_ATOMIC_UPDATE(atomicInc, EMU_UPDATES, old >= by ? 0 : old + 1)
+EMU_ATOMIC_UPDATE(atomicDec, EMU_UPDATES, old == 0 || old > by ? by : old - 1)
+EMU_ATOMIC_UPDATE(atomicExch, EMU_EXCHANGES, by)
 
 #define EMU_ATOMIC_CAS(name_) \
     template <typename value> \
     EMU_ATOMIC value name_(value *place, emu_as<value> expected, emu_as<value> by) \
     { \
         EMU_SEES(place, EMU_UPDATES); \
-        return emu_update(place, [&](value old) -> value { return old == expected ? by : old; }); \
+        const value old = emu_old(place); \
+        emu_set<value>(place, old == expected ? by : old); \
+        return old; \
     }
 EMU_ATOMIC_CAS(atomicCAS)
 EMU_ATOMIC_CAS(atomicCAS_block)
@@ -522,7 +524,9 @@ EMU_ATOMIC value emu_add_release(value *place, emu_as<value> by)
 {
     emu_fence(EMU_SYSTEM);
     EMU_SEES(place, EMU_UPDATES);
-    return emu_update(place, [&](value old) -> value { return old + by; });
+    const value old = emu_old(place);
+    emu_set<value>(place, old + by);
+    return old;
 }
 
 /* ---------------------------------------------------------------------------------------------- */

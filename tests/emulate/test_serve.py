@@ -69,3 +69,36 @@ def test_nothing_emulated_is_timed(name: str, no_gpu: None) -> None:
     assert done.returncode == 1
     assert "an emulated kernel has no time" in done.stderr + done.stdout
     assert os.environ.get("OPJIT_EMULATE") is None
+
+
+def test_an_atomic_is_one_step_even_if_the_compiler_inlines_nothing(no_gpu: None) -> None:
+    code = """
+        import torch, opjit
+        K = r'''
+        static __global__ void clear(int *totals)
+        {
+            totals[threadIdx.x] = 0;
+        }
+        static __global__ void count(int *total, int *largest)
+        {
+            __syncthreads(); /* all threads have begun */
+            for (int i = 0; i < 5000; i++) {
+                for (volatile unsigned varying = i * 2654435761u >> 27; varying; varying--)
+                    ; /* else a thread pauses at the same place each time */
+                atomicAdd(total, 1);
+                atomicMax(largest, i);
+            }
+        }
+        opjit_status count_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t stream)
+        {
+            OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
+            clear<<<1, 2, 0, stream>>>((int *)out->data);
+            count<<<1, 64, 0, stream>>>((int *)out->data, (int *)out->data + 1);
+            return OPJIT_LAUNCHED();
+        }'''
+        count = opjit.inline("count(Tensor x) -> Tensor", cuda=K, like="x",
+                             extra_cuda_cflags=["-Xcompiler=-fno-inline"])
+        print(count(torch.zeros(2, dtype=torch.int32)).tolist())
+    """
+    done = fresh(code, {"OPJIT_EMULATE": "fast"})
+    assert done.stdout == "[320000, 4999]\n", done
