@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -12,9 +13,10 @@ from opjit.declare.sample import tensors_of
 from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.measure import machine
 from opjit.measure.timing import wait
-from opjit.testing.samples import storage_bytes
+from opjit.testing.samples import span, storage_bytes
 
 
+@dataclass(eq=False)
 class Burst:
     """A batch of prepared calls with their results, which are kept for comparison.
 
@@ -24,39 +26,34 @@ class Burst:
     Args:
         functions: the calls.
         inputs: their arguments.
-        results: the tensors of each call's results.
+        spec: the tensors of each call's results.
         device: its type.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[Callable[[], Any]],
-        inputs: Sequence[Any],
-        results: Sequence[TensorSpec],
-        device: str,
-    ) -> None:
-        self.functions = functions
-        self.inputs = inputs
-        self.device = device
+    functions: Sequence[Callable[[], Any]]
+    inputs: Sequence[Any]
+    spec: Sequence[TensorSpec]
+    device: str
+
+    def __post_init__(self) -> None:
         self.results: list[Any] = []
         self.copies: list[torch.Tensor] = []
         self.kept: list[Any] = []  # tensors with addresses that the judge has
         self._copies: list[torch.Tensor] = []
-        self._spec = results
-        self._graph = self._captured() if device == "cuda" else None
+        self._graph = self._captured() if self.device == "cuda" else None
 
     @classmethod
     def of(
         cls,
         function: Callable[..., Any],
         inputs: Sequence[Any],
-        results: Sequence[TensorSpec],
+        spec: Sequence[TensorSpec],
         device: str,
     ) -> "Burst":
         """Prepare calls of one function, without autograd."""
         with torch.inference_mode():
             calls = [partial(function, *args, **kwargs) for args, kwargs in inputs]
-            return cls(calls, inputs, results, device)
+            return cls(calls, inputs, spec, device)
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         found = machine.captured(lambda: [function() for function in self.functions])
@@ -82,7 +79,7 @@ class Burst:
     def _empty_results(self) -> list[torch.Tensor]:
         return [
             torch.empty(each.shape, dtype=DTYPES[each.dtype], device=self.device)
-            for each in self._spec
+            for each in self.spec
         ]
 
     def run(self) -> float:
@@ -137,11 +134,9 @@ def fill_with_sentinel(results: Any, inputs: Any = ()) -> None:
     with torch.inference_mode():
         for each in tensors_of(results):
             if each.numel() and each.untyped_storage().data_ptr() not in kept:
-                first = each.storage_offset()
                 size = each.element_size()
-                dimensions = zip(each.shape, each.stride(), strict=True)
-                last = first + sum((length - 1) * stride for length, stride in dimensions)
-                storage_bytes(each)[first * size : (last + 1) * size].fill_(0xFF)
+                first = each.storage_offset() * size
+                storage_bytes(each)[first : first + span(each) * size].fill_(0xFF)
 
 
 def storages(values: Any, others: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:

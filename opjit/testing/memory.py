@@ -17,21 +17,20 @@ from opjit.testing.samples import (
     effects,
     moved,
     replica,
+    span,
     storage_bytes,
     trials,
 )
 
 CHECKS: list[Check] = []
-_GUARD = (
-    256  # bytes on either side of an input; a multiple of every dtype's size, and torch's alignment
-)
+# Bytes on either side of an input; a multiple of every dtype's size, and torch's alignment.
+_GUARD = 256
 _FILLS = (0x00, 0xFF)  # 0xff...ff is a NaN, and -1
 _UNMARKED = ", an input that the schema does not mark: Tensor(a!)"
 _CALLS = 64
 _LEAK = 16  # bytes per call; malloc's smallest block is larger, and a growing cache needs less
-_WARM_UP = (
-    200  # calls until caches are full: Python's, torch's, and the C library's of freed memory
-)
+# Calls until caches are full: Python's, torch's, and the C library's of freed memory.
+_WARM_UP = 200
 
 
 @add(CHECKS, "inputs kept")
@@ -57,23 +56,21 @@ def _inputs(op: Op, device: str) -> str:
                 assert t._version == version or index in written, (
                     f"on ({sample}) the op raises the version of tensor {index}{_UNMARKED}"
                 )
-            returnable = {
-                t.untyped_storage().data_ptr()
-                for index, t in enumerate(own.tensors())
-                if index in written
-            }
-            places = [
-                t.untyped_storage().data_ptr()
-                for t in (*tensors_of(results), *own.tensors())
-                if t.untyped_storage().nbytes()
-            ]
-            places = [place for place in places if place not in returnable]
-            assert len(set(places)) == len(places), f"on ({sample}) two tensors share memory"
+            returnable = {0, *(_address(own.tensors()[index]) for index in written)}
+            places = map(_address, [*tensors_of(results), *own.tensors()])
+            distinct = [place for place in places if place not in returnable]
+            assert len(set(distinct)) == len(distinct), f"on ({sample}) two tensors share memory"
             results += own.tensors() if op.schema.mutates else []
             assert_same(
                 results, expected, sample._replace(note=f"with bytes {fill:#04x} around its inputs")
             )
     return f"nothing written, nothing shared, {_GUARD} bytes on either side"
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory; 0 if it has no bytes."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if storage.nbytes() else 0
 
 
 def _written(op: Op, sample: Sample) -> set[int]:
@@ -90,19 +87,14 @@ def _written(op: Op, sample: Sample) -> set[int]:
 
 def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
     """A copy within more memory, with the same strides; the bytes that are not elements have a value."""
-    span = 0
-    if tensor.numel():
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in steps)
-    memory = torch.full(
-        (2 * _GUARD + span * tensor.element_size(),), fill, dtype=torch.uint8, device=tensor.device
-    )
+    reach = span(tensor)
+    size = 2 * _GUARD + reach * tensor.element_size()
+    memory = torch.full((size,), fill, dtype=torch.uint8, device=tensor.device)
     copy = moved(tensor, memory, _GUARD // tensor.element_size())
     if 0 not in tensor.stride():
         return copy.copy_(tensor)
-    torch.as_strided(copy, (span,), (1,)).copy_(
-        torch.as_strided(replica(tensor), (span,), (1,))
-    )  # expanded: elements share memory
+    source = replica(tensor)  # expanded: elements share memory
+    copy.as_strided((reach,), (1,)).copy_(source.as_strided((reach,), (1,)))
     return copy
 
 

@@ -1,6 +1,7 @@
 """Checks of results: the reference's, for any layout, dtype, size and thread."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -31,6 +32,7 @@ from opjit.testing.samples import (
     resized,
     rolled,
     trials,
+    unequal,
     watch,
 )
 
@@ -88,7 +90,7 @@ def _assert_right(op: Op, sample: Sample, got: list[Any], expected: list[Any]) -
     try:
         assert_same(got, expected, sample)
     except AssertionError as error:
-        if all(_repeats(effects(op.overload, op, sample), got) for _ in range(_REPEATS)):
+        if all(_is_close(effects(op.overload, op, sample), got) for _ in range(_REPEATS)):
             raise
         on_cpu = all(tensor.is_cpu for tensor in sample.tensors())
         tool = "thread" if on_cpu else "racecheck"
@@ -98,10 +100,12 @@ def _assert_right(op: Op, sample: Sample, got: list[Any], expected: list[Any]) -
         ) from None
 
 
-def _repeats(again: list[Any], before: list[Any]) -> bool:
-    """Return whether two results are equal bit by bit, NaN included."""
+def _is_close(results: list[Any], others: list[Any], rtol: float = 0) -> bool:
+    """Return whether two results of any dtypes are equal, NaN included, except for rounding."""
     try:
-        torch.testing.assert_close(again, before, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(
+            results, others, rtol=rtol, atol=0, equal_nan=True, check_dtype=False
+        )
     except AssertionError:
         return False
     return True
@@ -124,19 +128,16 @@ def _widened(value: Any) -> Any:
 
 def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
     """Compare op and reference on calls that the op may accept or reject. Returns the note."""
-    accepted = 0
-    rejected = 0
-    for call in trials(calls):
-        answer = _compare_sample(op, call)
-        if answer is not None:
-            accepted += answer
-            rejected += not answer
-
-    if not accepted and not rejected:
+    answers = Counter(_compare_sample(op, call) for call in trials(calls))
+    if not answers[True] and not answers[False]:
         raise Skipped(f"the reference accepts no {what} derived from the samples")
-    if not rejected:
-        return f"{accepted} {what}"
-    return f"{accepted} {what}, {rejected} rejected with a one-line error"
+
+    note = f"{answers[True]} {what}"
+    if answers[False]:
+        note += f", {answers[False]} rejected with a one-line error"
+    if answers[None]:
+        note += f", {answers[None]} left out because the reference rejects them"
+    return note
 
 
 @add(CHECKS, "results")
@@ -247,45 +248,76 @@ def _dtypes(op: Op, device: str) -> str:
         return 0 < sample.numel <= 1000
 
     small = distinct_samples(op, device, 2, is_brief, "of 1 to 1000 elements")
-    accepted: dict[str, None] = {}  # in order, without duplicates
-    rejected: dict[str, None] = {}
-    for call in trials(_as_dtype(sample, dtype) for dtype in DTYPES for sample in small):
+    calls = [_as_dtype(sample, dtype) for dtype in DTYPES for sample in small]
+    calls += [call for sample in small for call in _beyond_32_bits(op, sample)]
+    answers: dict[str, bool] = {}
+    for call in trials(calls):
         answer = _compare_sample(op, call)
         if answer is not None:
-            names = accepted if answer else rejected
-            names[call.note.removeprefix("as ")] = None
+            answers[call.note.removeprefix("as ")] = answer
 
-    if not accepted and not rejected:
+    if not answers:
         raise Skipped("the reference accepts none of the dtypes")
-    if not rejected:
-        return ", ".join(accepted)
-    return f"{', '.join(accepted)}; rejected: {', '.join(rejected)}"
+    accepted = ", ".join(name for name, answer in answers.items() if answer)
+    rejected = ", ".join(name for name, answer in answers.items() if not answer)
+    return f"{accepted}; rejected: {rejected}" if rejected else accepted
 
 
 def _as_dtype(sample: Sample, dtype: torch.dtype) -> Sample:
-    """Convert the floating-point tensors of a call, or all of them if none is floating-point."""
+    """Convert a call's values. As float64, they have more digits than float32."""
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        converted = tensor.to(dtype)
+        return converted * (1 - 2**-26) if dtype == torch.float64 else converted
+
+    return _with_values(sample, convert, f"as {str(dtype).removeprefix('torch.')}")
+
+
+def _beyond_32_bits(op: Op, sample: Sample) -> Iterator[Sample]:
+    """Yield a call with int64 values of which 32 bits lose digits, if the reference is exact for it.
+
+    The reference must give the same integers for float64. Otherwise a result overflows, or the
+    elements may be indices or counts, which torch rejects as float64.
+    """
+
+    def draw(tensor: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+        signs = torch.where(steps % 3 == 1, -1, 1)
+        return signs * (3_000_000_001 + 2 * steps)  # the product of two has 63 bits
+
+    call = _with_values(sample, draw, "as int64 beyond 32 bits")
+    rounded = _expected(op, [_with_values(sample, lambda t: draw(t).double(), "")])
+    exact = rounded and _expected(op, [call])
+    if not rounded or not exact:
+        return
+    floats = any(torch.as_tensor(result).is_floating_point() for result in exact)
+    if not floats and _is_close(exact, rounded, rtol=1e-9):
+        yield call
+
+
+def _with_values(
+    sample: Sample, change: Callable[[torch.Tensor], torch.Tensor], note: str
+) -> Sample:
+    """Change the floating-point tensors of a call, or all of them if none is floating-point."""
     only_floating = floating(sample)
-
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        if only_floating and not tensor.dtype.is_floating_point:
-            return tensor
-        return tensor.to(dtype)
-
-    return sample.map(change, f"as {str(dtype).removeprefix('torch.')}")
+    return sample.map(
+        lambda t: change(t) if t.dtype.is_floating_point or not only_floating else t, note
+    )
 
 
 @add(CHECKS, "shapes")
 def _shapes(op: Op, device: str) -> str:
-    """No dimensions, sizes of 0, and sizes drawn at random, the same in each run, give the reference's results, or a one-line error."""
+    """Without dimensions, with sizes of 0, unequal or drawn at random, results are the reference's, or there is a one-line error."""
 
     def is_full(sample: Sample) -> bool:
         return all(t.numel() for t in sample.tensors())
 
     samples = distinct_samples(op, device, 8, is_full, "without empty tensors")
     calls = [call for sample in samples for call in emptied(sample)]
-    drawn = _drawn_shapes(op, device)
-    drawn.sort(key=lambda call: call.numel)  # the first that fails is the smallest
-    return _compare_all(op, [*calls, *drawn], "shapes")
+    larger = [call for sample in samples for call in unequal(sample)]
+    larger += _drawn_shapes(op, device)
+    larger.sort(key=lambda call: call.numel)  # the first that fails is the smallest
+    return _compare_all(op, [*calls, *larger], "shapes")
 
 
 def _drawn_shapes(op: Op, device: str) -> list[Sample]:

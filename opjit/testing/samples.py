@@ -17,6 +17,7 @@ LAYOUTS = ("transposed", "gaps", "offset", "expanded")
 SMALL = 10_000  # elements
 LARGE = 1 << 16  # elements: enough for calls to overlap, and for opjit_parallel_for to split
 _KINDS = 8  # of samples that are tried when a large call is needed
+_WAYS = 64  # to make some of several equal sizes larger
 
 
 class Skipped(unittest.SkipTest):
@@ -184,6 +185,14 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
+def span(tensor: torch.Tensor) -> int:
+    """How many elements the memory from a tensor's first element to its last one has."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
 def moved(tensor: torch.Tensor, memory: torch.Tensor, offset: int | None = None) -> torch.Tensor:
     """The tensor's sizes and strides over other bytes, from an element on; None means the
     tensor's offset.
@@ -262,6 +271,28 @@ def resized(sample: Sample, sizes: Sequence[int], floating_only: bool = True) ->
         return t.flatten().repeat(times)[: shape.numel()].reshape(shape)
 
     return sample.map(change)
+
+
+def unequal(sample: Sample) -> Iterator[Sample]:
+    """Make some of several equal sizes one larger, because equal sizes hide that a kernel confuses two dimensions.
+
+    The reference decides which of these calls are valid. Only the sizes of floating-point tensors change.
+    """
+    tensors = sample.tensors()
+    for size in sorted({size for t in tensors for size in t.shape if size > 1}):
+        places = [
+            (index, dim)
+            for index, t in enumerate(tensors)
+            for dim in range(t.dim())
+            if t.dtype.is_floating_point and t.shape[dim] == size
+        ]
+        ways = itertools.product((0, 1), repeat=len(places))
+        for way in itertools.islice(ways, 1, _WAYS):
+            longer = sample
+            for index, dim in itertools.compress(places, way):
+                t = longer.tensors()[index]
+                longer = longer.replace(index, torch.cat((t, t.narrow(dim, 0, 1)), dim))
+            yield longer
 
 
 def emptied(sample: Sample) -> Iterator[Sample]:

@@ -217,5 +217,114 @@ def test_a_derivative_is_checked_where_only_float32_is_supported(
     assert line.status == ("ok" if factor == 1 else "failed"), line
 
 
+def row_scaled(make_op: MakeOp, period: str) -> Op:
+    """x * y along the rows, with samples of equal sizes only."""
+    op = make_op(
+        "row_scaled(Tensor x, Tensor y) -> Tensor",
+        f"""
+        opjit_status row_scaled_cpu(const opjit_tensor *x, const opjit_tensor *y, opjit_tensor *out)
+        {{
+            OPJIT_CHECK(x->dim == 2 && y->dim == 1 && x->sizes[1] == y->sizes[0], "expected a row per column");
+            OPJIT_CHECK(x->contiguous && y->contiguous, "expected contiguous tensors");
+            OPJIT_CHECK(x->dtype == y->dtype, "expected one dtype");
+            OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+            OPJIT_DISPATCH_FLOATING(x->dtype, "row_scaled", {{
+                const scalar_t *rows = (const scalar_t *)x->data;
+                const scalar_t *factors = (const scalar_t *)y->data;
+                for (int64_t i = 0; i < x->numel; i++)
+                    ((scalar_t *)out->data)[i] = rows[i] * factors[i % {period}];
+            }})
+            return OPJIT_OK;
+        }}
+        """,
+        fake=lambda x, y: x.new_empty(x.shape),
+    )
+    op.reference(lambda x, y: x * y)
+    op.samples(lambda device: iter([(torch.randn(5, 5), torch.randn(5))]))
+    return op
+
+
+@pytest.mark.parametrize(("period", "status"), [("x->sizes[0]", "failed"), ("x->sizes[1]", "ok")])
+def test_a_size_of_another_dimension_is_found_although_samples_are_square(
+    make_op: MakeOp, period: str, status: str
+) -> None:
+    line = line_of(row_scaled(make_op, period), "shapes")
+    assert line.status == status, line
+    if status == "failed":
+        assert re.search(r"on \(float32 \(\d+, 5\), float32 \(5,\)\)", line.note), line
+
+
+@pytest.mark.parametrize(("wide", "status"), [("int32_t", "failed"), ("int64_t", "ok")])
+@pytest.mark.parametrize("drawn", [torch.float32, torch.int64])
+def test_a_sum_of_int64_in_32_bits_is_found(
+    make_op: MakeOp, wide: str, status: str, drawn: torch.dtype
+) -> None:
+    op = make_op(
+        "total(Tensor x) -> Tensor",
+        f"""
+        opjit_status total_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {{
+            OPJIT_TRY(opjit_empty(out, 0, NULL, x->dtype, x));
+            if (x->dtype == OPJIT_INT64) {{
+                {wide} sum = 0;
+                OPJIT_FOR_EACH(i, at, x)
+                    sum += ({wide})((const int64_t *)x->data)[at];
+                *(int64_t *)out->data = sum;
+                return OPJIT_OK;
+            }}
+            OPJIT_DISPATCH_FLOATING(x->dtype, "total", {{
+                scalar_t sum = 0;
+                OPJIT_FOR_EACH(i, at, x)
+                    sum += ((const scalar_t *)x->data)[at];
+                *(scalar_t *)out->data = sum;
+            }})
+            return OPJIT_OK;
+        }}
+        """,
+        fake=lambda x: x.new_empty(()),
+    )
+    op.reference(lambda x: x.sum())
+    op.samples(lambda device: iter([((torch.randn(4, 6) * 9).to(drawn),)]))
+    line = line_of(op, "dtypes")
+    assert line.status == status, line
+    if status == "failed":
+        assert "as int64 beyond 32 bits" in line.note, line
+
+
+def test_a_reference_that_is_not_exact_for_large_integers_fails_no_op(make_op: MakeOp) -> None:
+    op = make_op(
+        "cube(Tensor x) -> Tensor",
+        """
+        opjit_status cube_cpu(const opjit_tensor *x, opjit_tensor *out)
+        {
+            OPJIT_CHECK(x->dtype == OPJIT_INT64, "expected int64");
+            OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+            OPJIT_FOR_EACH(i, at, x) {
+                const int64_t value = ((const int64_t *)x->data)[at];
+                OPJIT_CHECK(value < 2000000 && value > -2000000, "cube\\noverflows");
+                ((int64_t *)out->data)[i] = value * value * value;
+            }
+            return OPJIT_OK;
+        }
+        """,
+        fake=lambda x: x.new_empty(x.shape),
+    )
+    op.reference(lambda x: x * x * x)
+    op.samples(lambda device: iter([(torch.arange(-3, 4),)]))
+    assert line_of(op, "dtypes").status == "ok"
+
+
+@pytest.mark.parametrize("value", ["(float)from[at]", "from[at]"])
+@pytest.mark.parametrize("drawn", [torch.float32, torch.float64])
+def test_a_float64_that_loses_digits_is_found(
+    make_op: MakeOp, value: str, drawn: torch.dtype
+) -> None:
+    op = scaled(make_op, value=value)
+    op.reference(lambda x, a: x.clone())
+    op.samples(lambda device: iter([(torch.arange(9, dtype=drawn).reshape(3, 3), 1.0)]))
+    line = line_of(op, "dtypes")
+    assert line.status == ("ok" if value == "from[at]" else "failed"), line
+
+
 def test_the_seconds_of_a_check_are_counted() -> None:
     assert outcome_of("sleep", lambda: "done").seconds >= 0

@@ -327,7 +327,7 @@ def test_an_op_that_copies_bytes_may_take_float8(
     op.reference(reference)
     op.samples(lambda device: iter([torch.linspace(-2, 3, 24, device=device)]))
     dtypes, _, _ = CHECKS["dtypes"](op, "cpu").partition(";")
-    assert dtypes.endswith(", float8_e4m3fn")
+    assert "float8_e4m3fn" in dtypes.split(", ")
 
 
 def test_a_contiguous_tensor_may_start_at_an_odd_element(make_op: MakeOp) -> None:
