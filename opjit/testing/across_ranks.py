@@ -4,9 +4,10 @@ import os
 import tempfile
 import traceback
 from collections.abc import Sequence
-from multiprocessing import get_context
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from opjit.errors import BadSetting, PeerLost
 from opjit.operators.op import Op
 from opjit.testing.checks import tally
 from opjit.testing.compare import assert_same
+from opjit.testing.isolation import Child
 from opjit.testing.samples import effects
 
 _TIMEOUT = 60.0  # seconds that a rank may be late
@@ -54,32 +56,23 @@ def _on_ranks(op: Op, ranks: int, device: str) -> list[tuple[str, int]]:
         api.get(
             op.qualified, device
         )  # one build, before the fork; a process that used CUDA cannot fork
-    fork = get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="opjit-ranks-") as folder:
-        pipes = [fork.Pipe(duplex=False) for _ in range(ranks)]
-        processes = [
-            fork.Process(target=_rank, args=(op, rank, ranks, device, folder, pipe[1]))
-            for rank, pipe in enumerate(pipes)
-        ]
-        for process in processes:
-            process.start()
-        for _, sender in pipes:
-            sender.close()
-        found = [_received(receiver, rank) for rank, (receiver, _) in enumerate(pipes)]
-        for process in processes:
-            process.join()
-    return found
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-ranks-"))
+        run = partial(_rank, op, ranks, device, folder)
+        children = [stack.enter_context(Child(partial(run, rank))) for rank in range(ranks)]
+        return [_received(child, rank) for rank, child in enumerate(children)]
 
 
-def _received(receiver: Any, rank: int) -> tuple[str, int]:
+def _received(child: Child, rank: int) -> tuple[str, int]:
     try:
-        text, count = receiver.recv()
+        text, count = child.messages.recv()
     except EOFError:
-        return f"rank {rank}: the process ended", 0
+        return f"rank {rank}: the process {child.end()}", 0
+    child.end()
     return text, count
 
 
-def _rank(op: Op, rank: int, ranks: int, device: str, folder: str, sender: Any) -> None:
+def _rank(op: Op, ranks: int, device: str, folder: str, rank: int, sender: Connection) -> None:
     """Run as one rank, and send how it went."""
     import torch.distributed as dist
 
@@ -104,5 +97,4 @@ def _rank(op: Op, rank: int, ranks: int, device: str, folder: str, sender: Any) 
     except Exception:  # in the op or in its op.py
         text = f"rank {rank}: {traceback.format_exc().splitlines()[-1]}"
     sender.send((text, count))
-    sender.close()
     os._exit(0)
