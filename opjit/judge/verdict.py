@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
+
+from opjit import resources
 
 Word = Literal["correct", "wrong", "compile", "crash", "timeout", "cheat", "noisy", "emulated"]
 Tier = Literal["device", "op", "python", "emulated", ""]
@@ -103,25 +105,4 @@ def schema() -> dict[str, Any]:
         >>> schema()["properties"]["verdict"]["enum"][0]
         'correct'
     """
-    kinds = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-
-    def of(hint: Any) -> dict[str, Any]:
-        if hint in kinds:
-            return {"type": kinds[hint]}
-        if get_origin(hint) is Literal:
-            return {"enum": list(get_args(hint))}
-        if get_origin(hint) is list:
-            return {"type": "array", "items": of(get_args(hint)[0])}
-        if get_origin(hint) is dict:
-            return {"type": "object", "additionalProperties": of(get_args(hint)[1])}
-        return {"anyOf": [of(each) for each in get_args(hint)]}
-
-    properties = {name: of(hint) for name, hint in get_type_hints(Verdict).items()}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Verdict",
-        "type": "object",
-        "properties": properties,
-        "required": [*properties],
-        "additionalProperties": False,
-    }
+    return json.loads(resources.template("judge/verdict.schema.json"))  # type: ignore[no-any-return]

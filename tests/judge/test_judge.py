@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -165,6 +165,25 @@ def test_a_right_kernel_is_correct_and_asked_again_known() -> None:
     assert endless.verdict in ("timeout", "compile"), endless
     for verdict in (first, again, wrong, broken, endless):
         _conforms(json.loads(verdict.json()), schema())
+
+
+def test_the_schema_has_the_fields_of_a_verdict() -> None:
+    kinds = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+    def of(hint: Any) -> dict[str, Any]:
+        if hint in kinds:
+            return {"type": kinds[hint]}
+        if get_origin(hint) is Literal:
+            return {"enum": list(get_args(hint))}
+        if get_origin(hint) is list:
+            return {"type": "array", "items": of(get_args(hint)[0])}
+        if get_origin(hint) is dict:
+            return {"type": "object", "additionalProperties": of(get_args(hint)[1])}
+        return {"anyOf": [of(each) for each in get_args(hint)]}
+
+    properties = {name: of(hint) for name, hint in get_type_hints(Verdict).items()}
+    assert schema()["properties"] == properties
+    assert schema()["required"] == [*properties]
 
 
 def variants() -> dict[str, str]:
