@@ -1,10 +1,10 @@
 """The judge's side of a worker: requests and answers, its end, and its memory while it is stopped."""
 
-import ctypes
 import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
 from opjit.builder import budget
@@ -26,36 +26,19 @@ from opjit.judge.verdict import VerdictReached
 A = TypeVar("A")
 
 _LOAD_FACTOR = 4.0  # at most, by which a busy machine makes limits longer
-_MAX_REGIONS = 1024  # of a call of process_vm_readv(2)
 _LAST_WORDS = 10.0  # seconds that a keeper gets to clean up
 
 
-class _Region(ctypes.Structure):
-    """An address and a number of bytes: struct iovec."""
-
-    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
-def read_memory(pid: int, addresses: Sequence[int], sizes: Sequence[int]) -> list[bytearray]:
+def read_memory(pid: int, addresses: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
     """Read regions of another process's memory. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.process_vm_readv.restype = ctypes.c_ssize_t
-    buffers = [bytearray(size) for size in sizes]
-    for start in range(0, len(buffers), _MAX_REGIONS):
-        part = slice(start, start + _MAX_REGIONS)
-        targets = [(ctypes.c_char * len(each)).from_buffer(each) for each in buffers[part]]
-        count = len(targets)
-        local = (_Region * count)()
-        remote = (_Region * count)()
-        for number, target in enumerate(targets):
-            local[number] = _Region(ctypes.addressof(target), len(target))
-            remote[number] = _Region(addresses[start + number], len(target))
-        expected = sum(sizes[part])
-        read = libc.process_vm_readv(pid, local, count, remote, count, 0)
-        if read != expected:
-            number = ctypes.get_errno()
-            raise OSError(number, f"read {read} of {expected} bytes: {os.strerror(number)}")
-    return buffers
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        try:
+            regions = list(map(os.pread, repeat(memory.fileno()), sizes, addresses))
+        except (OSError, OverflowError) as error:
+            raise OSError(f"a region cannot be read: {error}") from error
+    if [*map(len, regions)] != [*sizes]:
+        raise OSError(f"read {sum(map(len, regions))} of {sum(sizes)} bytes")
+    return regions
 
 
 def load_factor() -> float:
