@@ -205,8 +205,8 @@ def checks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     return _matching([check.name for check in testing.CHECKS], incomplete)
 
 
-def _keep_output(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
-    ctx.meta[_OUTPUT] = path
+def _keep_output(ctx: click.Context, _: click.Parameter, file: Any) -> None:
+    ctx.meta[_OUTPUT] = file
 
 
 def _json_stream(ctx: click.Context, _: click.Parameter, asked: bool) -> TextIO | None:
@@ -214,16 +214,13 @@ def _json_stream(ctx: click.Context, _: click.Parameter, asked: bool) -> TextIO 
 
     If it is stdout, all other output of Python, for example of an op.py, goes to stderr.
     """
-    path: Path | None = ctx.meta[_OUTPUT]
+    file = ctx.meta[_OUTPUT]
     if not asked:
-        if path is not None:
+        if file is not None:
             raise click.UsageError("--output needs --json")
         return None
-    if path is not None:
-        try:
-            return ctx.with_resource(path.open("w", encoding="utf-8"))
-        except OSError as error:
-            raise click.UsageError(f"{path} cannot be written: {error.strerror}") from error
+    if file is not None:
+        return file.open()  # type: ignore[no-any-return]  # now, not after the command's work
     stdout = sys.stdout
     ctx.with_resource(redirect_stdout(sys.stderr))
     return stdout
@@ -242,7 +239,7 @@ def _json_options(
     flag = click.option("--json", name, is_flag=True, callback=callback, help=text)
     file = click.option(
         "--output",
-        type=FILE,
+        type=click.File("w", encoding="utf-8", lazy=True),
         metavar="FILE",
         is_eager=True,
         expose_value=False,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 
 class Sample(NamedTuple):
@@ -52,9 +52,7 @@ class Sample(NamedTuple):
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor], note: str = "") -> "Sample":
         """Return the same call with each tensor changed."""
-        args, kwargs = tree_map(
-            lambda value: change(value) if isinstance(value, torch.Tensor) else value, self.values
-        )
+        args, kwargs = tree_map_only(torch.Tensor, change, self.values)
         return self._replace(args=args, kwargs=kwargs, note=note or self.note)
 
     def replace(self, index: int, tensor: torch.Tensor, note: str = "") -> "Sample":

@@ -170,18 +170,16 @@ def cuda_op() -> Iterator[Observation]:
 
 def version_mismatch(nvcc: Nvcc, gpu: bool) -> Observation | None:
     """Find a difference in major version: a binary needs the CUDA runtime of its nvcc, and the process has torch's."""
-    if (
-        torch.version.cuda is None
-        or torch.version.cuda.partition(".")[0] == nvcc.version.partition(".")[0]
-    ):
+    major = (torch.version.cuda or "").partition(".")[0]
+    theirs = nvcc.version.partition(".")[0]
+    if major in ("", theirs):
         return None
-    major = torch.version.cuda.partition(".")[0]
     return Observation(
         "CUDA versions",
         PROBLEM if gpu else WARNING,
         f"nvcc is from CUDA {nvcc.version} and torch {torch.__version__} from CUDA {torch.version.cuda}, so binaries "
         "of this nvcc do not run with this torch",
-        f"set CUDA_HOME to a CUDA {major} toolkit, or install a torch for CUDA {nvcc.version.partition('.')[0]}",
+        f"set CUDA_HOME to a CUDA {major} toolkit, or install a torch for CUDA {theirs}",
     )
 
 

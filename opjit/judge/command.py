@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 import torch
+from torch.utils._pytree import tree_map_only
 
 from opjit.errors import BadSetting
 from opjit.judge import referee
@@ -130,16 +131,10 @@ def _has_elements(call: Expected) -> bool:
 
 
 def _trivial_results(call: Expected, before: Expected) -> dict[str, list[Any]]:
-    zeros = []
-    ones = []
-    for each in call.results:
-        is_tensor = isinstance(each, torch.Tensor)
-        zeros.append(torch.zeros_like(each) if is_tensor else each)
-        ones.append(torch.ones_like(each) if is_tensor else each)
     inputs = call.sample.tensors()
     return {
-        "zeros": zeros,
-        "ones": ones,
+        "zeros": tree_map_only(torch.Tensor, torch.zeros_like, call.results),
+        "ones": tree_map_only(torch.Tensor, torch.ones_like, call.results),
         "the first input": [inputs[0] if inputs else each for each in call.results],
         "the result of the call before": before.results,
     }

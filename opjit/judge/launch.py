@@ -198,10 +198,8 @@ def _value(node: ast.AST, given: dict[str, Any]) -> Any:
         case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
             compute = _OPERATIONS[type(operation)]
             return compute(_value(left, given), _value(right, given))
-        case ast.Attribute(value=tensor, attr="numel"):
-            return _value(tensor, given).numel()
-        case ast.Attribute(value=tensor, attr="dim"):
-            return _value(tensor, given).dim()
+        case ast.Attribute(value=tensor, attr="numel" | "dim" as method):
+            return getattr(_value(tensor, given), method)()
         case ast.Subscript(value=ast.Attribute(value=tensor, attr="size"), slice=index):
             return _value(tensor, given).shape[_value(index, given)]
         case ast.Call(func=ast.Name(id="min"), args=args):

@@ -1,7 +1,6 @@
 """The judge's workers, and what all trials share: the task, its calls and the device."""
 
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -9,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,7 @@ class TimedBurst(NamedTuple):
     reference: Burst
 
 
+@dataclass(eq=False)
 class WorkerPool:
     """Forks workers for a task. `Judge` explains the arguments.
 
@@ -47,28 +48,18 @@ class WorkerPool:
         device_lock: shared by trials that use the device, exclusive while one is timed.
     """
 
-    def __init__(
-        self,
-        task_path: str,
-        op_name: str | None,
-        *,
-        workers: int,
-        device: str,
-        gpus: Sequence[int],
-        seconds: float,
-        seed: int | None,
-        emulated: bool = False,
-    ) -> None:
-        self.task_path = task_path
-        self.op_name = op_name
-        self.workers = workers
-        self.device = device
-        self.seconds = seconds
-        self.emulated = emulated
-        self.is_seeded = seed is not None
-        self.seed = random.SystemRandom().getrandbits(31) if seed is None else seed
-        self.device_lock = ReadWriteLock(workers)
-        self._gpus = gpus
+    task_path: str
+    op_name: str | None
+    workers: int
+    device: str
+    emulated: bool
+    gpus: Sequence[int]
+    seconds: float
+    seed: int
+    is_seeded: bool
+
+    def __post_init__(self) -> None:
+        self.device_lock = ReadWriteLock(self.workers)
         self._forking = threading.Lock()
         self._waiting = deque[WorkerConnection]()  # forked ahead
         self._benches = deque[WorkerConnection]()
@@ -99,8 +90,8 @@ class WorkerPool:
             "KINETO_LOG_LEVEL": "99",  # torch's profiler
             "OPJIT_CPP_AUTOGRAD": "0",  # no candidate needs a derivative
         }
-        if self._gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._gpus))
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.gpus))
         end = self._for_zygote.end
         arguments = [str(end.fileno()), str(self.scratch)]
         self.zygote = subprocess.Popen(

@@ -49,14 +49,7 @@ _IOCTL_DEVICE = 1 << 15
 _CHANGES = 0b1111111111110010  # all rights but executing and reading
 _SCOPES = 0b11  # abstract sockets and signals
 _TCP = 0b11
-_DEVICES = (
-    "/dev/null",
-    "/dev/zero",
-    "/dev/full",
-    "/dev/random",
-    "/dev/urandom",
-    "/dev/nvidia*",
-)
+_DEVICES = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/nvidia*"
 
 _Instruction = tuple[int, int, int, int]
 _LOAD_NUMBER: _Instruction = (_LOAD, 0, 0, 0)
@@ -224,7 +217,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str] = ()) -> boo
     rights = dict.fromkeys(readable, _READ_FILE)
     for path in writable:
         rights[path] = _READ_FILE | _CHANGES & ~_SPECIAL_FILES
-    for pattern in _DEVICES:
+    for pattern in _DEVICES.split():
         for path in glob(pattern):
             rights[path] = _READ_FILE | _WRITE_FILE | _IOCTL_DEVICE
 

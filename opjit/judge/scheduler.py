@@ -2,10 +2,10 @@
 
 import asyncio
 import hashlib
+import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -55,20 +55,20 @@ class Judge:
         on_cuda = chosen == "cuda" and backends.for_device("cuda").available() is None
         emulated = chosen == "cuda" and not on_cuda
 
-        pool = partial(
-            WorkerPool,
+        self.pool = WorkerPool(
             task,
             op,
             workers=workers or budget.jobs(budget.GIB // 2),
+            device="cpu" if emulated else chosen,
+            emulated=emulated,
             gpus=gpus,
             seconds=seconds,
-            seed=seed,
+            seed=random.SystemRandom().getrandbits(31) if seed is None else seed,
+            is_seeded=seed is not None,
         )
-
-        self.pool = pool(device="cpu" if emulated else chosen, emulated=emulated)
         self.pools = [self.pool]
         if emulate and on_cuda:
-            self.pools.insert(0, pool(device="cpu", emulated=True))
+            self.pools.insert(0, replace(self.pool, device="cpu", emulated=True))
         self._known: dict[str, Verdict] = {}
         self._threads = ThreadPoolExecutor(self.pool.workers)
 

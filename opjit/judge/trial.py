@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,22 +38,24 @@ _SMALLEST = 0.05  # part of a measured time that is left without the messages' t
 _LINE = re.compile(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):")
 
 
+@dataclass(eq=False)
 class Trial:
     """Judges one candidate."""
 
-    def __init__(self, pool: WorkerPool, text: str, name: str) -> None:
-        self.pool = pool
-        self.device_lock = pool.device_lock
-        self.seconds = pool.seconds
-        self.task = pool.task
-        self.text = text
-        self.name = name
+    pool: WorkerPool
+    text: str
+    name: str
+
+    def __post_init__(self) -> None:
+        self.device_lock = self.pool.device_lock
+        self.seconds = self.pool.seconds
+        self.task = self.pool.task
         self.tier: Tier = "op"
         if self.task.op is None:
             self.tier = "python"
-        elif pool.emulated:
+        elif self.pool.emulated:
             self.tier = "emulated"
-        elif launch.RULE.search(text):
+        elif launch.RULE.search(self.text):
             self.tier = "device"
         self.facts: dict[str, Any] = {"seconds": {}}
         self.worker: WorkerConnection

@@ -9,6 +9,7 @@ import sysconfig
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,12 @@ from opjit.wanted import describe as describe_recipe
 _M_PERTURB = -6
 _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
-_NAMESPACE = (
-    "candidate"  # of ops: all of its entries in the cache passed the check of their object files
-)
-_REPLACEABLE = (
-    *("time", "torch", "torch.cuda", "torch.testing", "torch.nn.functional", "builtins", "os"),
-    *("json", "socket", "opjit.judge.protocol", "opjit.judge.burst", "opjit.judge.operators"),
-)
+# Of ops: all of its entries in the cache passed the check of their object files.
+_NAMESPACE = "candidate"
+_REPLACEABLE = """
+    time torch torch.cuda torch.testing torch.nn.functional builtins os json socket
+    opjit.judge.protocol opjit.judge.burst opjit.judge.operators
+"""
 
 
 def import_all() -> None:
@@ -68,13 +68,15 @@ class CandidateBinary(OpBinary):
         return build.build(recipe, store, inspect=lambda work: screen.check_objects(work, on_gpu))
 
 
+@dataclass(eq=False)
 class CandidateWorker:
     """Answers the judge's requests about one candidate."""
 
-    def __init__(self, folder: Path, device: str, isolation: list[str]) -> None:
-        self.folder = folder
-        self.device = device
-        self.isolation = isolation
+    folder: Path
+    device: str
+    isolation: list[str]
+
+    def __post_init__(self) -> None:
         self.call: Callable[..., Any] = lambda *args, **kwargs: None
         self.mutates = False
         self.op: Op | None = None
@@ -87,7 +89,7 @@ class CandidateWorker:
         warnings.simplefilter("ignore")  # to show one, Python reads files
         with suppress(Exception):  # the first use of the device gives the reason
             # Starts the threads and contexts that torch needs.
-            torch.ones(1 << 17, device=device).exp().sum().item()
+            torch.ones(1 << 17, device=self.device).exp().sum().item()
         _fill_memory(False)
 
     def answer(
@@ -347,7 +349,7 @@ def _fill_memory(fill: bool) -> None:
 
 def _functions() -> dict[str, Any]:
     """Return the functions of other modules that a candidate may want to replace."""
-    holders: dict[str, Any] = {name: sys.modules[name] for name in _REPLACEABLE}
+    holders: dict[str, Any] = {name: sys.modules[name] for name in _REPLACEABLE.split()}
     holders |= {
         "torch.Tensor": torch.Tensor,
         "torch.cuda.Event": torch.cuda.Event,

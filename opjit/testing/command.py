@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -80,7 +80,8 @@ class Options(NamedTuple):
         Raises BadSetting if a name is unknown.
         """
         own = self.emulator.checks if self.emulator else ()
-        names = [check.name for check in [*own, *testing.CHECKS]]
+        known = [*own, *testing.CHECKS]
+        names = [check.name for check in known]
         for name in self.only:
             if name not in names:
                 raise BadSetting(f"there is no check {name!r}; use {', '.join(names)}")
@@ -89,7 +90,7 @@ class Options(NamedTuple):
                 "--sample N needs --only CHECK, because calls are numbered for each check"
             )
 
-        applicable = [check for check in [*own, *testing.CHECKS] if check.device in (None, device)]
+        applicable = [check for check in known if check.device in (None, device)]
         if not self.only:
             return applicable
         return [check for check in applicable if check.name in self.only]
@@ -249,10 +250,9 @@ class _Table:
         waiting = list(checks)
         built = True
         prepare = partial(testing.prepare, op, device)
-        events = supervise(op, device, checks, self.options.seconds, prepare, self.options.sample)
         _announce(waiting)
-        for event in events:
-            _erase()
+        for event in self._supervise(op, device, checks, prepare):
+            _announce()
             line = event.line() if isinstance(event, Death) else event
             place = asked[0].place(event) if asked and isinstance(event, Death) else None
             self.add(line, place or "", _repeating(name, line, device))
@@ -261,9 +261,15 @@ class _Table:
             built = built and line.name != "build"
             waiting = [check for check in waiting if check.name != line.name]
             _announce(waiting)
-        _erase()
+        _announce()
         self._add_sanitizers(op, device, asked, built)
         self._summarize_causes()
+
+    def _supervise(
+        self, op: Op, device: str, checks: Sequence[Check], prepare: Callable[[], object]
+    ) -> Iterator[Line | Death]:
+        options = self.options
+        return supervise(op, device, checks, options.seconds, prepare, options.sample)
 
     def _chosen(self, title: str, device: str) -> list[Check]:
         """Return the checks to run on a device, with --last-failed only the checks that failed
@@ -324,9 +330,7 @@ class _Table:
         for checked in (True, False):
             part = [check for check in checks if (check in emulator.checks) is checked]
             prepare = partial(emulator.prepare, op, checked)
-            for event in supervise(
-                op, "cpu", part, self.options.seconds, prepare, self.options.sample
-            ):
+            for event in self._supervise(op, "cpu", part, prepare):
                 line = event.line() if isinstance(event, Death) else event
                 command = _repeating(name, line, "cuda")
                 note = re.sub(r"^RuntimeError: \S+ emulated: ", "", line.note)
@@ -402,16 +406,10 @@ def _not_run(sanitizer: str) -> str:
     return f"this sanitizer was asked for and has not run; it is for {kind}"
 
 
-def _announce(waiting: Sequence[Check]) -> None:
-    """Show the name of the running check, the first that waits, on a terminal."""
-    if waiting and sys.stdout.isatty():
-        click.echo(f"  running  {waiting[0]}", nl=False)
-
-
-def _erase() -> None:
-    """Remove the name of the running check from a terminal."""
+def _announce(waiting: Sequence[Check] = ()) -> None:
+    """Replace a terminal's last line by the name of the running check, the first that waits, if there is one."""
     if sys.stdout.isatty():
-        click.echo(_CLEAR, nl=False)
+        click.echo(_CLEAR + "".join(f"  running  {check}" for check in waiting[:1]), nl=False)
 
 
 def _repeating(name: str, line: Line, device: str) -> str:

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from opjit.declare.sample import Sample
 
@@ -56,13 +57,10 @@ def tolerance(expected: torch.Tensor, sample: Sample | None) -> Tolerance:
 
 
 def as_list(result: Any) -> list[Any]:
+    """Return the results of a call, with the items of lists."""
     if result is None:
         return []
-    if not isinstance(result, (tuple, list)):
-        return [result]
-    return [
-        item for each in result for item in (each if isinstance(each, (tuple, list)) else [each])
-    ]
+    return tree_leaves(result, lambda value: not isinstance(value, (tuple, list)))
 
 
 def assert_same(

@@ -30,9 +30,8 @@ _M_PERTURB = -6
 _DYING = 20.0  # seconds that a sanitizer gets for its report
 _LOOKS = 20  # at a call's threads within its time limit
 _MOST = 1 << 20  # bytes of stderr
-_FRESH = (
-    1  # glibc fills new memory with its complement, 0xfe: an element that a kernel forgets is no 0
-)
+# glibc fills new memory with its complement, 0xfe: an element that a kernel forgets is no 0.
+_FRESH = 1
 
 
 class Child(AbstractContextManager["Child"]):

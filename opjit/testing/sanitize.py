@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from opjit import backends, request, resources, wanted
 from opjit.backends import targets
@@ -190,10 +191,7 @@ def main(*ops: str) -> None:
         calls = list(op.samples_on("cpu"))
         for sample in calls:
             on_gpu = sample.map(lambda t: moved(t, storage_bytes(t).cuda()))  # without a kernel
-            found = [
-                value.cpu() if isinstance(value, torch.Tensor) else value
-                for value in effects_in_place(op, op, on_gpu)
-            ]
+            found = tree_map_only(torch.Tensor, torch.Tensor.cpu, effects_in_place(op, op, on_gpu))
             assert_same(found, effects(op.reference_function, op, sample), sample, within=_LOOSE)
         print(f"{qualified}: {len(calls)} calls", flush=True)
 

@@ -26,7 +26,7 @@ from opjit.catalog import registry
 from opjit.operators.op import Op
 from opjit.recipe import toolchain
 from opjit.testing import compare, numerics, sanitize
-from opjit.testing.checks import Check, Line, outcome_of, tally
+from opjit.testing.checks import Check, Line, add, outcome_of, tally
 from opjit.testing.isolation import Death, supervise
 from opjit.testing.samples import (
     SMALL,
@@ -53,10 +53,10 @@ _OPTIONS = {
 }
 _START = f"import sys; from {__name__} import answer_questions; answer_questions(*sys.argv[1:])"
 _QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what Python and torch keep is no leak of the op's
-_WITHIN_CHECKS = {
-    "address",
-    "undefined",
-}  # the sanitizers that make the calls of `numerics`; the other sanitizers have a separate check
+# The sanitizers that make the calls of `numerics`; the other sanitizers have a separate check.
+_WITHIN_CHECKS = {"address", "undefined"}
+_OWN: list[Check] = []
+_TIMEOUT_FACTOR = 30
 
 # What sanitizers write to stderr.
 _ASAN = re.compile(r"ERROR: \w+Sanitizer: (?:attempting )?(?P<kind>[\w-]+)")
@@ -249,16 +249,16 @@ def _register(op: Op, library: Path) -> None:
                 "ThreadSanitizer does not see a race made for it: this run proves nothing"
             )
     _ = op.reference_function, list(op.samples_on("cpu"))
-    process = ctypes.CDLL(
-        None
-    )  # a kernel that calls exit() shows its line, and ends: the handlers of torch may wait forever here
+    # A kernel that calls exit() shows its line, and ends: the handlers of torch may wait forever here.
+    process = ctypes.CDLL(None)
     process.__cxa_atexit(process._exit, 1, None)
     process.__cxa_atexit(process.__sanitizer_print_stack_trace, None, None)
 
 
+@add(_OWN, "thread", _TIMEOUT_FACTOR)
 def _races(op: Op, device: str) -> str:
-    """Races between the parts of one call, because the instrumented kernel starts their threads,
-    and between calls.
+    """No two threads use memory at the same time, one of them to write: parts of one call, whose
+    threads the instrumented kernel starts, or calls.
     """
     torch.set_num_threads(1)  # gcc's OpenMP is not instrumented: its barriers would be unknown
     calls = [*distinct_samples(op, device, 4), *large_samples(op, device)[:2]]
@@ -275,7 +275,9 @@ def _races(op: Op, device: str) -> str:
     return "no race"
 
 
+@add(_OWN, "leak", _TIMEOUT_FACTOR)
 def _leaks(op: Op, device: str) -> str:
+    """All memory is freed or in use."""
     process = ctypes.CDLL(None)
     calls = distinct_samples(op, device, 4)
     rejected = calls[0].map(lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn))
@@ -290,17 +292,6 @@ def _leaks(op: Op, device: str) -> str:
         found = _leak(report(), op.folder)
     assert found is None, found
     return "no leak"
-
-
-_OWN = (
-    Check("leak", "All memory is freed or in use", _leaks, timeout_factor=30),
-    Check(
-        "thread",
-        "No two threads use memory at once, one of them to write",
-        _races,
-        timeout_factor=30,
-    ),
-)
 
 
 @contextmanager
