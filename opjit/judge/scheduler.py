@@ -55,6 +55,7 @@ class Judge:
         on_cuda = chosen == "cuda" and backends.for_device("cuda").available() is None
         emulated = chosen == "cuda" and not on_cuda
 
+        drawn = random.SystemRandom().getrandbits(31)
         self.pool = WorkerPool(
             task,
             op,
@@ -63,7 +64,7 @@ class Judge:
             emulated=emulated,
             gpus=gpus,
             seconds=seconds,
-            seed=random.SystemRandom().getrandbits(31) if seed is None else seed,
+            seed=drawn if seed is None else seed,
             is_seeded=seed is not None,
         )
         self.pools = [self.pool]
