@@ -56,10 +56,11 @@ class Judge:
         emulated = chosen == "cuda" and not on_cuda
 
         drawn = random.SystemRandom().getrandbits(31)
+        possible = budget.jobs(budget.GIB // 2)
         self.pool = WorkerPool(
             task,
             op,
-            workers=workers or budget.jobs(budget.GIB // 2),
+            workers=workers or possible,
             device="cpu" if emulated else chosen,
             emulated=emulated,
             gpus=gpus,
