@@ -185,7 +185,8 @@ def run_program(words: Sequence[str]) -> NoReturn:
 
 def __getattr__(name: str) -> Any:
     """Return opjit's BuildExtension, or another name of torch's module: include_paths, CUDAExtension, CUDA_HOME, …"""
-    if name.startswith("__"):
+    is_module = Path(__file__).with_name(f"{name}.py").is_file()  # Python is about to import it
+    if name.startswith("__") or is_module:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "BuildExtension":
         from opjit.cpp_extension import build_ext

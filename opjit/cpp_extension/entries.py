@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,33 +83,23 @@ class ExtensionEntry(NamedTuple):
 def entries(name: str, store: Store) -> list[ExtensionEntry]:
     """Return the usable entries of the extensions and the libraries of that name, the newest first. It writes and builds nothing."""
     found = []
-    for folder in (
-        path
-        for made_by in (EXTENSION, LIBRARY)
-        for path in (store.base / folder_name(made_by, name)).glob("*/[!.]*")
-    ):
-        try:
-            entry, manifest = verify(folder, None)
-            built = entry.library.stat().st_mtime
-        except (EntryError, OSError):  # damaged, being removed, or not an entry
-            continue
-        if manifest.document.get("name") == name:
-            found.append(
-                (
-                    built,
-                    folder,
-                    manifest.document,
-                    manifest.built_with.get("headers", "torch's own headers"),
-                )
-            )
+    for made_by in (EXTENSION, LIBRARY):
+        for folder in (store.base / folder_name(made_by, name)).glob("*/[!.]*"):
+            with suppress(EntryError, OSError):  # damaged, being removed, or not an entry
+                entry, manifest = verify(folder, None)
+                built = entry.library.stat().st_mtime
+                if manifest.document.get("name") == name:
+                    found.append((built, folder, manifest))
     found.sort(key=lambda each: each[:2])
-    before = [None, *(document for _, _, document, _ in found)]
-    return [
-        ExtensionEntry(
-            folder, built, document, headers, () if older is None else _differences(older, document)
-        )
-        for (built, folder, document, headers), older in zip(found, before, strict=False)
-    ][::-1]
+    shown = []
+    older = None
+    for built, folder, manifest in found:
+        document = manifest.document
+        headers = manifest.built_with.get("headers", "torch's own headers")
+        differences = _differences(older, document) if older else ()
+        shown.append(ExtensionEntry(folder, built, document, headers, differences))
+        older = document
+    return shown[::-1]
 
 
 def failed_build(name: str, store: Store) -> Path | None:

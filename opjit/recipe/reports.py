@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,9 +165,8 @@ class ReportReader:
         if searched is None:
             doubt = doubt or "the compiler does not print the folders that it searches"
         present, missing, reason = self._asked(headers, order, words)
-        doubt = doubt or reason or self._dates(headers, words)
-        doubt = doubt or ("" if assembled else self._assembly(headers))
-        return Reads({**headers, **others, **present}, frozenset(absent | missing), doubt or "")
+        doubt = doubt or reason or self._doubt(headers, words, bool(assembled)) or ""
+        return Reads({**headers, **others, **present}, frozenset(absent | missing), doubt)
 
     def linked(self, listing: Path, output: str) -> Reads:
         """Return the files that GNU ld read, from its list and its output, for example the
@@ -235,13 +235,17 @@ class ReportReader:
         """Return the paths without a file that were searched before each file was found."""
         ours = [raw for raw in read if not self._is_system(raw)]
         includers = list(dict.fromkeys(os.path.dirname(raw) for raw in ours)) if beside else [""]
-        found = set[str]()
+        names = defaultdict[tuple[int, str], set[str]](set)  # by folder, and the first part
         for raw in read:
             for index, folder in enumerate(order):
-                if not raw.startswith(f"{folder}/"):
-                    continue
-                name = raw[len(folder) + 1 :]
-                for earlier in (*includers, *order[:index]):
+                if raw.startswith(f"{folder}/"):
+                    name = raw[len(folder) + 1 :]
+                    names[index, name.partition("/")[0]].add(name)
+        found = set[str]()
+        for (index, first), below in names.items():
+            for earlier in (*includers, *order[:index]):
+                is_there = os.path.lexists(os.path.join(self.folder, earlier, first))
+                for name in below if is_there else [first]:
                     path = self._path(self._gap(os.path.join(earlier, name)))
                     if path is not None and path not in found:
                         self._add_absence(path, found)
@@ -274,9 +278,6 @@ class ReportReader:
             self._parents[path] = known
         return known
 
-    def _texts(self, paths: Iterable[str]) -> dict[str, bytes]:
-        return {path: self.moment.text(path) for path in paths}
-
     def _asked(
         self, headers: Mapping[str, str], order: Sequence[str], words: Sequence[str]
     ) -> tuple[dict[str, str], set[str], str | None]:
@@ -285,7 +286,7 @@ class ReportReader:
         """
         if any("has_include" in word for word in words):
             return {}, set(), "a flag has __has_include"
-        asked, doubt = unreported.asked_headers(self._texts(headers))
+        asked, doubt = unreported.asked_headers({path: self.moment.text(path) for path in headers})
         present = dict[str, str]()
         absent = set[str]()
         for each in asked:
@@ -299,23 +300,19 @@ class ReportReader:
                     self._add_absence(path, absent)
         return present, absent, doubt
 
-    def _assembly(self, headers: Mapping[str, str]) -> str | None:
-        """Return a reason if a text may let the assembler read a file and the assembler does not
-        list the files that it reads.
+    def _doubt(
+        self, headers: Iterable[str], words: Sequence[str], asks_assembler: bool
+    ) -> str | None:
+        """Return a reason if a text may use a macro for date and time and the compilers do not warn
+        about it, or if it may let the assembler read a file, unless `asks_assembler`: that lists its files.
         """
-        for path, text in self._texts(headers).items():
-            if not self._is_system(path) and unreported.ASSEMBLY.search(text):
-                return f"{path} may have the assembler read a file, which it does not list"
-        return None
-
-    def _dates(self, headers: Mapping[str, str], words: Sequence[str]) -> str | None:
-        """Return a reason if a text may use a macro for date and time and the compilers do not
-        warn about it.
-        """
-        silent = "-w" in words
-        for path, text in self._texts(headers).items():
-            if (silent or self._is_system(path)) and unreported.DATES.search(text):
+        for path in headers:
+            text = self.moment.text(path)
+            of_system = self._is_system(path)
+            if (of_system or "-w" in words) and unreported.DATES.search(text):
                 return f"{path} has __DATE__, __TIME__ or __TIMESTAMP__"
+            if not (of_system or asks_assembler) and unreported.ASSEMBLY.search(text):
+                return f"{path} may have the assembler read a file, which it does not list"
         return None
 
 

@@ -32,6 +32,15 @@ print(issubclass(BuildExtension, Command), isinstance(CppExtension("x", ["x.cpp"
     assert done.stdout == "3.0 set()\nTrue True\n"
 
 
+def test_the_builder_of_extensions_does_not_import_torchs_module() -> None:
+    done = fresh("""
+from opjit.cpp_extension import build
+import sys
+print(build.__name__, "torch.utils.cpp_extension" in sys.modules)
+""")
+    assert done.stdout == "opjit.cpp_extension.build False\n"
+
+
 def test_a_program_that_watches_torchs_load_sees_the_call_of_a_build() -> None:
     done = fresh("""
 import opjit, torch, torch.utils.cpp_extension as torchs

@@ -138,6 +138,8 @@ class Prepared:
         folders = [str(self.folder_of(out)), *self.folders]
         small = len(passes) == 1 and self.programs[out].names_torch
         first = self._write_first(passes[0], texts[0], out) if small else []
+        if any(streams.COUNTS.search(line) for line in words):
+            first = first[:2]  # the compiled core has another __COUNTER__ than COUNTED
         for each, found in zip(passes, lines, strict=True):
             text = each.run(each.real(), folders, [*first, *streams.COUNTED])
             streams.compare(found, each.lines_of(text))
@@ -147,9 +149,10 @@ class Prepared:
     def _write_first(self, source: Preprocessor, text: str, out: str) -> list[str]:
         """Write the header that a source's compiler reads first, next to the precompiled core if that fits.
 
-        Returns flags that include the header.
+        Returns flags that include the header and, after these, read the precompiled core.
         """
         place = self.folder_of(out) / core.FIRST
+        flags = ["-include", str(place)]
         place.write_text("")
         found = core.core_of(source.flags, self.base, self.cxx)
         if found is not None and source.takes_first(text, found):
@@ -157,7 +160,8 @@ class Prepared:
             compiled = core.precompiled_core(found, self.base, self.cxx)
             if compiled is not None:
                 place.with_name(core.COMPILED).symlink_to(compiled)
-        return ["-include", str(place)]
+                flags.append("-fpch-preprocess")
+        return flags
 
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""

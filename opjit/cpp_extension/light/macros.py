@@ -82,7 +82,7 @@ def after(
         initial, _ = _dumped(around.before, flags, around, cxx)
         final, read = _dumped(around.before + included, flags, around, cxx)
         files = [path for path in read if path.is_file() and path.is_absolute()]
-        directives = (each for path in files for each in _DIRECTIVE.findall(path.read_bytes()))
+        directives = (b"\n".join(_DIRECTIVE.findall(path.read_bytes())) for path in files)
         asked = words_of(directives)
         before = {name: text for name, text in initial.items() if final.get(name) != text}
         found = [final, before, asked, sorted(map(str, read))]
@@ -114,7 +114,8 @@ def _dumped(
 
 def words_of(texts: Iterable[bytes]) -> list[str]:
     """Return the words of some texts, sorted."""
-    return sorted({word.decode() for text in texts for word in _WORD.findall(text)})
+    words = {word for text in texts for word in _WORD.findall(text)}
+    return sorted(word.decode() for word in words)
 
 
 def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:
