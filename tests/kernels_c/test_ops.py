@@ -32,6 +32,8 @@ def _cases() -> Iterator[Any]:
             for check in testing.CHECKS:
                 if device == "cuda" or not check.name.startswith("cuda"):
                     marks = [pytest.mark.gpu] if device == "cuda" else []
+                    if device == "cuda" and check.name == "memory":
+                        marks.append(pytest.mark.alone)  # others on the GPU allocate meanwhile
                     marks += (
                         [pytest.mark.torch]
                         if check.run.__module__ == integration.__name__ and check.device is None
