@@ -1,7 +1,7 @@
 """From a recipe to a published entry, through torch.utils.cpp_extension.load in a private folder.
 
-torch's loader writes the build file, runs ninja and reports errors. opjit sets the inputs of
-compilation and link, and checks the result.
+torch's loader describes the build. opjit sets the inputs of compilation and link, runs the
+commands, and checks the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from opjit.builder import (
     compile_warnings,
     cuda_mistakes,
     kernel_usage,
-    torch_builder,
 )
 from opjit.builder.compile_step import BuildTools
 from opjit.builder.kernel_usage import KernelUsage
@@ -149,7 +148,6 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
             f"the C compiler's target is {compiler.machine}, but opjit builds for {' and '.join(elf.MACHINES)}; "
             "set CC to another",
         )
-    ninja = toolchain.require_ninja()
     target = recipe.target
     cross = toolchain.is_cross(target.host)
     if not target.backend.uses_nvcc:
@@ -161,7 +159,7 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
                 "that kind",
             )
         own = toolchain.require_own(target.backend, wanted, store.notes) if wanted else None
-        return BuildTools(compiler, None, None, ninja, own)
+        return BuildTools(compiler, None, None, own)
     nvrtc = toolchain.find_nvrtc(target.runtime, store.notes)
     if nvrtc is not None:
         folders = [*nvrtc.headers.split(":"), *libraries.include_folders(recipe.flags.shared)]
@@ -183,7 +181,7 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
                 f"CUDA {nvcc.version}; set CUDA_HOME to another",
             )
         nvcc = None
-    return BuildTools(compiler, nvcc, nvrtc, ninja)
+    return BuildTools(compiler, nvcc, nvrtc)
 
 
 def _compile_checked(
@@ -195,7 +193,7 @@ def _compile_checked(
     reader = _reader(made, tools, work, started)
     listed = _listed(work)
     read = _compiled(made, reader, listed, library.output).joined(library.parts)
-    read = read.joined(reader.linked(work / LINKED, torch_builder.output_of(work)))
+    read = read.joined(reader.linked(work / LINKED, library.linked))
     remarks = {"torch": str(torch.__version__)}
     if library.remark:
         remarks["cuda"] = library.remark

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from opjit.recipe.compilers import Compiler, DeviceCompilerInfo, Nvcc, Nvrtc
 from opjit.recipe.recipe import Recipe
 
 _Result = TypeVar("_Result")
-# In a path, torch escapes only spaces for ninja, and nvcc misreads quotes and backslashes.
+# In a path, torch escapes only spaces for build.ninja, and nvcc misreads quotes and backslashes.
 _UNWRITABLE = re.compile(r"[$:|\"`\\\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -44,7 +45,6 @@ class BuildTools(NamedTuple):
     compiler: Compiler  # of the host's code, which is C in an op and C++ in an extension
     nvcc: Nvcc | None
     nvrtc: Nvrtc | None
-    ninja: str  # folder of the executable
     own: DeviceCompilerInfo | None = None  # the device's compiler
     nvccs: Compiler | None = None  # nvcc's compiler of the host's code in an extension, for the key
 
@@ -61,17 +61,21 @@ def workspace(staged: Path) -> Iterator[Path]:
         yield work
 
 
-def run_tool(command: Sequence[str], work: Path, need: int = 0) -> str:
+def run_tool(command: Sequence[str], work: Path, need: int = 0, honours: bool = False) -> str:
     """Run a compiler or its like in a folder, and return its output. `need` is its share of the machine's memory, in bytes, for which it
-    waits. Raises CompilerFailed, or OSError if the disk is full."""
+    waits; for `honours`, see `run_compiler`. Raises CompilerFailed, or OSError if the disk is full."""
     from opjit.builder import budget  # late: no hit needs it
 
     with budget.share(need) as launcher:
-        done = compilers.run_compiler([*launcher, *command], work)
+        done = compilers.run_compiler([*launcher, *command], work, honours)
+    output = done.stdout
+    if done.returncode < 0:
+        number = -done.returncode
+        output += f"\n{command[0]} was ended by signal {number}: {signal.strsignal(number)}"
     if done.returncode:
-        compilers.refuse_full_disk(done.stdout, work)
-        raise CompilerFailed(done.stdout)
-    return done.stdout
+        compilers.refuse_full_disk(output, work)
+        raise CompilerFailed(output)
+    return output
 
 
 def by_nvrtc_or_nvcc(
@@ -148,9 +152,7 @@ def compile_by_own(
             )
         if done.returncode:
             compilers.refuse_full_disk(done.stdout, work)
-            raise CompilerFailed(
-                f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}"
-            )  # as ninja reports it
+            raise CompilerFailed(f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}")
         for path, what in (
             (compiled, "object file, {object}"),
             (listed, "list of the files that it read, {dependencies}"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from opjit import files, processes
 from opjit.builder.tokens import CLOSING, Malformed, tokenize
 from opjit.errors import BuildError, CompileError
+from opjit.recipe.reports import without_attempts
 
 _COMPLAINT = re.compile(
     r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
@@ -23,9 +24,9 @@ _DIED = re.compile(
     rf"memory exhausted|Segmentation fault|internal compiler error|{processes.LATE}",
     re.MULTILINE,
 )
-# Lines about the command, not the code: ninja's, and gcc's remark on a C++ flag that torch always passes.
+# Lines about the command, not the code: opjit's, and gcc's remark on a C++ flag that torch always passes.
 _FRAME = re.compile(
-    r"^(?:\[\d+/\d+\] |FAILED: |ninja: |collect2: error: |Error building extension|"
+    r"^(?:FAILED: |collect2: error: |Error building extension|"
     r".*option '-std=c\+\+\d+' is valid for C\+\+|"
     r"In file included from .*opjit_(?:glue|kernel)\.[\w.]+:\d+)"
 )
@@ -153,6 +154,7 @@ def diagnose(
     path = (
         logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.random_name()}.log"
     )
+    output = without_attempts(output)
     files.write_note(path, output)
     log = path if path.exists() else None
     found = re.search(r"^FAILED: .*\n(.*)", output, re.MULTILINE)

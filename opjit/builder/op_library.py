@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files
+from opjit import files, processes
 from opjit.backends import Shared
 from opjit.builder import (
     budget,
@@ -26,6 +27,7 @@ from opjit.builder.compile_step import (
     compile_by_own,
 )
 from opjit.builder.diagnosis import diagnose
+from opjit.builder.torch_builder import Compilation, TorchBuild
 from opjit.errors import BuildError
 from opjit.recipe import compilers, libraries, nvcc_flags, toolchain, unreported
 from opjit.recipe.compilers import Nvrtc
@@ -33,7 +35,7 @@ from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.reads import Reads
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.reports import LINKED
+from opjit.recipe.reports import LINKED, without_attempts
 
 
 class CompiledLibrary(NamedTuple):
@@ -43,8 +45,16 @@ class CompiledLibrary(NamedTuple):
     generated: list[Path]  # the glue's files
     toolchain: dict[str, str]  # the compilers' identity
     output: str  # theirs, with their warnings
+    linked: str  # the linker's output
     parts: Reads  # the inputs of opjit's runtime objects
     remark: str = ""  # on the compiler of CUDA code, for the manifest
+
+
+class _Built(NamedTuple):
+    """The output of a build's tools."""
+
+    output: str  # for people
+    linked: str  # the linker's, with the files that it tried
 
 
 def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -> CompiledLibrary:
@@ -97,9 +107,10 @@ class _Compilation:
             parts, read = making.result()
         cudart = f"-l:libcudart.so.{target.runtime.removeprefix('cuda')}"
         sources = [self.generated[0], *registrations]
-        output += linking._link(sources, kernels, parts, [f"-L{found.runtime}", cudart])
+        built = linking._build(sources, kernels, parts, [f"-L{found.runtime}", cudart])
         versions = toolchain.identity(compiler, nvrtc)
-        return CompiledLibrary(self.path, self.generated, versions, output, read)
+        output += built.output
+        return CompiledLibrary(self.path, self.generated, versions, output, built.linked, read)
 
     def by_nvcc_or_device_compiler(self) -> CompiledLibrary:
         """Compile C, or let nvcc or the device's compiler compile the kernels, and link."""
@@ -114,9 +125,10 @@ class _Compilation:
             except CompilerFailed as failed:
                 raise self.diagnosed(str(failed)) from None
             sources = sources[:1]
-        output += self._link(sources, kernels, parts)
+        built = self._build(sources, kernels, parts)
         versions = toolchain.identity(tools.compiler, tools.nvcc or tools.own)
-        return CompiledLibrary(self.path, self.generated, versions, output, read)
+        output += built.output
+        return CompiledLibrary(self.path, self.generated, versions, output, built.linked, read)
 
     def diagnosed(self, output: str) -> BuildError:
         """Return the error for the output of a compiler that failed."""
@@ -160,10 +172,34 @@ class _Compilation:
             paths.append(path)
         return paths
 
-    def _link(
+    def _build(
         self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str] = ()
-    ) -> str:
-        """Compile sources, the glue first, and link them with the kernels' object files, by torch's load. Returns the tools' output."""
+    ) -> _Built:
+        """Compile sources, the glue first, and link them with the kernels' object files, as torch's load describes it."""
+        try:
+            build = self._described(sources, kernels, parts, runtime)
+            with processes.pool(budget.width(budget.C_JOB)) as pool:
+                outputs = list(pool.map(partial(self._compile, build), build.compilations))
+            command = build.link_command([self.tools.compiler.path])
+            linked = torch_builder.run_command(command, self.work, budget.C_JOB)
+        except CompilerFailed as failed:
+            raise self.diagnosed(str(failed)) from None
+        return _Built("".join([*outputs, without_attempts(linked)]), linked)
+
+    def _compile(self, build: TorchBuild, compilation: Compilation) -> str:
+        """Compile a source, and return the compiler's output."""
+        nvcc = self.tools.nvcc
+        compiler = self.tools.compiler.path
+        need = budget.C_JOB
+        if compilation.by_nvcc and nvcc is not None:
+            compiler = f"{nvcc.root}/bin/nvcc"
+            need = budget.NVCC_JOB
+        command = build.compile_command(compilation, [compiler])
+        return torch_builder.run_command(command, self.work, need)
+
+    def _described(
+        self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str]
+    ) -> TorchBuild:
         compiler = self.tools.compiler.path
         nvcc = self.tools.nvcc
         include = [f"-I{folder}" for folder in self.recipe.include_path]
@@ -190,13 +226,7 @@ class _Compilation:
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
             "CUDA_HOME": nvcc.root if nvcc else None,
         }
-        needs = (budget.C_JOB, budget.NVCC_JOB)
-        try:
-            return torch_builder.call(
-                "load", arguments, self.tools.ninja, environment, variables, needs
-            )
-        except CompilerFailed as failed:
-            raise self.diagnosed(str(failed)) from None
+        return torch_builder.describe("load", arguments, environment, variables)
 
     @property
     def _lists(self) -> list[str]:

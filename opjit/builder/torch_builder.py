@@ -1,11 +1,11 @@
-"""Call load and load_inline of torch.utils.cpp_extension, although their internals change between
-versions: torch writes build.ninja, and ninja runs it.
+"""Let load and load_inline of torch.utils.cpp_extension describe a build, although their internals
+change between versions. opjit runs the commands.
 
-opjit calls the function in torch's module, so a program that patched it sees every build. It calls
-functions with global names that belong to this build, for example `os` with the environment.
-Therefore builds run side by side, and other threads do not see a change. If a program has not
-imported torch's module, setuptools is not imported, which would cost 0.03 to 0.15 s
-(tests/benchmarks/cold.py).
+opjit calls the function in torch's module, so a program that patched it sees every build. Each
+build has a private copy of the module, whose functions see the environment of this build and note
+it in place of running ninja. Therefore builds run side by side, and other threads do not see a
+change. If a program has not imported torch's module, setuptools is not imported, which would cost
+0.03 to 0.15 s (tests/benchmarks/cold.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -30,33 +30,65 @@ from typing import Any
 
 import torch.utils
 
-from opjit import builder, processes, progress
-from opjit.builder import budget
-from opjit.builder.compile_step import CompilerFailed
+from opjit import builder, processes
+from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.errors import OpjitError
 from opjit.recipe import compilers
-from opjit.recipe.reports import without_attempts
 
-UNIQUE = "@unique@"  # in a flag: becomes a name that no other command of the build uses
+UNIQUE = "@unique@"  # in a flag: becomes the name of the object file
 _NAME = "torch.utils.cpp_extension"
-_COMPILES = re.compile(r"^build (\S+): (compile|cuda_compile) ", re.MULTILINE)
-_OUTPUT = "ninja.output"
-_SHARED = "shared.ninja"  # build.ninja, with compilers that wait for their shares of the machine
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _lock = processes.Lock()  # held while torch's code runs as a module
 
 
-class NinjaFailed(CompilerFailed):
-    """A command of the build file failed, or torch could not write it."""
+class CommandFailed(CompilerFailed):
+    """A command of a build failed, or torch could not describe the build."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """The compilation of a source to an object file, whose name is in the folder of the build."""
+
+    source: str
+    out: str
+    by_nvcc: bool
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """The build of a library, as torch describes it in build.ninja. Flags are words."""
+
+    compilations: tuple[Compilation, ...]
+    cxx_flags: list[str]
+    nvcc_flags: list[str]
+    link_flags: list[str]
+    library: str
+
+    def compile_command(
+        self, compilation: Compilation, compiler: Sequence[str], first: Sequence[str] = ()
+    ) -> list[str]:
+        """Return the command of a compilation. The flags `first` come before torch's."""
+        flags = self.nvcc_flags if compilation.by_nvcc else self.cxx_flags
+        out = compilation.out
+        command = [*compiler, *first, *flags, "-c", compilation.source, "-o", out]
+        return [word.replace(UNIQUE, out) for word in command]
+
+    def link_command(self, compiler: Sequence[str]) -> list[str]:
+        """Return the command that links the object files."""
+        objects = [compilation.out for compilation in self.compilations]
+        return [*compiler, *objects, *self.link_flags, "-o", self.library]
 
 
 def private_copy() -> ModuleType:
-    """Return a private module with torch's code.
+    """Return a new private module with torch's code, in 1 to 5 ms.
 
     It runs with an empty setuptools, which only setup.py's build_ext needs.
     """
-    with _lock:
-        return _make_copy()
+    with _lock, _without_cuda():
+        try:
+            return _executed({**vars(builtins), "__import__": _import})
+        except Exception:  # a version of torch that needs setuptools for more
+            return _executed(vars(builtins))
 
 
 def torch_module() -> ModuleType:
@@ -72,25 +104,20 @@ def original(function: str) -> Any:
     """Return torch's load or load_inline, which works with the variables of torch's module, even
     if a program has replaced it there.
     """
-    return _rebound(getattr(private_copy(), function), vars(torch_module()))
-
-
-def _rebound(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """Return a function that has other global names."""
-    rebound = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    copied = getattr(private_copy(), function)
+    return FunctionType(
+        copied.__code__, vars(torch_module()), function, copied.__defaults__, copied.__closure__
     )
-    rebound.__kwdefaults__ = function.__kwdefaults__
-    return rebound
 
 
 def settings() -> dict[str, Any]:
     """Return the constants of torch's module, which a program may have changed; none if it has not imported the module."""
-    return {
-        name: value
-        for name, value in list(vars(_imported() or SimpleNamespace()).items())
-        if name.isupper()
-    }
+    names = list(vars(_imported() or SimpleNamespace()).items())
+    found = {name: value for name, value in names if name.isupper()}
+    found.pop(
+        "JIT_EXTENSION_VERSIONER", None
+    )  # with it, torch names the second build of a name NAME_v1
+    return found
 
 
 def _imported() -> ModuleType | None:
@@ -111,15 +138,6 @@ class _Empty(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return type(name, (), {})
-
-
-@cache
-def _make_copy() -> ModuleType:
-    with _without_cuda():
-        try:
-            return _executed({**vars(builtins), "__import__": _import})
-        except Exception:  # a version of torch that needs setuptools for more
-            return _executed(vars(builtins))
 
 
 def _executed(names: dict[str, Any]) -> ModuleType:
@@ -162,50 +180,39 @@ def _without_cuda() -> Iterator[None]:
             os.environ.pop(_ASK_NVML, None)
 
 
-def call(
+def describe(
     function: str,
     arguments: Mapping[str, Any],
-    ninja: str,
     environment: Mapping[str, str | None],
     variables: Mapping[str, Any],
-    needs: tuple[int, int],
-    around: AbstractContextManager[None] | None = None,
-) -> str:
-    """Build in ``arguments["build_directory"]`` by torch's load or load_inline, with `variables` in torch's module, and load nothing.
-    Returns ninja's output. Only torch and the compilers see `environment`, where None removes a variable. `needs` are the bytes that the
-    compiler of C or C++ takes for a file, and nvcc. `around` is a block around ninja's run, to which it may give another build.ninja.
-    Raises NinjaFailed if a tool failed, OSError if the disk is full."""
-    work = Path(arguments["build_directory"])
-    output = []
-    path = os.pathsep.join(
-        filter(None, (os.environ.get("PATH"), ninja))
-    )  # last, because the folder may also contain another compiler
-    changed: dict[str, str | None] = {
-        **os.environ,
-        "PATH": path,
-        "NINJA_STATUS": None,
-        **environment,
-    }
-    set_now = {name: value for name, value in changed.items() if value is not None}
+) -> TorchBuild:
+    """Return the build in ``arguments["build_directory"]`` for which torch's load or load_inline writes build.ninja there.
 
-    def run(*_: Any, **__: Any) -> None:
-        with around or nullcontext():
-            output.append(run_ninja(work, ninja, needs, set_now, bool(arguments.get("verbose"))))
+    Only torch sees the `variables` of its module, and `environment`, where None removes a variable.
+    Raises CommandFailed if torch refuses the build, OSError if the disk is full.
+    """
+    copied = vars(private_copy())
+    write = copied["_write_ninja_file"]
+    described: TorchBuild | None = None
 
-    names = _names({**variables, "_run_ninja_build": run}, set_now)
-    builder.torch_call.names = names
+    def note(**inputs: Any) -> None:
+        nonlocal described
+        write(**inputs)  # for people
+        described = _torch_build(**inputs)
+
+    copied.update(variables, **_surroundings(environment), _write_ninja_file=note)
+    builder.torch_call.names = copied
     public = vars(_imported() or SimpleNamespace())
-    for name in (
-        "_jit_compile",
-        "remove_extension_h_precompiler_headers",
-    ):  # which torch's load and load_inline go on to
+    for name in ("_jit_compile", "remove_extension_h_precompiler_headers"):
+        # torch's load and load_inline call these.
         theirs = public.get(name)
         if theirs is not None and theirs.__module__ != __name__:
             public[name] = _forward_to_build(name, theirs)
+    work = Path(arguments["build_directory"])
     try:
-        public.get(function, names[function])(**arguments)
-        if not output:  # the program's function did not go on to torch's
-            names[function](**arguments)
+        public.get(function, copied[function])(**arguments)
+        if described is None:  # the program's function did not call torch's
+            copied[function](**arguments)
     except UnicodeEncodeError as error:
         raise OSError(
             errno.EILSEQ,
@@ -217,45 +224,69 @@ def call(
         if isinstance(error, OpjitError):
             raise
         compilers.refuse_full_disk(str(error), work)
-        raise NinjaFailed(str(error)) from None
+        raise CommandFailed(str(error)) from None
     finally:
         del builder.torch_call.names
-    return output[0]
+    assert described is not None  # torch writes build.ninja or raises an error
+    return described
 
 
-def _names(variables: Mapping[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Return the names of torch's module for one build: its functions see these, and no other thread does."""
+def _surroundings(environment: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the names that replace a copied module's: it sees the environment, and builds nothing."""
+    changed = {**os.environ, **environment}
+    given = {name: value for name, value in changed.items() if value is not None}
 
     def check_output(command: Any, **more: Any) -> Any:
-        return processes.run(
-            command, check=True, stdout=subprocess.PIPE, **{"env": environment, **more}
-        ).stdout
+        settings = {"env": given, **more}
+        return processes.run(command, check=True, stdout=subprocess.PIPE, **settings).stdout
 
-    own = vars(private_copy())
-    names: dict[str, Any] = {
-        **own,
-        **variables,
-        "os": SimpleNamespace(**{**vars(os), "environ": environment, "getenv": environment.get}),
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    return {
+        "os": SimpleNamespace(**{**vars(os), "environ": given, "getenv": given.get}),
         "subprocess": SimpleNamespace(**{**vars(subprocess), "check_output": check_output}),
-        "JIT_EXTENSION_VERSIONER": type(
-            own["JIT_EXTENSION_VERSIONER"]
-        )(),  # else torch names the second build of a name NAME_v1
-        "FileLock": lambda *_: (
-            nullcontext()
-        ),  # torch's, from 2.15; flock may block, and the folder is this build's
-        "_import_module_from_library": lambda *_: None,
-        "verify_ninja_availability": lambda: None,  # would run ninja, which opjit has found already
-        "remove_extension_h_precompiler_headers": lambda: (
-            None
-        ),  # they are in torch's folder and belong to the user
+        "FileLock": nullcontext,  # torch's, from 2.14; flock may block, and the folder is this build's
+        "verify_ninja_availability": nothing,
+        "_run_ninja_build": nothing,
+        "_import_module_from_library": nothing,
+        # They are in torch's folder and belong to the user.
+        "remove_extension_h_precompiler_headers": nothing,
     }
-    rebound = {
-        name: _rebound(value, names)
-        for name, value in names.items()
-        if getattr(value, "__globals__", None) is own
-    }
-    names.update(rebound)
-    return names
+
+
+def _torch_build(
+    *,
+    sources: Sequence[str],
+    objects: Sequence[str],
+    with_cuda: bool,
+    cflags: Sequence[str],
+    cuda_cflags: Sequence[str] | None,
+    ldflags: Sequence[str],
+    library_target: str,
+    **_: Any,
+) -> TorchBuild:
+    """Return a build by the arguments of the function with which torch writes build.ninja."""
+    if len(set(objects)) < len(objects):
+        raise CommandFailed(
+            f"two of the sources {', '.join(sources)} have the same name, so they would have one object file; rename one"
+        )
+    compilations = tuple(
+        Compilation(os.path.abspath(source), out, with_cuda and source.endswith((".cu", ".cuh")))
+        for source, out in zip(sources, objects, strict=True)
+    )
+    return TorchBuild(
+        compilations, _words(cflags), _words(cuda_cflags or ()), _words(ldflags), library_target
+    )
+
+
+def _words(flags: Sequence[str]) -> list[str]:
+    """Return the words of flags that are quoted for a shell, then for ninja."""
+    text = re.sub(r"\$([$ :])", r"\1", " ".join(flags))
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise CommandFailed(f"{error} in the flags {text}") from None
 
 
 def _forward_to_build(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -265,66 +296,15 @@ def _forward_to_build(name: str, theirs: Callable[..., Any]) -> Callable[..., An
     )
 
 
-def run_ninja(
-    work: Path,
-    ninja: str,
-    needs: tuple[int, int],
-    environment: Mapping[str, str],
-    verbose: bool = False,
-    objects: Sequence[str] = (),
-) -> str:
-    """Run ninja for some objects or for all, and return its output.
-
-    Each compiler waits for its share of the machine; `needs`: see `call`. Raises NinjaFailed if a
-    tool failed. An interrupt also ends ninja's compilers.
-    """
-    text = (work / "build.ninja").read_text("utf-8", "surrogateescape")
-    rules = [rule for out, rule in _COMPILES.findall(text) if not objects or out in objects]
-    program = [os.path.join(ninja, "ninja"), "-v", "-j", str(budget.width(budget.C_JOB))]
-    launchers = [shlex.join(budget.launcher(need)) for need in needs]
-    with (
-        budget.share(needs["cuda_compile" in rules])
-        if len(rules) < 2
-        else nullcontext(launchers[0]) as waits
-    ):
-        if waits:
-            for name, words in zip(("cxx", "nvcc"), launchers, strict=True):
-                text = text.replace(f"\n{name} = ", f"\n{name} = {words.replace('$', '$$')} ", 1)
-            (work / _SHARED).write_text(
-                text, "utf-8", "surrogateescape"
-            )  # people read the names of torch
-            program += ["-f", _SHARED]
-        done = processes.run(
-            [*program, *objects],
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            limit=compilers.time_limit(),
-        )
-    output = str(done.stdout, errors="replace")
-    with open(work / _OUTPUT, "a", encoding="utf-8", errors="replace") as log:
-        log.write(output)
-    output = without_attempts(output)
-    for words in launchers if waits else ():
-        output = output.replace(f"{words} ", "")
-    if verbose:
-        print(output, end="", flush=True)
-    for command in re.findall(r"^\[\d+/\d+\] (.*)", output, re.MULTILINE):
-        progress.logger().debug("%s", command)
-    if done.returncode:
-        compilers.refuse_full_disk(output, work)
-        raise NinjaFailed(output)
-    return output
-
-
-def output_of(work: Path) -> str:
-    """Return what ninja has printed so far in the folder of a build."""
-    place = work / _OUTPUT
-    return place.read_text("utf-8", "surrogateescape") if place.is_file() else ""
+def run_command(command: Sequence[str], work: Path, need: int, honours: bool = False) -> str:
+    """Run a command of a build in its folder and return its output; see `run_tool`. Raises CommandFailed."""
+    try:
+        return run_tool(command, work, need, honours)
+    except CompilerFailed as failed:
+        out = command[-1]
+        raise CommandFailed(f"FAILED: {out}\n{shlex.join(command)}\n{failed}") from None
 
 
 def quote(flag: str) -> str:
-    """Quote a flag for the shell, then for ninja. `UNIQUE` becomes the process ID of the command's shell."""
-    return shlex.quote(flag).replace("$", "$$").replace(UNIQUE, "$$$$")
+    """Quote a flag for the shell, then for ninja, as torch's functions require."""
+    return shlex.quote(flag).replace("$", "$$")

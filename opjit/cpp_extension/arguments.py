@@ -45,10 +45,13 @@ class LoaderCall:
         )
 
     def for_torch(self) -> dict[str, Any]:
-        """Return the arguments of torch's function, by name."""
-        passed = {**vars(self), **self.newer}
-        del passed["fast"]
-        del passed["newer"]
+        """Return the arguments of torch's function, by name. Lists are copies, because torch lengthens them."""
+        given = {**vars(self), **self.newer}
+        del given["fast"]
+        del given["newer"]
+        passed = {}
+        for name, value in given.items():
+            passed[name] = list(value) if isinstance(value, (list, tuple)) else value
         return passed
 
 

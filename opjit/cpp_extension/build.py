@@ -1,22 +1,20 @@
 """Builds an extension with torch.utils.cpp_extension and publishes the entry.
 
-torch gets the caller's arguments and runs its usual commands, but it builds in a private directory and loads nothing.
+torch gets the caller's arguments and describes its usual build. opjit runs the commands in a private directory, and loads nothing.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shlex
-import subprocess
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +23,7 @@ from opjit.builder import budget, runtime_objects, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, NvccOnly, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Compiled, build_and_publish
+from opjit.builder.torch_builder import CommandFailed, Compilation, TorchBuild
 from opjit.cpp_extension import identity, light, stable, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
@@ -33,14 +32,12 @@ from opjit.errors import BuildError, CompileWarning, LoadError
 from opjit.recipe import compilers, nvcc_flags, reads, toolchain, unreported
 from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.reads import Moment, Reads
-from opjit.recipe.reports import ASSEMBLED, LINKED, ReportReader, Search
+from opjit.recipe.reports import ASSEMBLED, LINKED, LISTED, ReportReader, Search, without_attempts
 from opjit.shared_library.objects import KeptObjects
 from opjit.store import elf
 from opjit.store.entry import Entry
 from opjit.store.store import OBJECTS, PARTS, Store
 
-_EDGE = re.compile(r"^build (\S+): (?:cuda_)?compile .+\n", re.MULTILINE)
-LISTED = stable.LISTING
 _RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
 
 
@@ -92,30 +89,37 @@ def build(
 def _tools(extension: Extension, store: Store) -> BuildTools:
     cxx = toolchain.require_cxx(store.notes)
     if extension.archs is None:
-        return BuildTools(cxx, None, None, toolchain.require_ninja())
+        return BuildTools(cxx, None, None)
     nvrtc = identity.find_nvrtc(store.notes) if extension.light else None
     nvcc = toolchain.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
-    return BuildTools(
-        cxx, nvcc, nvrtc, toolchain.require_ninja(), nvccs=toolchain.find_compiler(store.notes)
-    )
+    return BuildTools(cxx, nvcc, nvrtc, nvccs=toolchain.find_compiler(store.notes))
 
 
-def _reporting(text: str, with_light: bool) -> str:
-    """Return torch's build file with compilers and assemblers that list all files that they read.
+@dataclass(frozen=True)
+class _Step:
+    """The compilation of a source, by NVRTC if it is given, or by the compiler that torch uses."""
 
-    `with_light`: each source has a directory of light headers, and a header that comes first.
-    """
-    folder = "-Ilight/$out" if with_light else ""
-    first = f"-include light/$out/{light.core.FIRST}" if with_light else ""
-    text = text.replace(
-        " -MMD -MF $out.d ",
-        f" -MD -MF $out{LISTED} -Xassembler --MD -Xassembler $out{ASSEMBLED} {folder} {first} ",
-    )
-    of_host = f"-Xcompiler '-Wa\\,--MD\\,$out{ASSEMBLED}'"
-    text = text.replace(
-        " --dependency-output $out.d ", f" --dependency-output $out{LISTED} {of_host} {folder} "
-    )
-    return re.sub(r"^  (?:depfile|deps) = .*\n", "", text, flags=re.MULTILINE)
+    build: TorchBuild
+    compilation: Compilation
+    compiler: list[str]
+    nvrtc: Nvrtc | None
+
+    def command(self, first: Sequence[str] = ()) -> list[str]:
+        """Return the compiler's command, with the flags `first` before torch's."""
+        return self.build.compile_command(self.compilation, self.compiler, first)
+
+    def kept(self, work: Path) -> tuple[str, str, Path]:
+        """Return the source, the command and the object file in the folder `work`, for `KeptObjects`."""
+        instead = "NVRTC " if self.nvrtc else ""
+        compilation = self.compilation
+        return compilation.source, instead + shlex.join(self.command()), work / compilation.out
+
+
+class _Linked(NamedTuple):
+    """The result of a link."""
+
+    read: Reads  # by all tools
+    toolchain: Mapping[str, str]  # the compilers' identity
 
 
 class _ExtensionBuild(NamedTuple):
@@ -135,7 +139,8 @@ class _ExtensionBuild(NamedTuple):
         """Compile and link."""
         extension = self.extension
         work = self.work
-        by_nvrtc, remark = self.compile_all()
+        build = self.described()
+        linked, remark = self.compile_all(build)
         with_headers = (
             self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         )
@@ -143,10 +148,9 @@ class _ExtensionBuild(NamedTuple):
             with_headers += "; its CUDA code is emulated on the CPU"
         progress.log(f"{extension.name} is built with {with_headers}")
         library = work / f"{extension.name}.so"
-        read = self.linked()
         if extension.stable:
-            listed = list(work.glob(f"*{LISTED}"))
-            why_not = stable.refusal(extension, library, self.tools.compiler, listed)
+            compiler = self.tools.compiler
+            why_not = stable.refusal(extension, library, compiler, build.compilations)
             if why_not:
                 extension = replace(extension, stable="")
                 with_headers += f"; it works only with this torch and Python, because {why_not}"
@@ -157,10 +161,10 @@ class _ExtensionBuild(NamedTuple):
             "headers": f"{with_headers}; {remark}" if remark else with_headers,
         }
         return Compiled(
-            replace(extension, toolchain=by_nvrtc or extension.toolchain),
+            replace(extension, toolchain=linked.toolchain),
             library,
             self.tools.compiler.path,
-            read,
+            linked.read,
             others,
             remarks,
             check=self.check,
@@ -191,230 +195,237 @@ class _ExtensionBuild(NamedTuple):
                 )
             )
 
-    def compile_all(self) -> tuple[Mapping[str, str] | None, str]:
-        """Compile and link. Returns the compilers' identity if NVRTC is among them, and a remark on that."""
+    def compile_all(self, build: TorchBuild) -> tuple[_Linked, str]:
+        """Compile and link, with NVRTC if possible. Returns a remark on that, too."""
         tools = self.tools
-        extension = self.extension
-        if tools.nvrtc is None:
-            self.compile(nullcontext())
-            return None, ""
 
-        def by_nvrtc(nvrtc: Nvrtc) -> Mapping[str, str]:
-            from opjit.cpp_extension import cuda
-
-            assert self.prepared is not None  # NVRTC is only for light headers
+        def by_nvrtc(nvrtc: Nvrtc) -> _Linked:
             try:
-                self.compile(
-                    cuda.compiled(extension, self.work, self.prepared, nvrtc, tools.ninja),
-                    by_nvrtc=True,
-                )
+                read = self.compile(build, nvrtc)
             except CompilerFailed as failed:
-                folders = (
-                    *nvrtc.headers.split(":"),
-                    *([f"{tools.nvcc.root}/include"] if tools.nvcc else ()),
-                )
+                folders = nvrtc.headers.split(":")
+                if tools.nvcc:
+                    folders.append(f"{tools.nvcc.root}/include")
                 if self.is_final(str(failed), folders):
                     raise self.diagnosed(str(failed)) from None
                 raise
-            return identity.compiler_identity(tools.compiler, None, nvrtc)
+            return _Linked(read, identity.compiler_identity(tools.compiler, None, nvrtc))
 
-        return by_nvrtc_or_nvcc(
-            extension.name, tools, by_nvrtc, lambda: self.compile(nullcontext()), self.diagnosed
-        )
+        def by_nvcc() -> _Linked:
+            return _Linked(self.compile(build), self.extension.toolchain or {})
 
-    def compile(self, around: AbstractContextManager[None], by_nvrtc: bool = False) -> None:
-        """Let torch write the build file, and run ninja in a block for the object files that are not in the cache."""
+        if tools.nvrtc is None:
+            return by_nvcc(), ""
+        return by_nvrtc_or_nvcc(self.extension.name, tools, by_nvrtc, by_nvcc, self.diagnosed)
+
+    def described(self) -> TorchBuild:
+        """Let torch write the build file, and return the build that it describes."""
         environment: dict[str, str | None] = {
             **compilers.NEUTRAL,
             **compilers.honoured(),
-            "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": None,
-            "CCACHE_BASEDIR": str(self.work),
-            "CCACHE_NOHASHDIR": "1",
-        }  # a hit in any other private folder
-        given = {
-            "TORCH_CUDA_ARCH_LIST": self.extension.archs,
-            "CC": toolchain.split_launcher("CC")[1],
+            "CXX": self.tools.compiler.path,
         }
-        environment |= {name: value for name, value in given.items() if value}
-        variables = (
-            torch_builder.settings()
-        )  # torch's guess of CUDA_HOME is wrong if nvcc is a wrapper script
+        if self.extension.archs:
+            environment["TORCH_CUDA_ARCH_LIST"] = self.extension.archs
+        if compiler := toolchain.split_launcher("CC")[1]:
+            environment["CC"] = compiler
+        variables = torch_builder.settings()
+        # torch's guess of CUDA_HOME is wrong if nvcc is a wrapper script.
         if self.tools.nvcc is not None:
             variables["CUDA_HOME"] = self.tools.nvcc.root
         elif self.tools.nvrtc is not None:
             variables["CUDA_HOME"] = self.tools.nvrtc.as_toolkit(self.work)
-        launcher = toolchain.split_launcher("CXX")[0]
-        if launcher and hasattr(
-            torch_builder.private_copy(), "_wrap_compiler"
-        ):  # torch from 2.13 on quotes a command of two words
-            environment["CXX"] = self.tools.compiler.path
-            variables["_wrap_compiler"] = lambda command: [
-                *launcher,
-                *([command] if isinstance(command, str) else command),
-            ]
         try:
-            needs = (
-                (budget.CXX_JOB, budget.NVCC_JOB)
-                if self.prepared
-                else (budget.TORCH_CXX_JOB, budget.TORCH_NVCC_JOB)
-            )
-            torch_builder.call(
-                self.call.function,
-                self.arguments(),
-                self.tools.ninja,
-                environment,
-                variables,
-                needs,
-                self.without_kept(around, by_nvrtc),
-            )
-        except torch_builder.NinjaFailed as failed:
-            error = self.diagnosed(str(failed))
-            raise (
-                error
-                if self.prepared is None or self.is_final(str(failed))
-                else light.NeedsFullHeaders(error)
-            ) from None
+            call = self.torch_call()
+            passed = call.for_torch()
+            return torch_builder.describe(call.function, passed, environment, variables)
+        except CommandFailed as failed:
+            raise self.refused(str(failed)) from None
 
-    @contextmanager
-    def without_kept(self, around: AbstractContextManager[None], by_nvrtc: bool) -> Iterator[None]:
-        """A block for ninja's run, without the edges of cached object files. New ones are kept, even if another source fails."""
-        place = self.work / "build.ninja"
-        written = place.read_text("utf-8", "surrogateescape")
-        listed = json.loads(self.ninja("compdb", "compile", "cuda_compile") or "[]")
-        edges = {edge["output"]: self._edge(edge, by_nvrtc) for edge in listed}
-        several = len(listed) > 1 and not self.extension.stable
-        known = {out for out, edge in edges.items() if several and self.objects.take(*edge)}
-        progress.log(f"{len(known)} of {len(listed)} object files are in the cache")
+    def compile(self, build: TorchBuild, nvrtc: Nvrtc | None = None) -> Reads:
+        """Compile all object files that are not in the cache, .cu files with NVRTC if it is given, and link. Returns what all tools read.
+
+        Object files are kept even if another source fails.
+        """
+        # C++ comes first, because nvcc cannot fix an error in it.
+        steps = []
+        for compilation in sorted(build.compilations, key=attrgetter("by_nvcc")):
+            by_nvrtc = nvrtc if compilation.by_nvcc else None
+            compiler = self.nvcc if compilation.by_nvcc else self.cxx
+            steps.append(_Step(build, compilation, compiler, by_nvrtc))
+        several = len(steps) > 1 and not self.extension.stable
+        made = [
+            step for step in steps if not (several and self.objects.take(*step.kept(self.work)))
+        ]
+        progress.log(f"{len(steps) - len(made)} of {len(steps)} object files are in the cache")
         if self.prepared:
-            made = [edge for edge in listed if edge["output"] not in known]
-            self.check_text(made, by_nvrtc)
-        others = _EDGE.sub(lambda edge: "" if edge[1] in known else edge[0], written)
-        reporting = _reporting(others, self.prepared is not None)
-        place.write_text(reporting, "utf-8", "surrogateescape")
+            self.check_text(made)
+            if nvrtc is None:
+                self.provide_binding(made == steps)
         try:
-            with around:
-                if self.prepared:
-                    programs = self.prepared.programs.values()
-                    if not known and not any(program.names_torch for program in programs):
-                        raise self.lacks("it includes none of torch's headers")
-                    self.prepared.provide_binding()
-                yield
-        finally:
-            place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
-            for out in edges.keys() - known:
-                self._record(out, edges[out])
-
-    def _edge(self, edge: dict[str, str], by_nvrtc: bool) -> tuple[str, str, Path]:
-        """Return the source, the command and the object file of a compilation in torch's build file."""
-        instead = "NVRTC " if by_nvrtc and edge["file"].endswith(identity.CUDA) else ""
-        source = os.path.join(self.work, edge["file"])
-        return source, instead + edge["command"], self.work / edge["output"]
-
-    def _record(self, out: str, edge: tuple[str, str, Path]) -> None:
-        """Record what made an object file, if it was made, and keep it."""
-        by_nvrtc = self.work / "cuda" / out
-        read = reads.listed(self.work.glob(f"{out}{LISTED}"))
-        read += reads.listed_absolute(by_nvrtc.rglob("*.deps"))
-        if not read:
-            return
-        assembled = reads.listed(
-            [*self.work.glob(f"{out}{ASSEMBLED}"), *by_nvrtc.glob(f"*{ASSEMBLED}")]
-        )
-        words = [*(self.call.extra_cflags or ()), *(self.call.extra_cuda_cflags or ())]
-        output = torch_builder.output_of(self.work)
-        recorded = self.recorder.compiled(read, assembled, self.search, output, words)
-        self.objects.keep(*edge, recorded)
-
-    def linked(self) -> Reads:
-        """Return what all tools read: for each object, and for the link."""
-        output = torch_builder.output_of(self.work)
+            with processes.pool(budget.width(budget.CXX_JOB)) as pool:
+                list(pool.map(self._make_object, made))
+            if nvrtc is not None:  # which has written the light headers
+                self.provide_binding(made == steps)
+            output = self._run(build.link_command(self.cxx), budget.C_JOB)
+        except CommandFailed as failed:
+            raise self.refused(str(failed)) from None
         linked = self.recorder.linked(self.work / LINKED, output)
         return functools.reduce(Reads.joined, self.objects.read.values(), linked)
 
-    def check_text(self, edges: Iterable[Mapping[str, str]], by_nvrtc: bool) -> None:
+    @property
+    def cxx(self) -> list[str]:
+        """The launcher and the C++ compiler."""
+        return [*toolchain.split_launcher("CXX")[0], self.tools.compiler.path]
+
+    def _reporting(self, compilation: Compilation) -> list[str]:
+        """Return the flags for light headers, and the flags that make compilers list all files that they read."""
+        out = compilation.out
+        flags = ["-MD", "-MF", f"{out}{LISTED}"]
+        if compilation.by_nvcc:
+            flags += ["-Xcompiler", f"-Wa\\,--MD\\,{out}{ASSEMBLED}"]
+        else:
+            flags += ["-Xassembler", "--MD", "-Xassembler", f"{out}{ASSEMBLED}"]
+        if self.prepared:
+            flags.append(f"-Ilight/{out}")
+            if not compilation.by_nvcc:
+                flags += ["-include", f"light/{out}/{light.core.FIRST}"]
+        return flags
+
+    @property
+    def nvcc(self) -> list[str]:
+        """The words that start nvcc, from PYTORCH_NVCC as for torch."""
+        if "PYTORCH_NVCC" in os.environ:
+            return shlex.split(os.environ["PYTORCH_NVCC"])
+        root = self.tools.nvcc.root if self.tools.nvcc else ""
+        return [f"{root}/bin/nvcc"]
+
+    def _make_object(self, step: _Step) -> None:
+        """Compile a source, record what its compilers read, and keep the object file for other builds."""
+        compilation = step.compilation
+        out = compilation.out
+        output = ""
+        if step.nvrtc is not None:
+            from opjit.cpp_extension import cuda
+
+            assert self.prepared is not None  # NVRTC is only for light headers
+            flags = step.build.nvcc_flags
+            cuda.compile_file(self.extension, compilation, flags, self.prepared, step.nvrtc)
+        else:
+            needs = (budget.CXX_JOB, budget.NVCC_JOB)
+            if self.prepared is None:
+                needs = (budget.TORCH_CXX_JOB, budget.TORCH_NVCC_JOB)
+            command = step.command(self._reporting(compilation))
+            output = self._run(command, needs[compilation.by_nvcc])
+        by_nvrtc = self.work / "cuda" / out
+        lists = [self.work / f"{out}{suffix}" for suffix in (LISTED, ASSEMBLED)]
+        listed, assembled = (reads.listed([each] if each.is_file() else []) for each in lists)
+        listed += reads.listed_absolute(by_nvrtc.rglob("*.deps"))
+        assembled += reads.listed(by_nvrtc.glob(f"*{ASSEMBLED}"))
+        words = [*(self.call.extra_cflags or ()), *(self.call.extra_cuda_cflags or ())]
+        recorded = self.recorder.compiled(listed, assembled, self.search, output, words)
+        self.objects.keep(*step.kept(self.work), recorded)
+
+    def _run(self, command: list[str], need: int) -> str:
+        """Run a command of the build, and show it and its output if the call asks for that."""
+        if self.call.verbose:
+            print(shlex.join(command), flush=True)
+        try:
+            output = torch_builder.run_command(command, self.work, need, honours=True)
+        except CommandFailed as failed:
+            if self.call.verbose:
+                print(without_attempts(str(failed)), flush=True)
+            raise
+        if self.call.verbose:
+            print(without_attempts(output), end="", flush=True)
+        return output
+
+    def provide_binding(self, complete: bool) -> None:
+        """Provide the binding for the link. Raises light.NeedsFullHeaders if the sources, which are `complete` without cached object files,
+        name nothing of torch."""
+        assert self.prepared is not None
+        programs = self.prepared.programs.values()
+        if complete and not any(program.names_torch for program in programs):
+            raise self.lacks("it includes none of torch's headers")
+        self.prepared.provide_binding()
+
+    def check_text(self, steps: Iterable[_Step]) -> None:
         """Raise light.NeedsFullHeaders if a source has other tokens with torch/extension.h than with light headers."""
-        for edge in edges:
-            scratch = self.work / "preprocessed" / edge["output"]
+        for step in steps:
+            scratch = self.work / "preprocessed" / step.compilation.out
             scratch.mkdir(parents=True, exist_ok=True)
             try:
-                self._check_source(edge, scratch, by_nvrtc)
+                self._check_source(step, scratch)
             except (light.streams.Different, NvccOnly) as different:
                 raise self.lacks(str(different)) from None
             except CompilerFailed as failed:
-                error = self.diagnosed(str(failed))
-                if self.is_final(str(failed)):
-                    raise error from None
-                raise light.NeedsFullHeaders(error) from None
+                raise self.refused(str(failed)) from None
+
+    def refused(self, output: str) -> Exception:
+        """Return the error of a tool's output: a BuildError if full headers cannot help, or light.NeedsFullHeaders."""
+        error = self.diagnosed(output)
+        if self.prepared is None or self.is_final(output):
+            return error
+        return light.NeedsFullHeaders(error)
 
     def lacks(self, reason: str) -> light.NeedsFullHeaders:
         """Return the error of a program that light headers cannot compile."""
         error = BuildError(reason, op=self.extension.name, target=self.extension.purpose)
         return light.NeedsFullHeaders(error)
 
-    def _check_source(self, edge: Mapping[str, str], scratch: Path, by_nvrtc: bool) -> None:
+    def _check_source(self, step: _Step, scratch: Path) -> None:
         """Write a source's headers and compare its text. The text of a CUDA file for NVRTC is made with torch's macros."""
         assert self.prepared is not None
-        source = os.path.join(self.work, edge["file"])
-        if not source.endswith(identity.CUDA):
-            self.prepared.check(edge["file"], edge["command"], edge["output"], scratch)
-        elif not by_nvrtc and self.tools.nvcc is not None:
+        compilation = step.compilation
+        if not compilation.by_nvcc:
+            self.prepared.check(compilation.source, step.command(), compilation.out, scratch)
+        elif step.nvrtc is None and self.tools.nvcc is not None:
             from opjit.cpp_extension import cuda
 
-            cuda.check_for_nvcc(self.prepared, self.tools.nvcc, source, edge["output"], scratch)
+            flags = step.build.nvcc_flags
+            cuda.check_for_nvcc(self.prepared, self.tools.nvcc, compilation, flags, scratch)
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments for torch."""
-        passed = {
-            name: list(value) if isinstance(value, (list, tuple)) else value
-            for name, value in self.call.for_torch().items()
-        }
-        include = passed["extra_include_paths"] or []
-        link = passed["extra_ldflags"] or []
+    def torch_call(self) -> LoadCall | InlineCall:
+        """Return the call of torch's function that describes the build in this folder."""
+        call = self.call
+        include = [*(call.extra_include_paths or ())]
+        link = [*(call.extra_ldflags or ())]
         if self.prepared:
             include = [*self.prepared.folders, *include]
             link = [torch_builder.quote(str(self.prepared.linked_binding)), *link]
-        if (
-            self.extension.stable
-        ):  # torch's libraries export parts of the C++ library, and would come first
+        if self.extension.stable:
+            # torch's libraries export parts of the C++ library, and would come first.
             link = ["-Wl,--as-needed,-lstdc++,--no-as-needed", *link]
         if self.tools.nvcc is not None:
-            include = [
-                *include,
-                toolchain.link_missing_headers(self.tools.nvcc, self.work / "lacking"),
-            ]
+            lacking = self.work / "lacking"
+            include.append(toolchain.link_missing_headers(self.tools.nvcc, lacking))
+        if call.build_directory:
+            # torch links there, so relative directories of libraries start there.
+            directory = shlex.quote(os.path.abspath(call.build_directory)).replace("$", "$$")
+            link = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in link]
+
         # Keep the temporary directory out of messages, __FILE__ and debug information. The last map that fits counts.
         names = [f"-ffile-prefix-map={self.work}=.", f"-ffile-prefix-map={self.work}/="]
         names += [unreported.DATE_WARNING, "-Wno-error=date-time"]
         first = ["-include", os.devnull]  # GCC uses a precompiled header only for the first header
-        passed["extra_cflags"] = [
-            *map(torch_builder.quote, [*first, *names]),
-            *(passed["extra_cflags"] or ()),
-        ]
-        passed["extra_cuda_cflags"] = [
-            *map(torch_builder.quote, nvcc_flags.for_nvcc(names, [])),
-            *(passed["extra_cuda_cflags"] or ()),
-        ]
-        if self.extension.sources:
-            passed["sources"] = list(
-                self.extension.sources
-            )  # in the key's order, which decides the order of static initializers
-        else:
-            passed["use_pch"] = False
-            include = [*include, *identity.quoted_folder(self.call)]
-        if (
-            self.call.build_directory
-        ):  # torch links there, so relative directories of libraries start there
-            directory = shlex.quote(os.path.abspath(self.call.build_directory)).replace("$", "$$")
-            link = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in link]
-        return {
-            **passed,
-            "name": self.extension.name,
-            "build_directory": str(self.work),
-            "extra_include_paths": include,
-            "extra_ldflags": [*link, f"-Wl,--dependency-file={LINKED},--verbose"],
-        }
+        cxx = map(torch_builder.quote, [*first, *names])
+        cuda = map(torch_builder.quote, nvcc_flags.for_nvcc(names, []))
+        if isinstance(call, LoadCall):
+            # In the key's order, which decides the order of static initializers.
+            call = replace(call, sources=list(self.extension.sources))
+        if isinstance(call, InlineCall):
+            call = replace(call, use_pch=False)
+        return replace(
+            call,
+            name=self.extension.name,
+            build_directory=str(self.work),
+            extra_cflags=[*cxx, *(call.extra_cflags or ())],
+            extra_cuda_cflags=[*cuda, *(call.extra_cuda_cflags or ())],
+            extra_include_paths=[*include, *identity.quoted_folder(self.call)],
+            extra_ldflags=[*link, f"-Wl,--dependency-file={LINKED},--verbose"],
+        )
 
-    def is_final(self, output: str, cuda: tuple[str, ...] = ()) -> bool:
+    def is_final(self, output: str, cuda: Sequence[str] = ()) -> bool:
         """Whether the first error in a compiler's output also occurs with torch/extension.h."""
         return self.prepared is not None and mistakes.is_final(
             output, self.prepared, self.work, cuda
@@ -437,12 +448,3 @@ class _ExtensionBuild(NamedTuple):
                 f"the name {name!r} becomes TORCH_EXTENSION_NAME, which must be a C++ identifier; use {better}\n{error}",
             )
         return error
-
-    def ninja(self, *words: str) -> str:
-        """Return the output of one of ninja's tools."""
-        done = processes.run(
-            [os.path.join(self.tools.ninja, "ninja"), "-t", *words],
-            cwd=self.work,
-            stdout=subprocess.PIPE,
-        )
-        return os.fsdecode(done.stdout)

@@ -4,33 +4,27 @@ The C++ compiler compiles the host code, and NVRTC compiles the kernels, as for 
 only nvcc supports.
 
     work/cuda/a.cuda.o/    the split of a.cu
-    work/a.cuda.o          replaces nvcc's object file, so that torch's build file links it
+    work/a.cuda.o          replaces nvcc's object file
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import processes
-from opjit.builder import budget, torch_builder
-from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
+from opjit.builder.compile_step import NvccOnly, run_tool
 from opjit.builder.cuda import compile_unit, translated
 from opjit.builder.cuda_text import FIRST, HOST, CudaFile, folders_of_cuda, nvcc_macros
+from opjit.builder.torch_builder import Compilation
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.recipe import nvcc_flags
 from opjit.recipe.compilers import Nvcc, Nvrtc
 
-NEEDS = (budget.CXX_JOB, budget.NVCC_JOB)  # of compilers, with light headers
-_EDGE = re.compile(r"^build (?P<out>\S+): cuda_compile (?P<source>.+)\n", re.MULTILINE)
-_OTHER = re.compile(r"^build (?P<out>\S+): compile ", re.MULTILINE)
 _NVCCS = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
@@ -99,79 +93,37 @@ namespace torch { using at::RestrictPtrTraits; }
 """
 
 
-@contextmanager
-def compiled(
-    extension: Extension, work: Path, prepared: Prepared, nvrtc: Nvrtc, ninja: str
-) -> Iterator[None]:
-    """A block for ninja's run, after opjit has compiled the .cu files that `work`/build.ninja gives to nvcc.
+def compile_file(
+    extension: Extension,
+    compilation: Compilation,
+    flags: Sequence[str],
+    prepared: Prepared,
+    nvrtc: Nvrtc,
+) -> None:
+    """Compile a .cu file to the object file of a compilation, with torch's flags for nvcc.
 
-    Raises NvccOnly if only nvcc supports a file or a flag, CompilerFailed, or OSError if the disk is full.
+    Raises NvccOnly if only nvcc supports the file or a flag, CompilerFailed, or OSError if the disk is full.
     """
+    work = prepared.work
+    cxx = prepared.cxx.path
+    folder = work / "cuda" / compilation.out
+    folder.mkdir(parents=True)
     with_light = WithLight(prepared, nvrtc.headers, nvrtc.version)
-    place = work / "build.ninja"
-    written = place.read_text("utf-8", "surrogateescape")
-    flags = _nvcc_flags(written)
-    edges = list(_EDGE.finditer(written))
-    sources = {
-        work / "cuda" / edge["out"]: re.sub(r"\$([$ :])", r"\1", edge["source"]) for edge in edges
-    }
-    others = [edge["out"] for edge in _OTHER.finditer(written)]
-
-    def compile_others() -> None:
-        if others:
-            environment = {**os.environ, "LC_ALL": "C"}
-            torch_builder.run_ninja(work, ninja, NEEDS, environment, False, others)
-
-    with processes.pool(1 + budget.width(budget.CXX_JOB)) as pool:
-        rest = pool.submit(compile_others)
-        try:
-            list(
-                pool.map(
-                    lambda folder: _compile(
-                        extension, sources[folder], flags, folder, with_light, nvrtc
-                    ),
-                    sources,
-                )
-            )
-        except CompilerFailed:
-            rest.result()  # nvcc cannot fix an error in a C++ file
-            raise
-        with suppress(torch_builder.NinjaFailed):  # ninja runs again, and torch reports what fails
-            rest.result()
-    place.write_text(_EDGE.sub("", written), "utf-8", "surrogateescape")
-    try:
-        yield
-    finally:
-        place.write_text(written, "utf-8", "surrogateescape")  # people read torch's commands
+    unit = _unit(extension, compilation.source, _joined(flags), folder, with_light)
+    compile_unit(unit, folder, prepared.cxx, nvrtc)
+    for command in (
+        [cxx, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
+        ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(work / compilation.out)],
+    ):
+        run_tool(command, folder)
 
 
-def _nvcc_flags(text: str) -> list[str]:
-    """The flags of torch's build file for nvcc, each in one word."""
+def _joined(flags: Sequence[str]) -> list[str]:
+    """Return flags for nvcc, each in one word."""
     found = [name for name in _NVCCS if os.environ.get(name)]
     if found:
         raise NvccOnly(f"{found[0]} is set")
-    lines = re.findall(r"^(?:cuda_cflags|cuda_post_cflags) = (.*)$", text, re.MULTILINE)
-    return [*nvcc_flags.joined(shlex.split(re.sub(r"\$([$ :])", r"\1", " ".join(lines))))]
-
-
-def _compile(
-    extension: Extension,
-    source: str,
-    flags: Sequence[str],
-    folder: Path,
-    with_light: WithLight,
-    nvrtc: Nvrtc,
-) -> None:
-    """Compile one file to the object that an edge of the build file names."""
-    folder.mkdir(parents=True)
-    cxx = with_light.prepared.cxx
-    unit = _unit(extension, source, flags, folder, with_light)
-    compile_unit(unit, folder, cxx, nvrtc)
-    for command in (
-        [cxx.path, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
-        ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(folder.parents[1] / folder.name)],
-    ):
-        run_tool(command, folder)
+    return [*nvcc_flags.joined(flags)]
 
 
 def _unit(
@@ -246,15 +198,16 @@ class WithLight(NamedTuple):
         )
 
 
-def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, out: str, scratch: Path) -> None:
-    """Write the light headers of a .cu file that nvcc compiles to `out`, and compare its tokens.
+def check_for_nvcc(
+    prepared: Prepared, nvcc: Nvcc, compilation: Compilation, words: Sequence[str], scratch: Path
+) -> None:
+    """Write the light headers of a .cu file that nvcc compiles with the flags `words`, and compare its tokens.
 
     Raises streams.Different if the file has other tokens with torch's headers.
 
     `scratch` is a directory for files. Raises NvccOnly for an unknown flag, and CompilerFailed.
     """
-    written = (prepared.work / "build.ninja").read_text("utf-8", "surrogateescape")
-    flags = _nvcc_flags(written)
+    flags = _joined(words)
     include, host, others, archs = _sorted(flags)
     _, more = translated(others)
     folders = f"{nvcc.root}/include:{nvcc.root}/include/cccl"
@@ -265,8 +218,8 @@ def check_for_nvcc(prepared: Prepared, nvcc: Nvcc, source: str, out: str, scratc
         place = scratch / (arch or "host")
         place.mkdir(parents=True, exist_ok=True)
         given = [*host, *more, *include]
-        passes.append(with_light.preprocessor(source, given, told, place))
-    prepared.compare(passes, out)
+        passes.append(with_light.preprocessor(compilation.source, given, told, place))
+    prepared.compare(passes, compilation.out)
 
 
 def _adapted(unit: CudaFile, text: str) -> CudaFile:

@@ -12,8 +12,9 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,10 +23,13 @@ from opjit.cpp_extension.identity import CUDA, Extension
 from opjit.cpp_extension.light import headers
 from opjit.recipe import compilers, reads
 from opjit.recipe.compilers import Compiler
+from opjit.recipe.reports import LISTED
+
+if TYPE_CHECKING:
+    from opjit.builder.torch_builder import Compilation
 
 _MACRO = "TORCH_TARGET_VERSION"
 _PYTHON = "Py_LIMITED_API"
-LISTING = ".read"  # the suffix of the files in which a C++ compiler lists all that it reads
 _FIRST = re.compile(
     rb"(?:\s|//[^\n]*\n|/\*.*?\*/)*#[ \t]*define[ \t]+" + _MACRO.encode() + rb"[ \t]+([^\n]+)",
     re.DOTALL,
@@ -113,20 +117,20 @@ def _authors_code(cxx: Compiler, work: Path, listings: Sequence[Path]) -> list[s
 
 
 def refusal(
-    extension: Extension, library: Path, cxx: Compiler, listings: Sequence[Path]
+    extension: Extension, library: Path, cxx: Compiler, compilations: Iterable[Compilation]
 ) -> str | None:
     """Return why a binary works only with this torch and Python, or None if it works with every later torch.
 
-    `library` is in the directory of its build. `listings` are the compilers' lists of the files that they read, one for each object.
+    `library` is in the directory of its build, with the compilers' lists of the files that they read.
     """
     work = library.parent
+    listings = {work / f"{each.out}{LISTED}": each for each in compilations}
+    if not all(listing.is_file() for listing in listings):
+        return "a compiler does not list the files that it reads"
     words = [word for each in extension.flags.values() for word in each]
-    asked = _DIFFERS.search("\n".join([*_authors_code(cxx, work, listings), *words]))
+    asked = _DIFFERS.search("\n".join([*_authors_code(cxx, work, [*listings]), *words]))
     if asked:
         return f"it has {asked[0]}"
-    commands = (work / "build.ninja").read_text("utf-8", "surrogateescape")
-    if len(listings) != commands.count("compile "):
-        return "a compiler does not list the files that it reads"
     limits = _limits(extension)
     (major, minor) = map(int, extension.stable.split("."))
     include, python = (
@@ -143,8 +147,8 @@ def refusal(
         work,
     )
     limited = {*map(os.path.realpath, re.findall(r'^# \d+ "(.+)"', text, re.MULTILINE))}
-    for listing in listings:
-        language = "cuda" if f"build {listing.stem}: cuda_compile " in commands else "c"
+    for listing, compilation in listings.items():
+        language = "cuda" if compilation.by_nvcc else "c"
         for path in map(os.path.realpath, reads.listed([listing])):
             ours = True
             if path.startswith(include):

@@ -91,10 +91,6 @@ def tools() -> Iterator[Observation]:
         )
     except (ToolMissing, OSError) as error:
         yield _from_error("C compiler", error, "set CC to a gcc or clang")
-    try:
-        yield Observation("ninja", OK, f"in {toolchain.require_ninja()}")
-    except ToolMissing as error:
-        yield _from_error("ninja", error, "pip install ninja")
 
 
 def c_op() -> Iterator[Observation]:

@@ -148,6 +148,8 @@ def run_compiler(
 
     progress.logger().debug("%s", " ".join(command))
     given = {**os.environ, **NEUTRAL, **(honoured() if honours else {})}
+    if honours and work is not None:  # ccache then finds it in any other private folder
+        given |= {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
     environment = {name: value for name, value in given.items() if value is not None}
     try:
         return processes.run(

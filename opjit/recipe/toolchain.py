@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -249,18 +248,6 @@ def require_own(backend: Backend, wanted: DeviceCompiler, notes: Path | None) ->
             f"no {wanted.command}, which compiles kernels for {backend.name}: {where}; {wanted.install}",
         )
     return own
-
-
-def require_ninja() -> str:
-    """Find the folder of ninja's executable, on PATH or in Python's ninja package."""
-    if path := which("ninja"):
-        return os.path.dirname(path)
-    with suppress(ImportError):
-        import ninja
-
-        if ninja.BIN_DIR:  # empty if the package does not report it
-            return str(ninja.BIN_DIR)
-    raise ToolMissing("ninja", "no ninja: torch's extension builder needs it; pip install ninja")
 
 
 def _find(

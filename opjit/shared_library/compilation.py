@@ -28,7 +28,6 @@ from opjit.recipe.reports import (
     LISTED,
     ReportReader,
     trusted_prefixes,
-    without_attempts,
 )
 from opjit.shared_library import identity
 from opjit.shared_library.identity import Library
@@ -346,5 +345,5 @@ class _LibraryBuild:
                 f"opjit.build of {library.name!r}: nvcc does not support {unknown[1]}; change archs=, or install a newer "
                 "CUDA Toolkit"
             )
-        shown = without_attempts(output).replace(f"{self.work}/generated/", "")
+        shown = output.replace(f"{self.work}/generated/", "")
         return diagnose(shown, library.name, library.purpose, self.base / "logs")

@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import opjit
 from opjit.builder import cuda as builder_cuda
-from opjit.builder import nvrtc, torch_builder
+from opjit.builder import nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.builder.cuda_text import CudaFile
 from opjit.builder.nvrtc import DeviceCode
+from opjit.builder.torch_builder import Compilation
 from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import VERSION, Prepared, streams
@@ -267,16 +269,16 @@ def test_a_file_for_nvcc_is_the_same_tokens_with_light_headers(
     source.write_text(code)
     own = [f"-I{folder}" for folder in (light.OWN, light.OWN.parent)]
     torchs = [word for folder in light.folders() for word in ("-isystem", folder)]
-    flags = " ".join([*own, *torchs, "-std=c++20", "-gencode=arch=compute_90,code=sm_90"])
-    (tmp_path / "build.ninja").write_text(f"cuda_cflags = {flags}\ncuda_post_cflags =\n")
+    flags = [*own, *torchs, "-std=c++20", "-gencode=arch=compute_90,code=sm_90"]
+    compilation = Compilation(str(source), "k.o", by_nvcc=True)
     base = Store(default_root()).base
     prepared = Prepared(base, tmp_path, cxx, False, (), ())
     nvcc = toolchain.require_nvcc(None)
     if same:
-        cuda.check_for_nvcc(prepared, nvcc, str(source), "k.o", tmp_path / "scratch")
+        cuda.check_for_nvcc(prepared, nvcc, compilation, flags, tmp_path / "scratch")
     else:
         with pytest.raises(streams.Different, match=r"k\.cu:\d"):
-            cuda.check_for_nvcc(prepared, nvcc, str(source), "k.o", tmp_path / "scratch")
+            cuda.check_for_nvcc(prepared, nvcc, compilation, flags, tmp_path / "scratch")
 
 
 SPLIT = {"8": "8089570fe3050d04"}  # what the split of three files is, by light.VERSION
@@ -425,27 +427,33 @@ def test_each_cuda_file_of_an_extension_runs_its_own_kernels(
     assert x.item() == 111 * 4
 
 
+@pytest.mark.usefixtures("_no_nvcc")
 def test_nvcc_is_not_tried_when_a_cpp_file_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(error: Exception) -> Any:
-        def fail(*_: Any) -> None:
-            raise error
+    (tmp_path / "a.cpp").write_text("#include <torch/extension.h>\nint x = wrong;\n")
+    (tmp_path / "b.cu").write_text("#include <torch/extension.h>\n")
+    monkeypatch.setattr(cuda, "compile_file", Mock(side_effect=CompilerFailed("b.cu")))
+    with pytest.raises(CompileError, match=r"a\.cpp:2:9: error: 'wrong' was not declared"):
+        opjit.load("two", [str(tmp_path / "a.cpp"), str(tmp_path / "b.cu")])
 
-        return fail
 
-    (tmp_path / "build.ninja").write_text(
-        "cuda_cflags = -arch=sm_90\nbuild a.o: compile a.cpp\nbuild b.cuda.o: cuda_compile b.cu\n"
-    )
-    monkeypatch.setattr(cuda, "_compile", failing(CompilerFailed("b.cu")))
-    monkeypatch.setattr(torch_builder, "run_ninja", failing(torch_builder.NinjaFailed("a.cpp")))
-    nothing = cast("Any", None)
-    found = cast("Any", SimpleNamespace(headers="", version=""))
-    with (
-        pytest.raises(torch_builder.NinjaFailed),
-        cuda.compiled(nothing, tmp_path, nothing, found, ""),
-    ):
-        pass
+@pytest.mark.nvcc
+@pytest.mark.skipif(
+    torch.version.cuda is None,
+    reason="torch is a build without CUDA, so its builder has no libtorch_cuda to link",
+)
+def test_an_edit_of_a_header_of_nvcc_is_another_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPJIT_ARCH", "sm_90")
+    source = tmp_path / "value.cu"
+    source.write_text('#include "value.cuh"\nextern "C" int value() { return VALUE; }\n')
+    for expected in (3, 4):
+        (tmp_path / "value.cuh").write_text(f"#define VALUE {expected}\n")
+        path = opjit.load("value", [str(source)], is_python_module=False, fast=False)
+        assert ctypes.CDLL(path).value() == expected
 
 
 @pytest.mark.nvcc

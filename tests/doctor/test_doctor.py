@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -177,19 +176,6 @@ def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(checks, "tools", list)  # none
     assert "signal 4, Illegal instruction: no output" in only(checks.c_op(), PROBLEM).seen
-
-
-def test_a_missing_ninja_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_ninja(name: str) -> str | None:
-        return None if name == "ninja" else shutil.which(name)
-
-    monkeypatch.setattr(toolchain, "which", without_ninja)
-    monkeypatch.setattr("ninja.BIN_DIR", "")
-    problem = only(checks.tools(), PROBLEM)
-    assert (problem.about, "pip install ninja" in problem.todo) == ("ninja", True)
-    assert list(checks.c_op()) == [
-        Observation("C op", NOTE, "not tried, because a tool is missing")
-    ]
 
 
 @pytest.mark.nvcc

@@ -1,7 +1,6 @@
 """The tools of a build: found where the user says, asked who they are, and missed with what to install."""
 
 import re
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -72,23 +71,6 @@ def test_a_compiler_or_an_nvcc_that_does_not_say_who_it_is_is_refused(
         lambda: toolchain.require_compiler(None),
     )
     lacks("nvcc", re.escape(f"{fake} is not a working nvcc"), lambda: toolchain.require_nvcc(None))
-
-
-def test_a_missing_ninja_says_what_to_install(
-    op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CC", helpers.real_compiler())
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "ninja", None)
-    lacks("ninja", "pip install ninja", lambda: built(op, tmp_path / "cache"))
-
-
-def test_ninja_is_found_beside_python_where_path_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ninja")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert Path(toolchain.require_ninja(), "ninja").exists()
 
 
 def test_a_missing_nvcc_says_what_to_install(

@@ -105,7 +105,7 @@ class Prepared:
         """Return the folder of light headers for the source of an object file."""
         return self.work / "light" / out
 
-    def check(self, source: str, command: str, out: str, scratch: Path) -> None:
+    def check(self, source: str, command: Sequence[str], out: str, scratch: Path) -> None:
         """Write the light headers that a source needs. Raise streams.Different if its text has other tokens with torch's headers.
 
         `command` compiles `source` to `out` in the directory `work`. Temporary files go to the directory `scratch`. Raises CompilerFailed

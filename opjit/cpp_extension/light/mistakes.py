@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from opjit.cpp_extension.light import Prepared, headers, vocabulary
@@ -48,7 +48,7 @@ _OLD = re.compile(
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
 
 
-def is_final(output: str, prepared: Prepared, work: Path, cuda: tuple[str, ...] = ()) -> bool:
+def is_final(output: str, prepared: Prepared, work: Path, cuda: Sequence[str] = ()) -> bool:
     """Return whether the first error in a compiler's output certainly also occurs with torch/extension.h.
 
     The program's text has the same tokens with both. `work` is the directory in which the compiler ran. `cuda` are the directories of

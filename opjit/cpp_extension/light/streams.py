@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,11 +50,10 @@ class Different(Exception):
     """A text has other tokens with torch's headers than with light headers. The message names the place."""
 
 
-def flags_of(command: str, source: str) -> list[str]:
+def flags_of(command: Sequence[str], source: str) -> list[str]:
     """Return the flags of a compile command that matter to the preprocessor, in order."""
-    words = shlex.split(command)[1:]
     kept = []
-    given = iter(words)
+    given = iter(command[1:])
     for word in given:
         if word in _DROPPED:
             next(given, None)
