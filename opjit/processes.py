@@ -33,6 +33,7 @@ _T = TypeVar("_T")
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
 _running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
+_ending: set[ThreadPoolExecutor] = set()  # pools that an interrupt ends
 
 
 class CachedProperty(functools.cached_property[_T]):
@@ -192,6 +193,7 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
         try:
             yield threads
         except (KeyboardInterrupt, SystemExit):
+            _ending.add(threads)
             threads.shutdown(wait=False, cancel_futures=True)
             ending = threading.Thread(target=threads.shutdown)
             since = time.monotonic()
@@ -202,6 +204,15 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
                     _signal(process, signal.SIGTERM if gentle else signal.SIGKILL)
                 ending.join(0.1)
             raise
+        finally:
+            _ending.discard(threads)
+
+
+def pause(seconds: float) -> None:
+    """Sleep. Raises KeyboardInterrupt if an interrupt is ending the commands of all threads."""
+    time.sleep(seconds)
+    if _ending:
+        raise KeyboardInterrupt
 
 
 def _communicate(process: subprocess.Popen[Any], limit: float) -> tuple[Any, Any]:
@@ -264,8 +275,8 @@ def _waiting() -> Iterator[None]:
     """Let this process wait for children during the block.
 
     If SIGCHLD is ignored, for example in many servers, the system forgets the exit codes of
-    children, and the children ignore the signal like their parent, so that ninja cannot wait for a
-    compiler. The signal is changed by C, because Python changes signals only in the main thread.
+    children, and the children ignore the signal like their parent, so that a
+    compiler's driver cannot wait for its parts. The signal is changed by C, because Python changes signals only in the main thread.
     """
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         yield

@@ -5,23 +5,23 @@ A compiler's share is a file, locked with flock(2), which the kernel unlocks whe
 
     <tmp>/opjit-<uid>/shares-<limits of the process>/<bytes>.<bytes of all>.<process>.<random>
 
-A program of this file waits for a share and runs a compiler, so a build that is interrupted ends it
-as it ends a compiler. More compilers than CPUs are not faster, and the kernel kills compilers that
+More compilers than CPUs are not faster, and the kernel kills compilers that
 run out of memory.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import math
 import os
 import re
-import signal
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from opjit import files, processes
+from opjit.errors import OpjitError
 
 GIB = 1 << 30
 # A compiler's memory in bytes, rounded up. Measured in its largest process (nvcc 13.0, gcc 12): 0.04 GiB for a bundled C op, 0.18 GiB for a
@@ -32,6 +32,7 @@ NVCC_JOB = GIB
 TORCH_CXX_JOB = 7 * GIB // 4
 TORCH_NVCC_JOB = 13 * GIB // 4
 _UNLIMITED = 1 << 60  # bytes
+_POLL = 0.05  # seconds
 _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -43,8 +44,6 @@ def jobs(need: int, asked: int | None = None, root: Path = Path("/")) -> int:
     """
     setting = os.environ.get("OPJIT_JOBS", "") if asked is None else str(asked)
     if setting and (not setting.strip().isdecimal() or int(setting) < 1):
-        from opjit.errors import OpjitError
-
         name = "OPJIT_JOBS" if asked is None else "the number of jobs"
         raise OpjitError(f"expected a number of parallel builds, 1 or more; {name} is {setting!r}")
     return int(setting or _given() or max(1, min(cpus(root), memory(root) // need)))
@@ -65,11 +64,37 @@ def _given() -> int:
     return int(setting) if setting.isdecimal() else 0
 
 
-def launcher(need: int) -> list[str]:
-    """Return the words before a compiler's command that make it wait for its share of so many bytes; none where no share can be taken."""
-    import hashlib
+@contextmanager
+def share(need: int) -> Iterator[None]:
+    """Wait for a share of so many bytes, and hold it during the block.
 
-    from opjit import files
+    Without one where no share can be taken, for example because no file can be locked.
+    """
+    taken = _wait_for_share(need) if need else None
+    try:
+        yield
+    finally:
+        if taken is not None:
+            fcntl.flock(taken, fcntl.LOCK_UN)  # a forked child also has it
+            os.close(taken)
+
+
+def _wait_for_share(need: int) -> int | None:
+    while True:
+        try:
+            folder = share_folder()
+            taken = None if folder is None else _take(need, folder)
+        except BlockingIOError:  # another process is just looking
+            taken = None
+        except OSError:
+            return None
+        if folder is None or taken is not None:
+            return taken
+        processes.pause(_POLL)
+
+
+def share_folder() -> Path | None:
+    """Return the folder of the shares of all processes with the limits of this one, or None if other users could write there."""
     from opjit.store import lock
 
     limited = [
@@ -78,41 +103,20 @@ def launcher(need: int) -> list[str]:
         if _limit(group) < _UNLIMITED or _read_text(group / "cpu.max")[:1].isdecimal()
     ]
     limits = repr((sorted(os.sched_getaffinity(0)), limited)).encode()
-    with suppress(OSError):
-        files.make_private(lock.folder())
-        if not sys.executable or files.trust_problem(lock.folder()) is not None:
-            return []  # nothing is made through another user's link or in another user's folder
-        folder = lock.folder() / f"shares-{hashlib.sha256(limits).hexdigest()[:16]}"
-        files.make_private(folder)
-        return [sys.executable, "-IS", __file__, str(folder), str(need)]
-    return []
+    files.make_private(lock.folder())
+    if files.trust_problem(lock.folder()) is not None:
+        return None  # nothing is made through another user's link or in another user's folder
+    folder = lock.folder() / f"shares-{hashlib.sha256(limits).hexdigest()[:16]}"
+    files.make_private(folder)
+    return folder
 
 
-@contextmanager
-def share(need: int) -> Iterator[list[str]]:
-    """Acquire a share for the block.
-
-    The block's command starts with the words that this yields, which are empty if a share was free
-    immediately.
-    """
-    words = launcher(need) if need else []
-    taken = None
-    with suppress(OSError):  # no locks here, or another process is just looking
-        taken = _take(need, Path(words[3]), fcntl.LOCK_NB) if words else None
-    try:
-        yield [] if taken else words
-    finally:
-        if taken:
-            fcntl.flock(taken, fcntl.LOCK_UN)  # a forked child also has it
-            os.close(taken)
-
-
-def _take(need: int, folder: Path, flags: int = 0) -> int | None:
+def _take(need: int, folder: Path) -> int | None:
     """Return the descriptor of a share, or None if other processes leave too little for it now.
 
     A small op waits for a large extension's memory, not for its CPU. Somebody always has a share.
     """
-    with _locked(folder / "gate", flags):
+    with _locked(folder / "gate"):
         held = _held(folder)
         number = _given()
         free = memory()
@@ -134,7 +138,7 @@ def _held(folder: Path) -> list[tuple[int, int]]:
     found = []
     for path in folder.glob("*.*.*.*"):
         need, total, process, _ = path.name.split(".")
-        with suppress(BlockingIOError), _locked(path, fcntl.LOCK_NB):
+        with suppress(BlockingIOError), _locked(path):
             path.unlink()  # nobody has it any more
             continue
         if ") T" not in _read_text(Path("/proc", process, "stat")):
@@ -143,9 +147,10 @@ def _held(folder: Path) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _locked(path: Path, flags: int = 0) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
+    """Lock a file. Raises BlockingIOError if another process has locked it."""
     with open(path, "ab", opener=lambda name, _: os.open(name, _NEW, 0o600)) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | flags)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
@@ -213,16 +218,3 @@ def _number(pattern: str, text: str, default: int) -> int:
     """Return the number in the line that a pattern begins to match."""
     found = re.search(f"^{pattern}", text, re.MULTILINE)
     return int(found[1]) if found else default
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _, place, size, *command = sys.argv
-    with (
-        suppress(OSError),
-        _locked(Path(place, f"queue-{size}")),
-    ):  # if no file can be locked, it runs without a share
-        while _take(int(size), Path(place)) is None:
-            time.sleep(0.05)
-    code = os.spawnvp(os.P_WAIT, command[0], command)
-    sys.exit(code if code >= 0 else 128 - code)

@@ -66,8 +66,8 @@ def run_tool(command: Sequence[str], work: Path, need: int = 0, honours: bool = 
     waits; for `honours`, see `run_compiler`. Raises CompilerFailed, or OSError if the disk is full."""
     from opjit.builder import budget  # late: no hit needs it
 
-    with budget.share(need) as launcher:
-        done = compilers.run_compiler([*launcher, *command], work, honours)
+    with budget.share(need):
+        done = compilers.run_compiler(command, work, honours)
     output = done.stdout
     if done.returncode < 0:
         number = -done.returncode

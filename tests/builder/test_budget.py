@@ -4,6 +4,7 @@ what processes leave to each other."""
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from opjit import processes
 from opjit.builder import budget
 from opjit.builder.compile_step import run_tool
 from opjit.errors import OpjitError
 
 GIB = budget.GIB
+# Holds a share of a byte in a folder until it is killed.
+HOLDER = """
+import fcntl, os, sys, time
+share = os.open(f"{sys.argv[1]}/1.1.{os.getpid()}.holder", os.O_RDWR | os.O_CREAT)
+fcntl.flock(share, fcntl.LOCK_EX)
+time.sleep(100)
+"""
 # Ends when as many run as may, or after a second, and says how many there were.
 COMPILER = """#!/bin/sh
 mkdir %(here)s/running.$$
@@ -152,8 +161,8 @@ def test_max_jobs_is_the_width_of_one_build_and_another_build_does_not_wait_for_
 ) -> None:
     monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setattr(budget, "cpus", lambda: 2)
-    with budget.share(1) as first, budget.share(1) as second:
-        assert first == second == []  # both have their share
+    with budget.share(1), budget.share(1):
+        assert len(shares(alone)) == 2
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-2", "1.5"])
@@ -174,7 +183,18 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("OPJIT_JOBS", "MAX_JOBS"):
         monkeypatch.delenv(name, raising=False)
-    return Path(budget.launcher(GIB)[3])
+    folder = budget.share_folder()
+    assert folder is not None
+    return folder
+
+
+def shares(folder: Path) -> list[Path]:
+    return [*folder.glob("*.*.*.*")]
+
+
+def use_share(need: int) -> bool:
+    with budget.share(need):
+        return True
 
 
 @pytest.mark.parametrize(("setting", "most"), [("OPJIT_JOBS=2", 2), ("", 1)])
@@ -192,7 +212,7 @@ def test_two_builds_of_many_files_share_what_there_is(
     def built(number: int) -> None:
         run_tool([str(compiler), "source", f"{number}.o"], tmp_path, need)
 
-    with ThreadPoolExecutor(6) as pool:  # each of the compilers waits in a process of its own
+    with ThreadPoolExecutor(6) as pool:
         list(pool.map(built, range(6)))
     counts = (tmp_path / "counts").read_text().split()
     assert (len(counts), max(map(int, counts))) == (6, most)
@@ -203,44 +223,50 @@ def test_nobody_waits_for_a_killed_or_a_stopped_process(
     alone: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setenv("OPJIT_JOBS", "1")
-    with subprocess.Popen(
-        [*budget.launcher(GIB), "sleep", "100"], start_new_session=True
-    ) as holder:
-        while not [*alone.glob("*.*.*.*")]:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(alone)]) as holder:
+        while not shares(alone):
             time.sleep(0.01)
-        with budget.share(GIB) as words:
-            assert words == budget.launcher(GIB), "another one has the only share"
-        with subprocess.Popen([*words, "true"]) as waiter:
-            with pytest.raises(subprocess.TimeoutExpired):
-                waiter.wait(0.3)
+        with ThreadPoolExecutor(1) as pool:
+            waiter = pool.submit(use_share, GIB)
+            with pytest.raises(TimeoutError):
+                waiter.result(0.3)
             holder.send_signal(number)
-            assert waiter.wait(20) == 0
-        with budget.share(GIB) as words:
-            assert words == []
-        os.killpg(holder.pid, signal.SIGKILL)
+            assert waiter.result(20)
+        holder.kill()
 
 
-def test_a_small_compiler_waits_for_no_large_one_s_cpu_and_a_failing_one_says_so(
+def test_a_small_compiler_waits_for_no_large_one_s_cpu(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPJIT_JOBS", "1")
-    with budget.share(2) as large, budget.share(1) as small, budget.share(1) as another:
-        assert (large, small, bool(another)) == ([], [], True)
-    assert (
-        subprocess.run([*budget.launcher(GIB), "sh", "-c", "exit 7"], check=False).returncode == 7
-    )
-    assert (
-        subprocess.run([*budget.launcher(GIB), "sh", "-c", "kill -9 $$"], check=False).returncode
-        == 128 + 9
-    )
+    with ThreadPoolExecutor(1) as pool:
+        with budget.share(2), budget.share(1):
+            another = pool.submit(use_share, 1)
+            with pytest.raises(TimeoutError):
+                another.result(0.3)
+        assert another.result(20)
+
+
+def test_an_interrupt_ends_the_wait_for_a_share(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPJIT_JOBS", "1")
+
+    def interrupted() -> None:
+        with processes.pool(1) as pool:
+            pool.submit(use_share, 1)
+            raise KeyboardInterrupt
+
+    with budget.share(1), pytest.raises(KeyboardInterrupt):
+        interrupted()  # it does not wait for the share
 
 
 def test_a_process_that_can_take_no_share_builds_all_the_same(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone.parent.chmod(0o777)  # others could write there
-    with budget.share(GIB) as words:
-        assert words == []
+    assert use_share(GIB)
+    assert shares(alone) == []
 
 
 def test_nothing_is_made_through_a_link_of_another_user(
@@ -251,5 +277,5 @@ def test_nothing_is_made_through_a_link_of_another_user(
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp" / f"opjit-{os.geteuid()}").symlink_to(home)
-    assert budget.launcher(GIB) == []
+    assert use_share(GIB)
     assert list(home.iterdir()) == []
