@@ -155,6 +155,23 @@ def run(
     return done
 
 
+def run_printing(command: Any, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command like `run`, without input and in a new session. Its output is text, which includes stderr."""
+    with importing:
+        import subprocess
+
+    return run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        **settings,
+    )
+
+
 @contextmanager
 def handling(numbers: Iterable[int], handler: Any) -> Iterator[None]:
     """Set a handler or an action of signals during the block."""

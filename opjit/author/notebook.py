@@ -32,15 +32,16 @@ _SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)
 _WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # keeps quotes, which a schema may have
 _FLAGS = ("cflags", "cuda_cflags", "ldflags", "include")  # in the order of `flags.check_flags`
 _VALUES = ("like", "fake", "reference", "test", "bench", "over", "arch", *_FLAGS)
+_PARAMETERS: list[click.Parameter] = [
+    click.Argument(["schema"], nargs=-1, required=True),
+    click.Option(["--cuda"], is_flag=True),
+    *(click.Option([f"--{name.replace('_', '-')}"]) for name in _VALUES),
+]
 _LINE = click.Command(
     "%%opjit",
     context_settings={"ignore_unknown_options": True},
     add_help_option=False,
-    params=[
-        click.Argument(["schema"], nargs=-1, required=True),
-        click.Option(["--cuda"], is_flag=True),
-        *(click.Option([f"--{name.replace('_', '-')}"]) for name in _VALUES),
-    ],
+    params=_PARAMETERS,
 )
 
 

@@ -27,7 +27,7 @@ from opjit.builder.compile_step import (
     compile_by_own,
 )
 from opjit.builder.diagnosis import diagnose
-from opjit.builder.torch_builder import Compilation, TorchBuild
+from opjit.builder.torch_builder import CompiledSource, TorchBuild
 from opjit.errors import BuildError
 from opjit.recipe import compilers, libraries, nvcc_flags, toolchain, unreported
 from opjit.recipe.compilers import Nvrtc
@@ -50,7 +50,7 @@ class CompiledLibrary(NamedTuple):
     remark: str = ""  # on the compiler of CUDA code, for the manifest
 
 
-class _Built(NamedTuple):
+class _ToolOutput(NamedTuple):
     """The output of a build's tools."""
 
     output: str  # for people
@@ -174,7 +174,7 @@ class _Compilation:
 
     def _build(
         self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str] = ()
-    ) -> _Built:
+    ) -> _ToolOutput:
         """Compile sources, the glue first, and link them with the kernels' object files, as torch's load describes it."""
         try:
             build = self._described(sources, kernels, parts, runtime)
@@ -184,9 +184,9 @@ class _Compilation:
             linked = torch_builder.run_command(command, self.work, budget.C_JOB)
         except CompilerFailed as failed:
             raise self.diagnosed(str(failed)) from None
-        return _Built("".join([*outputs, without_attempts(linked)]), linked)
+        return _ToolOutput("".join([*outputs, without_attempts(linked)]), linked)
 
-    def _compile(self, build: TorchBuild, compilation: Compilation) -> str:
+    def _compile(self, build: TorchBuild, compilation: CompiledSource) -> str:
         """Compile a source, and return the compiler's output."""
         nvcc = self.tools.nvcc
         compiler = self.tools.compiler.path
@@ -226,7 +226,7 @@ class _Compilation:
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
             "CUDA_HOME": nvcc.root if nvcc else None,
         }
-        return torch_builder.describe("load", arguments, environment, variables)
+        return torch_builder.describe_build("load", arguments, environment, variables)
 
     @property
     def _lists(self) -> list[str]:

@@ -46,8 +46,8 @@ class CommandFailed(CompilerFailed):
 
 
 @dataclass(frozen=True)
-class Compilation:
-    """The compilation of a source to an object file, whose name is in the folder of the build."""
+class CompiledSource:
+    """A source, and the name of its object file in the folder of the build."""
 
     source: str
     out: str
@@ -58,14 +58,14 @@ class Compilation:
 class TorchBuild:
     """The build of a library, as torch describes it in build.ninja. Flags are words."""
 
-    compilations: tuple[Compilation, ...]
+    compilations: tuple[CompiledSource, ...]
     cxx_flags: list[str]
     nvcc_flags: list[str]
     link_flags: list[str]
     library: str
 
     def compile_command(
-        self, compilation: Compilation, compiler: Sequence[str], first: Sequence[str] = ()
+        self, compilation: CompiledSource, compiler: Sequence[str], first: Sequence[str] = ()
     ) -> list[str]:
         """Return the command of a compilation. The flags `first` come before torch's."""
         flags = self.nvcc_flags if compilation.by_nvcc else self.cxx_flags
@@ -180,7 +180,7 @@ def _without_cuda() -> Iterator[None]:
             os.environ.pop(_ASK_NVML, None)
 
 
-def describe(
+def describe_build(
     function: str,
     arguments: Mapping[str, Any],
     environment: Mapping[str, str | None],
@@ -272,7 +272,7 @@ def _torch_build(
             f"two of the sources {', '.join(sources)} have the same name, so they would have one object file; rename one"
         )
     compilations = tuple(
-        Compilation(os.path.abspath(source), out, with_cuda and source.endswith((".cu", ".cuh")))
+        CompiledSource(os.path.abspath(source), out, with_cuda and source.endswith((".cu", ".cuh")))
         for source, out in zip(sources, objects, strict=True)
     )
     return TorchBuild(

@@ -157,15 +157,12 @@ def precompile(
     if print_json is None:
         click.echo(report)
     else:
-        print_json(
-            {
-                "built": [str(wanted) for wanted in report.built],
-                "there": [str(wanted) for wanted in report.there],
-                "skipped": report.skipped,
-                "failed": {failed: str(error) for failed, error in report.failed},
-                "seconds": report.seconds,
-            }
-        )
+        changed = {
+            "built": [*map(str, report.built)],
+            "there": [*map(str, report.there)],
+            "failed": {name: str(error) for name, error in report.failed},
+        }
+        print_json({**report._asdict(), **changed})
     sys.exit(bool(report.failed))
 
 

@@ -23,7 +23,7 @@ from opjit.builder import budget, runtime_objects, torch_builder
 from opjit.builder.compile_step import BuildTools, CompilerFailed, NvccOnly, by_nvrtc_or_nvcc
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Compiled, build_and_publish
-from opjit.builder.torch_builder import CommandFailed, Compilation, TorchBuild
+from opjit.builder.torch_builder import CommandFailed, CompiledSource, TorchBuild
 from opjit.cpp_extension import identity, light, stable, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
@@ -100,7 +100,7 @@ class _Step:
     """The compilation of a source, by NVRTC if it is given, or by the compiler that torch uses."""
 
     build: TorchBuild
-    compilation: Compilation
+    compilation: CompiledSource
     compiler: list[str]
     nvrtc: Nvrtc | None
 
@@ -238,7 +238,7 @@ class _ExtensionBuild(NamedTuple):
         try:
             call = self.torch_call()
             passed = call.for_torch()
-            return torch_builder.describe(call.function, passed, environment, variables)
+            return torch_builder.describe_build(call.function, passed, environment, variables)
         except CommandFailed as failed:
             raise self.refused(str(failed)) from None
 
@@ -278,7 +278,7 @@ class _ExtensionBuild(NamedTuple):
         """The launcher and the C++ compiler."""
         return [*toolchain.split_launcher("CXX")[0], self.tools.compiler.path]
 
-    def _reporting(self, compilation: Compilation) -> list[str]:
+    def _reporting(self, compilation: CompiledSource) -> list[str]:
         """Return the flags for light headers, and the flags that make compilers list all files that they read."""
         out = compilation.out
         flags = ["-MD", "-MF", f"{out}{LISTED}"]
@@ -388,7 +388,7 @@ class _ExtensionBuild(NamedTuple):
     def torch_call(self) -> LoadCall | InlineCall:
         """Return the call of torch's function that describes the build in this folder."""
         call = self.call
-        include = [*(call.extra_include_paths or ())]
+        include = [*(call.extra_include_paths or ()), *identity.quoted_folder(call)]
         link = [*(call.extra_ldflags or ())]
         if self.prepared:
             include = [*self.prepared.folders, *include]
@@ -397,8 +397,8 @@ class _ExtensionBuild(NamedTuple):
             # torch's libraries export parts of the C++ library, and would come first.
             link = ["-Wl,--as-needed,-lstdc++,--no-as-needed", *link]
         if self.tools.nvcc is not None:
-            lacking = self.work / "lacking"
-            include.append(toolchain.link_missing_headers(self.tools.nvcc, lacking))
+            lacking = toolchain.link_missing_headers(self.tools.nvcc, self.work / "lacking")
+            include.append(lacking)
         if call.build_directory:
             # torch links there, so relative directories of libraries start there.
             directory = shlex.quote(os.path.abspath(call.build_directory)).replace("$", "$$")
@@ -415,13 +415,12 @@ class _ExtensionBuild(NamedTuple):
             call = replace(call, sources=list(self.extension.sources))
         if isinstance(call, InlineCall):
             call = replace(call, use_pch=False)
+        call = replace(call, name=self.extension.name, build_directory=str(self.work))
         return replace(
             call,
-            name=self.extension.name,
-            build_directory=str(self.work),
             extra_cflags=[*cxx, *(call.extra_cflags or ())],
             extra_cuda_cflags=[*cuda, *(call.extra_cuda_cflags or ())],
-            extra_include_paths=[*include, *identity.quoted_folder(self.call)],
+            extra_include_paths=include,
             extra_ldflags=[*link, f"-Wl,--dependency-file={LINKED},--verbose"],
         )
 

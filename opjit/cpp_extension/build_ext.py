@@ -122,20 +122,24 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             *(["-g"] if self.debug else []),
         ]
         folders = [os.path.abspath(word[2:]) for word in options if word.startswith("-I")]
+        torchs = os.path.dirname(torch.__file__)
+        cflags = _quoted([*_arguments(compiler.compiler_so), *common, *cxx])
+        cuda_cflags = _quoted([*common, *nvcc])
+        include = [folder for folder in folders if not folder.startswith(torchs)]
+        with_cuda = any(os.fspath(source).endswith(".cu") for source in ext.sources)
+        ldflags = _quoted(map(_in_place, self._link_words(ext)))
+        name = ext.name.rpartition(".")[2]
+        folder = os.getcwd()
         return LoadCall(
-            name=ext.name.rpartition(".")[2],
-            sources=list(ext.sources),
+            name=name,
+            sources=[*ext.sources],
             verbose=self.verbose > 1,
-            extra_cflags=_quoted([*_arguments(compiler.compiler_so), *common, *cxx]),
-            extra_cuda_cflags=_quoted([*common, *nvcc]),
-            extra_include_paths=[
-                folder
-                for folder in folders
-                if not folder.startswith(os.path.dirname(torch.__file__))
-            ],
-            extra_ldflags=_quoted(map(_in_place, self._link_words(ext))),
-            build_directory=os.getcwd(),
-            with_cuda=any(os.fspath(source).endswith(".cu") for source in ext.sources),
+            extra_cflags=cflags,
+            extra_cuda_cflags=cuda_cflags,
+            extra_include_paths=include,
+            extra_ldflags=ldflags,
+            build_directory=folder,
+            with_cuda=with_cuda,
         )
 
     def _link_words(self, ext: Any) -> list[str]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from opjit.builder.compile_step import NvccOnly, run_tool
 from opjit.builder.cuda import compile_unit, translated
 from opjit.builder.cuda_text import FIRST, HOST, CudaFile, folders_of_cuda, nvcc_macros
-from opjit.builder.torch_builder import Compilation
+from opjit.builder.torch_builder import CompiledSource
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
@@ -95,7 +95,7 @@ namespace torch { using at::RestrictPtrTraits; }
 
 def compile_file(
     extension: Extension,
-    compilation: Compilation,
+    compilation: CompiledSource,
     flags: Sequence[str],
     prepared: Prepared,
     nvrtc: Nvrtc,
@@ -147,13 +147,14 @@ def _unit(
             raise NvccOnly("it names __COUNTER__, and headers count on")
         return _adapted(unit, text)
 
-    torchs = f"--include-path={light.INCLUDE}"
+    own = ["--pre-include=opjit_device.h", f"--include-path={light.OWN}"]
+    device = ["-w", *device, *own, f"--include-path={light.INCLUDE}"]
     return CudaFile(
         source,
         host,
         extension.include,
         [f"-I{prepared.folder_of(folder.name)}", *include],
-        ["-w", *device, "--pre-include=opjit_device.h", f"--include-path={light.OWN}", torchs],
+        device,
         flags,
         archs,
         lambda path: Path(path).name,
@@ -185,21 +186,23 @@ class WithLight(NamedTuple):
             (self.version, FIRST.read_text()),
         )
         given = [flag for flag in flags if flag not in own]
+        given = ["-x", "c++", *given, *later, "-include", str(FIRST)]
+        theirs = (*prepared.theirs, *self.headers.split(":"), str(FIRST.parent))
         return streams.Preprocessor(
             prepared.cxx,
             prepared.base,
             scratch,
             scratch,
-            ["-x", "c++", *given, *later, "-include", str(FIRST)],
+            given,
             source,
             around,
-            (*prepared.theirs, *self.headers.split(":"), str(FIRST.parent)),
+            theirs,
             prepared.users,
         )
 
 
 def check_for_nvcc(
-    prepared: Prepared, nvcc: Nvcc, compilation: Compilation, words: Sequence[str], scratch: Path
+    prepared: Prepared, nvcc: Nvcc, compilation: CompiledSource, words: Sequence[str], scratch: Path
 ) -> None:
     """Write the light headers of a .cu file that nvcc compiles with the flags `words`, and compare its tokens.
 

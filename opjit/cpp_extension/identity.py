@@ -155,6 +155,8 @@ def describe(
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
     extra += quoted_folder(call)
     places, search = _places_of_call(call, sources, extra, words, found.cxx, memory)
+    every = [word for each in words.values() for word in each]
+    flags = _flags(words, extra, places, cuda, call.build_directory or "")
     if cuda and archs is None:
         archs = _cuda_archs(name, _strings("extra_cuda_cflags", call))
     return Extension(
@@ -165,8 +167,8 @@ def describe(
         {},
         found.full,
         search,
-        unreported.refused_flag([word for each in words.values() for word in each]) or "",
-        _flags(words, extra, places, cuda, call.build_directory or ""),
+        unreported.refused_flag(every) or "",
+        flags,
         places.include,
         inline,
         archs if cuda else None,

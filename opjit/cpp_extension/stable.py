@@ -26,7 +26,7 @@ from opjit.recipe.compilers import Compiler
 from opjit.recipe.reports import LISTED
 
 if TYPE_CHECKING:
-    from opjit.builder.torch_builder import Compilation
+    from opjit.builder.torch_builder import CompiledSource
 
 _MACRO = "TORCH_TARGET_VERSION"
 _PYTHON = "Py_LIMITED_API"
@@ -117,7 +117,7 @@ def _authors_code(cxx: Compiler, work: Path, listings: Sequence[Path]) -> list[s
 
 
 def refusal(
-    extension: Extension, library: Path, cxx: Compiler, compilations: Iterable[Compilation]
+    extension: Extension, library: Path, cxx: Compiler, compilations: Iterable[CompiledSource]
 ) -> str | None:
     """Return why a binary works only with this torch and Python, or None if it works with every later torch.
 

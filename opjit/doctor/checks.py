@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -196,18 +195,8 @@ def _in_subprocess(about: str, where: str) -> Observation:
             "-c",
             f"from opjit.doctor import checks; checks.print_observation({about!r}, {where!r})",
         ]
-        done = processes.run(
-            command,
-            limit=TIMEOUT,
-            env=environment,
-            cwd=Path(opjit.__file__).parents[1],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        folder = Path(opjit.__file__).parents[1]
+        done = processes.run_printing(command, limit=TIMEOUT, env=environment, cwd=folder)
     last = (done.stdout.strip().splitlines() or ["no output"])[-1]
     if done.returncode == 0:
         return Observation(*json.loads(last))

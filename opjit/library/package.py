@@ -139,10 +139,12 @@ def _shim(schema: Schema, device: str, library: str) -> str:
         for each, name in zip(schema.arguments, arguments, strict=True)
     ]
     function = f"aoti_torch_{device}_{schema.name}({', '.join([*parameters, *(f'AtenTensorHandle *{name}' for name in results)])})"
-    return Template(resources.template("package/shim.cpp.in")).substitute(
+    template = Template(resources.template("package/shim.cpp.in"))
+    size = max(len(arguments), len(results))
+    return template.substitute(
         function=function,
         library=library,
-        size=max(len(arguments), len(results)),
+        size=size,
         num_arguments=len(arguments),
         num_results=len(results),
         arguments=", ".join(arguments),

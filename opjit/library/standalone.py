@@ -83,12 +83,11 @@ def _publish(content: bytes, place: Path) -> None:
 def _rendered(binaries: Binaries, work: Path) -> str:
     """Return the C source of a library, and write the binaries that it includes."""
     ops = [_op(number, op, found, work) for number, (op, found) in enumerate(binaries.items())]
-    return Template(resources.template("standalone.c.in")).substitute(
-        binaries="\n".join(op.data for op in ops),
-        entries="\n".join(op.entries for op in ops),
-        ops="".join(op.row for op in ops),
-        count=len(ops),
-    )
+    data = "\n".join(op.data for op in ops)
+    entries = "\n".join(op.entries for op in ops)
+    rows = "".join(op.row for op in ops)
+    template = Template(resources.template("standalone.c.in"))
+    return template.substitute(binaries=data, entries=entries, ops=rows, count=len(ops))
 
 
 class _Source(NamedTuple):

@@ -144,7 +144,6 @@ def run_compiler(
 
     Raises ToolMissing if the tool is not on PATH.
     """
-    import subprocess
 
     progress.logger().debug("%s", " ".join(command))
     given = {**os.environ, **NEUTRAL, **(honoured() if honours else {})}
@@ -152,18 +151,7 @@ def run_compiler(
         given |= {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
     environment = {name: value for name, value in given.items() if value is not None}
     try:
-        return processes.run(
-            command,
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            limit=time_limit(),
-            start_new_session=True,
-        )
+        return processes.run_printing(command, cwd=work, env=environment, limit=time_limit())
     except FileNotFoundError as error:
         if error.filename != command[0] or os.sep in command[0]:
             raise

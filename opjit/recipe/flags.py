@@ -25,71 +25,68 @@ _C = (
 )
 # Why a flag is rejected, and the alternative: the first match is reported.
 _REASONS = [
-    (re.compile(pattern), reason)
-    for pattern, reason in [
-        (
-            r"-ffast-math|-Ofast|-funsafe-math-optimizations",
-            "a library linked with it flushes denormals to zero in the whole process; use only "
-            "the flags that the code needs: -fno-math-errno, "
-            "-fno-trapping-math, -fno-signed-zeros, -fassociative-math, -ffinite-math-only",
-        ),
-        (
-            r"-m(arch|cpu|tune)=native|-march=.*|-mcpu=.*|-m(avx|sse|fma|bmi|f16c|amx|popcnt|lzcnt|aes|sha|gfni|v?pclmul).*",
-            "a binary must run on every machine of its arch, which is part of its key; build for a higher level "
-            "with OPJIT_ARCH=x86-64-v4 or neoverse-v2, or give one function "
-            "__attribute__((target(...))) and call it only if __builtin_cpu_supports allows it",
-        ),
-        (
-            r"-?-(gencode|generate-code|arch|gpu-architecture|code|gpu-code)\b.*",
-            "the target sets the arch, which is part of the key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`",
-        ),
-        (
-            r"-(I|isystem|iquote|idirafter).*|--include-path.*",
-            "pass include folders in extra_include_paths, so that their headers' content enters the key",
-        ),
-        (
-            r"-(include|imacros).*|--pre-include.*|-Xcudafe=.*--preinclude.*",
-            "write an #include line in the source, so that the header's content enters the key",
-        ),
-        (
-            r"@.*|--?options-file.*|-Xptxas=.*-(-options-file|optf).*",
-            "the file's content would not be in the key; write the flags themselves",
-        ),
-        (
-            r"-g(?!enerate-line-info).*|-G|--?device-debug",
-            "debug information holds paths of this machine; leave it out, and build the op for a debugger with OPJIT_DEBUG=1 or "
-            "`opjit get --debug`",
-        ),
-        (
-            r"-(l|L|Wl,|Xlinker|rdynamic|static|shared|pie|nostdlib|nodefaultlibs).*|-s",
-            "opjit links every op in the same way, with the same exports and without a run "
-            "path; name libraries and archives in extra_ldflags",
-        ),
-        (
-            r"-Werror",
-            "torch's builder passes a flag that gcc warns about in C; name the warnings: -Werror=vla",
-        ),
-        (
-            r"-std=.*|-ansi",
-            "an op's C is C11 or later (-std=gnu17), its CUDA is C++17 or later (-std=c++20)",
-        ),
-        (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
-        (
-            r"-fno-exceptions|-fno-unwind-tables|-f(fat-)?lto.*|-f(short-enums|short-wchar|pack-struct|pcc-struct-return|reg-struct-return|"
-            r"visibility).*",
-            "opjit's part of the library relies on the default; leave it out",
-        ),
-        (
-            r"-f(.*plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map|compare-debug|"
-            r"stack-usage|callgraph-info|save-|modules?\b|.*-file|.*(black|ignore|white|allow)list|use-ld|ld-path|offload|crash-diag|thin).*",
-            "it reads or writes files that the key does not cover, or runs other programs; leave it out",
-        ),
-        (
-            r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)",
-            "write option and value as one argument: '-Xcompiler=-Wall'",
-        ),
-        (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
-    ]
+    (
+        r"-ffast-math|-Ofast|-funsafe-math-optimizations",
+        "a library linked with it flushes denormals to zero in the whole process; use only "
+        "the flags that the code needs: -fno-math-errno, "
+        "-fno-trapping-math, -fno-signed-zeros, -fassociative-math, -ffinite-math-only",
+    ),
+    (
+        r"-m(arch|cpu|tune)=native|-march=.*|-mcpu=.*|-m(avx|sse|fma|bmi|f16c|amx|popcnt|lzcnt|aes|sha|gfni|v?pclmul).*",
+        "a binary must run on every machine of its arch, which is part of its key; build for a higher level "
+        "with OPJIT_ARCH=x86-64-v4 or neoverse-v2, or give one function "
+        "__attribute__((target(...))) and call it only if __builtin_cpu_supports allows it",
+    ),
+    (
+        r"-?-(gencode|generate-code|arch|gpu-architecture|code|gpu-code)\b.*",
+        "the target sets the arch, which is part of the key; choose it with OPJIT_ARCH=sm_90a or `opjit get OP --arch sm_90a`",
+    ),
+    (
+        r"-(I|isystem|iquote|idirafter).*|--include-path.*",
+        "pass include folders in extra_include_paths, so that their headers' content enters the key",
+    ),
+    (
+        r"-(include|imacros).*|--pre-include.*|-Xcudafe=.*--preinclude.*",
+        "write an #include line in the source, so that the header's content enters the key",
+    ),
+    (
+        r"@.*|--?options-file.*|-Xptxas=.*-(-options-file|optf).*",
+        "the file's content would not be in the key; write the flags themselves",
+    ),
+    (
+        r"-g(?!enerate-line-info).*|-G|--?device-debug",
+        "debug information holds paths of this machine; leave it out, and build the op for a debugger with OPJIT_DEBUG=1 or "
+        "`opjit get --debug`",
+    ),
+    (
+        r"-(l|L|Wl,|Xlinker|rdynamic|static|shared|pie|nostdlib|nodefaultlibs).*|-s",
+        "opjit links every op in the same way, with the same exports and without a run "
+        "path; name libraries and archives in extra_ldflags",
+    ),
+    (
+        r"-Werror",
+        "torch's builder passes a flag that gcc warns about in C; name the warnings: -Werror=vla",
+    ),
+    (
+        r"-std=.*|-ansi",
+        "an op's C is C11 or later (-std=gnu17), its CUDA is C++17 or later (-std=c++20)",
+    ),
+    (r"-x.*", "a kernel's language follows from its file: .c is C, .cu is CUDA"),
+    (
+        r"-fno-exceptions|-fno-unwind-tables|-f(fat-)?lto.*|-f(short-enums|short-wchar|pack-struct|pcc-struct-return|reg-struct-return|"
+        r"visibility).*",
+        "opjit's part of the library relies on the default; leave it out",
+    ),
+    (
+        r"-f(.*plugin|profile|auto-profile|(test|condition|path)-coverage|dump|opt-info.*=|(file|debug|macro|profile)-prefix-map|compare-debug|"
+        r"stack-usage|callgraph-info|save-|modules?\b|.*-file|.*(black|ignore|white|allow)list|use-ld|ld-path|offload|crash-diag|thin).*",
+        "it reads or writes files that the key does not cover, or runs other programs; leave it out",
+    ),
+    (
+        r"-(Xptxas|Xcompiler|Xcudafe)|--(ptxas-options|compiler-options)",
+        "write option and value as one argument: '-Xcompiler=-Wall'",
+    ),
+    (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
 ]
 _OPTIMISES = re.compile(r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-Xcompiler=-O\w*")
 
@@ -107,16 +104,13 @@ def check_flags(
     """Return an author's flags as Flags; paths start from the op's folder. Raises DeclarationError with an alternative to a bad one."""
     for parameter, flags in (("extra_ldflags", ldflags), ("extra_cuda_ldflags", cuda_ldflags)):
         _refuse_other_than_list(op, parameter, flags)
-    return Flags(
-        _checked(op, "extra_cflags", cflags, _C),
-        _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS),
-        libraries.resolve(op, "extra_ldflags", folder, ldflags),
-        (),
-        frozenset(),
-        tuple(_paths(op, folder, "extra_include_paths", include_paths, "folder", os.path.isdir)),
-        libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags),
-        _sources(op, folder, sources),
-    )
+    c = _checked(op, "extra_cflags", cflags, _C)
+    cuda = _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS)
+    include = _paths(op, folder, "extra_include_paths", include_paths, "folder", os.path.isdir)
+    link = libraries.resolve(op, "extra_ldflags", folder, ldflags)
+    cuda_link = libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags)
+    added = _sources(op, folder, sources)
+    return Flags(c, cuda, link, (), frozenset(), tuple(include), cuda_link, added)
 
 
 def define(
@@ -211,7 +205,7 @@ def _is_list(values: object, of: type | tuple[type, ...]) -> bool:
 def _reason(flag: str, allowed: str) -> str | None:
     if not flag.isprintable():
         return "a flag must not contain a line break or a control character"
-    reason = next((reason for pattern, reason in _REASONS if pattern.fullmatch(flag)), None)
+    reason = next((reason for pattern, reason in _REASONS if re.fullmatch(pattern, flag)), None)
     if re.fullmatch(allowed, flag) and (reason is None or flag.startswith("-std=")):
         return None
     return reason or (

@@ -160,10 +160,11 @@ def describe(
     linked = dict.fromkeys(os.path.dirname(path) for path in libraries.files(flags))
     system = getattr(tools, "folders", ())
     places = Places(str(source.parent), flags.include, tuple(linked), system)
+    texts = {} if text is None else {str(source): text}
     recipe = Recipe(
         schema.qualified,
         (str(source), *flags.sources),
-        {} if text is None else {str(source): text},
+        texts,
         places,
         {},
         tools,

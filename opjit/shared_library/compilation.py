@@ -65,22 +65,12 @@ def write_commands(library: Library, store: Store, place: Path) -> None:
     before = _compilers(
         library, identity.tools(library.languages, store.notes, required=True), place.parent
     )
-    place.write_text(
-        json.dumps(
-            [
-                {
-                    "directory": os.getcwd(),
-                    "file": command[-3],
-                    "output": command[-1],
-                    "arguments": command,
-                }
-                for command in _sources(library, before, place.parent)
-            ],
-            indent=1,
-        ),
-        "utf-8",
-        "surrogateescape",
-    )
+    folder = os.getcwd()
+    listed = [
+        {"directory": folder, "file": command[-3], "output": command[-1], "arguments": command}
+        for command in _sources(library, before, place.parent)
+    ]
+    place.write_text(json.dumps(listed, indent=1), "utf-8", "surrogateescape")
 
 
 def _compilers(

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_map_only
 
-from opjit import backends, request, resources, wanted
+from opjit import backends, processes, request, resources, wanted
 from opjit.backends import targets
 from opjit.builder import glue
 from opjit.builder.compile_step import CompilerFailed, run_tool
@@ -169,15 +169,9 @@ def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedP
         need_declaration(op.folder)
         request.entry(op, wanted.here(backends.for_device("cuda")))
     pairs = [text for op in ops for text in (str(op.folder), op.qualified)]
-    return subprocess.run(
-        [*command(tool, name), "-m", "opjit.testing.sanitize", *pairs],
-        text=True,
-        check=False,
-        errors="replace",
-        env={**os.environ, "PYTHONPATH": python_path(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    own = {"PYTHONPATH": python_path(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    words = [*command(tool, name), "-m", "opjit.testing.sanitize", *pairs]
+    return processes.run_printing(words, env={**os.environ, **own})
 
 
 def main(*ops: str) -> None:

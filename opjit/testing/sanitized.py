@@ -101,29 +101,24 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
         self._finding: SanitizerFinding | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._pipe, theirs = Pipe()
+        code = _QUIET if "leak" in names else _START
+        environment = {
+            **os.environ,
+            **_OPTIONS,
+            "PYTHONPATH": sanitize.python_path(),
+            "LD_PRELOAD": " ".join([*found, _CXX]),
+            "ASAN_OPTIONS": f"{_OPTIONS['ASAN_OPTIONS']}{int('leak' in names)}",
+        }
         with theirs:
+            arguments = [self._name, str(seconds), scratch, str(theirs.fileno())]
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _QUIET if "leak" in names else _START,
-                    self._name,
-                    str(seconds),
-                    scratch,
-                    str(theirs.fileno()),
-                ],
+                [sys.executable, "-c", code, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
-                env={
-                    **os.environ,
-                    **_OPTIONS,
-                    "PYTHONPATH": sanitize.python_path(),
-                    "LD_PRELOAD": " ".join([*found, _CXX]),
-                    "ASAN_OPTIONS": f"{_OPTIONS['ASAN_OPTIONS']}{int('leak' in names)}",
-                },
+                env=environment,
             )
 
     def __exit__(self, *_: object) -> None:

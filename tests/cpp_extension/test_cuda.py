@@ -19,7 +19,7 @@ from opjit.builder import nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.builder.cuda_text import CudaFile
 from opjit.builder.nvrtc import DeviceCode
-from opjit.builder.torch_builder import Compilation
+from opjit.builder.torch_builder import CompiledSource
 from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import VERSION, Prepared, streams
@@ -270,7 +270,7 @@ def test_a_file_for_nvcc_is_the_same_tokens_with_light_headers(
     own = [f"-I{folder}" for folder in (light.OWN, light.OWN.parent)]
     torchs = [word for folder in light.folders() for word in ("-isystem", folder)]
     flags = [*own, *torchs, "-std=c++20", "-gencode=arch=compute_90,code=sm_90"]
-    compilation = Compilation(str(source), "k.o", by_nvcc=True)
+    compilation = CompiledSource(str(source), "k.o", by_nvcc=True)
     base = Store(default_root()).base
     prepared = Prepared(base, tmp_path, cxx, False, (), ())
     nvcc = toolchain.require_nvcc(None)

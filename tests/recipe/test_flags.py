@@ -99,7 +99,7 @@ def test_a_flag_is_one_word_of_the_build_that_torch_describes(tmp_path: Path) ->
         "extra_cflags": [torch_builder.quote(flag) for flag in flags],
         "build_directory": str(tmp_path),
     }
-    build = torch_builder.describe("load", arguments, {}, {})
+    build = torch_builder.describe_build("load", arguments, {}, {})
     assert build.cxx_flags[-len(flags) :] == flags
 
 
