@@ -5,8 +5,7 @@ import signal
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -15,7 +14,7 @@ from torch.utils._pytree import tree_map
 from opjit import api, processes
 from opjit.catalog import arguments
 from opjit.declare.sample import Sample, Workload, tensors_of
-from opjit.errors import BadSetting, ToolMissing
+from opjit.errors import BadSetting
 from opjit.measure import machine
 from opjit.measure.plan import Inputs, Measurement, ratio
 from opjit.measure.timing import measure, plan_of
@@ -94,16 +93,11 @@ def benchmark(
     device: str | None,
     only: str | None,
     print_json: Callable[[object], None] | None,
-    plot_file: BinaryIO | None = None,
     against: str | None = None,
     cold: bool | None = None,
 ) -> int:
     """Measure the benchmark cases with `only` in their label, and print a table and a summary for each op and device. `cold` None: cold on
     CUDA. Returns the exit code: 1 if nothing was measured. Raises AssertionError where a result is wrong, on either side."""
-    if plot_file is not None and find_spec("matplotlib") is None:
-        raise ToolMissing(
-            "matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib"
-        )
     side = _side(against)
     console = Console(highlight=False, soft_wrap=True)
     measurements = []
@@ -147,25 +141,7 @@ def benchmark(
         return 1
     if print_json is not None:
         print_json([m.document() for m in measurements])
-    if plot_file is not None:
-        draw(measurements, plot_file)
     return 0
-
-
-def draw(measurements: Sequence[Comparison], file: BinaryIO) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(6.0, 0.3 * len(measurements)), 5), layout="constrained")
-    axes = figure.add_subplot()
-    bars = axes.bar(
-        [f"{m.op} {m.device} {m.label}" for m in measurements], [m.ratio for m in measurements]
-    )
-    axes.bar_label(bars, fmt="%.2f", rotation=90, padding=2)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set(yscale="log", ylabel=f"time / {measurements[0].against}'s time")
-    axes.margins(y=0.2)
-    axes.tick_params(axis="x", rotation=90)
-    figure.savefig(file, format="png", dpi=120)
 
 
 def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 import click
 from click.core import ParameterSource
@@ -217,12 +217,6 @@ def _lacks_gpu(device: str | None) -> bool:
 @click.option("--only", help="Measure only the benchmark cases with this text in their label.")
 @helps.json_option
 @click.option(
-    "--plot",
-    "plot_file",
-    type=click.File("wb", lazy=False),
-    help="Plot the ratios into this PNG file. Needs matplotlib.",
-)
-@click.option(
     "--against",
     metavar="SIDE",
     help="Compare with torch.compile, an op (aten::neg) or a function (module:name) instead of the reference.",
@@ -237,7 +231,6 @@ def bench(
     device: str | None,
     only: str | None,
     print_json: helps.PrintJson,
-    plot_file: BinaryIO | None,
     against: str | None,
     cold: bool | None,
 ) -> None:
@@ -251,7 +244,7 @@ def bench(
     _refuse_emulated()
     from opjit.author.bench import benchmark
 
-    sys.exit(benchmark(ops, device, only, print_json, plot_file, against, cold))
+    sys.exit(benchmark(ops, device, only, print_json, against, cold))
 
 
 @helps.command("opjit tune ./scale_add", "opjit tune mylib::scale_add --device cuda --only 2^20")

@@ -223,23 +223,3 @@ def test_only_measures_what_contains_the_text_and_a_file_that_cannot_be_written_
     )
     assert lost.exit_code == 2
     assert "No such file or directory" in lost.output
-
-
-@pytest.mark.usefixtures("parts")
-def test_a_plot_is_a_picture_and_is_refused_without_matplotlib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    measured(
-        tmp_path / "lines.json",
-        "optest::parts",
-        "optest::joined",
-        "--plot",
-        str(tmp_path / "plot.png"),
-    )
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(bench, "find_spec", lambda name: None)
-    told = refused("bench", "optest::parts", "--device", "cpu", "--plot", tmp_path / "plot.png")
-    assert (
-        told == "Error: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
-    )
