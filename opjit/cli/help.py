@@ -217,10 +217,12 @@ def _json_stream(ctx: click.Context, _: click.Parameter, asked: bool) -> TextIO 
     file = ctx.meta[_OUTPUT]
     if not asked:
         if file is not None:
+            file.close()
             raise click.UsageError("--output needs --json")
         return None
     if file is not None:
-        return file.open()  # type: ignore[no-any-return]  # now, not after the command's work
+        file.truncate(0)
+        return file  # type: ignore[no-any-return]
     stdout = sys.stdout
     ctx.with_resource(redirect_stdout(sys.stderr))
     return stdout
@@ -239,7 +241,7 @@ def _json_options(
     flag = click.option("--json", name, is_flag=True, callback=callback, help=text)
     file = click.option(
         "--output",
-        type=click.File("w", encoding="utf-8", lazy=True),
+        type=click.File("a", encoding="utf-8"),  # which changes nothing yet
         metavar="FILE",
         is_eager=True,
         expose_value=False,
