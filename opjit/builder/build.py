@@ -131,7 +131,7 @@ def _warn(recipe: Recipe, said: _Said) -> None:
     if recipe.target.backend.uses_nvcc:
         for path in paths:
             found += cuda_mistakes.find_mistakes(Path(path))
-    compile_warnings.emit(found, recipe.source, recipe.label)
+    compile_warnings.emit(found, recipe.source, recipe.place)
 
 
 def _is_authors(path: str, recipe: Recipe) -> bool:

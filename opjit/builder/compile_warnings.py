@@ -61,15 +61,17 @@ def find_warnings(
     return list(found)
 
 
-def emit(found: Iterable[CompilerWarning], source: Path, label: str | None) -> None:
-    """Give Python's warnings, at the author's lines. An inline source has a label, and its messages hold the line."""
+def emit(
+    found: Iterable[CompilerWarning], source: Path, place: Callable[[int], tuple[str, int]] | None
+) -> None:
+    """Give Python's warnings, at the author's lines. `place` gives the file and line of an inline source's line.
+
+    Without such a file, the message has the line's text.
+    """
     for each in found:
-        inline = label is not None and each.file == str(source)
-        text = (
-            f"{each.text}\n  {linecache.getline(str(source), each.line).strip()}"
-            if inline
-            else each.text
-        )
-        warnings.warn_explicit(
-            CompileWarning(text), CompileWarning, str(label) if inline else each.file, each.line
-        )
+        file, line, text = each
+        if place is not None and file == str(source):
+            file, line = place(line)
+            if not linecache.getlines(file):
+                text += f"\n  {linecache.getline(str(source), each.line).strip()}"
+        warnings.warn_explicit(CompileWarning(text), CompileWarning, file, line)

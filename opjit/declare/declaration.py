@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +209,14 @@ class Declaration:
         flags = self.flags(target)
         text = None
         shown = None
+        place = None
         if self.code is not None:
-            text = self.code.texts[target.backend.suffix].encode()
+            suffix = target.backend.suffix
+            text = self.code.texts[suffix].encode()
             shown = self.code.shown or source.name
+            place = partial(self.code.place, self.schema.name, suffix)
         found = recipes.describe(self.schema, target, source, flags, compilers, text, shown)
-        return replace(found, only_listed=True) if self.only_listed else found
+        return replace(found, only_listed=self.only_listed, place=place)
 
     def flags(self, target: Target) -> Flags:
         """Return the backend's flags with the op's additions."""

@@ -21,24 +21,29 @@ class Code(NamedTuple):
     shown: str | None = None  # the text's name in compiler messages; None is the file's name
     program: str = ""  # the declaring call's file and line
 
-    def in_program(self, message: str, name: str) -> str:
-        """Return a compiler's message with the program's place, and with its lines in place of a source's.
-
-        A source that the program's file does not contain literally and once keeps its lines.
-        """
-        if not self.program:
-            return message
+    def place(self, name: str, suffix: str, line: int) -> tuple[str, int]:
+        """Return the file and line of a source's line for messages: the program's, if it contains the source literally and once."""
         file = self.program.rpartition(":")[0]
         program = "".join(linecache.getlines(file))
+        text = self.texts[suffix]
+        if program.count(text) != 1:
+            return self.shown or f"{name}{suffix}", line
+        above = program[: program.index(text)].count("\n")
+        return file, above + line
 
-        def line_in_program(found: re.Match[str]) -> str:
-            text = self.texts.get(found[1])
-            if not text or program.count(text) != 1:
+    def in_program(self, message: str, name: str) -> str:
+        """Return a message with the program's place, and with its lines in place of a source's."""
+        if not self.program:
+            return message
+
+        def replace(found: re.Match[str]) -> str:
+            suffix = found[1]
+            if suffix not in self.texts:
                 return found[0]
-            above = program[: program.index(text)].count("\n")
-            return f"{file}:{above + int(found[2])}"
+            file, line = self.place(name, suffix, int(found[2]))
+            return f"{file}:{line}"
 
-        message = re.sub(rf"\b{name}(\.\w+):(\d+)", line_in_program, message)
+        message = re.sub(rf"\b{name}(\.\w+):(\d+)", replace, message)
         return f"{message}\n{name} is inline code at {self.program}"
 
     def write(self, name: str) -> Path:

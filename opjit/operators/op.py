@@ -45,6 +45,12 @@ class Op(OpState):
         except OpjitError as error:
             # A user learns nothing from torch's and opjit's frames.
             raise error.with_traceback(None) from error.__cause__
+        except RuntimeError as error:
+            code = self.declaration.code
+            name = self.schema.name
+            if code is not None and f"[{name}." in str(error):
+                error.args = (code.in_program(str(error), name),)
+            raise
 
     @property
     def folder(self) -> Path:

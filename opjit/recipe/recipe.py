@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class Recipe(BuildInputs):
     label: str | None = None  # name of an inline source in messages; None means its path
     # Versions of other compilers here that may have made the binary: nvcc, where NVRTC is preferred.
     others: tuple[Mapping[str, str], ...] = ()
+    # From a line of an inline source to the file and line that warnings name.
+    place: Callable[[int], tuple[str, int]] | None = field(default=None, compare=False)
 
     @property
     def purpose(self) -> str:

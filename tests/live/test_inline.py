@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import linecache
 import os
 import pickle
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 import opjit
 from opjit.catalog import registry
-from opjit.errors import CompileError, DeclarationError, NoKernel, UnknownOp
+from opjit.errors import CompileError, CompileWarning, DeclarationError, NoKernel, UnknownOp
 from tests.helpers import elementwise, ended, fresh
 
 SIGNATURE = "(Tensor x, float a) -> Tensor"
@@ -153,6 +154,35 @@ def test_an_error_names_the_line_of_the_program_that_contains_the_code(tmp_path:
         names["twice"](torch.ones(1))
     assert str(caught.value).startswith("twice.c:1:")  # the text has an escape
     assert f"twice is inline code at {program}:9" in str(caught.value)
+
+
+RUNS = """
+import opjit
+
+op = opjit.inline("runs(Tensor x) -> Tensor", like="x", c='''
+opjit_status runs_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dim == 7, "expected 7 dimensions, got %s", x->dim);
+    return OPJIT_OK;
+}''')
+"""
+
+
+def test_a_warning_and_a_run_time_error_name_the_line_of_the_program(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RUNS)
+    names: dict[str, Any] = {}
+    exec(compile(RUNS, str(program), "exec"), names)
+    with pytest.warns(CompileWarning, match="format") as caught:
+        opjit.get("inline::runs", "cpu")
+    assert {(warning.filename, warning.lineno) for warning in caught} == {(str(program), 7)}
+
+    program.write_text(RUNS.replace("got %s", "not fewer").replace(", x->dim);", ");"))
+    linecache.checkcache(str(program))
+    exec(compile(program.read_text(), str(program), "exec"), names)
+    with pytest.raises(RuntimeError) as raised:
+        names["op"](torch.ones(1))
+    assert f"expected 7 dimensions, not fewer [{program}:7]" in str(raised.value)
 
 
 def test_a_source_for_one_device_less_takes_its_kernel_away() -> None:
