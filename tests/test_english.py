@@ -115,7 +115,6 @@ LEAST_IN_CODE = {
     "for example": 4,
     "you": 5,
 }  # per 1,000 sentences
-HISTORY = (".github/FAULTS.md",)  # names of tests
 
 
 class Sentence(NamedTuple):
@@ -205,8 +204,7 @@ def pages() -> dict[str, list[Sentence]]:
     paths = [ROOT / "README.md"]
     for folder in (".github", "examples", "kernels_c", "opjit", "tests/benchmarks"):
         paths += sorted((ROOT / folder).rglob("*.md"))
-    found = {path.relative_to(ROOT).as_posix(): list(of_page(path)) for path in paths}
-    return {name: sentences for name, sentences in found.items() if name not in HISTORY}
+    return {path.relative_to(ROOT).as_posix(): list(of_page(path)) for path in paths}
 
 
 @functools.cache
