@@ -98,8 +98,16 @@ def plan_recorded(
     # A declared op may replace several recorded ones, which differ.
     pairs = dict.fromkeys(reader.pairs)
     ops = batch.requests(pairs, store, shared, reader.failed)
-    remarks: list[str] = []
-    others = _plan_extensions(calls, Path(path), store, shared, extensions, remarks, reader.failed)
+    remarks = []
+    others = []
+    if extensions:
+        others = _plan_extensions(calls, Path(path), store, shared, reader.failed)
+    elif calls:
+        remarks.append(
+            f"{len(calls)} C++ extensions of the list are not built, because their flags and "
+            "initializers can run any code; if you trust the list, pass --extensions (in Python: "
+            "extensions=True)"
+        )
     return Plan([*ops, *others], skipped, store, shared, remarks, reader.failed, Path(path))
 
 
@@ -158,8 +166,7 @@ class _ListReader:
         place = (use.backend, use.arch)
         if place not in self._targets:
             hosts = self.hosts or (None,)
-            targets = [_resolve_target(use, name, self.store, host) for host in hosts]
-            self._targets[place] = targets
+            self._targets[place] = [_resolve_target(use, name, self.store, host) for host in hosts]
         return self._targets[place]
 
 
@@ -168,22 +175,13 @@ def _plan_extensions(
     path: Path,
     store: Store,
     shared: bool,
-    allowed: bool,
-    remarks: list[str],
     failed: Failures,
 ) -> list[Wanted]:
     """Return the requests for a list's extensions and shared libraries, each content once."""
     found: dict[str, Wanted] = {}
-    if listed and not allowed:
-        remarks.append(
-            f"{len(listed)} C++ extensions of the list are not built, because their flags and "
-            "initializers can run any code; if you trust the list, pass --extensions (in Python: "
-            "extensions=True)"
-        )
-        return []
+    folder = os.path.dirname(os.path.abspath(path))
     for each in listed:
         try:
-            folder = os.path.dirname(os.path.abspath(path))
             wanted: Wanted
             if each.function == recorded_libraries.FUNCTION:
                 wanted = recorded_libraries.request(each, folder, store)

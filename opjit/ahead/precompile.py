@@ -67,6 +67,7 @@ def precompile(
     recorded: StrPath | None = None,
     extensions: bool = False,
     hosts: Sequence[str] = (),
+    warm_compilers: bool = False,
 ) -> Report:
     """Build ops ahead of requests, several at once. This needs no GPU, and entries that exist cost almost nothing.
 
@@ -86,6 +87,8 @@ def precompile(
         hosts: the host CPUs for binaries with GPU kernels, for example ``["x86_64", "aarch64"]``;
             an empty list means this machine's. A CPU architecture implies its host CPU. To build
             for a different host CPU, you need a cross compiler and, for CUDA, NVRTC.
+        warm_compilers: also make what builds need of torch and of the compilers of this machine, so
+            that no later build has to. With ``ops=[]``, only that is made.
 
     Returns:
         The binaries that were built, the binaries that existed, and the number of pairs of an op
@@ -111,6 +114,10 @@ def precompile(
     )
     for remark in plan.remarks:
         logger().warning(remark)
+    if warm_compilers:
+        from opjit.ahead.compiler_parts import make_parts
+
+        make_parts(plan.store, logger().info)
     report = build_plan(plan, jobs, sys.stderr)
     if report.failed:
         raise PrecompileError(f"{report}\n" + "\n".join(error_texts(report.failed)), report.failed)

@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
 
 
 def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
-    """Return the compiled core, or None for the first build that could use it. The second build makes it.
+    """Return the compiled core, or None for the first build that could use it, unless a layer has it. The second build makes it.
 
     Raises OSError if a directory is not writable.
     """
@@ -86,7 +87,9 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
     if not note.exists():
         files.write_note(note, "")
-        return None
+        is_good = partial(runtime_objects.is_whole, needed=[COMPILED])
+        found = runtime_objects.find_parts(base, content, is_good, OBJECTS)
+        return found and found / COMPILED
     try:
         return runtime_objects.kept(base, content, (COMPILED,), make, OBJECTS) / COMPILED
     except BuildError as error:

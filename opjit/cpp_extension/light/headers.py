@@ -212,7 +212,8 @@ def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
         named = set(_OPERATOR.findall(text))
         if not named and (name.startswith("torch/nn/") or _GATHERS.search(text)):
             named = set(filter(None, map(_root, WORD.findall(code_of([text])))))
-        found |= named if name != _FACTORIES else set()
+        if name != _FACTORIES:
+            found |= named
     return frozenset(name for name in found if not name.endswith(("_ops", "_native")))
 
 
@@ -223,11 +224,9 @@ def closure(names: tuple[str, ...]) -> frozenset[str]:
     rest = list(names)
     while rest:
         name = rest.pop().removeprefix(API)
-        text = (
-            None
-            if name in found or name.startswith("ATen/ops/") or name == "ATen/Functions.h"
-            else text_of(name)
-        )
+        if name in found or name.startswith("ATen/ops/") or name == "ATen/Functions.h":
+            continue
+        text = text_of(name)
         if text is not None:
             found.add(name)
             kept = _KEPT.get(name)
