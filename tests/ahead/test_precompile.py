@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import opjit
 from opjit import cli, files
-from opjit.ahead import precompile
+from opjit.ahead import compiler_parts, precompile
 from opjit.ahead.plan import plan_ops
 from opjit.ahead.precompile import Report
 from opjit.batch import pairs, requests, targets_of
@@ -415,6 +415,17 @@ def test_requests_for_many_have_the_keys_that_a_get_gives(tmp_path: Path) -> Non
     found = requests(wanted, local)
     assert [each.inputs.key for each in found] == [describe(*pair, local).key for pair in wanted]
     assert [each.find(local) for each in found] == [None] * len(wanted)
+
+
+def test_the_parts_for_the_compilers_are_made_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(compiler_parts, "make_parts", lambda store, write: made.append(store.root))
+    assert opjit.precompile([], store=tmp_path / "layer").built == []
+    assert made == []
+    assert opjit.precompile([], store=tmp_path / "layer", warm_compilers=True).built == []
+    assert made == [tmp_path / "layer"]
 
 
 @pytest.mark.slow

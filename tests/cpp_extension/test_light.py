@@ -535,6 +535,24 @@ def test_a_binary_is_the_same_with_the_core(monkeypatch: pytest.MonkeyPatch) -> 
     assert f"! {used[0]}" in said
 
 
+def test_the_first_build_of_a_cache_uses_the_core_of_a_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_core(cxx: Any, flags: Any, staged: Path) -> None:
+        (staged / core.COMPILED).write_text("made once")
+
+    monkeypatch.setattr(core.runtime_objects, "compile_part", write_core)
+    known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
+    cxx = toolchain.require_cxx(None)
+    layer = Store(tmp_path / "layer")
+    assert core.precompiled_core(known, layer.base, cxx) is None
+    made = core.precompiled_core(known, layer.base, cxx)
+    assert made is not None
+
+    monkeypatch.setenv("OPJIT_LAYERS", str(layer.root))
+    assert core.precompiled_core(known, Store(tmp_path / "cache").base, cxx) == made
+
+
 # --- mistakes of the author ---------------------------------------------------------------------------------------------------------------
 
 
