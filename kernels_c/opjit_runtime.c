@@ -1062,12 +1062,12 @@ static void by_bucket(torch_ivalue *stack, uint64_t num_args, uint64_t num_outpu
         opjit_raise(opjit_this.op, through_python(opjit_torch_error(NULL, 0, "torch's own message is on stderr")));
 }
 
-OPJIT_EXPORT void opjit_vary(void);
-OPJIT_EXPORT uint64_t opjit_force(torch_boxed_kernel *kernel);
-OPJIT_EXPORT void opjit_choose(uint64_t bucket, torch_boxed_kernel *kernel);
+OPJIT_EXPORT void opjit_enable_variants(void);
+OPJIT_EXPORT uint64_t opjit_force_variant(torch_boxed_kernel *kernel);
+OPJIT_EXPORT void opjit_set_variant(uint64_t bucket, torch_boxed_kernel *kernel);
 
-/* From now on, let the Python op choose again for each bucket. One thread at a time calls this and opjit_choose. */
-void opjit_vary(void)
+/* From now on, let the Python op choose again for each bucket. One thread at a time calls this and opjit_set_variant. */
+void opjit_enable_variants(void)
 {
     for (uint64_t place = 0; place < BUCKETS; place++)
         __atomic_store_n(&choices[place].bucket, 0, __ATOMIC_RELEASE);
@@ -1075,14 +1075,14 @@ void opjit_vary(void)
 }
 
 /* Run one variant in all calls of this thread; NULL ends that. Returns the bucket of its last call. */
-uint64_t opjit_force(torch_boxed_kernel *kernel)
+uint64_t opjit_force_variant(torch_boxed_kernel *kernel)
 {
     forced = kernel;
     return asked;
 }
 
 /* Run a variant in all calls of a bucket. If the table is full, each call goes to Python. */
-void opjit_choose(uint64_t bucket, torch_boxed_kernel *kernel)
+void opjit_set_variant(uint64_t bucket, torch_boxed_kernel *kernel)
 {
     uint64_t place = place_of(bucket);
     if (place == BUCKETS)

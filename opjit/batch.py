@@ -8,7 +8,7 @@ from opjit.declare.op_state import OpState
 from opjit.errors import BadSetting, BuildError, Failures, OpjitError
 from opjit.recipe import gpu_archs, toolchain
 from opjit.store.store import Store
-from opjit.wanted import OpBinary, here
+from opjit.wanted import OpRequest, here
 
 
 def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
@@ -45,7 +45,7 @@ def requests(
     store: Store,
     must_store: bool = False,
     failed: Failures | None = None,
-) -> list[OpBinary]:
+) -> list[OpRequest]:
     """Return the requests of pairs, with the ops' variants.
 
     If the sources of an op cannot be read or compiled, `failed` gets the error.
@@ -61,7 +61,7 @@ def requests(
         try:
             for each in (op, *(op.variant(target.backend, label) for label in labels)):
                 recipe = each.declaration.recipe(target, compilers[kind])
-                found.append(OpBinary(recipe, must_store, op=each))
+                found.append(OpRequest(recipe, must_store, op=each))
         except (OSError, OpjitError) as error:
             if failed is None:
                 raise

@@ -42,10 +42,10 @@ def digest(path: str) -> str:
 
 
 @contextmanager
-def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[BinaryIO]:
+def opened(path: Path, limit: int, trusted_as: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file of a cache.
 
-    Raises EntryError if it is not a regular file, has more than `most` bytes, or is `trust_problem`.
+    Raises EntryError if it is not a regular file, has more than `limit` bytes, or is `trust_problem`.
     """
     try:
         descriptor = os.open(
@@ -60,23 +60,23 @@ def opened(path: Path, most: int, trusted_as: Path | None = None) -> Iterator[Bi
         problem = trust_problem(path, trusted_as, status)
         if problem is None and not stat.S_ISREG(status.st_mode):
             problem = f"{path} is not a file"
-        if problem is None and status.st_size > most:
-            problem = f"{path} has {status.st_size} bytes, more than {most}"
+        if problem is None and status.st_size > limit:
+            problem = f"{path} has {status.st_size} bytes, more than {limit}"
         if problem is not None:
             raise EntryError(problem)
         yield file
 
 
-def read(path: Path, most: int, trusted_as: Path | None = None) -> bytes:
+def read(path: Path, limit: int, trusted_as: Path | None = None) -> bytes:
     """Read a file of a cache; see `opened`."""
-    with opened(path, most, trusted_as) as file:
-        return file.read(most)
+    with opened(path, limit, trusted_as) as file:
+        return file.read(limit)
 
 
-def read_regular(path: StrPath, most: int = 1 << 30) -> bytes:
+def read_regular(path: StrPath, limit: int = 1 << 30) -> bytes:
     """Read a file that a user names, through links.
 
-    Raises OSError if it cannot be read, has more than `most` bytes, or is a folder, a pipe or a
+    Raises OSError if it cannot be read, has more than `limit` bytes, or is a folder, a pipe or a
     device.
     """
     with open(
@@ -85,8 +85,8 @@ def read_regular(path: StrPath, most: int = 1 << 30) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if status.st_size > most:
-            raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", str(path))
         return file.read()
 
 

@@ -28,10 +28,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opjit_register": (ctypes.c_int, ()),
     "opjit_unregister": (ctypes.c_int, ()),
     "opjit_prepare": (None, ()),
-    "opjit_vary": (None, ()),
+    "opjit_enable_variants": (None, ()),
     "opjit_redirect": (None, (ctypes.c_void_p,)),
-    "opjit_choose": (None, (ctypes.c_uint64, ctypes.c_void_p)),
-    "opjit_force": (ctypes.c_uint64, (ctypes.c_void_p,)),
+    "opjit_set_variant": (None, (ctypes.c_uint64, ctypes.c_void_p)),
+    "opjit_force_variant": (ctypes.c_uint64, (ctypes.c_void_p,)),
     "opjit_share_groups": (None, (ctypes.c_void_p,)),
     "opjit_share_interrupts": (ctypes.c_void_p, (ctypes.c_void_p,)),
 }

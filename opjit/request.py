@@ -19,7 +19,7 @@ from opjit.errors import CompileError, NotCached
 from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root, default_store
-from opjit.wanted import W, Wanted, here, of_op
+from opjit.wanted import BinaryRequest, W, here, of_op
 
 if TYPE_CHECKING:
     from opjit import loader
@@ -100,7 +100,7 @@ def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
     return lookup(wanted, store) or fetch_or_build(wanted, store)
 
 
-def lookup(wanted: Wanted, store: Store, warn: bool = True) -> Entry | None:
+def lookup(wanted: BinaryRequest, store: Store, warn: bool = True) -> Entry | None:
     """Return the verified entry from a layer or the store, or None. `warn` about a damaged one, but not at a request's second look."""
     found = wanted.find(store, warn)
     if found is not None:

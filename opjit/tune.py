@@ -32,7 +32,7 @@ from opjit.measure.timing import measure, plan_of, wait
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.store import TUNED, Store, default_store
-from opjit.wanted import OpBinary, here
+from opjit.wanted import OpRequest, here
 
 _FINALISTS = 16  # variants that are measured at length
 _NEAR = 1.3  # of the best time at a first look, up to which a variant is one
@@ -59,7 +59,7 @@ def kernel_for_call(
         labels = op.declaration.labels(backend)
         if number is not None:
             return _kernel_of(op, backend, labels[number])
-        bucket = loaded.registered.opjit_force(None)
+        bucket = loaded.registered.opjit_force_variant(None)
         found = loaded.kernel
         if labels and is_on("OPJIT_TUNE", unset=True):
             try:
@@ -72,7 +72,7 @@ def kernel_for_call(
                     f"{op.qualified} runs its first variant, because the variants cannot be "
                     f"built: {error}"
                 )
-        loaded.registered.opjit_choose(bucket, found)
+        loaded.registered.opjit_set_variant(bucket, found)
         return found
 
 
@@ -86,11 +86,13 @@ def tune(
     request.ready(op, backend)
     with op.lock, torch.inference_mode():
         loaded = op.loaded[backend.name]
-        loaded.registered.opjit_vary()
+        loaded.registered.opjit_enable_variants()
         try:
-            _call(loaded.registered.opjit_force, loaded.kernel, op.overload, *args, **kwargs)
+            _call(
+                loaded.registered.opjit_force_variant, loaded.kernel, op.overload, *args, **kwargs
+            )
         finally:  # the call has set its bucket
-            bucket = loaded.registered.opjit_force(None)
+            bucket = loaded.registered.opjit_force_variant(None)
         return measure_or_read(op, backend, bucket, Inputs(args, kwargs), again=True)
 
 
@@ -162,7 +164,7 @@ def _measured(op: OpState, backend: Backend, inputs: Inputs, store: Store) -> Ch
             candidates = _running(op, backend, kernels, inputs)
             return _best(candidates, inputs, backend.name)
     finally:
-        loaded.registered.opjit_force(None)
+        loaded.registered.opjit_force_variant(None)
 
 
 def _private_copy(value: Any) -> Any:
@@ -193,7 +195,7 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
         zip(op.declaration.labels(backend), batch.requests([(op, target)], store), strict=True)
     )
 
-    def obtain(each: OpBinary) -> Entry | None:
+    def obtain(each: OpRequest) -> Entry | None:
         try:
             return request.lookup(each, store) or request.fetch_or_build(each, store)
         except OpjitError as error:
@@ -219,7 +221,7 @@ def _running(
     """Return calls of the variants that run, without the variants that are far slower in a first
     call.
     """
-    force = op.loaded[backend.name].registered.opjit_force
+    force = op.loaded[backend.name].registered.opjit_force_variant
     seconds: dict[str, float] = {}
     candidates = {
         label: partial(_call, force, each, op.overload) for label, each in kernels.items()

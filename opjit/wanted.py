@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from opjit.declare.op_state import OpState
     from opjit.recipe.recipe import Recipe
 
-W = TypeVar("W", bound="Wanted")
+W = TypeVar("W", bound="BinaryRequest")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BinaryRequest:
     """A requested binary of an op, a C++ extension or a shared library. str() names it in messages.
 
     Attributes:
@@ -110,7 +110,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class OpBinary(Wanted):
+class OpRequest(BinaryRequest):
     """A requested library of an op for a target."""
 
     inputs: Recipe
@@ -120,7 +120,7 @@ class OpBinary(Wanted):
     def target(self) -> Target:
         return self.inputs.target
 
-    def now(self, store: Store) -> OpBinary:
+    def now(self, store: Store) -> OpRequest:
         return replace(self, inputs=describe(self.op, self.target, store))
 
     def fetch(self, store: Store) -> Entry | None:
@@ -141,9 +141,9 @@ class OpBinary(Wanted):
             raise
 
 
-def of_op(op: OpState, target: Target, store: Store, must_store: bool = False) -> OpBinary:
+def of_op(op: OpState, target: Target, store: Store, must_store: bool = False) -> OpRequest:
     """Return the request for an op's library for a target, from its sources and the compilers as they are now."""
-    return OpBinary(describe(op, target, store), must_store, op=op)
+    return OpRequest(describe(op, target, store), must_store, op=op)
 
 
 def describe(op: OpState, target: Target, store: Store) -> Recipe:

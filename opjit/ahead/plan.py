@@ -29,13 +29,13 @@ from opjit.recipe.flags import check_flags
 from opjit.recipe.schema import parse
 from opjit.shared_library import recorded as recorded_libraries
 from opjit.store.store import Store, default_store
-from opjit.wanted import Wanted
+from opjit.wanted import BinaryRequest
 
 
 class Plan(NamedTuple):
     """The binaries that precompile will build."""
 
-    wanted: list[Wanted]  # of each op with each target, and of a list's C++ extensions
+    wanted: list[BinaryRequest]  # of each op with each target, and of a list's C++ extensions
     skipped: int  # further pairs, for which the ops lack a kernel
     store: Store
     shared: bool  # the user named the store, so it must be complete without the cache, and readable for everyone
@@ -176,13 +176,13 @@ def _plan_extensions(
     store: Store,
     shared: bool,
     failed: Failures,
-) -> list[Wanted]:
+) -> list[BinaryRequest]:
     """Return the requests for a list's extensions and shared libraries, each content once."""
-    found: dict[str, Wanted] = {}
+    found: dict[str, BinaryRequest] = {}
     folder = os.path.dirname(os.path.abspath(path))
     for each in listed:
         try:
-            wanted: Wanted
+            wanted: BinaryRequest
             if each.function == recorded_libraries.FUNCTION:
                 wanted = recorded_libraries.request(each, folder, store)
             else:

@@ -31,7 +31,7 @@ from opjit.files import StrPath
 from opjit.progress import Display, logger
 from opjit.store import inventory, sets
 from opjit.store.store import Store
-from opjit.wanted import Wanted
+from opjit.wanted import BinaryRequest
 
 
 class Report(NamedTuple):
@@ -45,8 +45,8 @@ class Report(NamedTuple):
         seconds: the duration.
     """
 
-    built: list[Wanted]
-    there: list[Wanted]
+    built: list[BinaryRequest]
+    there: list[BinaryRequest]
     skipped: int
     failed: Failures
     seconds: float
@@ -253,7 +253,7 @@ def _build_missing(
 
 
 def _build_one(
-    number: int, wanted: Wanted, store: Store, display: Display
+    number: int, wanted: BinaryRequest, store: Store, display: Display
 ) -> tuple[bool, OpjitError | None]:
     """Fetch or build a binary. Returns whether it was built, and the error if it failed."""
     built = False
@@ -271,7 +271,7 @@ def _build_one(
     return built, error
 
 
-def _add(wanted: Wanted, built: bool, error: OpjitError | None, report: Report) -> None:
+def _add(wanted: BinaryRequest, built: bool, error: OpjitError | None, report: Report) -> None:
     if error:
         report.failed.append((str(wanted), error))
     else:

@@ -53,9 +53,9 @@ def width(need: int) -> int:
     """Return the number of compilers that one build runs at once: `jobs`, and at most MAX_JOBS,
     like for torch's builder.
     """
-    most = os.environ.get("MAX_JOBS", "").strip()
+    limit = os.environ.get("MAX_JOBS", "").strip()
     found = jobs(need)
-    return min(found, int(most)) if most.isdecimal() and int(most) else found
+    return min(found, int(limit)) if limit.isdecimal() and int(limit) else found
 
 
 def _given() -> int:

@@ -100,7 +100,7 @@ def _publish_in(
         elif store.notes is not None:
             (store.notes / f"{UNCACHED}{inputs.key}").unlink(missing_ok=True)
         place = at.base / inputs.place_of(manifest.document) / manifest.key
-        entry = at.put(entry_of, place, manifest, inputs.op_target)
+        entry = at.publish(entry_of, place, manifest, inputs.op_target)
         reads.remember(manifest.document, inputs.places, at.seen(entry.key), started)
     except CompileError as error:
         if os.path.isdir(staged):

@@ -119,7 +119,9 @@ def kept(
         progress.step(f"waiting for a part of the compilers: {holder}")
 
     with lock.held(f"part-{_key(content)}", on_wait):
-        return find_parts(base, content, is_good, kind) or put(base, content, is_good, make, kind)
+        return find_parts(base, content, is_good, kind) or publish_parts(
+            base, content, is_good, make, kind
+        )
 
 
 def part_folders(base: Path, *kinds: str) -> list[Path]:
@@ -131,7 +133,7 @@ def part_folders(base: Path, *kinds: str) -> list[Path]:
 def find_parts(
     base: Path, content: object, is_good: Callable[[Path], bool], kind: str = PARTS
 ) -> Path | None:
-    """Return a good folder of parts in a layer or a store's folder; None if `put` has to make it."""
+    """Return a good folder of parts in a layer or a store's folder; None if `publish_parts` has to make it."""
     for folder in part_folders(base, kind):
         place = folder / _key(content)
         if is_good(place) and files.trust_problem(place.parent) is None:
@@ -143,7 +145,7 @@ def find_parts(
     return None
 
 
-def put(
+def publish_parts(
     base: Path,
     content: object,
     is_good: Callable[[Path], bool],

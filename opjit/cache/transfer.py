@@ -136,11 +136,11 @@ def push(
             say(entry.name)
         for pointer in entry.pointers:
             before = place.pointed(pointer)
-            if not known or not before or (entry.most > 1 and entry.key not in before):
+            if not known or not before or (entry.max_keys > 1 and entry.key not in before):
                 place.write(
                     pointer,
                     "\n".join(
-                        [entry.key, *(key for key in before if key != entry.key)][: entry.most]
+                        [entry.key, *(key for key in before if key != entry.key)][: entry.max_keys]
                     ).encode("ascii"),
                 )
         report = report._replace(there=report.there + known)

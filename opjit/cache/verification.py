@@ -30,7 +30,7 @@ class Origin(NamedTuple):
     key: str
     target: Target | None  # an op's target; None for a C++ extension
     pointers: tuple[str, ...]  # the names of the objects that point to it
-    most: int  # the largest number of keys in a pointer
+    max_keys: int  # the largest number of keys in a pointer
 
     @property
     def name(self) -> str:

@@ -28,7 +28,7 @@ import torch
 from opjit import builder, loader, progress
 from opjit.cpp_extension import binary, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
-from opjit.cpp_extension.binary import ExtensionBinary
+from opjit.cpp_extension.binary import ExtensionRequest
 from opjit.cpp_extension.identity import Unsupported
 from opjit.shared_library.recorded import note_call
 from opjit.store.entry import Entry
@@ -263,7 +263,7 @@ def load_by_torch(call: LoadCall | InlineCall) -> Any:
     return torch_builder.original(call.function)(**call.for_torch())
 
 
-def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
+def load_wanted(wanted: ExtensionRequest, found: Entry | None = None) -> Any:
     """Find or build the binary of a call of `load` or `load_inline`, and load it. `found` is the entry, if the caller has it."""
     directory = wanted.call.build_directory
     if directory and not os.path.isdir(directory):
@@ -273,7 +273,7 @@ def load_wanted(wanted: ExtensionBinary, found: Entry | None = None) -> Any:
     return loaded
 
 
-def _deliver_and_open(entry: Entry, wanted: ExtensionBinary) -> Any:
+def _deliver_and_open(entry: Entry, wanted: ExtensionRequest) -> Any:
     name = wanted.inputs.name
     directory = wanted.call.build_directory
     delivered = entry.library

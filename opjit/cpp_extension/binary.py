@@ -20,24 +20,24 @@ from opjit.shared_library.recorded import arguments_of
 from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
-from opjit.wanted import Wanted
+from opjit.wanted import BinaryRequest
 
 _R = TypeVar("_R")
 
 
 def of_call(
     call: LoadCall | InlineCall, notes: Path | None, archs: str | None = None
-) -> ExtensionBinary:
+) -> ExtensionRequest:
     """Return the request that a call of load or load_inline makes; see `identity.describe`."""
     call = identity.expanded(call)
-    return ExtensionBinary(
+    return ExtensionRequest(
         identity.describe(call, notes, archs),
         call=call,
         fast=call.fast and is_on("OPJIT_FAST", unset=True),
     )
 
 
-def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionBinary:
+def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> ExtensionRequest:
     """Return the request that a recorded call makes, for the architectures that it was recorded for.
 
     `folder` contains the list. Raises RecordError if a source is missing or only torch can build the extension, and BuildError if an
@@ -60,7 +60,7 @@ def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> Exten
 
 
 @dataclass(frozen=True)
-class ExtensionBinary(Wanted):
+class ExtensionRequest(BinaryRequest):
     """An extension with torch/extension.h, and the call that requests it. `fast`: opjit may try light headers."""
 
     inputs: Extension
@@ -127,7 +127,7 @@ class ExtensionBinary(Wanted):
 
 
 def with_entry(
-    wanted: ExtensionBinary, use: Callable[[Entry], _R], found: Entry | None = None
+    wanted: ExtensionRequest, use: Callable[[Entry], _R], found: Entry | None = None
 ) -> _R:
     """Find or build an extension, unless the caller has `found` it, and use its entry.
 

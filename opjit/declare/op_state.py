@@ -77,4 +77,4 @@ class OpState:
     def enable_variants(self, backend: Backend) -> None:
         """Let variants run on a backend on which the op is loaded, if it has any."""
         if self.declaration.labels(backend):
-            self.loaded[backend.name].registered.opjit_vary()
+            self.loaded[backend.name].registered.opjit_enable_variants()

@@ -38,7 +38,7 @@ from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import StoreLost, connect
 from opjit.errors import BadSetting, CacheWarning, one_string
 from opjit.store.store import Store, default_store
-from opjit.wanted import Wanted, here
+from opjit.wanted import BinaryRequest, here
 
 __all__ = [
     "MAX_RANKS",
@@ -139,7 +139,7 @@ def _load_together(call: LoadCall | InlineCall) -> Any:
     return cpp_extension.load_wanted(wanted, task.entry)
 
 
-def share(wanted: Iterable[Wanted], store: Store, *, ahead: bool = False) -> list[RankTask]:
+def share(wanted: Iterable[BinaryRequest], store: Store, *, ahead: bool = False) -> list[RankTask]:
     """Find or build entries together with the job's other ranks, which also call this function.
 
     Nothing is loaded, and errors are in the tasks. With `ahead`, each built entry must be in the

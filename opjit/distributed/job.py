@@ -35,7 +35,7 @@ from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, Opj
 from opjit.store import bundle, manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
-from opjit.wanted import Wanted
+from opjit.wanted import BinaryRequest
 
 CLAIM_TIMEOUT = 60.0  # seconds
 HOST_TIMEOUT = 2 * CLAIM_TIMEOUT
@@ -81,7 +81,7 @@ class RankResult(NamedTuple):
 class RankTask:
     """A requested binary, and this rank's progress in getting its entry."""
 
-    def __init__(self, wanted: Wanted, entry: Entry | None, store: Store) -> None:
+    def __init__(self, wanted: BinaryRequest, entry: Entry | None, store: Store) -> None:
         self.wanted = wanted
         self.entry = entry
         self.store = store

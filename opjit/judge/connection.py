@@ -55,10 +55,10 @@ class Frozen(NamedTuple):
 
 
 class WorkerConnection:
-    """The judge's ends of a worker's sockets: the leash leads to its keeper, requests to itself."""
+    """The judge's ends of a worker's sockets: control leads to its keeper, requests to itself."""
 
-    def __init__(self, leash: Channel, requests: Channel) -> None:
-        self._leash = leash
+    def __init__(self, control: Channel, requests: Channel) -> None:
+        self._control = control
         self._requests = requests
 
     def ask(
@@ -106,7 +106,7 @@ class WorkerConnection:
         self._send(asked)
         event: Stopped | Died
         try:
-            event, _ = self._leash.receive([Stopped, Died], seconds)
+            event, _ = self._control.receive([Stopped, Died], seconds)
         except TimeoutError:
             raise _timeout(seconds) from None
         except EOFError:
@@ -121,7 +121,7 @@ class WorkerConnection:
     def resume(self) -> None:
         """Let a stopped worker go on."""
         with suppress(ConnectionError):
-            self._leash.send(Resume())
+            self._control.send(Resume())
 
     def _forget_stops(self) -> None:
         """Forget that a candidate stopped itself at some other time."""
@@ -134,14 +134,14 @@ class WorkerConnection:
         event: Stopped | Died
         with suppress(EOFError, BlockingIOError, TimeoutError):
             while True:
-                event, _ = self._leash.receive([Stopped, Died], seconds)
+                event, _ = self._control.receive([Stopped, Died], seconds)
                 if isinstance(event, Died):
                     return _reason(event)
         return None
 
     @property
     def ends(self) -> list[Channel]:
-        return [self._leash, self._requests]
+        return [self._control, self._requests]
 
     def close(self) -> None:
         """Let go of the worker, which ends it."""

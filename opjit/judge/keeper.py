@@ -1,4 +1,4 @@
-"""The parent of a worker. It ends the worker, and all that it started, when the judge lets go of the leash or ends."""
+"""The parent of a worker. It ends the worker, and all that it started, when the judge closes the control channel or ends."""
 
 import os
 import select
@@ -22,7 +22,7 @@ from opjit.testing.isolation import Child, end_with_parent
 _PROCESSES = 256  # and threads that a candidate may have. Compilers need a dozen
 
 
-def keep(leash: Channel, requests: Channel, folder: Path, asked: Fork) -> NoReturn:
+def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoReturn:
     """Run a worker, watch it, and report how it ended."""
     group = _control_group(folder.name)
     try:
@@ -33,7 +33,7 @@ def keep(leash: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRetu
         first = _first_of_namespace(asked)
 
         def run(_: object) -> None:
-            leash.end.close()
+            control.end.close()
             os.dup2(2, 1)  # the judge's stdout has verdicts, and a worker may not write there
             sandbox.limit(asked.memory)
             if first:
@@ -46,11 +46,11 @@ def keep(leash: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRetu
 
         with Child(run) as process:
             requests.end.close()
-            died = _watch(process, leash)
+            died = _watch(process, control)
             if first:
                 os.kill(first, signal.SIGKILL)  # which ends all processes of the namespace
         files.remove_tree(folder)
-        leash.send(died)
+        control.send(died)
     finally:
         _remove_group(group)
         os._exit(0)
@@ -92,24 +92,24 @@ def _first_of_namespace(asked: Fork) -> int:
     return first
 
 
-def _watch(process: Child, leash: Channel) -> Died:
+def _watch(process: Child, control: Channel) -> Died:
     """Report stops of a worker until it ends, or until the judge lets go."""
     with _signals() as signals, os.fdopen(os.pidfd_open(process.pid)) as ended:
         while True:
-            sources: list[Any] = [ended, leash.end, signals]
+            sources: list[Any] = [ended, control.end, signals]
             ready, _, _ = select.select(sources, [], [])
             if ended in ready:
                 return Died(process.end(), process.stderr()[-2000:])
-            if leash.end in ready:
+            if control.end in ready:
                 try:
-                    leash.receive([Resume])
+                    control.receive([Resume])
                 except EOFError:
                     return Died("was ended", process.stderr()[-2000:])
                 os.kill(process.pid, signal.SIGCONT)
             if signals in ready:
                 os.read(signals, 512)
                 if os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG):
-                    leash.send(Stopped(process.pid))
+                    control.send(Stopped(process.pid))
 
 
 @contextmanager

@@ -63,8 +63,8 @@ class WorkerPool:
         self._forking = threading.Lock()
         self._waiting = deque[WorkerConnection]()  # forked ahead
         self._benches = deque[WorkerConnection]()
-        self._control, self._for_zygote = Channel.pair()
-        self._open_ends = [self._control, self._for_zygote]
+        self._forks, self._for_zygote = Channel.pair()
+        self._open_ends = [self._forks, self._for_zygote]
 
     def start(self) -> None:
         """Start the process that forks workers, and prepare the task. Raises the errors of `Task`."""
@@ -73,7 +73,7 @@ class WorkerPool:
         try:
             import_all()
             self.task = Task(self.task_path, self.device, self.seed, self.op_name)
-            self._control.receive([protocol.Done])
+            self._forks.receive([protocol.Done])
             if self.task.op is None:
                 if self.emulated:
                     raise DeviceUnavailable(_NOT_EMULATED)
@@ -182,16 +182,16 @@ class WorkerPool:
             _ = self.timed_call
 
     def _fork(self, bench: bool) -> WorkerConnection:
-        leash, for_keeper = Channel.pair()
+        control, for_keeper = Channel.pair()
         requests, for_worker = Channel.pair()
         share = budget.memory() // (2 * self.workers)
         message = protocol.Fork(
             self.device, bench, self.emulated or self.task.op is None, max(2 * budget.GIB, share)
         )
-        self._control.send(message, for_keeper.end.fileno(), for_worker.end.fileno())
+        self._forks.send(message, for_keeper.end.fileno(), for_worker.end.fileno())
         for_keeper.end.close()
         for_worker.end.close()
-        worker = WorkerConnection(leash, requests)
+        worker = WorkerConnection(control, requests)
         still_open = [each for each in self._open_ends if each.end.fileno() >= 0]
         self._open_ends = [*still_open, *worker.ends]
         return worker

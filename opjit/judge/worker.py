@@ -32,7 +32,7 @@ from opjit.operators.op import Op
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root, default_store
 from opjit.testing.compare import as_list
-from opjit.wanted import OpBinary, target_of
+from opjit.wanted import OpRequest, target_of
 from opjit.wanted import describe as describe_recipe
 
 _M_PERTURB = -6
@@ -58,7 +58,7 @@ def import_all() -> None:
     gc.freeze()  # workers share it
 
 
-class CandidateBinary(OpBinary):
+class CandidateBinary(OpRequest):
     """A candidate's library. It is stored only if its object files pass the check."""
 
     def build(self, store: Store) -> Entry:

@@ -1,7 +1,7 @@
 """The process that forks the judge's workers. It has imported torch and builders, and never gets the task or a result.
 
-judge ──control──  zygote ──fork── keeper ──fork── worker     runs one candidate, see worker.py
-  └──────────────── leash ───────────┘               │
+judge ──forks────  zygote ──fork── keeper ──fork── worker     runs one candidate, see worker.py
+  └──────────────── control ─────────┘               │
   └──────────────── requests ────────────────────────┘
 """
 
@@ -19,22 +19,22 @@ from opjit.judge import keeper, worker
 from opjit.judge.protocol import Channel, Done, Fork
 
 
-def main(control: Channel, scratch: Path) -> None:
+def main(forks: Channel, scratch: Path) -> None:
     """Fork a keeper for each message until the judge is gone, then remove their folder."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Python warns of threads. NumPy's threads end before a fork. CUDA's driver starts one when it is loaded.
     warnings.simplefilter("ignore", DeprecationWarning)
     worker.import_all()
-    control.send(Done())
+    forks.send(Done())
     with suppress(EOFError):
         while True:
-            asked, ends = control.receive([Fork])
+            asked, ends = forks.receive([Fork])
             if asked.programs:
                 torch_builder.torch_module()  # for all workers
             if os.fork() == 0:
-                control.end.close()
-                leash, requests = (Channel(socket.socket(fileno=end)) for end in ends)
-                keeper.keep(leash, requests, scratch / files.random_name(), asked)
+                forks.end.close()
+                control, requests = (Channel(socket.socket(fileno=end)) for end in ends)
+                keeper.keep(control, requests, scratch / files.random_name(), asked)
             for end in ends:
                 os.close(end)
     with suppress(ChildProcessError):

@@ -19,7 +19,7 @@ from opjit.operators.op import Op
 from opjit.operators.registration import redeclare, refuse_second
 from opjit.store.entry import Entry
 from opjit.store.store import default_store
-from opjit.wanted import OpBinary, describe, here
+from opjit.wanted import OpRequest, describe, here
 
 # one reload at a time, so that no two of them wait for each other's ops
 _reloading = processes.Lock()
@@ -125,7 +125,7 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
             if newer.declaration.code is not None:
                 entries[backend.name] = None
             continue
-        found = OpBinary(recipe, op=newer).find(store, warn=False, hashed=False)
+        found = OpRequest(recipe, op=newer).find(store, warn=False, hashed=False)
         current_key = loaded[backend.name].key if backend.name in loaded else None
         if found is None or found.key != current_key:
             entry = entries[backend.name] = request.entry(newer, target)

@@ -143,7 +143,7 @@ def _run_variant(
     from opjit import tune  # late: only an op with variants needs it
 
     kernel = tune.kernel_for_call(op, backend, number, args, kwargs)
-    force = op.loaded[backend.name].registered.opjit_force
+    force = op.loaded[backend.name].registered.opjit_force_variant
     force(kernel)
     try:
         return op.overload.redispatch(keys, *args, **kwargs)

@@ -8,11 +8,11 @@ from opjit import processes
 from opjit.shared_library.identity import Library
 from opjit.store.entry import Entry
 from opjit.store.store import Store
-from opjit.wanted import Wanted
+from opjit.wanted import BinaryRequest
 
 
 @dataclass(frozen=True)
-class LibraryBinary(Wanted):
+class LibraryRequest(BinaryRequest):
     """A request for a shared library."""
 
     inputs: Library

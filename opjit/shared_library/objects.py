@@ -67,7 +67,9 @@ class KeptObjects:
                 (staged / _OBJECT).write_bytes(place.read_bytes())
                 runtime_objects.keep_reads(staged, read)
 
-            runtime_objects.put(self.base, self._key(source, command), self._fits, make, OBJECTS)
+            runtime_objects.publish_parts(
+                self.base, self._key(source, command), self._fits, make, OBJECTS
+            )
 
     def _fits(self, folder: Path) -> bool:
         """Whether an object is unchanged, and what its compiler read is."""

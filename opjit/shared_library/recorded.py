@@ -14,7 +14,7 @@ from opjit.declare.oplist import RecordedExtension
 from opjit.errors import RecordError
 from opjit.progress import logger
 from opjit.shared_library import identity
-from opjit.shared_library.binary import LibraryBinary
+from opjit.shared_library.binary import LibraryRequest
 from opjit.shared_library.identity import Library
 from opjit.store.store import Store
 
@@ -92,7 +92,7 @@ def _with_paths(arguments: Mapping[str, Any], change: Callable[[str], str]) -> d
     return {**arguments, **changed}
 
 
-def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBinary:
+def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryRequest:
     """Return the request that a recorded call makes; `folder` is the list's.
 
     Raises RecordError if another user can write a file that only the list names, or if
@@ -122,4 +122,4 @@ def request(recorded: RecordedExtension, folder: str, store: Store) -> LibraryBi
         ) from error
     named = [*library.sources, *library.places.include]
     files.require_closed(f"the shared library {recorded.name}", named)
-    return LibraryBinary(replace(library, only_listed=True))
+    return LibraryRequest(replace(library, only_listed=True))

@@ -163,7 +163,9 @@ class Store(NamedTuple):
         folder.mkdir(mode=0o700)
         return folder
 
-    def put(self, staged: Path, place: Path, manifest: Manifest, target: Target | None) -> Entry:
+    def publish(
+        self, staged: Path, place: Path, manifest: Manifest, target: Target | None
+    ) -> Entry:
         """Publish a staged folder at `place`, unless a good entry is there. Raises OSError, or EntryError if it fails verification."""
         for _ in range(_TRIES):
             files.make_private(place.parent)
@@ -188,7 +190,7 @@ class Store(NamedTuple):
             files.write_synced(staged / "entry" / manifest.library, bundle.library)
             files.write_synced(staged / "entry" / manifests.NAME, bundle.manifest)
             verify(staged / "entry", target, place.name)
-            return self.put(staged / "entry", place, manifest, target)
+            return self.publish(staged / "entry", place, manifest, target)
         finally:
             files.remove_tree(staged)
 

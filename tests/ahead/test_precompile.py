@@ -25,7 +25,7 @@ from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError
 from opjit.store import prune, store
 from opjit.store.prune import MARKER
 from opjit.store.store import Store
-from opjit.wanted import OpBinary, describe
+from opjit.wanted import OpRequest, describe
 from tests import helpers
 from tests.helpers import OnCompile, as_root, entries, fresh, good, is_alive, tmpfs, until
 
@@ -195,7 +195,7 @@ def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(tmp_path: Path, h
     (tmp_path / "ops" / "two" / "two.c").unlink()
     report = Report([], [], 0, [], 0.0)
     precompile._share(plan, report)  # what each rank does
-    assert [pair.op.schema.name for pair in report.built if isinstance(pair, OpBinary)] == ["one"]
+    assert [pair.op.schema.name for pair in report.built if isinstance(pair, OpRequest)] == ["one"]
     [(name, error)] = report.failed
     assert "two" in name
     assert isinstance(error, NoKernel)

@@ -17,7 +17,7 @@ from opjit.backends import targets
 from opjit.declare import oplist
 from opjit.errors import CacheWarning, PrecompileError, RecordError
 from opjit.store.store import Store, default_root
-from opjit.wanted import OpBinary
+from opjit.wanted import OpRequest
 from tests import helpers
 from tests.helpers import entries, fresh, write_op
 
@@ -236,7 +236,7 @@ def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> No
     )
     plan = plan_recorded(listed, [ARCH, "sm_90"], None)
     assert (
-        [wanted.target.arch for wanted in plan.wanted if isinstance(wanted, OpBinary)],
+        [wanted.target.arch for wanted in plan.wanted if isinstance(wanted, OpRequest)],
         plan.skipped,
     ) == ([ARCH], 1)
 

@@ -121,11 +121,11 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
         return found
     with op.lock, torch.inference_mode():
         chosen = tune.measure_or_read(
-            op, backend, op.loaded[device].registered.opjit_force(None), Inputs((x,))
+            op, backend, op.loaded[device].registered.opjit_force_variant(None), Inputs((x,))
         )
         assert chosen is not None
         tune._build_variants(op, backend, Store(default_root()))
-        force = op.loaded[device].registered.opjit_force
+        force = op.loaded[device].registered.opjit_force_variant
         sides = {
             name: partial(tune._call, force, kernel, op.overload)
             for name, kernel in op.loaded[device].variants.items()

@@ -112,9 +112,9 @@ def test_a_binary_is_stripped_and_exports_opjit_s_functions_only(
         if len(words) == 8 and words[4] == "GLOBAL" and words[5] == "DEFAULT" and words[6] != "UND"
     }
     assert exported == {
-        "opjit_choose",
+        "opjit_set_variant",
         "opjit_define",
-        "opjit_force",
+        "opjit_force_variant",
         "opjit_kernel",
         "opjit_redirect",
         "opjit_prepare",
@@ -122,7 +122,7 @@ def test_a_binary_is_stripped_and_exports_opjit_s_functions_only(
         "opjit_share_groups",
         "opjit_share_interrupts",
         "opjit_unregister",
-        "opjit_vary",
+        "opjit_enable_variants",
     }
 
 

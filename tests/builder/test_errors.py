@@ -753,14 +753,14 @@ def test_a_folder_that_cannot_be_entered_is_one_message(
 def test_a_binary_that_the_store_does_not_take_is_the_process_s_or_an_error_if_it_must_be_there(
     op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Store.put
+    plain = Store.publish
 
-    def put(self: Store, *arguments: Any) -> Entry:
+    def publish(self: Store, *arguments: Any) -> Entry:
         if self.root == tmp_path:
             raise OSError("no room")
         return plain(self, *arguments)
 
-    monkeypatch.setattr(Store, "put", put)
+    monkeypatch.setattr(Store, "publish", publish)
     found = helpers.caught(op, tmp_path)
     assert not found.entry.folder.is_relative_to(tmp_path)
     assert "for this process only: no room" in found.warnings[0]

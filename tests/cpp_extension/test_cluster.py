@@ -13,7 +13,7 @@ import opjit
 from opjit import distributed
 from opjit.ahead.plan import plan_recorded
 from opjit.cache import transfer
-from opjit.cpp_extension.binary import ExtensionBinary
+from opjit.cpp_extension.binary import ExtensionRequest
 from opjit.declare import oplist
 from opjit.declare.oplist import RecordedExtension
 from opjit.errors import CacheWarning, PrecompileError
@@ -443,7 +443,7 @@ def test_a_recorded_arch_is_built_for_without_a_gpu(
     )
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     [wanted] = plan_recorded(tmp_path / "ops.json", [], None, extensions=True).wanted
-    assert isinstance(wanted, ExtensionBinary)
+    assert isinstance(wanted, ExtensionRequest)
     assert wanted.inputs.archs == "9.0+PTX"
 
 

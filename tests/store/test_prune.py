@@ -517,9 +517,9 @@ def test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry(
 ) -> None:
     """Looked at while the compiler runs, and when the entry is complete but not published."""
     seen = []
-    plain = Store.put
+    plain = Store.publish
 
-    def put(self: Store, staged: Path, *rest: object) -> Entry:
+    def publish(self: Store, staged: Path, *rest: object) -> Entry:
         seen.append(
             (
                 cache.entries(),
@@ -530,7 +530,7 @@ def test_nothing_that_a_builder_writes_on_its_way_looks_like_an_entry(
         )
         return plain(self, staged, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Store, "put", put)
+    monkeypatch.setattr(Store, "publish", publish)
     built(op, here)
     assert seen == [
         ([], [], None, ["build.ninja", "keytest.plus.so", "manifest.json", "opjit_glue.c"])

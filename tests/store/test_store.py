@@ -408,7 +408,7 @@ def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, here: Path) -> None:
     mine, described = staged(recipe, store)
     winner = build.build(recipe, store)
     inode = winner.library.stat().st_ino
-    assert store.put(mine, winner.folder, described, recipe.target) == winner
+    assert store.publish(mine, winner.folder, described, recipe.target) == winner
     assert winner.library.stat().st_ino == inode
 
 
@@ -429,7 +429,7 @@ def test_a_winner_that_is_no_good_is_moved_aside(op: Path, here: Path, damage: s
     inode = (mine / described.library).stat().st_ino
     winner = build.build(recipe, store)
     DAMAGES[damage](winner)
-    published = store.put(mine, winner.folder, described, recipe.target)
+    published = store.publish(mine, winner.folder, described, recipe.target)
     assert published.library.stat().st_ino == inode
     assert verify(published.folder, recipe.target)[0] == published
 
@@ -464,7 +464,7 @@ plain = files.write_synced
 def write(path, content):
     die() if {stage!r} == f"before-{{'library' if path.name.endswith('.so') else path.stem}}" else plain(path, content)
 files.write_synced = write
-if {stage!r} == "before-rename": store.Store.put = die
+if {stage!r} == "before-rename": store.Store.publish = die
 opjit.get("keytest::plus", "cpu")
 """
     )
