@@ -493,7 +493,7 @@ def test_torchs_precompiled_header_is_neither_made_nor_removed(
 
     def private_copy() -> Any:
         module = copied()
-        module._TORCH_PATH = str(tmp_path)
+        vars(module)["_TORCH_PATH"] = str(tmp_path)
         return module
 
     monkeypatch.setattr(torchs, "_TORCH_PATH", str(tmp_path))
