@@ -154,7 +154,7 @@ def test_it_names_the_limits_and_versions_of_the_code() -> None:
     assert f"{manifest.MAX_BYTES:,} bytes" in SPEC
     assert f"at most {remote.MAX_BYTES >> 20} MiB" in SPEC
     assert f"| `format`, in manifest and document | {FORMAT} |" in SPEC
-    assert f"| folder `{store.VERSION}` | {store.VERSION[1:]} |" in SPEC
+    assert f"| directory `{store.VERSION}` | {store.VERSION[1:]} |" in SPEC
     never = re.search(r"^- (.*) never hold entries", SPEC, re.MULTILINE)
     assert never is not None
     assert set(re.findall(r"`(\w+)`", never[1])) == store.SPECIAL
