@@ -33,6 +33,7 @@ from tests.helpers import (
     SOMEBODY,
     built,
     copy_cache,
+    emulated,
     fake_compiler,
     shares_libstdcxx,
     write_op,
@@ -226,6 +227,28 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs that the machine may have are none of the test's, nor of the processes that it starts."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(Cuda, "available", lambda self: "this test has no GPU")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), "emulated"])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The device of a test's tensors: the CPU with C kernels, a GPU, and the CPU with emulated CUDA kernels."""
+    yield from _device(request.param)
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "emulated"])
+def cuda_device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The device of a test of CUDA kernels: a GPU, and the CPU with emulated kernels."""
+    yield from _device(request.param)
+
+
+def _device(name: str) -> Iterator[str]:
+    if name != "emulated":
+        yield name
+        return
+    if torch.cuda.is_available():
+        pytest.skip("the GPU runs this test")
+    with emulated(checked=True):
+        yield "cpu"
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from opjit.catalog import registry
 from opjit.errors import NoKernel
 from tests import helpers
 from tests.helpers import ROOT, example
-from tests.tensors import DEVICES
 
 
 @pytest.mark.slow
@@ -169,7 +168,6 @@ def test_a_library_serves_a_process_without_opjit(tmp_path: Path) -> None:
     assert done.stdout == "tensor([-0., -1., -2.]) False\n", done.stderr
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_fused_kernel_is_right(device: str) -> None:
     [op] = opjit.add_path(ROOT / "examples/04_rms_norm_rope")
     for sample in op.samples_on(device):
@@ -190,7 +188,6 @@ def drawing(device: str) -> tuple[torch.Tensor, dict[str, Callable[[torch.Tensor
 
 
 @pytest.mark.parametrize("name", ["dropout", "sample_top_k"])
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_random_op_of_the_course_follows_torch_s_seeds(device: str, name: str) -> None:
     x, calls = drawing(device)
     draw = calls[name]
@@ -237,15 +234,15 @@ def test_a_random_op_of_the_course_draws_anew_in_each_replay_of_a_graph_as_eager
             assert torch.equal(drawn, expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_tokens_come_as_often_as_softmax_says_and_only_from_the_largest(device: str) -> None:
     x, _ = drawing(device)
     sample = torch.ops.demo.sample_top_k
     torch.manual_seed(1)
-    got = torch.bincount(sample(x[0].expand(100_000, 100), 5, 0.5), minlength=100) / 100_000
+    rows = 200 if helpers.is_emulated() else 100_000
+    got = torch.bincount(sample(x[0].expand(rows, 100), 5, 0.5), minlength=100) / rows
     largest = x[0].topk(5)
     expected = torch.zeros_like(got).scatter(0, largest.indices, (largest.values / 0.5).softmax(0))
-    torch.testing.assert_close(got, expected, rtol=0, atol=0.01)  # six standard deviations
+    torch.testing.assert_close(got, expected, rtol=0, atol=3 / rows**0.5)  # six standard deviations
     assert not got[expected == 0].any()
     assert torch.equal(sample(x.T, 1), x.T.argmax(-1))
     assert set(sample(x.new_tensor([1.0, 5.0, 5.0, 0.0]).expand(100, 4), 1).tolist()) == {1, 2}

@@ -24,6 +24,7 @@
 #define __host__
 #define __device__
 #define __global__
+#define EMU_TEXT(name_) #name_
 #define __constant__
 #define __managed__
 #define __grid_constant__
@@ -98,6 +99,7 @@ struct emu_configuration {
 typedef struct CUstream_st *cudaStream_t;
 
 void emu_configure(const emu_configuration &configuration);
+void emu_launched(void); /* adds a finding if no kernel has used the configuration */
 void emu_launch(const emu_kernel &kernel, void **arguments);
 
 /* The same for a C++ extension, whose tensors opjit does not know. Throws std::runtime_error with the first finding. */

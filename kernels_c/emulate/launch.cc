@@ -706,6 +706,16 @@ void emu_configure(const emu_configuration &configuration)
     is_configured = true;
 }
 
+void emu_launched(void)
+{
+    if (!is_configured)
+        return;
+    is_configured = false;
+    const std::string place = finding_place(configured.at);
+    finding_add("macro" + place, place, "the kernel did not run: a macro begins it, which is not emulated");
+    emu_fail(cudaErrorInvalidDeviceFunction);
+}
+
 static std::mutex with_kernels;
 
 static std::unordered_map<const void *, void (*)(void **)> &kernels(void)

@@ -403,6 +403,21 @@ EMU_OWN cudaError_t cudaLaunchKernel(function *kernel, dim3 grid, dim3 block, vo
     return emu_launch_by_address((const void *)kernel, grid, block, arguments, shared, false, at);
 }
 
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+};
+
+template <typename... types, typename... values>
+EMU_OWN cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *how, void (*kernel)(types...), values &&...arguments)
+{
+    emu_configured(EMU_HERE, how->gridDim, how->blockDim, how->dynamicSmemBytes);
+    kernel(arguments...);
+    emu_launched();
+    return emu_last_error(false);
+}
+
 template <typename function>
 EMU_OWN cudaError_t cudaLaunchCooperativeKernel(function *kernel, dim3 grid, dim3 block, void **arguments,
                                                 size_t shared = 0, cudaStream_t = nullptr, emu_place at = EMU_HERE)

@@ -1,6 +1,6 @@
 """CUDA C as C++ for the emulation of kernels_c/emulate, with every line at its number.
 
-kernel<<<grid, block>>>(x)          (emu_configured(place, grid, block), kernel(x))
+kernel<<<grid, block>>>(x)          (emu_configured(place, grid, block), kernel(x), emu_launched())
 __global__ void kernel(T *x) {      the same, and first: if the host calls, launch this function
 __shared__ float tile[32];          a reference into the block's memory
 asm("ld.acquire..." : ...)          a function, for the forms in `_PTX`
@@ -16,7 +16,6 @@ from opjit.builder.compile_step import NvccOnly
 from opjit.builder.signatures import callee_start, named_parameter, template_arguments
 from opjit.builder.tokens import (
     Malformed,
-    Token,
     launch_end,
     match_brackets,
     matching_angle,
@@ -84,8 +83,8 @@ def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
     pieces = []
     at = 0
     for start, end, new in sorted(edits):
-        lines = text.count("\n", start, end)
-        pieces += [text[at:start], " ".join(new.split("\n")), "\n" * lines]
+        lines = re.findall(r"\\?\n", text[start:end])
+        pieces += [text[at:start], re.sub(r"\\?\n", " ", new), *lines]
         at = end
     return "".join([*pieces, text[at:]])
 
@@ -106,14 +105,15 @@ class _File:
                 self.attributes.update(range(start - 1, end + 1))
 
     def edits(self) -> Iterator[tuple[int, int, str]]:
-        yield from self._launches(self.tokens, self.brackets, 0)
         for directive in self.every:
-            if directive.kind == "directive" and "<<<" in directive.text:
-                start = directive.text.index("#") + 1
-                inner = tokenize(directive.text[start:])
-                yield from self._launches(inner, match_brackets(inner), directive.start + start)
+            if directive.kind == "directive" and re.search("<<<|__global__", directive.text):
+                start = self.text.index("#", directive.start) + 1
+                for first, last, new in _File(self.text[start : directive.end]).edits():
+                    yield start + first, start + last, new
         for index, token in enumerate(self.tokens):
-            if token.text == "__global__":
+            if token.text == "<<<":
+                yield from self._launch(index)
+            elif token.text == "__global__":
                 yield from self._kernel(index)
             elif token.text == "__shared__":
                 yield self._shared(index)
@@ -126,19 +126,16 @@ class _File:
         """The text from one token to before another."""
         return self.text[self.tokens[first].start : self.tokens[last - 1].end]
 
-    def _launches(
-        self, tokens: Sequence[Token], brackets: dict[int, int], shift: int
-    ) -> Iterator[tuple[int, int, str]]:
-        for index, token in enumerate(tokens):
-            if token.text != "<<<":
-                continue
-            end = launch_end(tokens, brackets, index)
-            first = tokens[callee_start(list(tokens), index, brackets)].start + shift
-            last = tokens[brackets[end + 3]].end + shift
-            configuration = self.text[token.end + shift : tokens[end].start + shift]
-            yield first, first, f"(emu_configured(EMU_HERE, {configuration}), "
-            yield token.start + shift, tokens[end + 2].end + shift, ""
-            yield last, last, ")"
+    def _launch(self, index: int) -> Iterator[tuple[int, int, str]]:
+        """Note the configuration before a call of a kernel, and after it that the kernel has used it."""
+        tokens = self.tokens
+        end = launch_end(tokens, self.brackets, index)
+        first = tokens[callee_start(tokens, index, self.brackets)].start
+        last = tokens[self.brackets[end + 3]].end
+        configuration = self.text[tokens[index].end : tokens[end].start]
+        yield first, first, f"(emu_configured(EMU_HERE, {configuration}), "
+        yield tokens[index].start, tokens[end + 2].end, ""
+        yield last, last, ", emu_launched())"
 
     def _kernel(self, index: int) -> Iterator[tuple[int, int, str]]:
         """Begin a kernel's body with a launch, for calls by the host."""
@@ -179,7 +176,7 @@ class _File:
             start,
             f" if (!emu_is_thread()) {{ void *emu_arguments[] = {{{addresses}nullptr}}; "
             f"emu_launch_as<void({types}), static_cast<void (*)({types})>(&{callee})>"
-            f'("{self.words[name]}", {bound}, emu_arguments); return; }}',
+            f"(EMU_TEXT({self.words[name]}), {bound}, emu_arguments); return; }}",
         )
 
     def _template_of(self, index: int) -> str:

@@ -36,15 +36,24 @@ def test_every_line_keeps_its_number() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "(emu_configured(EMU_HERE, dim3(1), 32, sizeof(float) * (2 >> 1)), ns::twice<float, 8>(x, y));",
+        "(emu_configured(EMU_HERE, dim3(1), 32, sizeof(float) * (2 >> 1)), ns::twice<float, 8>(x, y), emu_launched());",
         "(emu_configured(EMU_HERE, grid, 32), k<float, 8>(x, ",
-        'static_cast<void (*)(const T *x, T *y, int n)>(&twice<T, N>)>("twice", N * 2, emu_arguments)',
+        "static_cast<void (*)(const T *x, T *y, int n)>(&twice<T, N>)>(EMU_TEXT(twice), N * 2, emu_arguments)",
         "typedef T last_emu_t; static const emu_variable last_emu_v",
         "sizeof(wide_emu_t), 16}",
     ],
 )
 def test_a_form_becomes_cpp(text: str) -> None:
     assert text in " ".join(translate(CODE, "code.cu").split())
+
+
+def test_a_kernel_in_a_macro_is_translated_and_its_lines_stay() -> None:
+    code = "#define KERNEL(name) __global__ void name(int *x, \\\n  int n) { \\\n __shared__ int a[1 \\\n + 1]; }\nKERNEL(k)"
+    translated = translate(code, "f.cu")
+    assert translated.count("\\\n") == 3
+    assert translated.count("\n") == code.count("\n") + 1
+    assert "(&name)>(EMU_TEXT(name), 0, " in translated
+    assert "typedef int a_emu_t[1" in translated
 
 
 @pytest.mark.parametrize(

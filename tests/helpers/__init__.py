@@ -34,6 +34,7 @@ from tests.helpers.compilers import (
     shares_libstdcxx,
     take_cpp_autograd,
 )
+from tests.helpers.emulation import emulated, is_emulated
 from tests.helpers.machine import (
     SOMEBODY,
     UNREADABLE,
@@ -135,6 +136,7 @@ __all__ = [
     "describe",
     "elementwise",
     "elsewhere",
+    "emulated",
     "ended",
     "entries",
     "environment",
@@ -148,6 +150,7 @@ __all__ = [
     "hold",
     "install_package",
     "is_alive",
+    "is_emulated",
     "keys",
     "module",
     "mounted",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opjit.catalog import registry
-from tests.tensors import COMPILES, COMPLEX, DEVICES, FLOATING, REAL, WIDE_UNSIGNED, Seen
+from tests.tensors import COMPILES, COMPLEX, FLOATING, REAL, WIDE_UNSIGNED, Seen
 
 ADD = registry.find("add_custom")
 
@@ -29,7 +29,6 @@ def assert_as_torch(x: torch.Tensor, y: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_round_as_torchs_over_all_their_values(dtype: torch.dtype, device: str) -> None:
     x = torch.arange(-(2**15), 2**15, dtype=torch.int16, device=device).view(dtype)
@@ -41,7 +40,6 @@ def test_halves_round_as_torchs_over_all_their_values(dtype: torch.dtype, device
         assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~got.isnan())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("one", REAL)
 def test_dtypes_are_promoted_as_torchs(one: torch.dtype, device: str) -> None:
     """Of tensors with and without dimensions, which count less."""
@@ -78,7 +76,6 @@ def test_dtypes_are_promoted_as_torchs(one: torch.dtype, device: str) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_conversions_round_as_torchs(device: str) -> None:
     """Numbers that the result's dtype does not hold: they are converted first, then added."""
     large = torch.tensor(

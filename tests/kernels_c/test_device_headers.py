@@ -156,27 +156,28 @@ def test_a_kernel_of_opjit_s_headers_is_compiled_without_a_gpu(
     assert Path(request.entry(op, target_of("cuda", "sm_90")).library).is_file()
 
 
-@pytest.mark.gpu
-def test_the_same_numbers_are_drawn_on_a_gpu(make_op: MakeOp) -> None:
-    op = make_op(SCHEMA, DRAWN, cuda=DRAWN_CUDA, fake=_fake)
+def test_the_same_numbers_are_drawn_on_a_gpu(make_op: MakeOp, cuda_device: str) -> None:
+    on_cpu = make_op(SCHEMA, DRAWN, fake=_fake)
+    on_cuda = make_op(SCHEMA, cuda=DRAWN_CUDA, fake=_fake)
     for one, other in zip(
-        op(torch.ones(1), 2**62 + 5, 5000),
-        op(torch.ones(1, device="cuda"), 2**62 + 5, 5000),
+        on_cpu(torch.ones(1), 2**62 + 5, 5000),
+        on_cuda(torch.ones(1, device=cuda_device), 2**62 + 5, 5000),
         strict=True,
     ):
         torch.testing.assert_close(one, other.cpu())
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("warps", [1, 3, 8, 32])
-def test_a_block_s_sum_largest_and_smallest_value_are_torch_s(make_op: MakeOp, warps: int) -> None:
+def test_a_block_s_sum_largest_and_smallest_value_are_torch_s(
+    make_op: MakeOp, cuda_device: str, warps: int
+) -> None:
     op = make_op(
         "reduced(Tensor x, int warps) -> Tensor",
         cuda=REDUCED,
         fake=lambda x, warps: x.new_empty((x.shape[0], 3)),
     )
     for columns in (1, 31, 64, 1000, 4096):
-        x = torch.randn(7 * columns + 1, device="cuda")[1:].reshape(
+        x = torch.randn(7 * columns + 1, device=cuda_device)[1:].reshape(
             7, columns
         )  # no pack of it is aligned
         for each in (x, x.clone()):

@@ -7,7 +7,7 @@ import torch
 
 from opjit import Op
 from tests.helpers import MakeOp
-from tests.tensors import COMPLEX, DEVICES
+from tests.tensors import COMPLEX
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 RECODE = """
@@ -211,7 +211,6 @@ def test_an_op_makes_float8_tensors(make_op: MakeOp, dtype: torch.dtype) -> None
         op(torch.ones(2, 2).to(torch.float8_e5m2), dtype)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_complex_arithmetic_is_torchs(make_op: MakeOp, dtype: torch.dtype, device: str) -> None:
     op = make_op(
@@ -228,15 +227,14 @@ def test_complex_arithmetic_is_torchs(make_op: MakeOp, dtype: torch.dtype, devic
         op(torch.ones(2), 1.0)
 
 
-@pytest.mark.gpu
-def test_an_op_makes_float8_tensors_on_cuda(make_op: MakeOp) -> None:
+def test_an_op_makes_float8_tensors_on_cuda(make_op: MakeOp, cuda_device: str) -> None:
     op = make_op(
         "quantize(Tensor x, ScalarType dtype) -> Tensor",
         cuda=QUANTIZE_CUDA,
         fake=lambda x, dtype: x.new_empty(x.shape, dtype=dtype),
     )
     for dtype in FLOAT8:
-        x = torch.arange(-(2**15), 2**15, device="cuda").to(torch.int16).view(torch.float16)
+        x = torch.arange(-(2**15), 2**15, device=cuda_device).to(torch.int16).view(torch.float16)
         x = x[(x.abs() <= torch.finfo(dtype).max)]
         assert torch.equal(
             op(x, dtype).view(torch.uint8), (x.float() / 2).to(dtype).view(torch.uint8)

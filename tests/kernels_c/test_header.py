@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers import MakeOp
-from tests.tensors import DEVICES, FLOATING
+from tests.tensors import FLOATING
 
 TWICE = """
 opjit_status twice_cpu(const opjit_tensor *x, opjit_tensor *out)
@@ -55,7 +55,6 @@ opjit_status twice_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t s
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("device", DEVICES)
 def test_contiguous_copies_sizes_scratch_and_half_precision(make_op: MakeOp, device: str) -> None:
     op = make_op("twice(Tensor x) -> Tensor", TWICE, cuda=TWICE_CUDA)
     for dtype in FLOATING:

@@ -12,12 +12,13 @@ import torch
 
 from opjit import testing
 from opjit.catalog import registry
-from opjit.testing import integration
-from tests.helpers import BUNDLED
+from opjit.testing import integration, sanitize
+from tests.helpers import BUNDLED, emulated
 
 OPS = Path(__file__).parents[1] / "ops"
 for _folder in ("double", "parts"):
     registry.declare_folder(OPS / _folder)
+LARGEST_EMULATED = 20_000  # elements, so that a call lasts milliseconds
 OWN = ["optest::double", "optest::parts", "optest::joined"]
 TRACED = [
     "opjit::add_custom",
@@ -28,12 +29,14 @@ TRACED = [
 def _cases() -> Iterator[Any]:
     """Every op on every device that it has a source for; double's CUDA kernel takes less than its samples."""
     for name in [*BUNDLED, *OWN]:
-        for device in ("cpu",) if name == "optest::double" else registry.find(name).backends():
+        for device in ("cpu",) if name == "optest::double" else _devices(name):
             for check in testing.CHECKS:
                 if device == "cuda" or not check.name.startswith("cuda"):
                     marks = [pytest.mark.gpu] if device == "cuda" else []
                     if device == "cuda" and check.name == "memory":
                         marks.append(pytest.mark.alone)  # others on the GPU allocate meanwhile
+                    if device == "emulated" and check.name != "results":
+                        marks.append(pytest.mark.slow)
                     marks += (
                         [pytest.mark.torch]
                         if check.run.__module__ == integration.__name__ and check.device is None
@@ -53,11 +56,30 @@ def _cases() -> Iterator[Any]:
                     )
 
 
+def _devices(name: str) -> list[str]:
+    """The devices that an op has a source for, and the emulated one; tests/emulate/test_ranks.py has the ops across ranks."""
+    op = registry.find(name)
+    backends = op.backends()
+    twin = "cuda" in backends and not sanitize.is_across_ranks(op)
+    return [*backends, "emulated"] if twin else [*backends]
+
+
 # What torch 2.11 says of itself, once in a process, when torch._dynamo.reset() imports inductor.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("check", "name", "device"), list(_cases()))
 def test_an_op_holds_its_promises(check: testing.Check, name: str, device: str) -> None:
-    check(registry.find(name), device)
+    op = registry.find(name)
+    if device != "emulated":
+        check(op, device)
+        return
+    declared = op.declaration
+    small = [sample for sample in op.samples_on("cpu") if sample.numel <= LARGEST_EMULATED]
+    op.samples(lambda device: iter(small))
+    try:
+        with emulated(checked=False):
+            check(op, "cpu")
+    finally:
+        op.declaration = declared
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -180,9 +180,8 @@ ctypes.PyDLL(registry.find("printtest::parts").loaded["cpu"].registered._name).o
     assert sorted(fresh(code).stdout.splitlines()) == sorted(f"part {i}" for i in range(10, 40))
 
 
-@pytest.mark.gpu
 def test_a_gpu_s_lines_are_shown_after_a_synchronisation(
-    make_op: MakeOp, capfd: pytest.CaptureFixture[str]
+    make_op: MakeOp, cuda_device: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     op = make_op(
         "say(Tensor x, int n) -> ()",
@@ -201,7 +200,7 @@ def test_a_gpu_s_lines_are_shown_after_a_synchronisation(
         """,
     )
     for n in range(3):
-        op(torch.full((1,), 2.5, device="cuda"), n)
+        op(torch.full((1,), 2.5, device=cuda_device), n)
     assert capfd.readouterr().out == "".join(f"device {n} 2.5\nhost {n}\n" for n in range(3))
 
 
