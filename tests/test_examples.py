@@ -176,6 +176,18 @@ def test_the_fused_kernel_is_right(device: str) -> None:
         )
 
 
+def test_the_first_cuda_kernels_of_the_course_are_right(cuda_device: str) -> None:
+    source = (ROOT / "examples/02_first_cuda_op/scale.cu").read_text(encoding="utf-8")
+    scale = opjit.inline("scale(Tensor x, float a) -> Tensor", cuda=source, like="x")
+    x = torch.arange(35.0, device=cuda_device).reshape(5, 7)
+    for view in (x, x.t(), x[:, ::2], x[0, 0], x[:0]):
+        assert torch.equal(scale(view, 2.5), 2.5 * view)
+    [all_reduce] = opjit.add_path(ROOT / "examples/07_from_cpp/c")
+    for n in (0, 1, 33, 5000):
+        numbers = torch.arange(n, dtype=torch.int32, device=cuda_device)
+        assert all_reduce(numbers).tolist() == [n * (n - 1) // 2]
+
+
 def drawing(device: str) -> tuple[torch.Tensor, dict[str, Callable[[torch.Tensor], torch.Tensor]]]:
     """Logits, and calls of the course's two random ops."""
     for folder in ("14_dropout/dropout", "15_top_k/sample_top_k"):
