@@ -20,6 +20,7 @@ from opjit.catalog import registry
 from opjit.errors import NoKernel
 from tests import helpers
 from tests.helpers import ROOT, example
+from tests.tensors import DEVICES
 
 
 @pytest.mark.slow
@@ -192,7 +193,8 @@ def drawing(device: str) -> tuple[torch.Tensor, dict[str, Callable[[torch.Tensor
     """Logits, and calls of the course's two random ops."""
     for folder in ("14_dropout/dropout", "15_top_k/sample_top_k"):
         opjit.add_path(ROOT / "examples" / folder)
-    x = torch.randn(64, 100, generator=torch.Generator().manual_seed(1)).to(device)
+    rows = 4 if helpers.is_emulated() else 64
+    x = torch.randn(rows, 100, generator=torch.Generator().manual_seed(1)).to(device)
     return x, {
         "dropout": lambda x: torch.ops.demo.dropout(x, 0.5)[0],
         "sample_top_k": lambda x: torch.ops.demo.sample_top_k(x, 20),
@@ -222,7 +224,7 @@ def test_a_random_op_of_the_course_follows_torch_s_seeds(device: str, name: str)
         assert torch.equal(draw(x), second)
     assert torch.equal(*gradients)
     assert gradients[0].count_nonzero() == (
-        first.count_nonzero() if first.is_floating_point() else 64
+        first.count_nonzero() if first.is_floating_point() else len(x)
     )
 
 
@@ -246,15 +248,15 @@ def test_a_random_op_of_the_course_draws_anew_in_each_replay_of_a_graph_as_eager
             assert torch.equal(drawn, expected)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 def test_tokens_come_as_often_as_softmax_says_and_only_from_the_largest(device: str) -> None:
     x, _ = drawing(device)
     sample = torch.ops.demo.sample_top_k
     torch.manual_seed(1)
-    rows = 200 if helpers.is_emulated() else 100_000
-    got = torch.bincount(sample(x[0].expand(rows, 100), 5, 0.5), minlength=100) / rows
+    got = torch.bincount(sample(x[0].expand(100_000, 100), 5, 0.5), minlength=100) / 100_000
     largest = x[0].topk(5)
     expected = torch.zeros_like(got).scatter(0, largest.indices, (largest.values / 0.5).softmax(0))
-    torch.testing.assert_close(got, expected, rtol=0, atol=3 / rows**0.5)  # six standard deviations
+    torch.testing.assert_close(got, expected, rtol=0, atol=0.01)  # six standard deviations
     assert not got[expected == 0].any()
     assert torch.equal(sample(x.T, 1), x.T.argmax(-1))
     assert set(sample(x.new_tensor([1.0, 5.0, 5.0, 0.0]).expand(100, 4), 1).tolist()) == {1, 2}
