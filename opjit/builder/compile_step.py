@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,10 @@ _UNWRITABLE = re.compile(r"[$:|\"`\\\x00-\x1f\x7f\ud800-\udfff]")
 
 class CompilerFailed(Exception):
     """A compiler refused the code. The message is its output."""
+
+
+class CommandFailed(CompilerFailed):
+    """A command of a build failed, or torch could not describe the build."""
 
 
 class NvccOnly(Exception):
@@ -70,12 +73,22 @@ def run_tool(command: Sequence[str], work: Path, need: int = 0, honours: bool = 
         done = compilers.run_compiler(command, work, honours)
     output = done.stdout
     if done.returncode < 0:
-        number = -done.returncode
-        output += f"\n{command[0]} was ended by signal {number}: {signal.strsignal(number)}"
+        output += (
+            f"\n{command[0]} was killed by signal {-done.returncode}; try again, with more memory "
+            "if it needs it"
+        )
     if done.returncode:
         compilers.refuse_full_disk(output, work)
         raise CompilerFailed(output)
     return output
+
+
+def run_command(command: Sequence[str], work: Path, need: int = 0, honours: bool = False) -> str:
+    """Run a command of a build like `run_tool`. Raises CommandFailed, with the command."""
+    try:
+        return run_tool(command, work, need, honours)
+    except CompilerFailed as failed:
+        raise CommandFailed(f"FAILED: {command[-1]}\n{shlex.join(command)}\n{failed}") from None
 
 
 def by_nvrtc_or_nvcc(
@@ -124,7 +137,7 @@ def compile_by_own(
     recipe: Recipe, sources: Sequence[Path], work: Path, own: DeviceCompilerInfo
 ) -> tuple[list[Path], str]:
     """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output. Raises CompilerFailed if
-    the compiler refused a source, BuildError if it was killed, or left no object file or no list of the files that it read."""
+    the compiler refused a source, BuildError if it left no object file or no list of the files that it read."""
     objects = []
     output = ""
     for source in sources:
@@ -144,15 +157,7 @@ def compile_by_own(
                 for folder in (recipe.include_path if "{path}" in flag else ("",))
             ),
         ]
-        done = compilers.run_compiler(command, work)
-        if done.returncode < 0:
-            raise recipe.fault(
-                f"{own.path} was killed by signal {-done.returncode}; try again, with more memory if it needs it",
-                shlex.join(command),
-            )
-        if done.returncode:
-            compilers.refuse_full_disk(done.stdout, work)
-            raise CompilerFailed(f"FAILED: {source.name}\n{shlex.join(command)}\n{done.stdout}")
+        output += run_command(command, work)
         for path, what in (
             (compiled, "object file, {object}"),
             (listed, "list of the files that it read, {dependencies}"),
@@ -164,5 +169,4 @@ def compile_by_own(
                     shlex.join(command),
                 )
         objects.append(compiled)
-        output += done.stdout
     return objects, output

@@ -20,7 +20,7 @@ _COMPLAINT = re.compile(
 )
 # A tool that was killed, often for the memory that it took, or that crashed.
 _DIED = re.compile(
-    r"Killed signal terminated|error: Killed|^Killed|signal (?:9|15)\b|[Oo]ut of memory|[Cc]annot allocate memory|"
+    r"Killed signal terminated|error: Killed|^Killed|signal (?:9|15)\b|was killed by signal|[Oo]ut of memory|[Cc]annot allocate memory|"
     rf"memory exhausted|Segmentation fault|internal compiler error|{processes.LATE}",
     re.MULTILINE,
 )

@@ -25,6 +25,7 @@ from opjit.builder.compile_step import (
     CompilerFailed,
     by_nvrtc_or_nvcc,
     compile_by_own,
+    run_command,
 )
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.torch_builder import CompiledSource, TorchBuild
@@ -181,7 +182,7 @@ class _Compilation:
             with processes.pool(budget.width(budget.C_JOB)) as pool:
                 outputs = list(pool.map(partial(self._compile, build), build.compilations))
             command = build.link_command([self.tools.compiler.path])
-            linked = torch_builder.run_command(command, self.work, budget.C_JOB)
+            linked = run_command(command, self.work, budget.C_JOB)
         except CompilerFailed as failed:
             raise self.diagnosed(str(failed)) from None
         return _ToolOutput("".join([*outputs, without_attempts(linked)]), linked)
@@ -195,7 +196,7 @@ class _Compilation:
             compiler = f"{nvcc.root}/bin/nvcc"
             need = budget.NVCC_JOB
         command = build.compile_command(compilation, [compiler])
-        return torch_builder.run_command(command, self.work, need)
+        return run_command(command, self.work, need)
 
     def _described(
         self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str]

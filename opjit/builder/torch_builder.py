@@ -31,7 +31,7 @@ from typing import Any
 import torch.utils
 
 from opjit import builder, processes
-from opjit.builder.compile_step import CompilerFailed, run_tool
+from opjit.builder.compile_step import CommandFailed
 from opjit.errors import OpjitError
 from opjit.recipe import compilers
 
@@ -39,10 +39,6 @@ UNIQUE = "@unique@"  # in a flag: becomes the name of the object file
 _NAME = "torch.utils.cpp_extension"
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _lock = processes.Lock()  # held while torch's code runs as a module
-
-
-class CommandFailed(CompilerFailed):
-    """A command of a build failed, or torch could not describe the build."""
 
 
 @dataclass(frozen=True)
@@ -294,15 +290,6 @@ def _forward_to_build(name: str, theirs: Callable[..., Any]) -> Callable[..., An
     return lambda *args, **named: getattr(builder.torch_call, "names", {name: theirs})[name](
         *args, **named
     )
-
-
-def run_command(command: Sequence[str], work: Path, need: int, honours: bool = False) -> str:
-    """Run a command of a build in its folder and return its output; see `run_tool`. Raises CommandFailed."""
-    try:
-        return run_tool(command, work, need, honours)
-    except CompilerFailed as failed:
-        out = command[-1]
-        raise CommandFailed(f"FAILED: {out}\n{shlex.join(command)}\n{failed}") from None
 
 
 def quote(flag: str) -> str:

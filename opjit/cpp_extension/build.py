@@ -20,10 +20,17 @@ import torch
 
 from opjit import processes, progress
 from opjit.builder import budget, runtime_objects, torch_builder
-from opjit.builder.compile_step import BuildTools, CompilerFailed, NvccOnly, by_nvrtc_or_nvcc
+from opjit.builder.compile_step import (
+    BuildTools,
+    CommandFailed,
+    CompilerFailed,
+    NvccOnly,
+    by_nvrtc_or_nvcc,
+    run_command,
+)
 from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Compiled, build_and_publish
-from opjit.builder.torch_builder import CommandFailed, CompiledSource, TorchBuild
+from opjit.builder.torch_builder import CompiledSource, TorchBuild
 from opjit.cpp_extension import identity, light, stable, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
@@ -331,7 +338,7 @@ class _ExtensionBuild(NamedTuple):
         if self.call.verbose:
             print(shlex.join(command), flush=True)
         try:
-            output = torch_builder.run_command(command, self.work, need, honours=True)
+            output = run_command(command, self.work, need, honours=True)
         except CommandFailed as failed:
             if self.call.verbose:
                 print(without_attempts(str(failed)), flush=True)
