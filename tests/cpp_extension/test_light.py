@@ -17,6 +17,7 @@ import torch
 
 import opjit
 from opjit import files
+from opjit.builder import runtime_objects
 from opjit.cpp_extension import build, entries, light
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import (
@@ -541,7 +542,7 @@ def test_the_first_build_of_a_cache_uses_the_core_of_a_layer(
     def write_core(cxx: Any, flags: Any, staged: Path) -> None:
         (staged / core.COMPILED).write_text("made once")
 
-    monkeypatch.setattr(core.runtime_objects, "compile_part", write_core)
+    monkeypatch.setattr(runtime_objects, "compile_part", write_core)
     known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
     cxx = toolchain.require_cxx(None)
     layer = Store(tmp_path / "layer")
