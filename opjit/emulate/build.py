@@ -27,7 +27,6 @@ from opjit.loader import Loaded, first_group
 from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment, Reads
-from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.recipe.reports import ReportReader, Search, preprocessed_files
 from opjit.store.store import default_store
 
@@ -164,7 +163,8 @@ def binary(op: OpState, checked: bool) -> Path:
     flags = [*compiler_flags(checked), *author]
     moment = Moment()
     known = [moment.digest(str(path)) for path in sources]
-    content = [own_text(), op.schema.text, GLUE_GENERATOR, compiler.version, flags, include, known]
+    rendered = glue.render(op.schema, _Emulated(), source.name)["opjit_glue.c"]
+    content = [own_text(), rendered, compiler.version, flags, include, known]
 
     def is_good(place: Path) -> bool:
         return runtime_objects.is_current(place, [_BINARY], moment)
@@ -178,6 +178,7 @@ def binary(op: OpState, checked: bool) -> Path:
                 names = {str(source): _shown(op, source)}
                 translated = [path for path in read.digests if not path.startswith(of_emulation)]
                 write_translated(translated, work, names)
+                (work / "opjit_glue.c").write_text(rendered, "utf-8")
                 _write_wrappers(op, sources, work)
                 every = includes(work, include)
                 for unit in sources:
@@ -254,9 +255,7 @@ def write_headers(work: Path) -> None:
 
 
 def _write_wrappers(op: OpState, sources: Sequence[Path], work: Path) -> None:
-    """Write the glue, CUDA's headers, and a C++ file for each source, which includes it."""
-    rendered = glue.render(op.schema, _Emulated(), sources[0].name)
-    (work / "opjit_glue.c").write_text(rendered["opjit_glue.c"], "utf-8")
+    """Write CUDA's headers, and a C++ file for each source, which includes it."""
     write_headers(work)
     for number, source in enumerate(sources):
         text = f'#include "cuda_runtime.h"\n#include "files{source}"\n'

@@ -2,9 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from opjit.builder import glue
+from opjit.catalog import registry
+from opjit.emulate import build
 from tests.helpers import command, ended, fresh
 
 CODE = """
@@ -61,6 +65,22 @@ def test_the_store_gets_no_entry_of_it(tmp_path: Path, no_gpu: None) -> None:
     assert [path for path in tmp_path.glob("v*/*add_custom*") if path.is_dir()] == []
     why = command("why", "add_custom", OPJIT_EMULATE="1")
     assert "emulated on the CPU" in why.stdout
+
+
+def test_a_change_of_the_glue_is_a_new_binary(
+    monkeypatch: pytest.MonkeyPatch, no_gpu: None
+) -> None:
+    """A binary of an earlier version would lack the functions that the loader calls."""
+    op = registry.find("tensor_negate")
+    before = build.binary(op, checked=False)
+    plain = glue.render
+
+    def changed(*arguments: Any) -> dict[str, str]:
+        rendered = plain(*arguments)
+        return {name: f"{text}/* another version */\n" for name, text in rendered.items()}
+
+    monkeypatch.setattr(glue, "render", changed)
+    assert build.binary(op, checked=False) != before
 
 
 @pytest.mark.parametrize("name", ["bench", "tune"])
