@@ -17,7 +17,7 @@ VARIABLES = {
         "and the cgroup. `MAX_JOBS` limits one build"
     ),
     "OPJIT_LAYERS": "read-only caches that opjit searches first, separated by `:`",
-    "OPJIT_OFFLINE": "`1`: never build and never query a remote cache. If an op is not cached, it raises an error",
+    "OPJIT_OFFLINE": "`1`: never build and never query a remote cache. An op that is not cached raises NotCached",
     "OPJIT_PATH": "absolute paths of directories with your ops, separated by `:`. opjit runs their `op.py`",
     "OPJIT_PEER_TIMEOUT": "seconds that a kernel across ranks waits for a rank. It replaces the `timeout` of `opjit.distributed.peers`",
     "OPJIT_RECORD": "file in which processes record their ops. `opjit record` sets it",

@@ -113,7 +113,7 @@ def new(
     default="address,undefined",
     show_default=True,
     help="Also run with these sanitizers: address,undefined,leak,thread for C, "
-    "memcheck,racecheck,initcheck,synccheck for CUDA. Use none for no sanitizer.",
+    "memcheck,racecheck,initcheck,synccheck for CUDA. Use `none` to skip them.",
 )
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option(
@@ -132,8 +132,8 @@ def new(
 @click.option(
     "--ranks",
     type=int,
-    help="Only compare results with the reference, on this number of ranks: CPU processes, or GPUs with --device cuda. "
-    "With --emulate, one process emulates all ranks.",
+    help="Run the op on this number of ranks and compare the results with the reference, without other checks. Ranks are "
+    "CPU processes, GPUs with --device cuda, or parts of one process with --emulate.",
 )
 @helps.json_option
 @interruptible()
@@ -324,7 +324,7 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
 @click.option(
     "--emulate",
     is_flag=True,
-    help="Run CUDA code on the CPU first, to find races that don't change results. Without a GPU, `--device cuda` runs it only there.",
+    help="Run CUDA code on the CPU first, to find races that don't change results. Without a GPU, `--device cuda` runs it only on the CPU.",
 )
 def judge(
     task: str,

@@ -104,7 +104,7 @@ def record(output: Path, command: tuple[str, ...]) -> None:
 @click.option(
     "--warm-compilers",
     is_flag=True,
-    help="Make what builds need of torch and of the compilers here, so that no later build has to.",
+    help="Precompile the parts that all builds on this machine share, for example torch's headers, so that no later build has to.",
 )
 @click.option(
     "--store",
