@@ -384,6 +384,31 @@ def test_an_op_or_a_reference_without_a_gradient_is_named(make_op: MakeOp) -> No
             assert_same_gradients(sample, *calls)
 
 
+@pytest.mark.parametrize("strides", ["(1, 3)", "(0, 1)"], ids=["transposed", "expanded"])
+def test_a_backward_that_ignores_the_strides_of_its_gradient_is_found(strides: str) -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            ignores = str(grad.stride()) == strides
+            memory = grad.as_strided(grad.shape, (grad.shape[1], 1)) if ignores else grad
+            return 2 * memory
+
+    call: Callable[..., torch.Tensor] = Doubled.apply
+    told = rf"of the gradient of tensor 0, for a result's gradient with strides {re.escape(strides)}, on \("
+    with pytest.raises(AssertionError, match=told):
+        assert_same_gradients(Sample((torch.ones(3, 3),)), lambda x: 2 * x, call)
+
+
+def test_a_gradient_of_equal_weights_may_cancel_in_half_precision() -> None:
+    sample = Sample(((3 * torch.linspace(-1, 2, 24).cos()).half(),))
+    steps: Callable[..., torch.Tensor] = _Steps.apply
+    assert assert_same_gradients(sample, lambda x: torch.softmax(x, -1), lambda x: steps(x, 1.0))
+
+
 def test_what_does_not_apply_says_why(make_op: MakeOp) -> None:
     op = _negated(make_op)
     for name, why in (("gradcheck", "the op has no backward"), ("cuda graph", "for cuda only")):
