@@ -113,13 +113,11 @@ def run_checks(
 
     with ExitStack() as stack:
         table = _Table(options, _sanitizers(options, stack))
-        for name, found in declared.items():
-            if isinstance(found, str):
-                table.begin(name)
-                table.add(Line("declaration", "failed", found))
-                continue
-            for op in found:
-                _test_on_devices(table, op, name)
+        _test_all(table, declared)
+        if table.last_failed is not None and not table.results:
+            click.echo("no check failed in the last run, so all are run")
+            table.last_failed = None
+            _test_all(table, declared)
         table.end()
 
     if options.sample is None:
@@ -131,6 +129,16 @@ def exit_code(results: Sequence[CheckResult]) -> int:
     """Return 1 if a check failed or none ran, otherwise 0."""
     statuses = {result.line.status for result in results}
     return 1 if "failed" in statuses or "ok" not in statuses else 0
+
+
+def _test_all(table: _Table, declared: dict[str, list[Op] | str]) -> None:
+    for name, found in declared.items():
+        if isinstance(found, str):
+            table.begin(name)
+            table.add(Line("declaration", "failed", found))
+            continue
+        for op in found:
+            _test_on_devices(table, op, name)
 
 
 def _test_on_devices(table: _Table, op: Op, name: str) -> None:
@@ -221,9 +229,7 @@ class _Table:
         self._compiled = False
         self._emulated = False
         self._causes: dict[str, list[str]] = {}  # the checks that failed, by the cause
-        self._last_failed = report.last_failed() if options.last_failed else {}
-        if options.last_failed and not self._last_failed:
-            click.echo("no check failed in the last run, so all are run")
+        self.last_failed = report.last_failed() if options.last_failed else None
 
     @property
     def stopped(self) -> bool:
@@ -276,9 +282,9 @@ class _Table:
         there.
         """
         checks = self.options.checks(device)
-        if not self._last_failed:
+        if self.last_failed is None:
             return checks
-        failed = self._last_failed.get(title, [])
+        failed = self.last_failed.get(title, [])
         return [check for check in checks if check.name in failed]
 
     def _ask_sanitizers(self, op: Op, device: str) -> list[Sanitizers]:
@@ -344,9 +350,10 @@ class _Table:
         """Compile an op's CUDA kernel for OPJIT_ARCH, or for sm_90 without it, because this
         machine lacks a GPU.
         """
-        if self.stopped:
+        title = f"{op.qualified} on cuda"
+        if self.stopped or title not in (self.last_failed or [title]):
             return
-        self.begin(f"{op.qualified} on cuda")
+        self.begin(title)
         cuda = backends.for_device("cuda")
         arch = os.environ.get("OPJIT_ARCH", "")
         try:

@@ -63,3 +63,13 @@ def test_without_a_failure_last_failed_runs_every_check_and_says_so(wrong: Path)
     done = command("test", wrong, *CHEAP, *only("fake kernel"), "--last-failed")
     assert done.stdout.startswith("no check failed in the last run, so all are run\n")
     assert done.stdout.splitlines()[-1] == "1 ok"
+
+
+def test_last_failed_runs_every_check_of_an_op_if_only_another_op_failed(
+    wrong: Path, tmp_path: Path
+) -> None:
+    right = Mistake("right", "").write(tmp_path / "right")
+    command("test", wrong, *CHEAP, *only("fake kernel", "results"))
+    done = command("test", right, *CHEAP, *only("fake kernel"), "--last-failed")
+    assert done.stdout.startswith("no check failed in the last run, so all are run\n")
+    assert done.stdout.splitlines()[-1] == "1 ok"
