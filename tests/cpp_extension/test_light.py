@@ -592,6 +592,7 @@ def test_a_header_that_is_named_by_its_path_is_never_replaced(name: str) -> None
     ("mistake", "message"),
     [
         ("x = x + n;", "'n' was not declared"),
+        ("x = x * y;", "'y' was not declared"),
         ("x.sizz();", "has no member named 'sizz'"),
         ("int64_t n = x.sizes();", "cannot convert"),
         ("x = x + 1", "expected ';'"),
@@ -773,6 +774,8 @@ def test_the_names_that_a_text_declares_are_those_outside_of_functions_and_class
         Made::Made(int size) : member(size) { int local = 1; for (int i = 0;;) {} }
         struct Own { friend bool compared(Own, Own); friend struct Other; };
         Own Own::made(const Own &own = {}) { return own; }
+        enum class Scoped : char { hidden }; long operator ""_suffix(unsigned long); void call_operator();
+        template <typename T = void> using Alias = Made<Kind::chosen, T>; using std::imported;
     """
     found = vocabulary.declared(text)
     assert found >= {
@@ -790,8 +793,16 @@ def test_the_names_that_a_text_declares_are_those_outside_of_functions_and_class
         "compared",
         "Other",
         "Own",
+        "Scoped",
+        "Alias",
+        "imported",
+        "call_operator",
     }
     assert not found & {
+        "hidden",
+        "_suffix",
+        "chosen",
+        "T",
         "to",
         "member",
         "method",
@@ -824,7 +835,7 @@ def test_the_names_of_torchs_headers_are_found() -> None:
         "module_",
     }
     assert words | headers._all_operators() - {"and", "or", "xor"} | some <= names | texts.keys()
-    assert not names & {"n", "x", "idx", "total"}
+    assert not names & {"n", "x", "idx", "total", "y", "g", "c", "T"}
 
 
 VARIABLE = """

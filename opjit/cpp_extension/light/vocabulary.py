@@ -22,10 +22,10 @@ _TOKEN = re.compile(
     r'"(?:\\.|[^"\\\n])*"|\b\d(?:\'?[\w.])*|\'(?:\\.|[^\'\\\n])+\'|[{}();]'
 )  # literals may hold brackets
 _OPEN = re.compile(
-    r"\bnamespace\b(?!\s+attr\b)|\benum\b|\bextern\s*$"
+    r"\bnamespace\b(?!\s+attr\b)|\benum\b(?!\s+(?:class|struct)\b)|\bextern\s*$"
 )  # c10::attr has short words, which nobody uses without attr
 _NO_NAMES = re.compile(
-    r'operator\s*(?:""\s*\w+|\W{1,3})|\)(?:\s|noexcept)*:(?!:).*|->|[<>]=|<<', re.DOTALL
+    r"\boperator\b\s*(?:\w+|\W{1,3})|\)(?:\s|noexcept)*:(?!:).*|->|[<>]=|<<", re.DOTALL
 )
 _ARGUMENTS = re.compile(r"<[^<>]*>")
 _NAME = re.compile(r"(?<!::)(?<!:: )\b[A-Za-z_]\w*")
@@ -42,7 +42,7 @@ def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> frozenset[
         names = declared(_preprocessed(cxx, flags, staged))
         (staged / _FILE).write_text(json.dumps(sorted(names)))
 
-    content = ["vocabulary", *versions(cxx), *flags]
+    content = ["declared names", *versions(cxx), *flags]
     place = runtime_objects.kept(base, content, (_FILE,), make)
     return frozenset(json.loads((place / _FILE).read_text()))
 
@@ -97,11 +97,11 @@ def declared(text: str) -> set[str]:
 
 
 def _names(statement: str) -> set[str]:
-    if "using" in statement:
-        return set(re.findall(r"\w+", statement))
     text = _NO_NAMES.sub(" ", statement)
     before = ""
     while text != before:
         before = text
         text = _ARGUMENTS.sub(" ", text)
+    if "using" in text:
+        text = text.partition("=")[0].replace("::", " ")
     return set(_NAME.findall(text))
