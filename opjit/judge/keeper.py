@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from opjit import files
-from opjit.errors import CompileError, DeclarationError, OpjitError
+from opjit.errors import (
+    CompileError,
+    DeclarationError,
+    DeviceUnavailable,
+    OpjitError,
+    ToolMissing,
+)
 from opjit.judge import protocol, sandbox
 from opjit.judge.bench import Bench
 from opjit.judge.protocol import Channel, Died, Failed, Fork, Resume, Stopped
@@ -161,9 +167,11 @@ def _failure(error: Exception) -> Failed:
     message = str(error)
     if isinstance(error, (CompileError, DeclarationError, SyntaxError)):
         word = "compile"
+    elif isinstance(error, (DeviceUnavailable, ToolMissing)):
+        word = "unavailable"
     elif "CUDA error" in message:  # the process cannot use the device any more
         word = "crash"
         message = message.splitlines()[0]  # without torch's advice
     if not isinstance(error, OpjitError):
         message = f"{type(error).__name__}: {message}"
-    return Failed(word, message[:4000], word == "compile")
+    return Failed(word, message[:4000], word in ("compile", "unavailable"))

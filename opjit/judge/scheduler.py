@@ -106,7 +106,7 @@ class Judge:
             return replace(known, candidate=name, cached=True, seconds={})
         for pool in self.pools:
             verdict = Trial(pool, text, name).run()
-            if verdict.verdict != "emulated":
+            if verdict.verdict not in ("emulated", "unavailable"):
                 break
         if verdict.verdict not in ("noisy", "timeout"):
             self._known[digest] = verdict

@@ -35,6 +35,10 @@ _SLACK = (
     1 << 20
 )  # bytes of results beyond the expected ones, so that a wrong dtype can be described
 _SMALLEST = 0.05  # part of a measured time that is left without the messages' time
+_NEEDS_GPU = (
+    "a kernel with a launch configuration needs a GPU; judge it with --device cuda on a machine with "
+    "a GPU, or give it host code, which is emulated without a GPU"
+)
 _LINE = re.compile(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):")
 
 
@@ -64,6 +68,9 @@ class Trial:
     def run(self) -> Verdict:
         word: Word
         try:
+            needs_gpu = self.task.op is not None and launch.RULE.search(self.text)
+            if needs_gpu and self.pool.device == "cpu":
+                raise VerdictReached("unavailable", _NEEDS_GPU)
             ways = {"device": self._on_bench, "emulated": self._emulated}
             word, message = ways.get(self.tier, self._in_worker)()
         except VerdictReached as reached:
@@ -121,11 +128,6 @@ class Trial:
 
     def _emulated(self) -> tuple[Word, str]:
         """Run CUDA code on the CPU, where races and bad addresses are found. Nothing is timed, and the verdict is never "correct"."""
-        if launch.RULE.search(self.text):
-            message = (
-                "a kernel without host code needs a GPU, because its launch rule is not emulated"
-            )
-            raise VerdictReached("compile", message)
         small = [call for call in self.task.samples if call.sample.numel <= SMALL]
         with self.pool.worker() as self.worker:
             with self._stage("build"):

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from opjit import resources
 
-Word = Literal["correct", "wrong", "compile", "crash", "timeout", "cheat", "noisy", "emulated"]
+Word = Literal[
+    "correct", "wrong", "compile", "crash", "timeout", "cheat", "noisy", "emulated", "unavailable"
+]
 Tier = Literal["device", "op", "python", "emulated", ""]
 
 
@@ -37,7 +39,8 @@ class Verdict:
         candidate: its name, for example its path.
         verdict: ``correct``; ``wrong``: a result differs, or an error was raised; ``compile``: the text does not build;
             ``crash``; ``timeout``; ``cheat``; ``noisy``: correct, but its timings vary too much; ``emulated``: CUDA code that was
-            right and had no race on the CPU. It did not run on a GPU, so it is not counted as correct.
+            right and had no race on the CPU. It did not run on a GPU, so it is not counted as correct. ``unavailable``: the machine
+            lacks the device or the compiler for it, so it was not judged.
         tier: ``device``: no host code of it ran. ``op``: a library in a restricted process. ``python``: cooperative. ``emulated``:
             CUDA code that ran on the CPU.
         task: the name of the task.

@@ -1,12 +1,13 @@
 """CUDA candidates without a GPU: a wrong one, a race and a bad address are rejected, and no verdict is "correct" or has a time."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
-from opjit.errors import DeviceUnavailable
-from opjit.judge import Judge, Verdict
+from opjit.errors import DeviceUnavailable, ToolMissing
+from opjit.judge import Judge, Verdict, keeper
 from tests.helpers import command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -93,8 +94,24 @@ def test_a_wrong_result_and_a_wrong_text_are_rejected(verdicts: dict[str, Verdic
 def test_a_kernel_with_a_launch_rule_is_refused_with_the_reason(
     verdicts: dict[str, Verdict],
 ) -> None:
-    assert verdicts["rule"].verdict == "compile"
+    assert verdicts["rule"].verdict == "unavailable"
     assert "needs a GPU" in verdicts["rule"].message
+
+
+def test_a_kernel_with_a_launch_rule_is_not_blamed_for_a_machine_without_a_gpu(
+    tmp_path: Path, no_gpu: None
+) -> None:
+    candidate = tmp_path / "scale.cu"
+    candidate.write_text(CANDIDATES["rule"])
+    done = command("judge", SCALE, candidate, "--device", "cpu", "--workers", "1", "--json")
+    verdict = json.loads(done.stdout)
+    assert (done.returncode, verdict["verdict"]) == (0, "unavailable"), verdict
+    assert "judge it with --device cuda on a machine with a GPU" in verdict["message"]
+
+
+@pytest.mark.parametrize("error", [ToolMissing("nvrtc", "install it"), DeviceUnavailable("no GPU")])
+def test_an_error_of_the_machine_is_not_the_candidates(error: Exception) -> None:
+    assert keeper._failure(error).word == "unavailable"
 
 
 def test_the_command_shows_the_word(tmp_path: Path, no_gpu: None) -> None:
