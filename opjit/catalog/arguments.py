@@ -28,7 +28,11 @@ def ops_on_devices(
     for op in (op for text in texts for op in ops(text)):
         devices = [device] if device else op.devices()
         if not devices:
-            say(
-                f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(op.backends()) or 'nothing'}"
-            )
+            say(without_device(op))
         yield from ((op, each) for each in devices)
+
+
+def without_device(op: Op) -> str:
+    """Return the report of an op that no device of this machine can run."""
+    has = " and ".join(op.backends()) or "nothing"
+    return f"{op.qualified} runs on no device of this machine: it has kernels for {has}"

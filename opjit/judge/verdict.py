@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from typing import Any, Literal
 
 from opjit import resources
@@ -88,17 +87,13 @@ class Verdict:
 
     def json(self) -> str:
         """Return the verdict as a line of JSON. Infinity and NaN become null."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, float):
-                return round(value, 9) if math.isfinite(value) else None
-            if isinstance(value, (list, tuple)):
-                return [plain(each) for each in value]
-            if isinstance(value, dict):
-                return {name: plain(each) for name, each in value.items()}
-            return value
-
-        return json.dumps(plain(dataclasses.asdict(self)))
+        text = json.dumps(dataclasses.asdict(self))
+        plain = json.loads(
+            text,
+            parse_constant=lambda infinite: None,
+            parse_float=lambda digits: round(float(digits), 9),
+        )
+        return json.dumps(plain)
 
 
 def schema() -> dict[str, Any]:

@@ -155,12 +155,10 @@ def _test_on_devices(table: _Table, op: Op, name: str) -> None:
     for device in devices:
         table.test(op, device, name)
 
-    kernels = op.backends()
-    if chosen is None and "cuda" in kernels and "cuda" not in devices:
+    if chosen is None and "cuda" in op.backends() and "cuda" not in devices:
         table.compile(op)
     elif not devices:
-        has = " and ".join(kernels) or "nothing"
-        click.echo(f"{op.qualified} runs on no device of this machine: it has kernels for {has}")
+        click.echo(arguments.without_device(op))
 
 
 def show(op: Op, device: str) -> None:
@@ -226,8 +224,7 @@ class _Table:
         self.results: list[CheckResult] = []
         self._subject = ""
         self._ran: set[str] = set()  # sanitizers
-        self._compiled = False
-        self._emulated = False
+        self._remarks: set[str] = set()  # of the verdict
         self._causes: dict[str, list[str]] = {}  # the checks that failed, by the cause
         self.last_failed = report.last_failed() if options.last_failed else None
 
@@ -332,7 +329,7 @@ class _Table:
         if built.status != "ok":
             self.add(built)
             return
-        self._emulated = True
+        self._remarks.add("CUDA emulated and not run on a GPU")
         for checked in (True, False):
             part = [check for check in checks if (check in emulator.checks) is checked]
             prepare = partial(emulator.prepare, op, checked)
@@ -365,7 +362,7 @@ class _Table:
         else:
             note = f"compiled for {target.arch}, but not run without a GPU; use --emulate to run it on the CPU"
             self.add(Line("build", "ok", note))
-            self._compiled = True
+            self._remarks.add("CUDA compiled and not run")
 
     def add(self, line: Line, place: str = "", command: str = "") -> None:
         """Keep and print a line, and below it the author's line and the command that repeats the call.
@@ -397,12 +394,7 @@ class _Table:
 
         counts = Counter(result.line.status for result in self.results)
         verdict = [f"{counts[status]} {status}" for status in _COLORS if counts[status]]
-        if not verdict:
-            verdict = ["nothing was checked"]
-        if self._compiled:
-            verdict.append("CUDA compiled and not run")
-        if self._emulated:
-            verdict.append("CUDA emulated and not run on a GPU")
+        verdict = [*(verdict or ["nothing was checked"]), *sorted(self._remarks)]
         if self.stopped:
             verdict.append("stopped at the first failure")
         click.echo(", ".join(verdict))

@@ -25,8 +25,9 @@ class CheckResult(NamedTuple):
 
     def fields(self) -> dict[str, object]:
         """Return the attributes for JSON."""
-        fields = {"subject": self.subject, "place": self.place, "command": self.command}
-        return {**fields, **self.line._asdict()}
+        fields = {**self._asdict(), **self.line._asdict()}
+        del fields["line"]
+        return fields
 
 
 def write_junit(results: Iterable[CheckResult], path: Path) -> None:

@@ -147,17 +147,8 @@ def sanitize_op(op: Op, name: str) -> str:
 
 def command(tool: str, name: str) -> list[str]:
     """Return the words that run Python under one of compute-sanitizer's tools."""
-    return [
-        tool,
-        "--tool",
-        name,
-        "--error-exitcode",
-        str(FOUND),
-        "--report-api-errors",
-        "no",
-        *FOR_CUDA[name],
-        sys.executable,
-    ]
+    words = f"--tool {name} --error-exitcode {FOUND} --report-api-errors no"
+    return [tool, *words.split(), *FOR_CUDA[name], sys.executable]
 
 
 def under_tool(tool: str, name: str, ops: Sequence[Op]) -> subprocess.CompletedProcess[str]:
