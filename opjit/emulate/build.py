@@ -41,13 +41,13 @@ _OF_RUNTIME = (
 HEADERS = {
     **dict.fromkeys(_OF_RUNTIME.split(), "runtime_api.h"),
     **dict.fromkeys(["cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"], "half.h"),
-    **dict.fromkeys(
-        ["cooperative_groups.h", "cooperative_groups/reduce.h"], "cooperative_groups.h"
-    ),
+    "cooperative_groups.h": "cooperative_groups.h",
+    "cooperative_groups/reduce.h": "cooperative_groups.h",
     "assert.h": "assertion.h",
     "cassert": "assertion.h",
 }
 _COMMON = ["-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
+_OF_GLUE = "-shared -std=gnu11 -O2 -fPIC -fexceptions -fvisibility=hidden"
 _BOTH = ["-fsanitize-coverage=trace-pc", "-ffp-contract=fast"]
 _FAST = ["-O2", *_BOTH]
 _CHECKED = [
@@ -121,12 +121,14 @@ def runtime() -> ctypes.CDLL:
 
 
 def runtime_folder() -> Path:
-    compiler = toolchain.require_compiler(base())
+    """Return the folder of the runtime library. Raises BuildError if the compiler fails."""
+    compiler = toolchain.require_compiler(default_store().notes)
     libraries = ["-lstdc++", "-ldl", f"-Wl,-soname,{RUNTIME}"]
     flags = [*_COMMON[:-1], "-O2", "-shared", *_SOURCES, *libraries]
 
     def make(staged: Path) -> None:
-        run_tool([compiler.path, *flags, "-o", str(staged / RUNTIME)], device_folder())
+        words = [*flags, "-o", str(staged / RUNTIME)]
+        runtime_objects.compile_part(compiler, words, device_folder())
 
     content = [own_text(), compiler.version, compiler.machine, flags]
     return runtime_objects.kept(base(), content, (RUNTIME,), make)
@@ -159,7 +161,7 @@ def binary(op: OpState, checked: bool) -> Path:
         include += extra.include
         sources += [Path(path) for path in extra.sources if path.endswith(".cu")]
         author = nvcc_flags.translated(extra.cuda)[1]
-    compiler = toolchain.require_compiler(base())
+    compiler = toolchain.require_compiler(default_store().notes)
     flags = [*compiler_flags(checked), *author]
     moment = Moment()
     known = [moment.digest(str(path)) for path in sources]
@@ -300,12 +302,11 @@ def _link(
     compiled = [f"{source.stem}.emulated.o" for source in sources]
     compiled += [str(parts / part) for part in runtime_objects.OBJECTS]
     wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED] if checked else []
-    of_glue = ["-shared", "-std=gnu11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
     libraries = f"-ltorch_cpu -l:{RUNTIME} -lstdc++ -lm -Wl,-z,defs".split()
     folders = [f"-L{parts}", f"-L{runtime_folder()}"]
     out = ["-o", str(staged / _BINARY)]
     return [
-        *of_glue,
+        *_OF_GLUE.split(),
         f"-I{include}",
         "opjit_glue.c",
         *compiled,

@@ -9,6 +9,7 @@ import pytest
 from opjit.builder import glue
 from opjit.catalog import registry
 from opjit.emulate import build
+from opjit.errors import BuildError
 from tests.helpers import command, ended, fresh
 
 CODE = """
@@ -122,3 +123,17 @@ def test_an_atomic_is_one_step_even_if_the_compiler_inlines_nothing(no_gpu: None
     """
     done = fresh(code, {"OPJIT_EMULATE": "fast"})
     assert done.stdout == "[320000, 4999]\n", done
+
+
+def test_the_error_of_a_compiler_that_cannot_build_the_emulation_names_its_first_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "cc"
+    fails = "echo 'fiber.cc:1:1: error: no C++ compiler' >&2; exit 1"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *fiber.cc*) {fails};; esac\nexec gcc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(BuildError, match=r"runtime: fiber\.cc:1:1: error: no C\+\+ compiler"):
+        build.runtime_folder()
+    assert not [*tmp_path.glob("cache/v*/cc-*")]  # notes on compilers are in `toolchain`
