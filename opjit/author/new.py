@@ -50,7 +50,7 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
         if platform.machine() == "aarch64"
         else ["x86-64-v3", "x86-64-v4"]
     )
-    listed = ", ".join(f'"{arch}"' for arch in [*archs, *(["sm_80", "sm_90"] if cuda else [])])
+    listed = json.dumps([*archs, *(["sm_80", "sm_90"] if cuda else [])])
     values = {"project": project, "package": package, "archs": listed}
     texts = {
         "pyproject.toml": "pyproject.toml",

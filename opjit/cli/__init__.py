@@ -44,17 +44,14 @@ def _op_py_error(error: Exception) -> str | None:
     """Return the text of an error that an op.py raised, with the traceback from that file on. Return None for any other error."""
     from opjit.catalog import registry
 
-    folder = next(
-        (
-            frame.f_locals["folder"]
-            for frame, _ in traceback.walk_tb(error.__traceback__)
-            if frame.f_code is registry.declare_folder.__code__
-        ),
-        None,
-    )
-    if folder is None:
+    folders = [
+        frame.f_locals["folder"]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code is registry.declare_folder.__code__
+    ]
+    if not folders:
         return None
-    file = str(folder / "op.py")
+    file = str(folders[0] / "op.py")
     lines = traceback.extract_tb(error.__traceback__)
     own = list(dropwhile(lambda line: line.filename != file, lines))
     place = traceback.format_exception_only(error)[:-1] if isinstance(error, SyntaxError) else []

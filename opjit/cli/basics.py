@@ -205,17 +205,21 @@ def why(op: str, device: str | None, arch: str | None, print_json: helps.PrintJs
     explicit = op.startswith("cpp_extension.")
     name = op.removeprefix("cpp_extension.")
     root = default_store()
+    extensions = entries(name, root)
+    log = failed_build(name, root)
     try:
         found = [] if explicit else arguments.ops(op)
     except UnknownOp:
-        if not entries(name, root) and failed_build(name, root) is None:
+        if not extensions and log is None:
             raise
         found = []
     if not found and (device or arch):
         raise click.UsageError(
             f"--device and --arch need an op, but {name} is a C++ extension; leave them out"
         )
-    extensions, log = ([], None) if found else (entries(name, root), failed_build(name, root))
+    if found:
+        extensions = []
+        log = None
     if explicit and not extensions and log is None:
         raise OpjitError(
             f"no entry of a C++ extension {name!r} in the cache {root.root}; run `opjit cache ls` to list the entries"

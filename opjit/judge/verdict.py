@@ -90,7 +90,7 @@ class Verdict:
         text = json.dumps(dataclasses.asdict(self))
         plain = json.loads(
             text,
-            parse_constant=lambda infinite: None,
+            parse_constant=lambda _: None,  # infinity and NaN
             parse_float=lambda digits: round(float(digits), 9),
         )
         return json.dumps(plain)

@@ -394,7 +394,8 @@ class _Table:
 
         counts = Counter(result.line.status for result in self.results)
         verdict = [f"{counts[status]} {status}" for status in _COLORS if counts[status]]
-        verdict = [*(verdict or ["nothing was checked"]), *sorted(self._remarks)]
+        verdict = verdict or ["nothing was checked"]
+        verdict += self._remarks
         if self.stopped:
             verdict.append("stopped at the first failure")
         click.echo(", ".join(verdict))

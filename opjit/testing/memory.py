@@ -122,12 +122,10 @@ def _memory(op: Op, device: str) -> str:
     """Repeated calls keep no memory of the host or the device; nor do calls that the op rejects."""
     measures = {"host": _host_memory()} | ({"device": _device_memory} if device == "cuda" else {})
     calls = distinct_samples(op, device, 4)
-    rejected = [
-        calls[0].map(
-            lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn), "a dtype without arithmetic"
-        )
-    ]
-    for sample in trials([*calls, *rejected]):
+    rejected = calls[0].map(
+        lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn), "a dtype without arithmetic"
+    )
+    for sample in trials([*calls, rejected]):
         for where, measure in measures.items():
             kept = _kept(op, sample, measure)
             assert not kept, f"the op kept {kept} bytes of {where} memory per call on ({sample})"

@@ -60,10 +60,7 @@ def _compare_sample(op: Op, sample: Sample) -> bool | None:
     reference rejects it.
     """
     float8 = any(t.dtype in _FLOAT8 for t in sample.tensors())
-    calls = [sample]
-    if float8:
-        calls.append(sample.map(_widened))
-    expected = _expected(op, calls)
+    expected = _expected(op, (sample, sample.map(_widened)))
     if expected is None:
         return None
     try:
@@ -77,9 +74,8 @@ def _compare_sample(op: Op, sample: Sample) -> bool | None:
             ) from None
         return False
     if float8:
-        got = [_widened(result) for result in got]
-        expected = [_widened(result) for result in expected]
-        assert_same(got, expected, sample, within=_EIGHTH)
+        wide = [list(map(_widened, results)) for results in (got, expected)]
+        assert_same(*wide, sample, within=_EIGHTH)
     else:
         _assert_right(op, sample, got, expected)
     return True

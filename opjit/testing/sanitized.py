@@ -140,10 +140,8 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
                 self._finding = self._pipe.recv()
             except (EOFError, ConnectionResetError):
                 self._errors.seek(0)
-                said = [
-                    "it printed nothing",
-                    *self._errors.read().decode(errors="replace").strip().splitlines(),
-                ][-1]
+                printed = self._errors.read().decode(errors="replace").strip()
+                said = printed.rpartition("\n")[2] or "it printed nothing"
                 self._finding = (
                     Line(self._name, "skipped", f"Python does not run under them: {said}"),
                     {},
