@@ -219,9 +219,7 @@ class _Compilation:
             **compilers.NEUTRAL,
             "CC": compiler,  # nvcc's host compiler
             "CXX": compiler,  # the glue is C, so no C++ compiler is needed
-            "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # the flags of opjit make the complete list
             "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
-            "PYTORCH_NVCC": None,
         }
         variables = {
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
