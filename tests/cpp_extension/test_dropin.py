@@ -567,6 +567,17 @@ def test_the_first_line_of_an_error_is_the_compilers(
         )
 
 
+def test_a_source_may_have_a_dollar_in_its_path_and_two_may_not_have_one_object_file(
+    name: str, tmp_path: Path
+) -> None:
+    path = plain(tmp_path / "a$b")
+    assert value(opjit.load(name, path, is_python_module=False, extra_cflags=["-DVALUE=5"])) == 5
+    other = Path(path).with_suffix(".cc")
+    other.write_text("int other;\n")
+    with pytest.raises(CompileError, match=r"have the same name, .* one object file; rename one"):
+        opjit.load(name, [path, str(other)], is_python_module=False, extra_cflags=["-DVALUE=5"])
+
+
 @pytest.mark.parametrize(("given", "better"), [("my-ext", "my_ext"), ("2nd", "_2nd")])
 def test_a_name_that_c_plus_plus_cannot_have_is_named_where_the_code_needs_one(
     tmp_path: Path, source: Path, given: str, better: str
