@@ -91,6 +91,15 @@ def test_the_builder_s_map_has_every_file_of_it() -> None:
     )
 
 
+def test_the_builder_s_map_names_functions_that_there_are() -> None:
+    page = (ROOT / "opjit/builder/MAP.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \| `(\w+)` \|", page, re.MULTILINE)
+    assert len(steps) > 15
+    for file, function in steps:
+        text = (ROOT / "opjit" / file).read_text(encoding="utf-8")
+        assert f"def {function}(" in text, f"{file}: {function}"
+
+
 @pytest.mark.parametrize(
     ("message", "is_good"),
     [
