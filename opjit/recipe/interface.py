@@ -13,6 +13,8 @@ from collections.abc import Iterator
 _DYNAMIC = 6
 _SYMBOLS = 11  # types of sections
 _VERSIONS = (0x6FFFFFFD, 0x6FFFFFFF)  # of definitions, and of symbols
+_SYMBOL = 24  # bytes
+_IS_SET = b"\0" + b"\1" * 255  # by byte
 _NEEDED = 1
 _SONAME = 14  # tags of the dynamic section
 
@@ -44,6 +46,17 @@ def digest(path: str) -> str:
             raise OSError(errno.ENOEXEC, text, path) from None
 
 
+def _kept_of_symbols(part: bytes) -> bytes:
+    """Return the name, the kind and the visibility of each symbol, and whether it is defined. A library has many."""
+    columns = [part[byte::_SYMBOL] for byte in range(8)]  # of 4, 1 and 1 bytes, and the section
+    low, high = (int.from_bytes(column.translate(_IS_SET), "little") for column in columns[6:])
+    columns[6:] = [(low | high).to_bytes(len(columns[0]), "little")]
+    kept = bytearray(len(columns) * len(columns[0]))
+    for byte, column in enumerate(columns):
+        kept[byte :: len(columns)] = column
+    return bytes(kept)
+
+
 def _parts(content: mmap.mmap) -> Iterator[bytes]:
     (offset,) = struct.unpack_from("<Q", content, 40)
     size, count = struct.unpack_from("<HH", content, 58)
@@ -55,8 +68,7 @@ def _parts(content: mmap.mmap) -> Iterator[bytes]:
         if kind == _SYMBOLS:
             _, _, _, _, names, names_length, _ = sections[link]
             yield content[names : names + names_length]
-            for name, info, other, section, _, _ in struct.iter_unpack("<IBBHQQ", part):
-                yield struct.pack("<IBB?", name, info, other, bool(section))
+            yield _kept_of_symbols(part)
         elif kind == _DYNAMIC:
             for tag, value in struct.iter_unpack("<QQ", part):
                 yield struct.pack("<QQ", tag, value) if tag in (_NEEDED, _SONAME) else b""

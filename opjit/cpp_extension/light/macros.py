@@ -115,7 +115,7 @@ def _dumped(
 def words_of(texts: Iterable[bytes]) -> list[str]:
     """Return the words of some texts, sorted."""
     words = {word for text in texts for word in _WORD.findall(text)}
-    return sorted(word.decode() for word in words)
+    return sorted(map(bytes.decode, words))
 
 
 def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:
