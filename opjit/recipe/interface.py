@@ -14,7 +14,6 @@ _DYNAMIC = 6
 _SYMBOLS = 11  # types of sections
 _VERSIONS = (0x6FFFFFFD, 0x6FFFFFFF)  # of definitions, and of symbols
 _SYMBOL = 24  # bytes
-_IS_SET = b"\0" + b"\1" * 255  # by byte
 _NEEDED = 1
 _SONAME = 14  # tags of the dynamic section
 
@@ -48,9 +47,9 @@ def digest(path: str) -> str:
 
 def _kept_of_symbols(part: bytes) -> bytes:
     """Return the name, the kind and the visibility of each symbol, and whether it is defined. A library has many."""
-    columns = [part[byte::_SYMBOL] for byte in range(8)]  # of 4, 1 and 1 bytes, and the section
-    low, high = (int.from_bytes(column.translate(_IS_SET), "little") for column in columns[6:])
-    columns[6:] = [(low | high).to_bytes(len(columns[0]), "little")]
+    columns = [part[byte::_SYMBOL] for byte in range(6)]  # of 4, 1 and 1 bytes
+    sections = zip(part[6::_SYMBOL], part[7::_SYMBOL], strict=True)
+    columns.append(bytes(map(any, sections)))
     kept = bytearray(len(columns) * len(columns[0]))
     for byte, column in enumerate(columns):
         kept[byte :: len(columns)] = column

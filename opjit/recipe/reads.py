@@ -142,11 +142,10 @@ class Moment:
 
         Raises OSError.
         """
-        known = self._digests.get((path, shared))
-        if known is None:
-            known = self._digest(path, shared)
-            self._digests[path, shared] = known
-        return known
+        request = (path, shared)
+        if request not in self._digests:
+            self._digests[request] = self._digest(path, shared)
+        return self._digests[request]
 
     def _digest(self, path: str, shared: bool) -> str:
         if path in self.texts:

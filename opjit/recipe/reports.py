@@ -272,11 +272,10 @@ class ReportReader:
         return path
 
     def _is_folder(self, path: str) -> bool:
-        known = self._parents.get(path)
-        if known is None:
-            known = self.moment.exists(path) or path + os.sep in (GENERATED, os.sep)
-            self._parents[path] = known
-        return known
+        if path not in self._parents:
+            is_there = self.moment.exists(path) or path + os.sep in (GENERATED, os.sep)
+            self._parents[path] = is_there
+        return self._parents[path]
 
     def _asked(
         self, headers: Mapping[str, str], order: Sequence[str], words: Sequence[str]
