@@ -163,7 +163,7 @@ def run_compiler(
 
 
 def time_limit() -> float:
-    """Return the time limit for the tools of one build in seconds; 0 for no limit.
+    """Return the time limit for each tool of a build in seconds; 0 for no limit.
 
     Raises BadSetting if OPJIT_TIMEOUT is not a number.
     """
