@@ -92,8 +92,8 @@ def _assert_right(op: Op, sample: Sample, got: list[Any], expected: list[Any]) -
         on_cpu = all(tensor.is_cpu for tensor in sample.tensors())
         tool = "thread" if on_cpu else "racecheck"
         raise AssertionError(
-            f"{error}; equal calls give different results, which a race does: "
-            f"run `opjit test --sanitize {tool}`"
+            f"{error}; equal calls give different results, which a race or memory outside the "
+            f"tensors does: run `opjit test --sanitize {tool}`"
         ) from None
 
 
@@ -181,7 +181,7 @@ def _with_other_numbers(sample: Sample) -> Iterator[Sample]:
         elif isinstance(value, int):
             other = value + 1
         elif isinstance(value, float):
-            other = value / 2 if value else 0.5
+            other = value * 0.618 or 0.5  # which no conversion to an integer keeps
         else:
             continue
         args, kwargs = tree_unflatten([*values[:index], other, *values[index + 1 :]], spec)

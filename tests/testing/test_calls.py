@@ -111,11 +111,16 @@ def test_a_check_whose_calls_are_all_empty_is_not_ok(make_op: MakeOp) -> None:
         (
             "numbers",
             {"before": "static double first; if (!first) first = a;", "value": "first * from[at]"},
-            r"with 1\.25 in place of 2\.5",
+            r"with 1\.545 in place of 2\.5",
         ),
-        ("numbers", {"value": "(scalar_t)2.5 * from[at] + 0 * a"}, r"with 1\.25 in place of 2\.5"),
+        (
+            "numbers",
+            {"value": "(scalar_t)((int)(2 * a) / 2.0 * from[at])"},
+            r"with 1\.545 in place of 2\.5",
+        ),
+        ("numbers", {"value": "(scalar_t)2.5 * from[at] + 0 * a"}, r"with 1\.545 in place of 2\.5"),
     ],
-    ids=["static buffer", "index of 16 bits", "state kept", "number ignored"],
+    ids=["static buffer", "index of 16 bits", "state kept", "number rounded", "number ignored"],
 )
 def test_a_mistake_that_few_elements_or_one_number_hide_is_found(
     make_op: MakeOp, check: str, wrong: dict[str, str], told: str
