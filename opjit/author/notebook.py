@@ -30,12 +30,13 @@ from opjit.wanted import target_of
 
 _SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)
 _WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # keeps quotes, which a schema may have
-_FLAGS = ("cflags", "cuda_cflags", "ldflags", "include")  # in the order of `flags.check_flags`
-_VALUES = ("like", "fake", "reference", "test", "bench", "over", "arch", *_FLAGS)
+_FLAG_NAMES = "cflags cuda_cflags ldflags include"
+_FLAGS = _FLAG_NAMES.split()  # in the order of `flags.check_flags`
+_VALUE_NAMES = f"like fake reference test bench over arch {_FLAG_NAMES}"
 _PARAMETERS: list[click.Parameter] = [
     click.Argument(["schema"], nargs=-1, required=True),
     click.Option(["--cuda"], is_flag=True),
-    *(click.Option([f"--{name.replace('_', '-')}"]) for name in _VALUES),
+    *(click.Option([f"--{name.replace('_', '-')}"]) for name in _VALUE_NAMES.split()),
 ]
 _LINE = click.Command(
     "%%opjit",

@@ -37,10 +37,6 @@ SOURCE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-def examples(*lines: str) -> str:
-    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
-
-
 class Command(click.Command):
     """A command with the options that all commands have: -h, -q and -v."""
 
@@ -96,7 +92,8 @@ def command(
     With `declares`, all ops are declared before it runs.
     """
     kind = OpCommand if declares else Command
-    return click.command(name, cls=kind, epilog=examples(*lines), **settings)
+    examples = "\n  ".join(("\b\nExamples:", *lines))
+    return click.command(name, cls=kind, epilog=examples, **settings)
 
 
 def _be_quiet(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -261,11 +258,13 @@ def ops_argument(metavar: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return click.argument("ops", metavar=metavar, nargs=-1, shell_complete=ops, required=required)
 
 
-device_option = click.option(
-    "--device",
-    shell_complete=devices,
-    help="Device to use. Default: the current accelerator, or the CPU.",
-)
+def _device_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    text = f"Device to use. Default: {default}."
+    return click.option("--device", shell_complete=devices, help=text)
+
+
+device_option = _device_option("the current accelerator, or the CPU")
+devices_option = _device_option("every available device that the op supports")
 
 
 def split(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
@@ -299,9 +298,4 @@ host_option = click.option(
     default="",
     callback=split,
     help="Host CPUs of the machines with the GPUs, for example x86_64,aarch64. Default: this machine's.",
-)
-devices_option = click.option(
-    "--device",
-    shell_complete=devices,
-    help="Device to use. Default: every available device that the op supports.",
 )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class Sample(NamedTuple):
@@ -73,15 +73,13 @@ class Sample(NamedTuple):
         return sum(t.numel() for t in self.tensors())
 
     def __str__(self) -> str:
-        def shown(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
+        def shown(value: torch.Tensor) -> str:
             strides = "" if value.is_contiguous() else f" strides {tuple(value.stride())}"
             return _Shown(
                 f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{strides}"
             )
 
-        args, kwargs = tree_map(shown, self.values)
+        args, kwargs = tree_map_only(torch.Tensor, shown, self.values)
         named = [f"{name}={value!r}" for name, value in kwargs.items()]
         return ", ".join([*map(repr, args), *named, *([self.note] if self.note else [])])
 

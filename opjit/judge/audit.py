@@ -6,19 +6,13 @@ from pathlib import Path
 
 from opjit.judge.verdict import VerdictReached
 
-_SEARCHES = "searches the process for values of other modules"
-_WATCHES = "watches the code that measures it"
-_REFUSED = {
-    "sys._getframe": _SEARCHES,
-    "sys._current_frames": _SEARCHES,
-    "gc.get_objects": _SEARCHES,
-    "gc.get_referrers": _SEARCHES,
-    "sys.settrace": _WATCHES,
-    "sys.setprofile": _WATCHES,
-    "sys.addaudithook": _WATCHES,
-    "os.fork": "starts processes",
-    "os.forkpty": "starts processes",
+_REASONS = {
+    "searches the process for values of other modules": "sys._getframe sys._current_frames"
+    " gc.get_objects gc.get_referrers",
+    "watches the code that measures it": "sys.settrace sys.setprofile sys.addaudithook",
+    "starts processes": "os.fork os.forkpty",
 }
+_REFUSED = {event: reason for reason, events in _REASONS.items() for event in events.split()}
 
 
 class Watch:

@@ -16,10 +16,11 @@ import click
 import torch
 from torch.utils._pytree import tree_map_only
 
+from opjit.declare.sample import tensors_of
 from opjit.errors import BadSetting
 from opjit.judge import referee
 from opjit.judge.scheduler import Judge
-from opjit.judge.task import Expected, Task, to_device
+from opjit.judge.task import Expected, Task
 from opjit.judge.verdict import Verdict
 
 _COLORS = {"correct": "green", "noisy": "yellow", "cheat": "magenta", "emulated": "cyan"}
@@ -117,7 +118,7 @@ def lint(task: Task) -> list[str]:
     passed: Counter[str] = Counter()
     for number, call in enumerate(calls):
         for name, results in _trivial_results(call, calls[number - 1]).items():
-            on_cpu = [to_device(each, "cpu") for each in results]
+            on_cpu = tree_map_only(torch.Tensor, torch.Tensor.cpu, results)
             passed[name] += referee.compare(on_cpu, call) is None
     return [
         f"{name} would pass {count} of {len(calls)} samples"
@@ -127,7 +128,7 @@ def lint(task: Task) -> list[str]:
 
 
 def _has_elements(call: Expected) -> bool:
-    return any(isinstance(each, torch.Tensor) and each.numel() for each in call.results)
+    return any(each.numel() for each in tensors_of(call.results))
 
 
 def _trivial_results(call: Expected, before: Expected) -> dict[str, list[Any]]:

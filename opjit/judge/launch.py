@@ -210,21 +210,23 @@ def _value(node: ast.AST, given: dict[str, Any]) -> Any:
     raise ValueError(f"a launch configuration supports {known}, got {ast.unparse(node)}")
 
 
-_C_TYPES = {  # and their names in ctypes
-    "*": "c_void_p",
-    "float": "c_float",
-    "double": "c_double",
-    "bool": "c_bool",
-    "int": "c_int32",
-    "unsigned": "c_uint32",
-    "unsigned int": "c_uint32",
-    "int32_t": "c_int32",
-    "uint32_t": "c_uint32",
-    "int64_t": "c_int64",
-    "long": "c_int64",
-    "long long": "c_int64",
-    "size_t": "c_uint64",
-}
+# The types of parameters, and their names in ctypes.
+_C_TYPE_NAMES = """
+    *: c_void_p
+    float: c_float
+    double: c_double
+    bool: c_bool
+    int: c_int32
+    unsigned: c_uint32
+    unsigned int: c_uint32
+    int32_t: c_int32
+    uint32_t: c_uint32
+    int64_t: c_int64
+    long: c_int64
+    long long: c_int64
+    size_t: c_uint64
+"""
+_C_TYPES = dict(re.findall(r"(\S.*): (.+)", _C_TYPE_NAMES))
 
 
 def _c_value(kind: str, value: Any) -> Any:

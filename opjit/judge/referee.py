@@ -16,11 +16,12 @@ _LOW = (
 
 def max_error(got: Iterable[Any], expected: Iterable[Any]) -> float:
     """Return the largest absolute difference of any two elements, or 0 without numbers."""
-    largest = 0.0
-    for one, other in zip(got, expected, strict=False):
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            largest = max(largest, float(max_difference(one, other)))
-    return largest
+    differences = [
+        float(max_difference(one, other))
+        for one, other in zip(got, expected, strict=False)
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    ]
+    return max(differences, default=0.0)
 
 
 def max_difference(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -90,10 +90,8 @@ class Options(NamedTuple):
                 "--sample N needs --only CHECK, because calls are numbered for each check"
             )
 
-        applicable = [check for check in known if check.device in (None, device)]
-        if not self.only:
-            return applicable
-        return [check for check in applicable if check.name in self.only]
+        only = self.only or names
+        return [check for check in known if check.name in only and check.device in (None, device)]
 
 
 def run_checks(

@@ -5,6 +5,7 @@ import math
 import unittest
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class ReferenceFailed(AssertionError):
     """The op's reference raised an error on a sample. The text names the error and the sample."""
 
 
+@dataclass
 class CallWatch:
     """Follows the calls of a check.
 
@@ -41,16 +43,15 @@ class CallWatch:
         largest: the most elements that one of these calls had.
     """
 
-    def __init__(
-        self, say: Callable[[object], object] = lambda what: None, only: int | None = None
-    ) -> None:
-        self.say = say
-        self.only = only
-        self.reset()
+    say: Callable[[object], object] = lambda what: None
+    only: int | None = None
+    number: int | None = None
+    calls: int = 0
+    largest: int = 0
 
     def reset(self) -> None:
         """Forget the calls of the check before."""
-        self.number: int | None = None
+        self.number = None
         self.calls = 0
         self.largest = 0
 
