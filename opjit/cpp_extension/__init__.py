@@ -36,8 +36,8 @@ from opjit.store.store import default_store
 
 __all__ = ["load", "load_inline", "patched"]
 
-# With OPJIT_EMULATE, `opjit.emulate` makes a call without CUDA of a call with CUDA sources.
-emulator: Callable[[InlineCall], InlineCall] | None = None
+# With OPJIT_EMULATE, `opjit.emulate` makes a call without CUDA of a call with CUDA sources, and changes no other call.
+emulator: Callable[[LoadCall | InlineCall], LoadCall | InlineCall] | None = None
 
 _opened: dict[
     str, set[tuple[int, int]]
@@ -243,7 +243,7 @@ def _load_call(call: LoadCall | InlineCall) -> Any:
         builder.torch_call, "names"
     ):  # the program put this function in torch's place, and a build calls torch's
         return builder.torch_call.names[call.function](**call.for_torch())
-    if emulator is not None and isinstance(call, InlineCall) and call.cuda_sources:
+    if emulator is not None:
         call = emulator(call)
     try:
         wanted = binary.of_call(call, default_store().notes)

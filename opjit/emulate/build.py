@@ -11,10 +11,10 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from opjit import backends, files, resources
+from opjit import backends, files, loader, resources
 from opjit.backends import DeviceCompiler, Flags, cpu
 from opjit.backends.targets import here
 from opjit.builder import glue, runtime_objects
@@ -23,16 +23,15 @@ from opjit.builder.diagnosis import diagnose
 from opjit.declare.op_state import OpState
 from opjit.emulate.translate import translate
 from opjit.errors import NoKernel, OpjitError
-from opjit.loader import Loaded, first_group
 from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.reports import ReportReader, Search, preprocessed_files
+from opjit.store.entry import Entry
 from opjit.store.store import default_store
 
 RUNTIME = "libopjit_emulate.so"
 _BINARY = "emulated.so"
-_SOURCES = ("fiber.cc", "launch.cc", "check.cc", "finding.cc")
 _OF_RUNTIME = (
     "cuda.h cuda_runtime.h cuda_runtime_api.h device_launch_parameters.h device_functions.h "
     "math_constants.h vector_types.h vector_functions.h sm_30_intrinsics.h driver_types.h"
@@ -46,17 +45,20 @@ HEADERS = {
     "assert.h": "assertion.h",
     "cassert": "assertion.h",
 }
-_COMMON = ["-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
-_OF_GLUE = "-shared -std=gnu11 -O2 -fPIC -fexceptions -fvisibility=hidden"
-_BOTH = ["-fsanitize-coverage=trace-pc", "-ffp-contract=fast"]
-_FAST = ["-O2", *_BOTH]
-_CHECKED = [
-    "-O1",
-    *_BOTH,
-    "-DOPJIT_EMULATE_CHECKED",
-    "-fsanitize=thread,alignment,bounds",
-    "--param=tsan-distinguish-volatile=1",
-]
+_RUNTIME_WORDS = (
+    "-std=c++17 -gdwarf-4 -w -fPIC -fexceptions -O2 -shared fiber.cc launch.cc check.cc finding.cc "
+    f"-lstdc++ -ldl -Wl,-soname,{RUNTIME}"
+)
+_GLUE_FLAGS = "-shared -std=gnu11 -O2 -fPIC -fexceptions -fvisibility=hidden"
+_KERNEL_FLAGS = (
+    "-std=c++17 -gdwarf-4 -w -fPIC -fexceptions -fvisibility=hidden "
+    "-fsanitize-coverage=trace-pc -ffp-contract=fast "
+)
+_FAST = "-O2"
+_CHECKED = (
+    "-O1 -DOPJIT_EMULATE_CHECKED -fsanitize=thread,alignment,bounds "
+    "--param=tsan-distinguish-volatile=1"
+)
 # Features that are not emulated, by words of an #include or of g++'s first error.
 _NOT_EMULATED = r"""
 mma\.h|wmma|nvcuda|mma_sync: tensor cores are not emulated
@@ -67,11 +69,8 @@ cudaGraph|cudaStreamBeginCapture: CUDA graphs are not emulated
 cublas|cudnn|cufft|curand|cusparse|cusolver|nccl: NVIDIA's libraries are not emulated
 inline PTX: its instructions are not emulated
 """
-_WRAPPED = ("empty_strided", "empty_like", "empty_broadcast", "contiguous", "scratch")
-_OF_CPU = (
-    "mm_out",
-    "addmm_out",
-)  # torch's functions for CUDA tensors that have a twin for the CPU's
+_WRAPPED = "empty_strided empty_like empty_broadcast contiguous scratch"
+_OF_CPU = "mm_out addmm_out"  # torch's functions for CUDA tensors that have a twin for the CPU's
 
 
 class _Emulated(cpu.Cpu):
@@ -89,10 +88,9 @@ def install_emulated(op: OpState, checked: bool) -> None:
         NoKernel: the op lacks a CUDA kernel, or the kernel uses a feature that is not emulated.
         CompileError: g++ does not compile it.
     """
-    loaded = open_binary(binary(op, checked))
+    library = binary(op, checked)
     runtime().emu_set_checking(int(checked))
-    if loaded.registered.opjit_register() != 0:
-        raise AssertionError("torch did not accept the emulated kernel")
+    loader.load(entry_of(library), op.qualified)
 
 
 def set_checking() -> bool:
@@ -102,14 +100,11 @@ def set_checking() -> bool:
     return checked
 
 
-def open_binary(path: Path) -> Loaded:
-    """Open an emulated library. It is not yet registered with torch."""
-    runtime()
-    library = ctypes.CDLL(str(path))
-    library.opjit_redirect.argtypes = (ctypes.c_void_p,)
-    library.opjit_share_groups.argtypes = (ctypes.c_void_p,)
-    library.opjit_share_groups(ctypes.addressof(first_group))
-    return Loaded("emulated", library)
+def entry_of(library: Path) -> Entry:
+    """Return an emulated library in the form of an entry of the store. It can be opened once `runtime` is."""
+    with library.open("rb") as file:
+        identity = files.inode_signature(file.fileno())
+    return Entry(library.parent, library.parent.name, library, "store", identity)
 
 
 @cache
@@ -123,8 +118,7 @@ def runtime() -> ctypes.CDLL:
 def runtime_folder() -> Path:
     """Return the folder of the runtime library. Raises BuildError if the compiler fails."""
     compiler = toolchain.require_compiler(default_store().notes)
-    libraries = ["-lstdc++", "-ldl", f"-Wl,-soname,{RUNTIME}"]
-    flags = [*_COMMON[:-1], "-O2", "-shared", *_SOURCES, *libraries]
+    flags = _RUNTIME_WORDS.split()
 
     def make(staged: Path) -> None:
         words = [*flags, "-o", str(staged / RUNTIME)]
@@ -155,6 +149,8 @@ def binary(op: OpState, checked: bool) -> Path:
     source = op.declaration.source(backends.for_device("cuda"))
     include = [str(source.parent), resources.include_path()]
     sources = [source]
+    code = op.declaration.code
+    names = {} if code is None else {str(source): code.shown or source.name}
     author = []
     extra = op.declaration.flags_of_author
     if extra is not None:
@@ -167,19 +163,14 @@ def binary(op: OpState, checked: bool) -> Path:
     known = [moment.digest(str(path)) for path in sources]
     rendered = glue.render(op.schema, _Emulated(), source.name)["opjit_glue.c"]
     content = [own_text(), rendered, compiler.version, flags, include, known]
-
-    def is_good(place: Path) -> bool:
-        return runtime_objects.is_current(place, [_BINARY], moment)
+    is_good = partial(runtime_objects.is_current, needed=[_BINARY], moment=moment)
 
     def make(staged: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
             work = Path(folder)
             try:
                 read = _read_by(compiler, flags, sources, include, work)
-                of_emulation = f"{device_folder()}/"
-                names = {str(source): _shown(op, source)}
-                translated = [path for path in read.digests if not path.startswith(of_emulation)]
-                write_translated(translated, work, names)
+                write_translated(read.digests, work, names)
                 (work / "opjit_glue.c").write_text(rendered, "utf-8")
                 _write_wrappers(op, sources, work)
                 every = includes(work, include)
@@ -206,7 +197,10 @@ def _read_by(
     include: Sequence[str],
     work: Path,
 ) -> Reads:
-    """Return the files of an op's author and of opjit that its sources include, before their translation, by the compiler's report."""
+    """Return the files of an op's author and of opjit that its sources include, by the compiler's report.
+
+    They are not yet translated. A digest in the key stands for the files of the emulation.
+    """
     started = files.tick(work)
     write_headers(work)
     unit = work / "every_source.cc"
@@ -217,8 +211,8 @@ def _read_by(
     read = preprocessed_files(command, work) or [*map(str, sources)]
     system = toolchain.system_folders([compiler])
     reader = ReportReader(str(work), str(work), Moment(), system, (), started)
-    of_system = tuple(f"{folder}/" for folder in system)
-    own = [path for path in read if not path.startswith(of_system)]
+    others = tuple(f"{folder}/" for folder in [*system, device_folder()])
+    own = [path for path in read if not path.startswith(others)]
     return reader.compiled(own, [], Search((), order))
 
 
@@ -230,13 +224,7 @@ def _flags_of_cpu() -> Flags:
 def compiler_flags(checked: bool) -> list[str]:
     """The flags of g++. With a level of the processor that has -mfma, products and sums are fused as nvcc fuses them."""
     march = [flag for flag in _flags_of_cpu().c if flag.startswith("-march=")]
-    return [*_COMMON, *(_CHECKED if checked else _FAST), *march]
-
-
-def _shown(op: OpState, source: Path) -> str:
-    """Return the name of an op's source in messages. A text has a temporary path, so its label is used."""
-    code = op.declaration.code
-    return str(source) if code is None else code.shown or source.name
+    return [*(_KERNEL_FLAGS + (_CHECKED if checked else _FAST)).split(), *march]
 
 
 def write_translated(read: Iterable[str], work: Path, names: Mapping[str, str]) -> None:
@@ -290,7 +278,7 @@ extern "C" opjit_status opjit_{function}({", ".join(declared)})
 
 def includes(work: Path, include: Sequence[str]) -> list[str]:
     """The folders of headers: the author's and opjit's, translated, then the emulation's."""
-    twins = [f"-Daoti_torch_cuda_{name}=aoti_torch_cpu_{name}" for name in _OF_CPU]
+    twins = [f"-Daoti_torch_cuda_{name}=aoti_torch_cpu_{name}" for name in _OF_CPU.split()]
     translated = [f"-I{work}/files{folder}" for folder in include]
     return [*twins, f"-I{work}", f"-I{work}/headers", *translated, f"-I{device_folder()}"]
 
@@ -301,19 +289,18 @@ def _link(
     """The words after the compiler's name that link an op's library."""
     compiled = [f"{source.stem}.emulated.o" for source in sources]
     compiled += [str(parts / part) for part in runtime_objects.OBJECTS]
-    wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED] if checked else []
-    libraries = f"-ltorch_cpu -l:{RUNTIME} -lstdc++ -lm -Wl,-z,defs".split()
-    folders = [f"-L{parts}", f"-L{runtime_folder()}"]
-    out = ["-o", str(staged / _BINARY)]
+    wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED.split()] if checked else []
+    libraries = f"-ltorch_cpu -l:{RUNTIME} -lstdc++ -lm -Wl,-z,defs -o".split()
     return [
-        *_OF_GLUE.split(),
+        *_GLUE_FLAGS.split(),
         f"-I{include}",
         "opjit_glue.c",
         *compiled,
         *wrapped,
-        *folders,
+        f"-L{parts}",
+        f"-L{runtime_folder()}",
         *libraries,
-        *out,
+        str(staged / _BINARY),
     ]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
 
 from opjit import backends
 from opjit.declare.sample import Sample
@@ -75,12 +73,7 @@ def prepare(op: Op, checked: bool) -> None:
     """Make torch call an op's emulated kernel for CPU tensors, in a child process of `opjit test`."""
     build.install_emulated(refuse_unknown_waivers(op), checked)
     _ = op.reference_function
-    declared = op.samples_on
-
-    def small(device: str) -> Iterator[Any]:
-        return (sample for sample in declared(device) if sample.numel <= _LARGEST)
-
-    samples = list(small("cpu"))
+    samples = [sample for sample in op.samples_on("cpu") if sample.numel <= _LARGEST]
     op.samples(lambda device: iter(samples))
 
 

@@ -1,17 +1,19 @@
-"""`opjit.load_inline` with CUDA sources on CPU tensors, under OPJIT_EMULATE=1.
+"""`opjit.load` and `opjit.load_inline` with CUDA sources on CPU tensors, under OPJIT_EMULATE=1.
 
 The sources become C++, and tensors of the CPU are accepted in the place of tensors on a GPU. The result is an extension without CUDA."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from opjit.builder import runtime_objects
 from opjit.builder.compile_step import NvccOnly
-from opjit.cpp_extension.arguments import InlineCall
-from opjit.cpp_extension.identity import EMULATED
+from opjit.cpp_extension.arguments import InlineCall, LoadCall
+from opjit.cpp_extension.identity import CUDA, EMULATED
 from opjit.emulate import build
 from opjit.emulate.translate import translate
 from opjit.errors import NoKernel
@@ -30,72 +32,126 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 _OF_TORCH = re.compile(r"(ATen|c10)/cuda/\w+\.(h|cuh)")
 # Findings need the names and lines of code. Debug information of torch's classes takes a compiler seconds.
 _DEBUG = "-g1"
+_FIRST = '#include <torch/extension.h>\n#include "torch_cuda.h"\n'
 
 
-def emulated_call(call: InlineCall) -> InlineCall:
-    """Return the call of an extension without CUDA that does the same as a call with CUDA sources.
+def emulated_call(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
+    """Return the call of an extension without CUDA that does the same as a call with CUDA sources, or the same call if it has none.
 
     Raises NoKernel for a source that is not emulated.
     """
+    if not _has_cuda(call):
+        return call
     flags = build.compiler_flags(build.set_checking())[1:]  # torch chooses the version of C++
     flags += [_DEBUG, EMULATED, f"-I{build.device_folder()}"]
     flags += nvcc_flags.translated(call.extra_cuda_cflags or [])[1]
+    flags += call.extra_cflags or []
     link = [f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}"]
+    files = _Files(call.extra_include_paths or ())
     try:
-        sources = _translated_sources(call)
+        sources = files.of_load(call) if isinstance(call, LoadCall) else files.of_inline(call)
     except NvccOnly as reason:
         raise NoKernel(f"{call.name} is not emulated: {reason}") from None
+    content = files.write().name  # the key of the extension covers all files by this word
     return replace(
         call,
-        cpp_sources=sources,
-        cuda_sources=None,
-        extra_cflags=[*flags, *(call.extra_cflags or [])],
+        **sources,
+        extra_cflags=[*flags, f"-DOPJIT_EMULATE_FILES={content}"],
         extra_cuda_cflags=None,
         extra_ldflags=[*(call.extra_ldflags or []), *link],
         with_cuda=False,
     )
 
 
-def _translated_sources(call: InlineCall) -> list[str]:
-    """Return C++ sources. CUDA code is in a file, so that findings have its name and the lines of the text.
-
-    torch compiles both kinds of sources apart, so the macros of the first do not reach the second.
-    """
-    name = f"{call.name}.cu"
-    cpp = _joined(call.cpp_sources)
-    cuda = _joined(call.cuda_sources)
-    translated = _translated(cuda, name)
-
-    def make(staged: Path) -> None:
-        (staged / name).write_text(translated, "utf-8", "surrogateescape")
-
-    kept = runtime_objects.kept(build.base(), translated, (name,), make)
-    ended = "".join(f"#undef {macro}\n" for macro in _MACRO.findall(cpp))
-    included = f'#include "torch_cuda.h"\n{ended}#include "{kept / name}"\n'
-    return [_translated(cpp, "cpp_sources"), included]
+def _has_cuda(call: LoadCall | InlineCall) -> bool:
+    if isinstance(call, InlineCall):
+        return bool(call.cuda_sources)
+    return any(path.endswith(CUDA) for path in _listed(call.sources))
 
 
-def _joined(sources: str | list[str] | None) -> str:
-    return sources if isinstance(sources, str) else "\n".join(sources or [])
+class _Files:
+    """The translated files of a program, in one folder: its sources, and the headers that they include from the program."""
 
+    def __init__(self, include: Sequence[str]) -> None:
+        self.include = include
+        self.texts: dict[str, str] = {}  # by name in the folder
+        self.names: dict[Path, str] = {}
 
-def _translated(text: str, name: str) -> str:
-    """Translate a text, in which headers of CUDA and of torch's part for CUDA are the emulation's."""
+    def of_load(self, call: LoadCall) -> dict[str, Any]:
+        """Return the changed arguments of load."""
+        names = []
+        for path in _listed(call.sources):
+            name = self._add(Path(path))
+            if path.endswith(CUDA):
+                self.texts[f"{name}.cpp"] = f'{_FIRST}#include "{name}"\n'
+                name += ".cpp"
+            names.append(name)
+        folder = self.write()
+        return {"sources": [str(folder / name) for name in names]}
 
-    def header(found: re.Match[str]) -> str:
-        own = build.HEADERS.get(found[1])
-        if _OF_TORCH.fullmatch(found[1]):
-            own = "torch_cuda.h"
-        if own is not None:
+    def of_inline(self, call: InlineCall) -> dict[str, Any]:
+        """Return the changed arguments of load_inline. Findings have the name of a file, and the lines of the text.
+
+        torch compiles both kinds of sources apart, so the macros of the first do not reach the second.
+        """
+        name = f"{call.name}.cu"
+        cpp = "\n".join(_listed(call.cpp_sources))
+        cuda = "\n".join(_listed(call.cuda_sources))
+        self.texts[name] = self._translated(cuda, name, ())
+        translated = self._translated(cpp, "cpp_sources", ())
+        ended = "".join(f"#undef {macro}\n" for macro in _MACRO.findall(cpp))
+        included = f'#include "torch_cuda.h"\n{ended}#include "{self.write() / name}"\n'
+        return {"cpp_sources": [translated, included], "cuda_sources": None}
+
+    def _add(self, path: Path) -> str:
+        """Translate a file, unless it is translated, and return its name in the folder."""
+        path = path.resolve()
+        if path not in self.names:
+            name = path.name
+            if name in self.names.values():
+                name = f"{len(self.names)}.{name}"
+            self.names[path] = name
+            text = path.read_text("utf-8", "surrogateescape")
+            self.texts[name] = self._translated(text, path.name, (str(path.parent),))
+        return self.names[path]
+
+    def write(self) -> Path:
+        def make(staged: Path) -> None:
+            for name, text in self.texts.items():
+                (staged / name).write_text(text, "utf-8", "surrogateescape")
+
+        return runtime_objects.kept(build.base(), self.texts, [*self.texts], make)
+
+    def _translated(self, text: str, name: str, near: Sequence[str]) -> str:
+        """Translate a text. Headers of CUDA and of torch's part for CUDA become the emulation's, and the program's are translated.
+
+        `near` has the folder in which an #include looks first.
+        """
+
+        def header(found: re.Match[str]) -> str:
+            wanted = found[1]
+            own = build.HEADERS.get(wanted)
+            if _OF_TORCH.fullmatch(wanted):
+                own = "torch_cuda.h"
+            if own is None:
+                missing = build.missing_feature(wanted)
+                if missing:
+                    line = text.count("\n", 0, found.start()) + 1
+                    raise NvccOnly(f"{name}:{line}: {missing}")
+                places = [Path(folder, wanted) for folder in (*near, *self.include)]
+                local = next(filter(Path.is_file, places), None)
+                if local is None:
+                    return found[0]
+                own = self._add(local)
             return f'#include "{own}"'
-        missing = build.missing_feature(found[1])
-        if missing:
-            line = text.count("\n", 0, found.start()) + 1
-            raise NvccOnly(f"{name}:{line}: {missing}")
-        return found[0]
 
-    for row in _TWINS.strip().splitlines():
-        pattern, twin = row.split()
-        text = re.sub(pattern, twin, text)
-    _, _, lines = translate(_INCLUDE.sub(header, text), name).partition("\n")
-    return lines
+        shown = _INCLUDE.sub(header, text)
+        for row in _TWINS.strip().splitlines():
+            pattern, twin = row.split()
+            shown = re.sub(pattern, twin, shown)
+        _, _, lines = translate(shown, name).partition("\n")
+        return lines
+
+
+def _listed(sources: str | list[str] | None) -> list[str]:
+    return [sources] if isinstance(sources, str) else sources or []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from functools import cache
 
-from opjit import backends, cpp_extension, files
+from opjit import backends, cpp_extension
 from opjit.backends import Flags, Stream, cpu
 from opjit.backends.targets import Target
-from opjit.cpp_extension.arguments import InlineCall
+from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.declare.op_state import OpState
 from opjit.emulate import build, extension
 from opjit.store.entry import Entry
@@ -37,9 +37,7 @@ class EmulatedCuda(cpu.Cpu):
         """Build an op's emulated kernel, unless it is built, in place of the store's entry."""
         library = build.binary(op, build.set_checking())
         _warn()
-        with library.open("rb") as file:
-            identity = files.inode_signature(file.fileno())
-        return Entry(library.parent, library.parent.name, library, "store", identity)
+        return build.entry_of(library)
 
 
 def serve() -> None:
@@ -54,6 +52,8 @@ def _warn() -> None:
     warnings.warn(_WARNING, stacklevel=5)
 
 
-def _extension(call: InlineCall) -> InlineCall:
-    _warn()
-    return extension.emulated_call(call)
+def _extension(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
+    changed = extension.emulated_call(call)
+    if changed is not call:
+        _warn()
+    return changed

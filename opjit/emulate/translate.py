@@ -8,6 +8,7 @@ asm("ld.acquire..." : ...)          a function, for the forms in `_PTX`
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
@@ -65,8 +66,7 @@ def translate(text: str, path: str) -> str:
         edits = list(_File(text).edits())
     except Malformed as error:
         raise NvccOnly(str(error)) from None
-    escaped = path.replace("\\", r"\\").replace('"', r"\"")
-    return f'#line 1 "{escaped}"\n{_edited(text, edits)}'
+    return f"#line 1 {json.dumps(path, ensure_ascii=False)}\n{_edited(text, edits)}"
 
 
 def synchronization(text: str) -> list[int]:
@@ -206,7 +206,7 @@ class _File:
         groups = self._declarators(words[name:])
         declared = [self._declared(kind, group, dynamic, aligned) for group in groups]
         if dynamic and self._is_outside(index):
-            declared = [self._outside(kind, words[name:])]
+            declared = [self._outside(kind, groups[0][0])]
         return self.tokens[begin].start, self.tokens[end].start, "; ".join(declared)
 
     def _first_name(self, words: Sequence[int]) -> int:
@@ -242,9 +242,8 @@ class _File:
             f"{name}_emu_t &{name} = *({name}_emu_t *)emu_shared(&{name}_emu_v)"
         )
 
-    def _outside(self, kind: str, words: Sequence[int]) -> str:
+    def _outside(self, kind: str, name: str) -> str:
         """An array of dynamic shared memory that is declared outside of functions."""
-        [(name, _)] = self._declarators(words)
         get = f'({name}_emu_t *)emu_dynamic_shared("{name}", alignof({name}_emu_t))'
         return (
             f"typedef {kind} {name}_emu_t; static struct {{ "

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from opjit import api, backends, cpp_extension, request
+from opjit import api, backends, cpp_extension, loader, request
 from opjit.builder import build
 from opjit.declare.sample import tensors_of
 from opjit.emulate import build as emulation
@@ -170,8 +170,7 @@ class CandidateWorker:
         reload.install([op])
         emulation.runtime().emu_set_checking(1)
         self._give_up()
-        if emulation.open_binary(library).registered.opjit_register() != 0:
-            raise VerdictReached("wrong", "torch did not accept the emulated kernel")
+        loader.load(emulation.entry_of(library), op.qualified)
         self.call = op.overload
         return protocol.LoadedCandidate(tuple(self.isolation))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,62 @@ def test_a_feature_that_is_not_emulated_is_an_error_at_its_line(no_gpu: None) ->
     """
     done = ended(code, {"OPJIT_EMULATE": "1"})
     assert "emulated_wmma.cu:2: tensor cores are not emulated" in done.stderr, done
+
+
+SHIFT = """\
+#pragma once
+template <typename T>
+__global__ void shift(const T *x, T *y, int n)
+{
+    __shared__ T tile[64];
+    const int t = threadIdx.x;
+    tile[t] = t < n ? x[t] : 0;
+    SYNC
+    if (t < n)
+        y[t] = tile[(t + 1) % 64];
+}
+"""
+LAUNCH = """\
+#include <torch/types.h>
+#include "parts/shift.cuh"
+at::Tensor shifted(const at::Tensor &x)
+{
+    TORCH_CHECK(x.is_cuda(), "shifted takes a CUDA tensor");
+    auto y = at::empty_like(x);
+    shift<float><<<1, 64>>>(x.data_ptr<float>(), y.data_ptr<float>(), (int)x.numel());
+    return y;
+}
+"""
+BINDING = """\
+#include <torch/extension.h>
+at::Tensor shifted(const at::Tensor &x);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("shifted", &shifted); }
+"""
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_files_and_their_headers_run_on_cpu_tensors(
+    right: bool, tmp_path: Path, no_gpu: None
+) -> None:
+    (tmp_path / "parts").mkdir()
+    sync = "__syncthreads();" if right else ""
+    (tmp_path / "parts/shift.cuh").write_text(SHIFT.replace("SYNC", sync))
+    (tmp_path / "shift.cu").write_text(LAUNCH)
+    (tmp_path / "binding.cpp").write_text(BINDING)
+    code = f"""
+        import torch, opjit, warnings
+        warnings.simplefilter("ignore")  # that kernels are emulated
+        folder = {str(tmp_path)!r}
+        module = opjit.load("emulated_shift", [f"{{folder}}/binding.cpp", f"{{folder}}/shift.cu"])
+        try:
+            print(module.shifted(torch.arange(64.))[:3].tolist())
+        except RuntimeError as error:
+            print(error)
+    """
+    done = fresh(code, {"OPJIT_EMULATE": "1"})
+    line = r"emulated: shift\.cuh:(7|10): race on shared memory `tile`, .* in line (7|10);.*\n"
+    expected = re.escape("[1.0, 2.0, 3.0]\n") if right else line
+    assert re.fullmatch(expected, done.stdout), done
 
 
 @pytest.mark.slow
