@@ -32,19 +32,6 @@ from opjit.store.store import default_store
 
 RUNTIME = "libopjit_emulate.so"
 _BINARY = "emulated.so"
-_OF_RUNTIME = (
-    "cuda.h cuda_runtime.h cuda_runtime_api.h device_launch_parameters.h device_functions.h "
-    "math_constants.h vector_types.h vector_functions.h sm_30_intrinsics.h driver_types.h"
-)
-# CUDA's headers, and the emulation's, which have their content.
-HEADERS = {
-    **dict.fromkeys(_OF_RUNTIME.split(), "runtime_api.h"),
-    **dict.fromkeys(["cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"], "half.h"),
-    "cooperative_groups.h": "cooperative_groups.h",
-    "cooperative_groups/reduce.h": "cooperative_groups.h",
-    "assert.h": "assertion.h",
-    "cassert": "assertion.h",
-}
 _RUNTIME_WORDS = (
     "-std=c++17 -gdwarf-4 -w -fPIC -fexceptions -O2 -shared fiber.cc launch.cc check.cc finding.cc "
     f"-lstdc++ -ldl -Wl,-soname,{RUNTIME}"
@@ -54,7 +41,6 @@ _KERNEL_FLAGS = (
     "-std=c++17 -gdwarf-4 -w -fPIC -fexceptions -fvisibility=hidden "
     "-fsanitize-coverage=trace-pc -ffp-contract=fast "
 )
-_FAST = "-O2"
 _CHECKED = (
     "-O1 -DOPJIT_EMULATE_CHECKED -fsanitize=thread,alignment,bounds "
     "--param=tsan-distinguish-volatile=1"
@@ -70,7 +56,6 @@ cublas|cudnn|cufft|curand|cusparse|cusolver|nccl: NVIDIA's libraries are not emu
 inline PTX: its instructions are not emulated
 """
 _WRAPPED = "empty_strided empty_like empty_broadcast contiguous scratch"
-_OF_CPU = "mm_out addmm_out"  # torch's functions for CUDA tensors that have a twin for the CPU's
 
 
 class _Emulated(cpu.Cpu):
@@ -139,7 +124,7 @@ def device_folder() -> Path:
 @cache
 def own_text() -> str:
     """A digest of the emulation itself: its C++, and the Python that translates."""
-    paths = [*sorted(device_folder().iterdir()), *sorted(Path(__file__).parent.glob("*.py"))]
+    paths = [*sorted(device_folder().rglob("*.*")), *sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
 
 
@@ -163,7 +148,6 @@ def binary(op: OpState, checked: bool) -> Path:
     known = [moment.digest(str(path)) for path in sources]
     rendered = glue.render(op.schema, _Emulated(), source.name)["opjit_glue.c"]
     content = [own_text(), rendered, compiler.version, flags, include, known]
-    is_good = partial(runtime_objects.is_current, needed=[_BINARY], moment=moment)
 
     def make(staged: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
@@ -187,6 +171,7 @@ def binary(op: OpState, checked: bool) -> Path:
                 raise _explained(op, str(failed)) from None
         runtime_objects.keep_reads(staged, read)
 
+    is_good = partial(runtime_objects.is_current, needed=[_BINARY], moment=moment)
     return runtime_objects.kept(base(), content, (_BINARY,), make, is_good=is_good) / _BINARY
 
 
@@ -202,11 +187,10 @@ def _read_by(
     They are not yet translated. A digest in the key stands for the files of the emulation.
     """
     started = files.tick(work)
-    write_headers(work)
     unit = work / "every_source.cc"
     named = ["opjit_cuda.h", "cuda_runtime.h", *map(str, sources)]
     unit.write_text("".join(f'#include "{name}"\n' for name in named), "utf-8", "surrogateescape")
-    order = (f"{work}/headers", *include, str(device_folder()))
+    order = (f"{device_folder()}/cuda", *include, str(device_folder()))
     command = [compiler.path, *flags, *(f"-I{folder}" for folder in order), str(unit)]
     read = preprocessed_files(command, work) or [*map(str, sources)]
     system = toolchain.system_folders([compiler])
@@ -224,7 +208,7 @@ def _flags_of_cpu() -> Flags:
 def compiler_flags(checked: bool) -> list[str]:
     """The flags of g++. With a level of the processor that has -mfma, products and sums are fused as nvcc fuses them."""
     march = [flag for flag in _flags_of_cpu().c if flag.startswith("-march=")]
-    return [*(_KERNEL_FLAGS + (_CHECKED if checked else _FAST)).split(), *march]
+    return [*(_KERNEL_FLAGS + (_CHECKED if checked else "-O2")).split(), *march]
 
 
 def write_translated(read: Iterable[str], work: Path, names: Mapping[str, str]) -> None:
@@ -236,17 +220,8 @@ def write_translated(read: Iterable[str], work: Path, names: Mapping[str, str]) 
         place.write_text(translate(text, names.get(path, path)), "utf-8", "surrogateescape")
 
 
-def write_headers(work: Path) -> None:
-    """Write CUDA's headers, which include the emulation's, into the folder ``headers``."""
-    for name, content in HEADERS.items():
-        place = work / "headers" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(f'#include "{device_folder() / content}"\n', "utf-8")
-
-
 def _write_wrappers(op: OpState, sources: Sequence[Path], work: Path) -> None:
-    """Write CUDA's headers, and a C++ file for each source, which includes it."""
-    write_headers(work)
+    """Write a C++ file for each source, which includes it."""
     for number, source in enumerate(sources):
         text = f'#include "cuda_runtime.h"\n#include "files{source}"\n'
         if number == 0:
@@ -277,10 +252,10 @@ extern "C" opjit_status opjit_{function}({", ".join(declared)})
 
 
 def includes(work: Path, include: Sequence[str]) -> list[str]:
-    """The folders of headers: the author's and opjit's, translated, then the emulation's."""
-    twins = [f"-Daoti_torch_cuda_{name}=aoti_torch_cpu_{name}" for name in _OF_CPU.split()]
+    """The folders of headers: CUDA's names, the author's and opjit's, translated, then the emulation's."""
+    twins = [f"-Daoti_torch_cuda_{name}=aoti_torch_cpu_{name}" for name in ("mm_out", "addmm_out")]
     translated = [f"-I{work}/files{folder}" for folder in include]
-    return [*twins, f"-I{work}", f"-I{work}/headers", *translated, f"-I{device_folder()}"]
+    return [*twins, f"-I{work}", f"-I{device_folder()}/cuda", *translated, f"-I{device_folder()}"]
 
 
 def _link(
@@ -290,7 +265,6 @@ def _link(
     compiled = [f"{source.stem}.emulated.o" for source in sources]
     compiled += [str(parts / part) for part in runtime_objects.OBJECTS]
     wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED.split()] if checked else []
-    libraries = f"-ltorch_cpu -l:{RUNTIME} -lstdc++ -lm -Wl,-z,defs -o".split()
     return [
         *_GLUE_FLAGS.split(),
         f"-I{include}",
@@ -299,7 +273,7 @@ def _link(
         *wrapped,
         f"-L{parts}",
         f"-L{runtime_folder()}",
-        *libraries,
+        *f"-ltorch_cpu -l:{RUNTIME} -lstdc++ -lm -Wl,-z,defs -o".split(),
         str(staged / _BINARY),
     ]
 

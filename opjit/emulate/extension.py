@@ -30,8 +30,6 @@ _TWINS = r"""
 _INCLUDE = re.compile(r'#[ \t]*include[ \t]*[<"]([\w./+-]+)[>"]')
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 _OF_TORCH = re.compile(r"(ATen|c10)/cuda/\w+\.(h|cuh)")
-# Findings need the names and lines of code. Debug information of torch's classes takes a compiler seconds.
-_DEBUG = "-g1"
 _FIRST = '#include <torch/extension.h>\n#include "torch_cuda.h"\n'
 
 
@@ -43,7 +41,8 @@ def emulated_call(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
     if not _has_cuda(call):
         return call
     flags = build.compiler_flags(build.set_checking())[1:]  # torch chooses the version of C++
-    flags += [_DEBUG, EMULATED, f"-I{build.device_folder()}"]
+    # -g1: findings need names and lines; debug information of torch's classes takes a compiler seconds
+    flags += ["-g1", EMULATED, f"-I{build.device_folder()}"]
     flags += nvcc_flags.translated(call.extra_cuda_cflags or [])[1]
     flags += call.extra_cflags or []
     link = [f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}"]
@@ -130,10 +129,11 @@ class _Files:
 
         def header(found: re.Match[str]) -> str:
             wanted = found[1]
-            own = build.HEADERS.get(wanted)
             if _OF_TORCH.fullmatch(wanted):
                 own = "torch_cuda.h"
-            if own is None:
+            elif (build.device_folder() / "cuda" / wanted).is_file():
+                own = f"cuda/{wanted}"
+            else:
                 missing = build.missing_feature(wanted)
                 if missing:
                     line = text.count("\n", 0, found.start()) + 1
@@ -149,8 +149,7 @@ class _Files:
         for row in _TWINS.strip().splitlines():
             pattern, twin = row.split()
             shown = re.sub(pattern, twin, shown)
-        _, _, lines = translate(shown, name).partition("\n")
-        return lines
+        return translate(shown, name).partition("\n")[2]
 
 
 def _listed(sources: str | list[str] | None) -> list[str]:

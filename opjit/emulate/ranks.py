@@ -120,14 +120,15 @@ class _ThreadRank(Members):
         counts = mmap.mmap(-1, COUNT_BYTES)
         lost = self.exchange(mmap.mmap(-1, LOST_BYTES))[0]
         starts = self.exchange(_address(own))
+        start = starts[self.rank]
         parts = (
-            ("signals", starts[self.rank], SIGNAL_BYTES),
-            ("inbox", starts[self.rank] + SIGNAL_BYTES, INBOX_BYTES * self.world),
-            ("buffer", starts[self.rank] + piece - size, size),
+            ("signals", start, SIGNAL_BYTES),
+            ("inbox", start + SIGNAL_BYTES, INBOX_BYTES * self.world),
+            ("buffer", start + piece - size, size),
             ("counts", _address(counts), COUNT_BYTES),
         )
-        for name, start, length in parts:
-            _show_checks(f"the {name} of rank {self.rank}", start, length)
+        for name, address, length in parts:
+            _show_checks(f"the {name} of rank {self.rank}", address, length)
         if self.rank == 0:
             _show_checks("the error words", _address(lost), LOST_BYTES)
         self.exchange(None)

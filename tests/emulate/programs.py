@@ -60,7 +60,6 @@ def compiled(source: Path, folder: Path) -> Callable[[int, int, int], Outcome]:
     runtime = build.runtime()
     runtime.emu_set_patience.argtypes = (ctypes.c_double,)
     runtime.emu_finding.restype = ctypes.c_char_p
-    build.write_headers(folder)
     build.write_translated([str(source), str(HERE / "harness.h")], folder, {})
     main = folder / "program.cc"
     main.write_text(f'#include "files{source}"\n')
