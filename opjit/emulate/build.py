@@ -58,7 +58,7 @@ inline PTX: its instructions are not emulated
 _WRAPPED = "empty_strided empty_like empty_broadcast contiguous scratch"
 
 
-class _Emulated(cpu.Cpu):
+class Emulated(cpu.Cpu):
     """The emulated device for the glue: kernels are CUDA's, and tensors the CPU's."""
 
     name = "cuda"
@@ -124,7 +124,7 @@ def device_folder() -> Path:
 @cache
 def own_text() -> str:
     """A digest of the emulation itself: its C++, and the Python that translates."""
-    paths = [*sorted(device_folder().rglob("*.*")), *sorted(Path(__file__).parent.glob("*.py"))]
+    paths = sorted([*device_folder().rglob("*.*"), *Path(__file__).parent.glob("*.py")])
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
 
 
@@ -146,7 +146,7 @@ def binary(op: OpState, checked: bool) -> Path:
     flags = [*compiler_flags(checked), *author]
     moment = Moment()
     known = [moment.digest(str(path)) for path in sources]
-    rendered = glue.render(op.schema, _Emulated(), source.name)["opjit_glue.c"]
+    rendered = glue.render(op.schema, Emulated(), source.name)["opjit_glue.c"]
     content = [own_text(), rendered, compiler.version, flags, include, known]
 
     def make(staged: Path) -> None:

@@ -53,10 +53,9 @@ def _not_reached(op: Op) -> str:
 
 def _calls(op: Op, device: str) -> list[Sample]:
     """Choose small samples: first of different kinds, then of other sizes, because sizes also decide which accesses race."""
-    distinct = distinct_samples(op, device, _CALLS)
-    shown = {str(sample) for sample in distinct}
     others = [sample for sample in op.samples_on(device) if 0 < sample.numel <= SMALL]
-    return [*distinct, *(each for each in others if str(each) not in shown)][:_CALLS]
+    samples = {str(each): each for each in [*distinct_samples(op, device, _CALLS), *others]}
+    return [*samples.values()][:_CALLS]
 
 
 def compile_both(op: Op) -> str:

@@ -6,7 +6,7 @@ import warnings
 from functools import cache
 
 from opjit import backends, cpp_extension
-from opjit.backends import Flags, Stream, cpu
+from opjit.backends import Flags, Stream
 from opjit.backends.targets import Target
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.declare.op_state import OpState
@@ -16,11 +16,10 @@ from opjit.store.entry import Entry
 _WARNING = "CUDA kernels run emulated on the CPU, as OPJIT_EMULATE is set: results, races and bounds; their time means nothing"
 
 
-class EmulatedCuda(cpu.Cpu):
+class EmulatedCuda(build.Emulated):
     """CUDA in name and sources, the CPU in tensors."""
 
-    name = "cuda"
-    suffix = ".cu"
+    compiler = None
     stream: Stream | None = Stream("cudaStream_t", "opjit_cuda.h", "")
 
     def host_arch(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.signatures import callee_start, named_parameter, template_arguments
@@ -80,13 +80,11 @@ def synchronization(text: str) -> list[int]:
 
 def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
     """Replace ranges of a text. Each keeps the number of its lines."""
-    pieces = []
-    at = 0
-    for start, end, new in sorted(edits):
-        lines = re.findall(r"\\?\n", text[start:end])
-        pieces += [text[at:start], re.sub(r"\\?\n", " ", new), *lines]
-        at = end
-    return "".join([*pieces, text[at:]])
+    for start, end, new in sorted(edits, reverse=True):
+        lines = "".join(re.findall(r"\\?\n", text[start:end]))
+        flat = re.sub(r"\\?\n", " ", new)
+        text = text[:start] + flat + lines + text[end:]
+    return text
 
 
 class _File:
@@ -261,18 +259,18 @@ class _File:
 
     def _asm(self, index: int) -> tuple[int, int, str]:
         """Replace inline PTX by C++, or by an error that the compiler raises if it keeps the line."""
-        at = index + 1
-        while self.words[at] != "(":
-            at += 1
+        at = self.words.index("(", index)
         close = self.brackets[at]
-        first = takewhile(lambda token: token.kind == "string", self.tokens[at + 1 :])
-        strings = [token.text[1:-1] for token in first]
-        inner = at + 1 + len(strings)
-        ptx = " ".join("".join(strings).replace("\\n", " ").replace("\\t", " ").split()).strip("; ")
+        inner = at + 1
+        strings = []
+        while self.tokens[inner].kind == "string":
+            strings.append(self.words[inner][1:-1])
+            inner += 1
+        ptx = re.sub(r"(\s|\\[nt])+", " ", "".join(strings)).strip("; ")
         operands = [
-            f"({self._between(self_at + 2, self.brackets[self_at + 1])})"
-            for self_at in range(inner, close)
-            if self.tokens[self_at].kind == "string" and self.words[self_at + 1] == "("
+            f"({self._between(start + 1, end)})"
+            for start, end in sorted(self.brackets.items())
+            if inner < start < close and self.tokens[start - 1].kind == "string"
         ]
         for pattern, code in _PTX:
             if re.fullmatch(pattern, ptx):
