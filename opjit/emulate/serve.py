@@ -6,7 +6,7 @@ import warnings
 from functools import cache
 
 from opjit import backends, cpp_extension
-from opjit.backends import Flags, Stream
+from opjit.backends import DeviceCompiler, Flags, Stream
 from opjit.backends.targets import Target
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.declare.op_state import OpState
@@ -19,7 +19,7 @@ _WARNING = "CUDA kernels run emulated on the CPU, as OPJIT_EMULATE is set: resul
 class EmulatedCuda(build.Emulated):
     """CUDA in name and sources, the CPU in tensors."""
 
-    compiler = None
+    compiler: DeviceCompiler | None = None
     stream: Stream | None = Stream("cudaStream_t", "opjit_cuda.h", "")
 
     def host_arch(self) -> str:
