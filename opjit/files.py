@@ -289,11 +289,6 @@ def _unmapped(user: int) -> bool:
     return user == overflow and sum(lengths) < 2**32 - 1
 
 
-def real_prefixes(folders: Iterable[str]) -> tuple[str, ...]:
-    """Prefixes of the real paths of all files in the folders."""
-    return tuple(os.path.realpath(folder) + os.sep for folder in folders if folder)
-
-
 def _open_own(name: str, flags: int) -> int:
     return os.open(name, flags, 0o644)  # without the mode, other users might be able to write it
 

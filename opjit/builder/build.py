@@ -260,13 +260,12 @@ def _read_in_vain(
 
 def _refuse_torch(recipe: Recipe, read: Iterable[str]) -> None:
     """Raise BuildError for a header that would tie an op to one version of torch or Python."""
-    forbidden = files.real_prefixes(
-        [
-            os.path.dirname(torch.__file__),
-            sysconfig.get_path("include"),
-            sysconfig.get_path("platinclude"),
-        ]
-    )
+    folders = [
+        os.path.dirname(torch.__file__),
+        sysconfig.get_path("include"),
+        sysconfig.get_path("platinclude"),
+    ]
+    forbidden = tuple(os.path.realpath(folder) + os.sep for folder in folders)
     place = cache(
         os.path.realpath
     )  # it queries the kernel for each part of a path, and many files share a few folders

@@ -114,12 +114,6 @@ def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
         raise NvccOnly(f"NVRTC does not have the flag {unknown.args[0]}") from None
 
 
-# --- the text -----------------------------------------------------------------------------------------------------------------------------
-
-
-# --- both parts ---------------------------------------------------------------------------------------------------------------------------
-
-
 class _Host(NamedTuple):
     """The compiled part of the host."""
 
@@ -134,11 +128,11 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
 
     Other files may have the same names. Returns the compilers' output. Raises as `compile_kernels` does."""
 
-    def text_for(arch: str) -> str:
-        return flat_text(unit, arch, work, compiler, found)
-
     with ThreadPoolExecutor() as pool:
-        host_text, *device_texts = pool.map(text_for, [HOST, *unit.archs])
+        texts = pool.map(
+            lambda arch: flat_text(unit, arch, work, compiler, found), [HOST, *unit.archs]
+        )
+        host_text, *device_texts = texts
         if unit.adapt:
             unit = unit.adapt(unit, host_text)
         own = _digest(work.name, host_text)

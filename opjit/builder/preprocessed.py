@@ -106,7 +106,9 @@ def flatten(
             elif _is_one_of(include[2], files):
                 flat.add("")
             else:
-                flat.add_apart([*_defined(macros), line, *_undefined(macros)])
+                defined = [f"#define {text}" for text in macros.values()]
+                undefined = [f"#undef {name}" for name in macros]
+                flat.add_apart([*defined, line, *undefined])
     return flat.text()
 
 
@@ -122,14 +124,6 @@ def _is_one_of(name: str, files: Iterable[str]) -> bool:
     """Whether the name in an ``#include`` line is the name of a file."""
     tail = _UPWARDS.sub("", name)
     return any(path == name or path.endswith(f"/{tail}") for path in files)
-
-
-def _defined(macros: Mapping[str, str]) -> list[str]:
-    return [f"#define {text}" for text in macros.values()]
-
-
-def _undefined(macros: Iterable[str]) -> list[str]:
-    return [f"#undef {name}" for name in macros]
 
 
 @dataclass

@@ -173,11 +173,11 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
     name = f"{schema.name}_without_results"
     arguments = schema.text.partition("(")[2].rpartition(" -> ")[0]
     library.define(f"{name}({arguments} -> ()", tags=_tags(schema))
-    library.impl(
-        name,
-        partial(_call_without_results, op),
-        "CompositeExplicitAutograd",
-    )
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        op.overload(*args, **kwargs)
+
+    library.impl(name, call, "CompositeExplicitAutograd")
     torch.library.register_fake(
         f"{schema.namespace}::{name}", lambda *args, **kwargs: None, lib=library
     )
@@ -189,10 +189,6 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
         return _returned(schema, args, kwargs)
 
     op.overload.py_functionalize_impl(functionalized)
-
-
-def _call_without_results(op: Op, *args: Any, **kwargs: Any) -> None:
-    op.overload(*args, **kwargs)
 
 
 def _returned(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

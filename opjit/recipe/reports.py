@@ -174,16 +174,14 @@ class ReportReader:
         """
         if not listing.is_file():
             return Reads({}, frozenset(), "the linker does not list the files that it reads")
-        opened = [line for line in _body(output).splitlines() if self._names_file(line)]
+        lines = [line for line in _body(output).splitlines() if line.strip()]
+        opened = [line for line in lines if os.path.isfile(os.path.join(self.folder, line))]
         text = listing.read_text("utf-8", "surrogateescape").partition("\n\n")[0]
         named = [line.removesuffix("\\").strip() for line in text.splitlines()[1:]]
         digests = self._digests([*named, *opened], linked=True)
         paths = (self._path(each) for each in _ATTEMPT.findall(output))
         absent = {self._missing(path) for path in paths if path is not None}
         return Reads(digests, frozenset(absent), "")
-
-    def _names_file(self, line: str) -> bool:
-        return os.path.isfile(os.path.join(self.folder, line)) if line.strip() else False
 
     def _path(self, raw: str) -> str | None:
         """Return the path by which a file is recorded.
