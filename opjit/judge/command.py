@@ -34,7 +34,7 @@ async def judge_files(judge: Judge, candidates: Iterable[Path], out: Any) -> Non
         for ready in asyncio.as_completed(pending):
             verdict = await ready
             line = shown(verdict) if out is None else verdict.json()
-            print(line, file=out or sys.stdout, flush=True)
+            click.echo(line, file=out)  # without colors in a file or a pipe
 
 
 def shown(verdict: Verdict) -> str:

@@ -120,6 +120,7 @@ def test_the_command_shows_the_word(tmp_path: Path, no_gpu: None) -> None:
     done = command("judge", SCALE, candidate, "--device", "cuda", "--workers", "1")
     assert "emulated" in done.stdout
     assert "it did not run on a GPU" in done.stdout, done
+    assert "\x1b" not in done.stdout
 
 
 def test_a_kernelbench_file_is_not_emulated(no_gpu: None) -> None:
