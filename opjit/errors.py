@@ -26,7 +26,11 @@ class UnknownOp(OpjitError, KeyError):
     """
 
     def __init__(self, name: str, closest: list[str]) -> None:
-        hint = f"did you mean {' or '.join(closest)}?" if closest else "`opjit list` shows all ops"
+        hint = "declare its directory with opjit.add_path(DIR) or OPJIT_PATH; `opjit list` shows the declared ops"
+        if "/" in name:
+            hint = "expected a name, got a path: call opjit.add_path with the path, and pass the name of the op"
+        elif closest:
+            hint = f"did you mean {' or '.join(closest)}?"
         super().__init__(f"no op named {name!r} is declared; {hint}")
         self.name = name
         self.closest = closest

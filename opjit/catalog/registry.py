@@ -259,6 +259,10 @@ def add_path(folder: StrPath) -> list[Op]:
     """
     place = Path(os.path.abspath(folder))
     folders = op_folders(place)
+    if place.is_file():
+        raise DeclarationError(
+            f"expected the directory of an op, got the file {place}; pass {place.parent}"
+        )
     if not folders and not place.is_dir():
         raise DeclarationError(f"there is no folder {place}")
     if not folders:

@@ -129,6 +129,23 @@ torch.testing.assert_close(torch.export.load({os.fspath(program)!r}).module()(x)
 """)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "mylib::softmax_of_mine",
+            r"declare its directory with opjit\.add_path\(DIR\) or OPJIT_PATH",
+        ),
+        ("./softmax", r"expected a name, got a path: call opjit\.add_path with the path"),
+    ],
+)
+def test_an_unknown_op_that_resembles_no_other_is_answered_with_the_way_to_declare_it(
+    name: str, told: str
+) -> None:
+    with pytest.raises(UnknownOp, match=told):
+        opjit.get(name, "cpu")
+
+
 @pytest.mark.parametrize("name", ["allredduce", "opjit::all_reduce", "Allreduce"])
 def test_an_unknown_op_is_answered_with_the_closest_names(name: str) -> None:
     with pytest.raises(

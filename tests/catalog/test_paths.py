@@ -91,6 +91,7 @@ def test_a_folder_without_an_op_is_refused_in_a_sentence(tmp_path: Path, made: s
     expected = {
         "a folder": r"no op is declared in \S+place: expected op\.py in it",
         "an op.py without an op": r"op\.py declares no op",
+        "a file": r"expected the directory of an op, got the file (\S+)/place; pass \1$",
         "C++": r'expected op\.py in it .*; scale\.cpp is C\+\+: build it with opjit\.load\("scale", \["\S+/scale\.cpp"\]\)',
     }
     with pytest.raises(DeclarationError, match=expected.get(made, r"there is no folder \S+place")):
