@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import traceback
 import warnings
 from itertools import dropwhile
@@ -122,9 +123,11 @@ def show_help(context: click.Context, words: tuple[str, ...]) -> None:
     ERROR is a class of errors, for example NoKernel.
     """
     page = Path(__file__).parents[1] / "ERRORS.md"
-    explanation = page.read_text("utf-8").partition(f"\n## {' '.join(words)}\n")[2]
-    if explanation:
-        click.echo(explanation.partition("\n## ")[0].strip())
+    title = re.escape(" ".join(words))
+    section = rf"(?ims)^## {title}\n(.*?)(?=^## |\Z)"
+    explained = re.search(section, page.read_text("utf-8"))
+    if explained:
+        click.echo(explained[1].strip())
         return
     found: click.Command = main
     shown = context.find_root()
@@ -132,7 +135,8 @@ def show_help(context: click.Context, words: tuple[str, ...]) -> None:
         child = found.get_command(shown, word) if isinstance(found, click.Group) else None
         if child is None:
             raise click.UsageError(
-                f"expected a command or an error, got {word!r}; `opjit help` lists commands", shown
+                f"expected a command or a class of errors such as NoKernel, got {word!r}; `opjit help` lists commands",
+                shown,
             )
         shown = click.Context(child, info_name=word, parent=shown)
         found = child

@@ -30,7 +30,7 @@ _KIND = click.Choice(["elementwise", "reduction", "in-place", "list", "half"])
 @click.option(
     "--kind",
     type=_KIND,
-    help="Kind of the op. Default: elementwise, or a question on a terminal.",
+    help="Kind of the op. Default: elementwise, or a question on a terminal. The other kinds cannot be combined with --backward or --cuda.",
 )
 @click.option("--backward", is_flag=True, help="Add a backward for autograd.")
 @click.option("--cuda", is_flag=True, help="Add a CUDA kernel.")
@@ -62,7 +62,8 @@ def new(
 
     if kind not in (None, "elementwise") and (backward or cuda or project or backend):
         raise click.UsageError(
-            f"--kind {kind} writes a C kernel for the CPU only; leave out the other options"
+            f"--kind {kind} cannot be combined with --backward, --cuda, --project or --backend, because it writes a C kernel for the "
+            "CPU only; leave them out, and write the backward in op.py as the op of `opjit new mylib::scale_add --backward` does"
         )
     if backend:
         if backward or cuda or project:

@@ -227,9 +227,10 @@ def test_help_is_a_command_too() -> None:
         asked = run(main, ["help", *words]).output
         assert asked == run(main, [*words, "--help"]).output
     assert command("run", "-h").stdout.startswith("Usage: opjit run ")
+    assert run(main, ["help", "nokernel"]).output == run(main, ["help", "NoKernel"]).output
     missing = run(main, ["help", "gett"])
     assert missing.exit_code == 2
-    assert "expected a command or an error, got 'gett'" in missing.output
+    assert "expected a command or a class of errors such as NoKernel, got 'gett'" in missing.output
 
 
 def test_colors_follow_no_color_and_the_option() -> None:
