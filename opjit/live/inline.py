@@ -185,8 +185,8 @@ def _fake_kernel(
     )
     if not plain or len(names) != len(schema.results) or not set(names) <= set(places):
         raise DeclarationError(
-            f"{schema.qualified}: like= takes the name of a Tensor argument for each result, which must be a Tensor, "
-            f"too; it has {like!r} for {schema.text}; pass a function as fake= instead"
+            f"like={like!r}: expected the name of a Tensor argument for each result of {schema.text}, and only results that are "
+            "tensors; correct the name, or pass a function as fake="
         )
 
     def empty(*args: Any, **kwargs: Any) -> Any:

@@ -166,7 +166,7 @@ def test_a_cell_that_never_compiled_declares_nothing(kernel: Kernel) -> None:
             "--test compares with a reference: --reference NAME",
         ),
         ("scale(Tensr x) -> Tensor", "~~~~~ <--- HERE"),
-        ("scale(Tensor x) -> Tensor --like y", "like= takes the name of a Tensor argument"),
+        ("scale(Tensor x) -> Tensor --like y", "expected the name of a Tensor argument"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_answered_in_a_sentence(

@@ -232,7 +232,7 @@ def test_code_that_does_not_compile_is_answered_in_a_sentence(c: str, told: str)
         *(
             (
                 {"like": like},
-                r"like= takes the name of a Tensor argument for each result.* pass a function as fake=",
+                r"like=.*: expected the name of a Tensor argument for each result.* pass a function as fake=",
             )
             for like in ("y", "a", ["x", "x"], [])
         ),
