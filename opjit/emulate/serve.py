@@ -13,7 +13,7 @@ from opjit.declare.op_state import OpState
 from opjit.emulate import build, extension
 from opjit.store.entry import Entry
 
-_WARNING = "CUDA kernels run emulated on the CPU, as OPJIT_EMULATE is set: results, races and bounds; their time means nothing"
+_WARNING = "OPJIT_EMULATE is set, so CUDA kernels run emulated on the CPU. opjit checks their results, races and bounds; times mean nothing"
 
 
 class EmulatedCuda(build.Emulated):
