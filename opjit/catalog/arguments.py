@@ -34,5 +34,4 @@ def ops_on_devices(
 
 def without_device(op: Op) -> str:
     """Return the report of an op that no device of this machine can run."""
-    has = " and ".join(op.backends()) or "nothing"
-    return f"{op.qualified} runs on no device of this machine: it has kernels for {has}"
+    return f"{op.qualified} runs on no device of this machine: it has kernels for {' and '.join(op.backends()) or 'nothing'}"

@@ -229,8 +229,9 @@ class _Table:
     @property
     def stopped(self) -> bool:
         """Whether --fail-fast has ended the run."""
-        failed = any(result.line.status == "failed" for result in self.results)
-        return self.options.fail_fast and failed
+        return self.options.fail_fast and any(
+            result.line.status == "failed" for result in self.results
+        )
 
     def begin(self, title: str) -> None:
         click.echo(title)

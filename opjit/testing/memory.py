@@ -120,7 +120,9 @@ def _changed(tensor: torch.Tensor, before: torch.Tensor, marked: bool) -> str | 
 @add(CHECKS, "memory")
 def _memory(op: Op, device: str) -> str:
     """Repeated calls keep no memory of the host or the device; nor do calls that the op rejects."""
-    measures = {"host": _host_memory()} | ({"device": _device_memory} if device == "cuda" else {})
+    measures = {"host": _host_memory()}
+    if device == "cuda":
+        measures["device"] = _device_memory
     calls = distinct_samples(op, device, 4)
     rejected = calls[0].map(
         lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn), "a dtype without arithmetic"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -33,15 +35,10 @@ class CheckResult(NamedTuple):
 def write_junit(results: Iterable[CheckResult], path: Path) -> None:
     """Write results as JUnit's XML, which CI systems read: a suite for each op and device, a case for each check."""
     root = ElementTree.Element("testsuites")
-    suites: dict[str, ElementTree.Element] = {}
-    for result in results:
-        suite = suites.get(result.subject)
-        if suite is None:
-            suite = ElementTree.SubElement(root, "testsuite", name=result.subject)
-            suites[result.subject] = suite
-        _add_case(suite, result)
-
-    for suite in suites.values():
+    for subject, of_subject in groupby(results, attrgetter("subject")):
+        suite = ElementTree.SubElement(root, "testsuite", name=subject)
+        for result in of_subject:
+            _add_case(suite, result)
         suite.set("tests", str(len(suite)))
         suite.set("failures", str(len(suite.findall("testcase/failure"))))
         suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
@@ -69,7 +66,7 @@ def last_failed() -> dict[str, list[str]]:
         return {}
     try:
         found = json.loads(files.read(note, _LAST_FAILED_BYTES))
-        return {str(subject): [str(name) for name in names] for subject, names in found.items()}
+        return {subject: list(map(str, names)) for subject, names in found.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}  # there was no run yet, or the note is damaged
 
@@ -92,4 +89,4 @@ def keep_failed(results: Iterable[CheckResult]) -> None:
 
 def _note() -> Path | None:
     notes = default_store().notes
-    return None if notes is None else notes / "last-failed.json"
+    return notes and notes / "last-failed.json"

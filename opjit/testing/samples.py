@@ -246,9 +246,9 @@ def laid(sample: Sample, layout: str) -> Sample:
     return sample.map(change)
 
 
-def layouts(op: Op) -> list[str]:
-    """An op cannot write a tensor with elements that share memory."""
-    return [layout for layout in LAYOUTS if layout != "expanded" or not op.schema.mutates]
+def layouts(op: Op) -> Sequence[str]:
+    """An op cannot write an expanded tensor, the last layout, because its elements share memory."""
+    return LAYOUTS[:-1] if op.schema.mutates else LAYOUTS
 
 
 def resized(sample: Sample, sizes: Sequence[int], floating_only: bool = True) -> Sample | None:

@@ -115,12 +115,10 @@ def python_path() -> str:
 def find_tool() -> str | None:
     """Return the path of compute-sanitizer, from the CUDA Toolkit or PATH."""
     nvcc = toolchain.find_nvcc(None)
-    beside = (
-        [f"{nvcc.root}/bin/compute-sanitizer", f"{nvcc.root}/compute-sanitizer/compute-sanitizer"]
-        if nvcc
-        else []
-    )
-    return next(filter(None, map(shutil.which, [*beside, "compute-sanitizer"])), None)
+    path = os.environ.get("PATH", os.defpath)
+    if nvcc is not None:
+        path = f"{nvcc.root}/bin:{nvcc.root}/compute-sanitizer:{path}"
+    return shutil.which("compute-sanitizer", path=path)
 
 
 def is_across_ranks(op: Op) -> bool:
