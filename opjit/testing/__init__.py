@@ -85,7 +85,7 @@ def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[L
         []
     """
     prepare(op, device)
-    return (outcome_of(each.name, partial(each, op, device)) for each in checks)
+    return (outcome_of(each.name, partial(each.__call__, op, device)) for each in checks)
 
 
 def prepare(op: Op, device: str) -> None:

@@ -274,7 +274,7 @@ def _run_in_child(
     for check in checks:
         watched = CallWatch(pipe.send, only)
         watch.set(watched)
-        line = outcome_of(check.name, partial(check, op, device))
+        line = outcome_of(check.name, partial(check.__call__, op, device))
         pipe.send(line._replace(number=watched.number) if line.status == "failed" else line)
         if _is_lost(line):
             return
