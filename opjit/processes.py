@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -30,6 +30,7 @@ _TIMED_OUT = 124  # the exit code of coreutils' timeout
 _LOOK = 0.2  # seconds between looks at the files of a command
 _END = 2.0  # seconds in which an interrupted command can end the processes that it started
 _T = TypeVar("_T")
+_Value = TypeVar("_Value")
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
 _running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
@@ -223,6 +224,31 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
             raise
         finally:
             _ending.discard(threads)
+
+
+def in_parallel(
+    function: Callable[[_Value], _T], values: Sequence[_Value], width: int = 32
+) -> list[_T]:
+    """Return a function's results for values, from a pool of threads.
+
+    After an error, no other call starts. A thread or a hook that still runs while Python exits
+    gets them one after another, because a pool accepts no work then.
+    """
+    if len(values) < 2 or not threading.main_thread().is_alive():
+        return [function(value) for value in values]
+    failed = threading.Event()
+
+    def call(value: _Value) -> _T:
+        if failed.is_set():
+            raise RuntimeError("not called, because an earlier call failed")
+        try:
+            return function(value)
+        except BaseException:
+            failed.set()
+            raise
+
+    with pool(width) as threads:
+        return list(threads.map(call, values))
 
 
 def pause(seconds: float) -> None:

@@ -179,8 +179,10 @@ class _Compilation:
         """Compile sources, the glue first, and link them with the kernels' object files, as torch's load describes it."""
         try:
             build = self._described(sources, kernels, parts, runtime)
-            with processes.pool(budget.width(budget.C_JOB)) as pool:
-                outputs = list(pool.map(partial(self._compile, build), build.compilations))
+            compile_one = partial(self._compile, build)
+            outputs = processes.in_parallel(
+                compile_one, build.compilations, budget.width(budget.C_JOB)
+            )
             command = build.link_command([self.tools.compiler.path])
             linked = run_command(command, self.work, budget.C_JOB)
         except CompilerFailed as failed:

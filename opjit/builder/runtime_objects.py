@@ -15,7 +15,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -212,8 +211,7 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
             compiler, [*options, "-O1", "-fPIC", f"-I{include}", "-c", f"{include}/{source}"], work
         )
 
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_one, RUNTIME))
+    processes.in_parallel(compile_one, RUNTIME)
     system = system_folders([compiler])
     reader = ReportReader(str(work), str(work), Moment(), system, (), started)
     lists = [*work.glob("*.deps")]

@@ -11,6 +11,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -270,8 +271,7 @@ class _ExtensionBuild(NamedTuple):
             if nvrtc is None:
                 self.provide_binding(made == steps)
         try:
-            with processes.pool(budget.width(budget.CXX_JOB)) as pool:
-                list(pool.map(self._make_object, made))
+            processes.in_parallel(self._make_object, made, budget.width(budget.CXX_JOB))
             if nvrtc is not None:  # which has written the light headers
                 self.provide_binding(made == steps)
             output = self._run(build.link_command(self.cxx), budget.C_JOB)
@@ -301,9 +301,9 @@ class _ExtensionBuild(NamedTuple):
 
     @property
     def nvcc(self) -> list[str]:
-        """The words that start nvcc, from PYTORCH_NVCC as for torch."""
-        if "PYTORCH_NVCC" in os.environ:
-            return shlex.split(os.environ["PYTORCH_NVCC"])
+        """The words that start nvcc. As for torch, PYTORCH_NVCC is a command of the shell."""
+        if command := os.environ.get("PYTORCH_NVCC"):
+            return ["sh", "-c", f'{command} "$@"', "sh"]
         root = self.tools.nvcc.root if self.tools.nvcc else ""
         return [f"{root}/bin/nvcc"]
 
@@ -335,16 +335,16 @@ class _ExtensionBuild(NamedTuple):
 
     def _run(self, command: list[str], need: int) -> str:
         """Run a command of the build, and show it and its output if the call asks for that."""
-        if self.call.verbose:
-            print(shlex.join(command), flush=True)
+        output = ""
         try:
             output = run_command(command, self.work, need, honours=True)
         except CommandFailed as failed:
-            if self.call.verbose:
-                print(without_attempts(str(failed)), flush=True)
+            output = str(failed)
             raise
-        if self.call.verbose:
-            print(without_attempts(output), end="", flush=True)
+        finally:
+            if self.call.verbose:
+                with suppress(UnicodeEncodeError):  # a path that stdout cannot show
+                    print(shlex.join(command), without_attempts(output), sep="\n", flush=True)
         return output
 
     def provide_binding(self, complete: bool) -> None:

@@ -212,8 +212,8 @@ class _LibraryBuild:
         """
         commands = _sources(self.library, self.before, self.work)
         try:
-            with processes.pool(budget.width(budget.C_JOB)) as pool:
-                read = list(pool.map(self._compile if len(commands) > 1 else self._once, commands))
+            compile_one = self._compile if len(commands) > 1 else self._once
+            read = processes.in_parallel(compile_one, commands, budget.width(budget.C_JOB))
             linker, linked = self._link([command[-1] for command in commands])
         except CompilerFailed as failed:
             raise self._diagnosed(str(failed)) from None

@@ -39,7 +39,9 @@ class KeptObjects:
     read: dict[Path, Reads] = field(default_factory=dict)  # what made each object, by its place
 
     def take(self, source: str, command: str, place: Path) -> bool:
-        """Put a kept object in its place, if there is one."""
+        """Put a kept object in its place, if there is one. A build whose inputs are not all known does without."""
+        if self.inputs.doubt:
+            return False
         folder = runtime_objects.find_parts(
             self.base, self._key(source, command), self._fits, OBJECTS
         )
@@ -60,7 +62,8 @@ class KeptObjects:
         """
         self.read[place] = read
         with suppress(OSError, UntrustedFolder):
-            if read.doubt or os.fsencode(self.work) in place.read_bytes():
+            unlisted = read.doubt or self.inputs.doubt or not read.digests
+            if unlisted or os.fsencode(self.work) in place.read_bytes():
                 return  # no other build has the folder `work`
 
             def make(staged: Path) -> None:

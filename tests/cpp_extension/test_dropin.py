@@ -794,3 +794,76 @@ def test_a_library_that_lacks_a_function_is_refused_with_the_name_of_it(tmp_path
     library = tmp_path / "lacks.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-z,now", source, "-o", library], check=True)
     assert static_init.check_in_child(str(library), "lacks") == "undefined symbol: not_there"
+
+
+def test_a_thread_that_outlives_the_main_thread_can_build(tmp_path: Path) -> None:
+    sources = [plain(tmp_path / "a"), tmp_path / "b.cpp"]
+    sources[1].write_text("int second(void) { return 2; }\n")
+    code = f"""
+        import threading, time, torch, opjit
+        def build():
+            threading.main_thread().join()
+            time.sleep(0.2)
+            print(opjit.load("late", {[*map(str, sources)]}, extra_cflags=["-DVALUE=1"], is_python_module=False)[-3:])
+        threading.Thread(target=build).start()
+    """
+    assert fresh(code).stdout == ".so\n"
+
+
+def test_a_source_that_the_compiler_ignores_is_named_by_the_linker(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    sources = [plain(tmp_path / "a"), str(tmp_path / "notes.txt")]
+    with pytest.raises(CompileError, match=r"cannot find notes\.o"):
+        opjit.load(name, sources, extra_cflags=["-DVALUE=1"], is_python_module=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [("LABEL=1 {folder}/compiler", "compiler with 1"), ("/no/such/nvcc", "not found")],
+)
+@pytest.mark.nvcc
+def test_pytorch_nvcc_is_a_command_of_the_shell(
+    command: str, found: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "compiler", "#!/bin/sh\necho compiler with $LABEL\nexit 3\n")
+    (tmp_path / "kernel.cu").write_text('extern "C" int kernel(void) { return 3; }\n')
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    monkeypatch.setenv("PYTORCH_NVCC", command.format(folder=tmp_path))
+    with pytest.raises(CompileError, match=found):
+        opjit.load(name, str(tmp_path / "kernel.cu"), is_python_module=False, fast=False)
+
+
+@pytest.mark.parametrize("flags", [("-MF", "{folder}/other.d"), ("-MMD", "-isystem", "{folder}")])
+@pytest.mark.filterwarnings("ignore::opjit.errors.CacheWarning")
+def test_an_object_whose_headers_are_not_all_listed_is_not_kept(
+    flags: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.cpp").write_text('#include "w.h"\nextern "C" int value(void) { return W; }\n')
+    (tmp_path / "b.cpp").write_text("int other(void) { return 0; }\n")
+    sources = [str(tmp_path / "a.cpp"), str(tmp_path / "b.cpp")]
+    for version in (1, 2):
+        (tmp_path / "w.h").write_text(f"#define W {version}\n")
+        path = opjit.load(
+            name,
+            sources,
+            extra_include_paths=[str(tmp_path)],
+            extra_cflags=[flag.format(folder=tmp_path) for flag in flags],
+            is_python_module=False,
+        )
+        assert value(path) == version
+    assert not Path("null.d").exists()
+
+
+def test_no_compiler_starts_after_another_one_failed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPJIT_JOBS", "1")
+    monkeypatch.setenv("CXX", compiler(tmp_path / "bin", f"echo x >> {tmp_path}/compiled; exit 1"))
+    sources = [tmp_path / f"{each}.cpp" for each in "abc"]
+    for source in sources:
+        source.write_text("")
+    with pytest.raises(CompileError):
+        opjit.load(name, [*map(str, sources)], is_python_module=False)
+    assert (tmp_path / "compiled").read_text() == "x\n"

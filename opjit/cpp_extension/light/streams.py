@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit.builder import preprocessed
+from opjit.builder.compile_step import CompilerFailed
 from opjit.builder.preprocessed import MACRO, Piece, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import headers, macros
@@ -217,6 +218,8 @@ class Preprocessor:
         command += ["-idirafter", str(lacking), "-E", self.source, "-o", str(printed)]
         theirs = (*self.around.not_authors, *system_folders(self.flags))
         preprocessed.run_preprocessor(command, self.work, lacking, theirs)
+        if not printed.is_file():
+            raise CompilerFailed(f"{self.source}: the compiler ignores it, because of its name")
         return printed.read_text("utf-8", "surrogateescape")
 
     @property
