@@ -63,9 +63,10 @@ def search(
     if isinstance(known, dict) and known["stamps"] == _stamps(known["stamps"]):
         return Search(tuple(known["quote"]), tuple(known["angle"]))
     verbose = ["-E", "-Xcompiler", "-v"] if language == "cu" else ["-E", "-v"]
-    output = compilers.run_compiler(
-        [*command, *verbose, "-x", language, os.devnull], None, honours
-    ).stdout
+    # With -MD, a compiler would write null.d into the current folder.
+    words = [word for word in command if word not in ("-MD", "-MMD")]
+    words += [*verbose, "-x", language, os.devnull]
+    output = compilers.run_compiler(words, None, honours).stdout
     found = _LISTS.search(output)
     if found is None:
         return None
@@ -165,7 +166,8 @@ class ReportReader:
         if searched is None:
             doubt = doubt or "the compiler does not print the folders that it searches"
         present, missing, reason = self._asked(headers, order, words)
-        doubt = doubt or reason or self._doubt(headers, words, bool(assembled)) or ""
+        doubt = doubt or reason or self._doubt(headers, words, bool(assembled))
+        doubt = doubt or self._skipped(headers, order) or ""
         return Reads({**headers, **others, **present}, frozenset(absent | missing), doubt)
 
     def linked(self, listing: Path, output: str) -> Reads:
@@ -296,6 +298,29 @@ class ReportReader:
                 if path is not None:
                     self._add_absence(path, absent)
         return present, absent, doubt
+
+    def _skipped(self, headers: Mapping[str, str], order: Sequence[str]) -> str | None:
+        """Return a reason if the preprocessor may skip a header because it equals another one with
+        ``#pragma once``. It does not list that header, and the headers' dates matter.
+        """
+        ours = [path for path in headers if not self._is_system(path)]
+        texts = {path: self.moment.text(path) for path in ours}
+        if not any(map(unreported.ONCE.search, texts.values())):
+            return None
+        included, computed = unreported.included_headers(texts)
+        if computed is not None:
+            return f"{computed} includes a header by a macro, and #pragma once may skip it"
+        known = {digest: path for path, digest in headers.items()}
+        for each in included:
+            folders = (each.folder, *order) if each.quoted else order
+            places = (os.path.join(self.folder, folder, each.name) for folder in folders)
+            path = self._path(next(filter(os.path.isfile, places), os.devnull))
+            if path is None:
+                continue
+            other = known.get(self.moment.digest(path), path)
+            if other != path and unreported.ONCE.search(self.moment.text(path)):
+                return f"{path} equals {other}, and #pragma once may skip it"
+        return None
 
     def _doubt(
         self, headers: Iterable[str], words: Sequence[str], asks_assembler: bool

@@ -37,11 +37,18 @@ _ASKS = re.compile(rb"has_include|\b__has_\b(?![ \t]*##[ \t]*_)")
 _WRAPPER = re.compile(
     rb"#[ \t]*define[ \t]+(\w+)\([ \t]*(\w+)[ \t]*\)[ \t]*\(?[ \t]*__has_include(?:_next)?[ \t]*\([ \t]*(\w+)[ \t]*\)"
 )
+ONCE = re.compile(rb"(?i:pragma)[^\n]*\bonce\b|_Pragma\s*\(\s*[^\"\s]|#\W*import\b")
+_BLANK = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
+_INCLUDE = re.compile(
+    rb"(?:#|%%:|\?\?=)%b(?:include_next\b|(?:import|include)\b%b(?:\"([^\"\n]+)\"|<([^>\n]+)>)?)"
+    % (_BLANK, _BLANK),
+    re.DOTALL,
+)
 _COMMENT = re.compile(rb"(?m)^([^\"\n]*?)//[^\n]*$|/\*.*?\*/", re.DOTALL)
 
 
 class Asked(NamedTuple):
-    """A header that a text tests for presence."""
+    """A header that a text includes, or tests for presence."""
 
     folder: str  # of the text
     quoted: bool
@@ -95,6 +102,25 @@ def asked_headers(texts: Mapping[str, bytes]) -> tuple[set[Asked], str | None]:
                 return asked, f"{path} tests for a header by __has_include without its name"
             asked |= {Asked(path.rpartition("/")[0], quoted, name) for quoted, name in found}
     return asked, None
+
+
+def included_headers(texts: Mapping[str, bytes]) -> tuple[set[Asked], str | None]:
+    """Return the headers that texts include, even in comments, and a text that includes one by a
+    macro or by #include_next, or None.
+    """
+    included = set[Asked]()
+    computed = None
+    for path, text in texts.items():
+        for found in _INCLUDE.finditer(_without_continuations(text)):
+            name = found[1] or found[2]
+            if name is None:
+                computed = path
+                continue
+            folder = path.rpartition("/")[0]
+            included.add(
+                Asked(folder, found[1] is not None, name.decode("utf-8", "surrogateescape"))
+            )
+    return included, computed
 
 
 def _without_continuations(text: bytes) -> bytes:

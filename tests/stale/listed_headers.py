@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from tests.stale.case import Dated, Link
 from tests.stale.row import ONE, TWO, Row, X, given, row
 
 STRING = "#define S(x) #x\n#define SS(x) S(x)\n#include SS(CFG)\n"
@@ -9,6 +10,8 @@ BOTH = given(v1__x_h=ONE, v2__x_h=TWO)
 LATER = given(v1__y_h="", v2__x_h=ONE)
 V1 = ("{here}/v1",)
 V2 = ("{here}/v2",)
+# The second time that it is read, X is 2.
+TWICE = "#pragma once\n#ifdef X\n#undef X\n#define X 2\n#else\n#define X 1\n#endif\n"
 
 # Lines that include x.h, and the flags that they need.
 INCLUDES = {
@@ -119,7 +122,31 @@ def _forced() -> Iterator[Row]:
     yield row(4, "forced, appears earlier", "bl", X, {"files": given(v1__f_h=TWO)}, **found)
 
 
+def _once() -> Iterator[Row]:
+    """Headers that #pragma once makes the preprocessor skip, because they equal another one in text and date."""
+    text = '#include "a.h"\n#include "b.h"\n' + X
+    by_macro = '#define B "b.h"\n#include "a.h"\n#include B\n' + X
+    copy = {"files": given(a_h=Dated(TWICE, 10_000), b_h=Dated(TWICE, 10_000))}
+    later = {"files": given(a_h=Dated(TWICE, 10_000), b_h=Dated(TWICE, 20_000))}
+    linked = {"files": given(a_h=Dated(TWICE, 10_000), b_h=Link("{here}/a.h"))}
+    changed = {"files": given(b_h=Dated(f"{TWICE}\n", 10_000))}
+    yield row(3, "once, a copy changes", "blo", text, changed, **copy)
+    yield row(3, "once, a copy by a macro changes", "blo", by_macro, changed, **copy)
+    yield row(
+        3,
+        "once, a copy by a comment changes",
+        "bl",
+        text.replace("include", "/**/include"),
+        changed,
+        **copy,
+    )
+    yield row(3, "once, a copy's date changes", "blo", text, {"files": later["files"]}, **copy)
+    yield row(3, "once, dates become equal", "blo", text, {"files": copy["files"]}, **later)
+    yield row(3, "once, a link becomes a copy", "blo", text, {"files": later["files"]}, **linked)
+
+
 def rows() -> Iterator[Row]:
+    yield from _once()
     yield from _generated()
     yield from _folders()
     yield from _asked()
