@@ -342,9 +342,9 @@ def judge(
 ) -> None:
     """Compile, check and time untrusted kernels.
 
-    TASK is the name or the directory of an op, or a KernelBench file. A CANDIDATE is a file with C or
-    CUDA code for the op, or with Python code that defines ModelNew. The exit code is 0 if every
-    candidate got a verdict.
+    TASK is the name or the directory of an op, a KernelBench file, or a task.yml of GPU MODE. A
+    CANDIDATE is a file with C or CUDA code for the op, or with Python code that defines ModelNew or
+    custom_kernel. The exit code is 0 if every candidate got a verdict.
     """
     from opjit.judge import command
     from opjit.judge.scheduler import Judge

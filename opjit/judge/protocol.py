@@ -89,9 +89,13 @@ class Load(Request):
 
 
 class LoadModel(Request):
-    """Give up rights, run a Python file, and make its ModelNew with the attached arguments."""
+    """Give up rights, run a Python file, and make its ModelNew with the attached arguments.
+
+    With a directory of modules to import, its function custom_kernel is called instead.
+    """
 
     text: str
+    imports: str
     seed: int
 
 
@@ -418,7 +422,7 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
 def describe_result(result: Any) -> Described:
     if isinstance(result, torch.Tensor):
         return _spec(result)
-    if isinstance(result, (bool, int, float, type(None))):
+    if isinstance(result, (int, float, type(None))):
         return result
     return repr(result)[:1000]
 

@@ -2,9 +2,10 @@
 
 import math
 import random
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +13,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from opjit import files, testing
 from opjit.catalog import arguments
 from opjit.declare.sample import Sample, tensors_of
-from opjit.errors import BadSetting, DeclarationError
+from opjit.errors import BadSetting, DeclarationError, ToolMissing
 from opjit.judge.operators import Recorder, largest
 from opjit.measure.timing import wait
 from opjit.operators.op import Op
@@ -47,9 +49,8 @@ class Expected(NamedTuple):
     @classmethod
     def of(cls, sample: Sample, results: list[Any]) -> "Expected":
         """Keep results on the CPU."""
-        return cls(
-            sample, [to_device(each, "cpu") for each in results], tolerances(sample, results)
-        )
+        on_cpu = tree_map_only(torch.Tensor, torch.Tensor.cpu, results)
+        return cls(sample, on_cpu, tolerances(sample, results))
 
 
 class TimedSample(NamedTuple):
@@ -84,23 +85,49 @@ class Task:
         self.seed = seed
         self.op: Op | None = None
         self.init: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
-        if where.endswith(".py") and Path(where).name != "op.py":
-            self._read_kernelbench(Path(where))
+        self._inputs: Callable[[], Iterable[list[Any]]]
+        self.imports = ""  # a directory with modules that candidates may import
+        self.mutates = False
+        path = Path(where)
+        readers = {".yml": self._read_gpu_mode, ".py": self._read_kernelbench}
+        if path.suffix in readers and path.name != "op.py":
+            problem = files.replacement_risk(path.absolute())
+            if problem is not None:
+                raise DeclarationError(f"refusing to run {path}: {problem}")
+            readers[path.suffix](path)
         else:
             chosen = _choose_op(where.removesuffix("op.py") or ".", op)
             self.op = testing.refuse_unknown_waivers(chosen)
             self.name = self.op.qualified
             self.reference: Callable[..., Any] = self.op.reference_function
-        self.mutates = self.op is not None and self.op.schema.mutates
+            self.mutates = self.op.schema.mutates
         if next(self._expected(), None) is None:
             raise DeclarationError(
                 f"{self.name} does not have a sample on {device}. Add some to its op.py"
             )
 
+    def _read_gpu_mode(self, path: Path) -> None:
+        """Read a task.yml of GPU MODE: it lists files, and the arguments of generate_input in reference.py."""
+        try:
+            import yaml  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise ToolMissing("yaml", f"{path} needs PyYAML: pip install pyyaml") from error
+        document = yaml.safe_load(path.read_text("utf-8"))
+        folder = files.temporary_folder("opjit-task-")
+        for each in document["files"]:
+            source = path.parent / each["source"]
+            if source.is_file():  # the submission is not
+                shutil.copy(source, folder / each["name"])
+        sys.path.insert(0, str(folder))
+        module = run_file(folder / "reference.py")
+        self.imports = str(folder)
+        self.mutates = True
+        self.name = path.absolute().parent.name
+        self.reference = module.ref_kernel
+        calls = [*document["tests"], *document.get("benchmarks", ())]
+        self._inputs = lambda: ([module.generate_input(**call)] for call in calls)
+
     def _read_kernelbench(self, path: Path) -> None:
-        problem = files.replacement_risk(path.absolute())
-        if problem is not None:
-            raise DeclarationError(f"refusing to run {path}: {problem}")
         module = run_file(path)
         needed = ("Model", "get_inputs", "get_init_inputs")
         missing = [name for name in needed if not hasattr(module, name)]
@@ -115,7 +142,7 @@ class Task:
         torch.manual_seed(self.seed)
         args, kwargs = self.init
         self.reference = module.Model(*args, **kwargs).to(self.device).eval()
-        self._inputs = module.get_inputs
+        self._inputs = lambda: (module.get_inputs() for _ in range(_CALLS_OF_MODEL))
 
     @cached_property
     def samples(self) -> list[Expected]:
@@ -165,9 +192,9 @@ class Task:
         draw = random.Random(seed)
         generator = torch.Generator(self.device).manual_seed(seed)
         if self.op is None:
-            for _ in range(_CALLS_OF_MODEL):
-                inputs = [to_device(each, self.device) for each in self._inputs()]
-                yield from _perturbed(Sample(tuple(inputs)), generator)
+            for inputs in self._inputs():
+                sample = Sample(tuple(inputs)).map(lambda t: t.to(self.device))
+                yield from _perturbed(sample, generator)
             return
 
         declared = [
@@ -288,11 +315,6 @@ def _choose_op(where: str, name: str | None) -> Op:
         declared = ", ".join(op.qualified for op in ops)
         raise BadSetting(f"{where} declares {declared}. Name one of them with --op")
     return found[0]
-
-
-def to_device(value: Any, device: str) -> Any:
-    """Return a tensor on a device, and any other value as it is."""
-    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _size(sample: Sample) -> int:

@@ -170,7 +170,7 @@ class Trial:
 
     def _build(self) -> None:
         if self.task.op is None:
-            loading = protocol.LoadModel(self.text, self.pool.seed)
+            loading = protocol.LoadModel(self.text, self.task.imports, self.pool.seed)
             with closing(protocol.serialize(self.task.init)) as init:
                 loaded, _ = self.worker.ask(loading, protocol.LoadedCandidate, init, seconds=_BUILD)
         else:

@@ -189,12 +189,17 @@ class CandidateWorker:
         path = self.folder / "candidate.py"
         path.write_text(asked.text, "utf-8")
         with cpp_extension.patched():
+            self.mutates = bool(asked.imports)
+            sys.path.insert(0, asked.imports or str(self.folder))
             module = run_file(path)
-            if not hasattr(module, "ModelNew"):
-                raise DeclarationError("the file defines no ModelNew")
-            torch.manual_seed(asked.seed)
-            args, kwargs = protocol.deserialize(data, "cpu")
-            self.call = module.ModelNew(*args, **kwargs).to(self.device).eval()
+            name = "custom_kernel" if self.mutates else "ModelNew"
+            if not hasattr(module, name):
+                raise DeclarationError(f"the file does not define {name}")
+            self.call = getattr(module, name)
+            if not self.mutates:
+                torch.manual_seed(asked.seed)
+                args, kwargs = protocol.deserialize(data, "cpu")
+                self.call = self.call(*args, **kwargs).to(self.device).eval()
         return protocol.LoadedCandidate(tuple(self.isolation))
 
     def _give_up(self, *writable: str) -> None:

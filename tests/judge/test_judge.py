@@ -186,6 +186,68 @@ def test_the_schema_has_the_fields_of_a_verdict() -> None:
     assert schema()["required"] == [*properties]
 
 
+TASK_YML = """
+files:
+  - {"name": "submission.py", "source": "@SUBMISSION@"}
+  - {"name": "task.py", "source": "task.py"}
+  - {"name": "utils.py", "source": "../utils.py"}
+  - {"name": "reference.py", "source": "reference.py"}
+lang: "py"
+tests:
+  - {"size": 17, "seed": 1}
+  - {"size": 64, "seed": 2}
+benchmarks:
+  - {"size": 1024, "seed": 3}
+ranking_by: "geom"
+"""
+REFERENCE = """
+import torch
+from task import input_t, output_t
+from utils import match_reference
+
+def generate_input(size: int, seed: int) -> input_t:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, size, generator=generator)
+    return x, torch.randn(size, size, generator=generator), torch.empty_like(x)
+
+def ref_kernel(data: input_t) -> output_t:
+    x, y, out = data
+    out[...] = x + y
+    return out
+
+check_implementation = match_reference(ref_kernel)
+"""
+CUSTOM_KERNEL = """
+from task import input_t, output_t
+
+def custom_kernel(data: input_t) -> output_t:
+    x, y, out = data
+    out.numpy()[...] = x.numpy() + FACTOR * y.numpy()
+    return out
+"""
+
+
+def test_a_task_of_gpu_mode_is_judged(tmp_path: Path) -> None:
+    folder = tmp_path / "vectoradd"
+    folder.mkdir()
+    (folder / "task.yml").write_text(TASK_YML)
+    (folder / "reference.py").write_text(REFERENCE)
+    (folder / "task.py").write_text("input_t = output_t = object\n")
+    (tmp_path / "utils.py").write_text("def match_reference(reference):\n    return reference\n")
+    texts = {
+        "right": CUSTOM_KERNEL.replace("FACTOR", "1"),
+        "wrong": CUSTOM_KERNEL.replace("FACTOR", "2"),
+        "torch": CUSTOM_KERNEL.replace("x.numpy() + FACTOR * y.numpy()", "(x + y).numpy()"),
+        "none": "x = 1",
+    }
+    verdicts = judged(str(folder / "task.yml"), [*texts.items()])
+    assert verdicts["right"].verdict in NOT_WRONG, verdicts
+    assert verdicts["right"].task == "vectoradd"
+    assert verdicts["wrong"].verdict == "wrong", verdicts
+    assert verdicts["torch"].verdict == "cheat", verdicts
+    assert "does not define custom_kernel" in verdicts["none"].message, verdicts
+
+
 def variants() -> dict[str, str]:
     """Variants of a kernel as a search makes them."""
     loop = "for (int64_t i = 0; i < x->numel; i++)"
