@@ -167,7 +167,7 @@ def diagnose(
         else None
     )
     if expected and mismatch is None and any(map(_AT_END.search, lines)):
-        mismatch = _unclosed(Path(expected[0]))
+        mismatch = unclosed(Path(expected[0]))
     if mismatch is not None:
         return CompileError(mismatch, op=op, target=target, command=command, log=log)
     first = next((index for index, line in enumerate(lines) if _COMPLAINT.search(line)), None)
@@ -193,7 +193,7 @@ def diagnose(
     return kind(message, op=op, target=target, command=command, log=log)
 
 
-def _unclosed(source: Path) -> str | None:
+def unclosed(source: Path) -> str | None:
     """Return the complaint about a bracket that a source does not close. Compilers see its end at the end of the generated wrapper."""
     try:
         text = source.read_text("utf-8", "replace")

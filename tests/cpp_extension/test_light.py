@@ -593,6 +593,7 @@ def test_a_header_that_is_named_by_its_path_is_never_replaced(name: str) -> None
     [
         ("x = x + n;", "'n' was not declared"),
         ("x = x * y;", "'y' was not declared"),
+        ("if (x.dim()) {", r"this '\{' is not closed"),
         ("x.sizz();", "has no member named 'sizz'"),
         ("int64_t n = x.sizes();", "cannot convert"),
         ("x = x + 1", "expected ';'"),

@@ -135,6 +135,7 @@ class Prepared:
                 pool.submit(getattr, self, "binding")  # meanwhile: the first one takes 8 s
             texts = [each.text_with_torchs(streams.COUNTED) for each in passes]
         lines = list(map(Preprocessor.lines_of, passes, texts))
+        streams.require_braces(Path(source), lines[0])
         words = dict.fromkeys(line.text for found in lines for line in found)
         paths = set[str]().union(*map(Preprocessor.files_of, passes, texts))
         self.write(out, paths, "\n".join(words))

@@ -27,8 +27,9 @@ _UNDECLARED = re.compile(
 )
 # Errors that another declaration does not fix. Each type that a conversion names must be complete with light headers.
 _SETTLED = re.compile(
-    r"expected '[^']+'(?: or '[^']+')* (?:before|after|at end)|missing terminating|stray '|(?:redefinition|redeclaration) of '"
-    r"|conflicting declaration '|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
+    r"expected '[^']+'(?: or '[^']+')* (?:before|after|at end)|missing terminating|stray '|this '.' is not closed"
+    r"|(?:redefinition|redeclaration) of '|conflicting declaration '"
+    r"|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
     r"|invalid conversion from '(?!.*for argument)"
 )
 _CONVERTED = re.compile(r"(?:cannot|could not) convert (?!.*(?:incomplete|for argument))")

@@ -13,12 +13,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from opjit.builder import preprocessed
 from opjit.builder.compile_step import CompilerFailed
+from opjit.builder.diagnosis import unclosed
 from opjit.builder.preprocessed import MACRO, Piece, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
 from opjit.cpp_extension.light import headers, macros
@@ -88,6 +90,17 @@ def compare(torchs: Sequence[TextLine], lights: Sequence[TextLine]) -> None:
         f"a macro has another meaning with torch/extension.h: at {place} it makes `{shown[0] or 'nothing'}`, "
         f"and light headers make `{shown[1] or 'nothing'}`"
     )
+
+
+def require_braces(source: Path, lines: Iterable[TextLine]) -> None:
+    """Raise CompilerFailed if the preprocessed text of a source has more opening than closing braces."""
+    text = "\n".join(line.text for line in lines)
+    if text.count("{") <= text.count("}"):
+        return
+    with suppress(Malformed):
+        words = [token.text for token in tokenize(text)]  # a string is one token
+        if words.count("{") > words.count("}"):
+            raise CompilerFailed(unclosed(source) or "a brace is not closed")
 
 
 def _tokens(lines: Iterable[TextLine]) -> list[tuple[str, TextLine]]:
