@@ -153,5 +153,5 @@ main.add_section(
     authoring.judge,
     authoring.wheel,
 )
-main.add_section("Existing programs", programs.run, programs.record, basics.why)
+main.add_section("Existing programs", programs.run, programs.record, programs.port, basics.why)
 main.add_section("Many machines", programs.precompile, cache, programs.keygen)

@@ -1,4 +1,4 @@
-"""The commands for existing programs and many machines: run, record, precompile and keygen."""
+"""The commands for existing programs and many machines: run, record, port, precompile and keygen."""
 
 from __future__ import annotations
 
@@ -59,6 +59,26 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     hint = "" if ops or extensions else "; the program called no op and loaded no C++ extension"
     helps.remark(f"wrote {output}: {len(ops)} ops and {len(extensions)} C++ extensions{hint}")
     sys.exit(code)
+
+
+@helps.command("opjit port roi_pool.cu", "opjit port roi_pool.cu nms.cu --json", declares=False)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=helps.SOURCE)
+@helps.json_option
+def port(files: tuple[Path, ...], print_json: helps.PrintJson) -> None:
+    """List the edits that C++ and CUDA code for old versions of torch needs.
+
+    The command finds THC, AT_CHECK, .type(), .data<T>(), Caffe's headers and more. It prints a line
+    for each edit, and changes no file.
+    """
+    from opjit.author.port import find_edits
+
+    edits = [edit for file in files for edit in find_edits(file)]
+    if print_json is not None:
+        print_json([edit._asdict() for edit in edits])
+        return
+    for edit in edits:
+        click.echo(edit)
+    helps.remark(f"{len(edits)} edits in {len(files)} files")
 
 
 @helps.command(
