@@ -68,7 +68,7 @@ def _is_command() -> bool:
     return os.path.realpath(sys.argv[0]) in map(os.path.realpath, installed)
 
 
-# Imported on first use: each name, and its module.
+# Imported on first use: each name, and its module. `registry` is not public.
 _LATER = {
     "errors": "errors",
     "explain": "api",
@@ -98,7 +98,7 @@ _LATER = {
     "watch": "live.watch",
     "load_ipython_extension": "author.notebook",
     "registry": "catalog.registry",
-}  # not public
+}
 
 if TYPE_CHECKING:
     from opjit import cache, cpp_extension, distributed, errors, judge, testing
@@ -123,9 +123,8 @@ else:
         from importlib import import_module
 
         module = import_module(f"opjit.{_LATER[name]}")
-        found = vars(module).get(
-            name, module
-        )  # `cache` and others are modules; getattr of cpp_extension would import torch's
+        # `cache` and others are modules; getattr of cpp_extension would import torch's.
+        found = vars(module).get(name, module)
         return globals().setdefault(name, found)
 
 

@@ -40,9 +40,8 @@ def _awaited(place: Path) -> str | None:
     elif number in _OPENAT:
         with open(place / "mem", "rb", buffering=0) as memory:
             memory.seek(int(second, 16))
-            text = memory.read(4096).partition(b"\0")[
-                0
-            ]  # a path, up to the end of the mapped memory
+            # A path, up to the end of the mapped memory.
+            text = memory.read(4096).partition(b"\0")[0]
         path = os.path.normpath(os.path.join(os.readlink(place / "cwd"), os.fsdecode(text)))
     else:
         return None

@@ -48,9 +48,8 @@ def opened(path: Path, limit: int, trusted_as: Path | None = None) -> Iterator[B
     Raises EntryError if it is not a regular file, has more than `limit` bytes, or is `trust_problem`.
     """
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # opening a pipe must not block
+        # Opening a pipe must not block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise EntryError(f"{path} is a symbolic link") from None

@@ -73,13 +73,11 @@ class Lock(_RLock):  # type: ignore[misc]
 
 # While one of these is held, forks of other threads wait. A fork acquires them in this order, and
 # so does an op.py that builds.
-reading = Lock(
-    5.0
-)  # an op.py runs; not `declaring`, for which a module that the op.py imports, in another thread, may have to wait
+# An op.py runs; not `declaring`, for which a module that the op.py imports, in another thread, may have to wait.
+reading = Lock(5.0)
 declaring = Lock(-1)  # an op is half declared: a child could neither use it nor declare it
-importing = Lock(
-    5.0
-)  # a build's modules are being imported, for half a second; filelock, half imported, may wait for the fork itself
+# A build's modules are being imported, for half a second; filelock, half imported, may wait for the fork itself.
+importing = Lock(5.0)
 starting = Lock(5.0)  # a process is being started
 _changing = Lock(5.0)  # SIGCHLD is being changed
 _waiters: list[int] = []  # an item for each command that runs though SIGCHLD is ignored

@@ -50,9 +50,8 @@ def step(name: str) -> None:
 
 
 def is_logged() -> bool:
-    return is_on("OPJIT_VERBOSE") or (
-        "logging" in sys.modules and logger().isEnabledFor(20)
-    )  # logging.INFO
+    # logging.INFO.
+    return is_on("OPJIT_VERBOSE") or ("logging" in sys.modules and logger().isEnabledFor(20))
 
 
 def log(message: str) -> None:

@@ -151,9 +151,8 @@ class Explanation:
 
 
 _Found = tuple[Location, Path]  # an entry's folder, and where it is
-_Candidate = tuple[
-    Path, tuple[Difference, ...]
-]  # an entry's folder, and how it differs from the request
+# An entry's folder, and how it differs from the request.
+_Candidate = tuple[Path, tuple[Difference, ...]]
 
 
 def compare(inputs: BuildInputs, root: Store, found: Path | None = None) -> Explanation:

@@ -40,9 +40,8 @@ from tests.helpers import (
 )
 
 OPS = Path(__file__).parent / "ops"
-CPP_AUTOGRAD = (
-    "OPJIT_TEST_CPP_AUTOGRAD" in os.environ
-)  # give every op that a test's process loads autograd's kernel in C++
+# Give every op that a test's process loads autograd's kernel in C++.
+CPP_AUTOGRAD = "OPJIT_TEST_CPP_AUTOGRAD" in os.environ
 TIERS = pytest.StashKey[tiers.Tiers]()
 _namespaces = itertools.count()
 
@@ -119,9 +118,8 @@ def shared_cache(
             patch.setenv(
                 "CXX", next(filter(shares_libstdcxx, ("g++", "c++", "clang++")), os.environ["CXX"])
             )
-        patch.setenv(
-            "OPJIT_CPP_AUTOGRAD", "0"
-        )  # no compiler starts in the background, also by children
+        # No compiler starts in the background, also by children.
+        patch.setenv("OPJIT_CPP_AUTOGRAD", "0")
         if CPP_AUTOGRAD:
             helpers.take_cpp_autograd(patch)
         yield

@@ -108,13 +108,14 @@ LEAST_IN_PAGES = {  # per 10,000 words
     "for example": 27,
     "you": 41,
 }
+# Per 1,000 sentences.
 LEAST_IN_CODE = {
     "if": 50,
     "when": 10,
     "because": 1,
     "for example": 4,
     "you": 5,
-}  # per 1,000 sentences
+}
 
 
 class Sentence(NamedTuple):

@@ -36,9 +36,8 @@ def test_the_tutorials_op_in_c_and_in_cpp() -> None:
 @pytest.mark.slow
 def test_the_tutorials_op_in_a_package(tmp_path: Path) -> None:
     """examples/07_from_cpp/run.cpp is compiled in tests/library/test_without_python.py."""
-    printed = example(
-        "07_from_cpp/package.py", str(tmp_path / "all_reduce.pt2"), flags=()
-    )  # torch warns
+    # torch warns.
+    printed = example("07_from_cpp/package.py", str(tmp_path / "all_reduce.pt2"), flags=())
     assert printed == f"{tmp_path / 'all_reduce.pt2'} tensor([3.])\n"
 
 
@@ -266,9 +265,8 @@ def test_tokens_come_as_often_as_softmax_says_and_only_from_the_largest(device: 
 
 @pytest.mark.slow
 def test_the_fused_kernel_is_compared_with_torch_compile() -> None:
-    printed = example(
-        "04_rms_norm_rope/compare.py", flags=()
-    )  # torch.compile warns of torch's own code
+    # torch.compile warns of torch's own code.
+    printed = example("04_rms_norm_rope/compare.py", flags=())
     assert [len(line.split()) for line in printed.splitlines()[2:]] == [7, 7, 7]
 
 

@@ -273,9 +273,8 @@ def test_the_environment_replaces_the_archs_and_the_wheel_has_neither_stale_bina
 def test_what_cannot_be_built_gets_an_error_that_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, told: str
 ) -> None:
-    root = new_project(
-        tmp_path.name.replace("test", "project"), tmp_path
-    )  # a name of its own, as this process declares its op
+    # A name of its own, as this process declares its op.
+    root = new_project(tmp_path.name.replace("test", "project"), tmp_path)
     file = root / "pyproject.toml"
     text = file.read_text()
     assert before in text

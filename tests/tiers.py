@@ -143,9 +143,8 @@ class Tiers:
                 problem,
                 "call",
             )
-            self.config.hook.pytest_runtest_logreport(
-                report=report
-            )  # so that pytest's last line counts it
+            # So that pytest's last line counts it.
+            self.config.hook.pytest_runtest_logreport(report=report)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def is_whole(self) -> bool:

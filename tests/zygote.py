@@ -45,10 +45,11 @@ READ_AT_START = (
     "TORCH_",
     "PYTORCH_",
 )
+# The names of these for which a child behaves like a fresh process.
 HEEDED = (
     "PYTHONPATH",
     "PYTHONDONTWRITEBYTECODE",
-)  # of these, what a child does as a fresh process would
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,8 @@ class Request:
     environment: dict[str, str]  # all of it
     cwd: str
     umask: int
-    warnings: list[
-        str
-    ]  # as after python -W, an action and perhaps a class: ignore::DeprecationWarning
+    # As after python -W, an action and perhaps a class: ignore::DeprecationWarning.
+    warnings: list[str]
 
 
 def unheeded(environment: Mapping[str, str]) -> set[str]:
@@ -236,9 +236,8 @@ def tell(report: int, number: int) -> None:
 def become(given: list[int]) -> Request:
     """Make this child what a fresh process would be at the start of its program."""
     os.setsid()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # these tests may run in a shell's background, or under nohup
+    # These tests may run in a shell's background, or under nohup.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with open(given[0], "rb", closefd=False) as file:
         request = Request(**json.load(file))

@@ -231,9 +231,8 @@ def _build_missing(
     from opjit.builder import budget
 
     size = min(len(missing), budget.jobs(budget.C_JOB, jobs))
-    missing.sort(
-        key=lambda wanted: bool(wanted.kind and not wanted.kind.backend.uses_nvcc)
-    )  # the long ones first, to finish together
+    # The long ones first, to finish together.
+    missing.sort(key=lambda wanted: bool(wanted.kind and not wanted.kind.backend.uses_nvcc))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with progress.display(stream, write, len(missing)) as display, processes.pool(size) as pool:
@@ -243,11 +242,12 @@ def _build_missing(
             }
             for done in as_completed(running):
                 _add(running[done], *done.result(), report)
+    # A build for another arch has the same ones.
     found = {
         (each.category, str(each.message), each.filename, each.lineno): each
         for each in seen
         if issubclass(each.category, (CacheWarning, CompileWarning))
-    }  # a build for another arch has the same ones
+    }
     for each in found.values():
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 

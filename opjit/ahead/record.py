@@ -19,9 +19,8 @@ from opjit.errors import CacheWarning, RecordError
 
 def record(command: Sequence[str], output: Path) -> int:
     """Run a command, write the list of its ops, and return its exit code, or 128 plus its signal. Raises RecordError if either fails."""
-    raw = output.absolute().with_name(
-        f".{output.name}.{files.random_name()}"
-    )  # next to the list, so that a job's other nodes may see it
+    # Next to the list, so that a job's other nodes may see it.
+    raw = output.absolute().with_name(f".{output.name}.{files.random_name()}")
     document = raw.with_name(f"{raw.name}.json")
     try:
         try:

@@ -57,9 +57,8 @@ class Comparison:
 
 
 _OF_OURS = "bytes flops bound possible cold calls inputs clock way host"
-_Side = tuple[
-    str, Callable[[Op], Callable[..., Any]]
-]  # the baseline of an op: its name in the table, and a way to get it
+# The baseline of an op: its name in the table, and a way to get it.
+_Side = tuple[str, Callable[[Op], Callable[..., Any]]]
 
 
 def _side(against: str | None) -> _Side:

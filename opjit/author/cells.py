@@ -21,9 +21,8 @@ from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_time
 from opjit.operators.op import Op
 
-Sides = Mapping[
-    str, Callable[..., Any]
-]  # the op, and perhaps a reference, by their names in the table
+# The op, and perhaps a reference, by their names in the table.
+Sides = Mapping[str, Callable[..., Any]]
 
 
 def check_sample(

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WITHOUT_GPU = "sm_90"  # the arch that is built without a GPU
+# These would find the op somewhere, or forbid to build it.
 _ELSEWHERE = (
     "OPJIT_LAYERS",
     "OPJIT_REMOTE",
     "OPJIT_OFFLINE",
-)  # these would find the op somewhere, or forbid to build it
+)
 _CHILD = """
 import torch
 from time import perf_counter

@@ -204,9 +204,8 @@ def _declare(op: Op, arch: str | None) -> Op:
             return op
     present = [backend for backend in sources if backend.name not in missing]
     if not present:
-        reasons = [
-            reason.partition("; ")[0] for reason in missing.values()
-        ]  # the rest applies to ops in files only
+        # The rest applies to ops in files only.
+        reasons = [reason.partition("; ")[0] for reason in missing.values()]
         raise UsageError(
             f"there is no device for this cell: {'; '.join(reasons)}; --arch sm_90 only compiles it; without --cuda a "
             "cell is C, for the CPU"

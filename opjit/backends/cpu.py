@@ -30,9 +30,8 @@ _LEVELS = {
 }
 MACHINES = tuple(_LEVELS)
 _MARCH = {"neoverse-v2": "armv9-a+bf16+i8mm"}  # gcc 12 does not support the CPU
-_OF_MACHINE = {
-    "aarch64": ("-mno-outline-atomics",)
-}  # functions of gcc that detect the CPU, and run code when a binary is opened
+# Functions of gcc that detect the CPU, and run code when a binary is opened.
+_OF_MACHINE = {"aarch64": ("-mno-outline-atomics",)}
 # The fields of /proc/cpuinfo that distinguish CPU models.
 _MAKE = {
     "vendor_id",

@@ -120,9 +120,8 @@ def _take(need: int, folder: Path) -> int | None:
         held = _held(folder)
         number = _given()
         free = memory()
-        total = min(
-            (each for _, each in held), default=free
-        )  # the free memory when no process had a share
+        # The free memory when no process had a share.
+        total = min((each for _, each in held), default=free)
         scarce = not number and (sum(each for each, _ in held) + need > total or need > free)
         if held and (scarce or sum(each <= need for each, _ in held) >= (number or cpus())):
             return None

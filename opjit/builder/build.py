@@ -266,9 +266,8 @@ def _refuse_torch(recipe: Recipe, read: Iterable[str]) -> None:
         sysconfig.get_path("platinclude"),
     ]
     forbidden = tuple(os.path.realpath(folder) + os.sep for folder in folders)
-    place = cache(
-        os.path.realpath
-    )  # it queries the kernel for each part of a path, and many files share a few folders
+    # It queries the kernel for each part of a path, and many files share a few folders.
+    place = cache(os.path.realpath)
     for path in read:
         folder, name = os.path.split(path)
         if os.path.join(place(folder), name).startswith(forbidden):

@@ -30,11 +30,12 @@ from opjit.recipe.recipe import Recipe
 
 _NOWHERE = "/opjit/"
 _OWN_WORDS = re.compile(rf"{_NOWHERE}| OPJIT_LAYOUT_\d+ ?")  # in what NVRTC prints
+# CUDA's headers, which the host reads before it pretends to be nvcc.
 _CUDA_HEADERS = re.compile(
     r"^[ \t]*#[ \t]*include[ \t]*[<\"]((?:cuda_\w+|cuComplex|vector_\w+|cu(?:blas|dnn|fft|solver|sparse)\w*|curand|"
     r"nccl)\.h)[>\"]",
     re.MULTILINE,
-)  # which the host reads before it pretends to be nvcc
+)
 # Functions that C++'s headers overload, in the host's part. Those headers cost 0.1 s, so they are
 # read only for these.
 _MATH = re.compile(
@@ -67,9 +68,8 @@ def compile_kernels(
         folder.mkdir()
         output += compile_unit(_unit(recipe, source, work), folder, compiler, found)
         text = (folder / "opjit_fatbin.c").read_text("utf-8")
-        registration = (
-            work / f"{source.stem}_fatbin.c"
-        )  # torch's builder does not accept two of the same name
+        # torch's builder does not accept two of the same name.
+        registration = work / f"{source.stem}_fatbin.c"
         named = text.replace("opjit_kernel.fatbin", f"{folder.name}/opjit_kernel.fatbin")
         registration.write_text(named, "utf-8")
         registrations.append(registration)

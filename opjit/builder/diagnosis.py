@@ -61,10 +61,11 @@ _OF_C = [
 ]
 _OF_OPS = [
     (
+        # The expansion of a line of Caffe by opjit_caffe.h.
         re.compile(
             r"\b(?:CUDA_KERNEL_LOOP|CUDA_POST_KERNEL_CHECK|CAFFE_GET_BLOCKS|CAFFE_CUDA_NUM_THREADS|caffe_cuda_macro)\b|"
             r"int 512 = 512"
-        ),  # the expansion of a line of Caffe by opjit_caffe.h
+        ),
         "; Caffe's macros are in opjit_caffe.h: include it, after any other header that has them",
     ),
     (
@@ -79,9 +80,8 @@ _OF_OPS = [
         "; an op runs on torch's threads: call opjit_parallel_for, and leave out -fopenmp",
     ),
     (
-        re.compile(
-            r"undefined reference to [`'](\w+)\(.*\)'"
-        ),  # a name with parameters is a C++ function's
+        # A name with parameters is a C++ function's.
+        re.compile(r"undefined reference to [`'](\w+)\(.*\)'"),
         r'; if C code of the op or of a library defines \1, declare it extern "C" here; else define it, or add the file that does to '
         "extra_sources",
     ),
@@ -237,9 +237,8 @@ def _at_author(lines: list[str], source: str) -> list[str]:
         [*enumerate(map(_NOTE.match, lines[:end]))]
     ):  # the last is the innermost macro that the author uses
         if note:
-            others = (
-                [] if any(map(_HEADER.match, lines[end : end + 1])) else lines[end:]
-            )  # the same for the next dtype
+            # This line repeats the error for the next dtype.
+            others = [] if any(map(_HEADER.match, lines[end : end + 1])) else lines[end:]
             return [
                 f"{note['place']}: {place['text']}, in what {note['macro']} expands to",
                 *lines[index + 1 : end],

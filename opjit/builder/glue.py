@@ -151,9 +151,8 @@ def tensor_bits(schema: Schema) -> str:
 def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str:
     """Return the file for the device's compiler: the kernel, and a function around it that C can call."""
     types = _types(schema)
-    numbered = [
-        f"opjit_{i}" for i in range(len(types))
-    ]  # the author's macros may redefine the schema's names
+    # The author's macros may redefine the schema's names.
+    numbered = [f"opjit_{i}" for i in range(len(types))]
     parameters = [f"{of}{name}" for of, name in zip(types, numbered, strict=True)]
     headers = ["opjit.h"]
     if stream:

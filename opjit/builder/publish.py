@@ -147,9 +147,8 @@ def _make_entry(
             _document(made),
             {"seconds": f"{seconds:.3f}", **made.remarks},
         )
-        made.check(
-            staged / "entry" / inputs.file_name
-        )  # before publication, because other processes do not check again
+        # This comes before publication, because other processes do not check again.
+        made.check(staged / "entry" / inputs.file_name)
         return manifest, inputs.doubt or made.read.doubt
 
 

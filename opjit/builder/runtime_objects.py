@@ -32,23 +32,25 @@ from opjit.recipe.toolchain import system_folders, versions_of
 from opjit.store import layers
 from opjit.store.store import PARTS, Store
 
+# Linked into every op's library.
 RUNTIME = (
     "opjit_runtime.c",
     "opjit_convert.c",
     "opjit_elementwise.c",
-)  # linked into every op's library
+)
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
 LIST = "parts.json"
 _READS = "reads.json"
 _EVERYWHERE = Places(os.sep)
 _MAX_BYTES = 1 << 28  # of a part
 _OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
+# Named by torch's own link flags, needed by no op.
 _UNUSED = (
     "c10",
     "torch",
     "c10_cuda",
     "torch_cuda",
-)  # named by torch's own link flags, needed by no op
+)
 
 
 def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
@@ -137,9 +139,8 @@ def find_parts(
         place = folder / _key(content)
         if is_good(place) and files.trust_problem(place.parent) is None:
             with suppress(OSError):
-                os.utime(
-                    place
-                )  # for `prune`, which leaves parts alone that a build may be linking with
+                # `prune` leaves parts alone that a build used lately, because it may be linking with them.
+                os.utime(place)
             return place
     return None
 

@@ -110,9 +110,8 @@ def settings() -> dict[str, Any]:
     """Return the constants of torch's module, which a program may have changed; none if it has not imported the module."""
     names = list(vars(_imported() or SimpleNamespace()).items())
     found = {name: value for name, value in names if name.isupper()}
-    found.pop(
-        "JIT_EXTENSION_VERSIONER", None
-    )  # with it, torch names the second build of a name NAME_v1
+    # With it, torch names the second build of a name NAME_v1.
+    found.pop("JIT_EXTENSION_VERSIONER", None)
     return found
 
 
@@ -137,9 +136,8 @@ class _Empty(ModuleType):
 
 
 def _executed(names: dict[str, Any]) -> ModuleType:
-    spec = PathFinder.find_spec(
-        _NAME, torch.utils.__path__
-    )  # no other finder: `opjit run` has one that replaces load
+    # The other finders are not asked, because `opjit run` has one that replaces load.
+    spec = PathFinder.find_spec(_NAME, torch.utils.__path__)
     assert spec is not None
     assert spec.loader is not None  # the module is a file
     module = importlib.util.module_from_spec(spec)

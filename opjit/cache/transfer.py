@@ -213,9 +213,8 @@ def _take_in(
     ):
         folder = root.root / name.removesuffix(".opjit")
         if os.path.isfile(folder / manifests.NAME):
-            report = report._replace(
-                there=report.there + 1
-            )  # if it is damaged, its next use replaces it
+            # If it is damaged, its next use replaces it.
+            report = report._replace(there=report.there + 1)
             continue
         try:
             received, belongs = _checked(name, place.read(name), trusted)
@@ -277,9 +276,8 @@ def pack(
                 )
             with tarfile.open(staged, "x") as archive:
                 for file in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
-                    member = tarfile.TarInfo(
-                        file.relative_to(folder).as_posix()
-                    )  # without owner and date
+                    # The archive has neither owners nor dates.
+                    member = tarfile.TarInfo(file.relative_to(folder).as_posix())
                     member.size = file.stat().st_size
                     with file.open("rb") as content:
                         archive.addfile(member, content)

@@ -40,9 +40,8 @@ _unfinished: set[str] = set()  # ops of an op.py that is still running; see `fin
 _searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
 # folders in OPJIT_PATH that are being read, because their op.py may request ops
 _searching: set[str] = set()
-_rerun: ContextVar[list[Op] | None] = ContextVar(
-    "rerun", default=None
-)  # collects the declarations of an op.py that runs again
+# Collects the declarations of an op.py that runs again.
+_rerun: ContextVar[list[Op] | None] = ContextVar("rerun", default=None)
 
 
 @contextmanager
@@ -476,6 +475,7 @@ def _restored(qualified: str, where: str, declaration: str) -> Op:
         raise
 
 
+# An op is pickled by its name, so a copy is the op itself.
 copyreg.pickle(
     Op, lambda op: (_restored, (op.qualified, op.declaration.place, str(op.declaration.file or "")))
-)  # by its name: a copy is the op itself
+)

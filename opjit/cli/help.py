@@ -29,9 +29,8 @@ opjit: torch operators in plain C or CUDA C, built on first use.
 
 Use opjit --help for all commands, and opjit COMMAND --help for examples.
 """
-PrintJson = (
-    Callable[[object], None] | None
-)  # None without --json, otherwise a function that prints a document
+# A function that prints a document, or None without --json.
+PrintJson = Callable[[object], None] | None
 FILE = click.Path(dir_okay=False, path_type=Path)
 SOURCE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)

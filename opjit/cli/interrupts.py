@@ -26,11 +26,12 @@ def interruptible() -> Iterator[None]:
         received = signal.Signals(number)
         raise KeyboardInterrupt
 
+    # nohup ignores SIGHUP.
     heeded = [
         number
         for number in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is signal.SIG_DFL
-    ]  # nohup ignores SIGHUP
+    ]
     try:
         with processes.handling(heeded, interrupt):
             yield

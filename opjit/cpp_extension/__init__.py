@@ -282,9 +282,8 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionRequest) -> Any:
     if directory:
         delivered = Path(directory, f"{name}.so")
         binary.copy_entry(entry, delivered)
-    from_there = directory and any(
-        "ORIGIN" in word for word in wanted.inputs.flags["link"]
-    )  # its folder is part of its run path
+    # Its folder is part of its run path.
+    from_there = directory and any("ORIGIN" in word for word in wanted.inputs.flags["link"])
     with nullcontext(str(delivered)) if from_there else loader.pinned(entry) as library:
         status = os.stat(library)
         file = (status.st_dev, status.st_ino)

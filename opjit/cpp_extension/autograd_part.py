@@ -23,6 +23,7 @@ def make(store: Store | None = None, on_build: Callable[[str], object] = lambda 
     """
     must_store = store is not None
     store = store or default_store()
+    # Light headers declare more than it includes.
     call = LoadCall(
         name=cpp_autograd.NAME,
         sources=[str(cpp_autograd.source())],
@@ -32,13 +33,12 @@ def make(store: Store | None = None, on_build: Callable[[str], object] = lambda 
         with_cuda=False,
         is_python_module=False,
         fast=False,
-    )  # light headers declare more than it includes
+    )
     wanted = replace(binary.of_call(call, store.notes), must_store=must_store)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", CompileWarning
-            )  # for example, about a second C++ library: saving microseconds is not worth a risk
+            # A warning, for example about a second C++ library, ends this: saving microseconds is not worth a risk.
+            warnings.simplefilter("error", CompileWarning)
             if request.lookup(wanted, store) is None:
                 on_build(f"building autograd's kernel in C++ for torch {torch.__version__}")
                 request.fetch_or_build(wanted, store)

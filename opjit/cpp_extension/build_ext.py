@@ -114,9 +114,8 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
             else (given, given)
         )
         macros = [*ext.define_macros, *((name,) for name in ext.undef_macros)]
-        options = compiler._setup_compile(self.build_temp, macros, ext.include_dirs, [], [], [])[
-            3
-        ]  # as torch's BuildExtension does
+        # torch's BuildExtension makes the options in the same way.
+        options = compiler._setup_compile(self.build_temp, macros, ext.include_dirs, [], [], [])[3]
         common = [
             *(word for word in options if not word.startswith("-I")),
             *(["-g"] if self.debug else []),

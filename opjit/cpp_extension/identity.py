@@ -49,12 +49,10 @@ class Extension(ProjectInputs):
 
     made_by = EXTENSION
     include: tuple[str, ...]  # the directories of headers, apart from the compilers'
-    inline: Mapping[
-        str, Any
-    ]  # the SHA-256 of inline sources, and arguments that only torch interprets
-    archs: (
-        str | None
-    )  # as in TORCH_CUDA_ARCH_LIST; empty if flags name them; None without CUDA code
+    # The SHA-256 of inline sources, and arguments that only torch interprets.
+    inline: Mapping[str, Any]
+    # The form is that of TORCH_CUDA_ARCH_LIST. It is empty if flags name the archs, and None without CUDA code.
+    archs: str | None
     # The compilers' versions with light headers: with NVRTC, which is preferred, and with nvcc.
     light_toolchains: tuple[Mapping[str, str] | None, ...] = (None,)
     light: str = (
@@ -280,9 +278,8 @@ def _cuda_archs(name: str, flags: list[str]) -> str:
         for arch in torch.cuda.get_arch_list()
         if (number := re.findall(r"^sm_(\d+)", arch))
     )
-    found = sorted(
-        {min(newest, capability) for capability in _capabilities()}
-    )  # of torch; with PTX for later ones
+    # torch's choice: the visible GPUs, and PTX for later ones.
+    found = sorted({min(newest, capability) for capability in _capabilities()})
     return ";".join(f"{major}.{minor}" for major, minor in found) + "+PTX"
 
 
@@ -337,9 +334,8 @@ def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
         texts |= {f"{INLINE}{parameter}/{number}": text for number, text in enumerate(encoded)}
     if not isinstance(call.functions, (str, list, dict, type(None))):
         raise Unsupported
-    functions = (
-        list(call.functions.items()) if isinstance(call.functions, dict) else call.functions
-    )  # in the order of the bindings
+    # The order is the order of the bindings.
+    functions = list(call.functions.items()) if isinstance(call.functions, dict) else call.functions
     return found | _as_json(
         {
             **call.newer,

@@ -45,9 +45,8 @@ def _open_in_child(path: str, output: int) -> int:
     Returns 0, or 1 if it does not open, or the negative number of the signal that ended the child.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python warns of forks with threads, but this child ends at once
+        # Python warns of forks with threads, but this child ends at once.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         code = 0

@@ -25,9 +25,8 @@ from opjit.recipe.schema import Schema
 Function = Callable[..., Any]
 Stamp = tuple[int, ...]
 Definitions = Mapping[str, Mapping[str, object]]  # of C macros, by the label of their variant
-AutocastRule = tuple[
-    torch.dtype | None, frozenset[int | str] | None
-]  # None: the region's dtype, and all arguments
+# None stands for the region's dtype, and for all arguments.
+AutocastRule = tuple[torch.dtype | None, frozenset[int | str] | None]
 
 
 @dataclass(frozen=True, eq=False)

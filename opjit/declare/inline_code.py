@@ -49,9 +49,8 @@ class Code(NamedTuple):
     def write(self, name: str) -> Path:
         """Write the sources of an op, unless they are there, to a folder that is named after them, so that no compiler sees them change."""
         content = "\0".join([name, *(part for item in sorted(self.texts.items()) for part in item)])
-        private = _folders.get(
-            os.getpid()
-        )  # a forked child makes its own: the parent removes its folder when it exits
+        # A forked child makes its own: the parent removes its folder when it exits.
+        private = _folders.get(os.getpid())
         if private is None or not private.is_dir():
             private = _folders[os.getpid()] = files.temporary_folder("opjit-inline-")
         folder = private / hashlib.sha256(content.encode()).hexdigest()[:20]

@@ -55,9 +55,8 @@ class RecordedExtension(NamedTuple):
 
     function: str  # "load" or "load_inline"; of a shared library, "build"
     arguments: dict[str, Any]  # the function's arguments, by name
-    archs: (
-        str | None
-    )  # the archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code
+    # The archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code.
+    archs: str | None
 
     @property
     def name(self) -> str:

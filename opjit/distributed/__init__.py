@@ -19,9 +19,11 @@ from opjit import backends, batch, cpp_extension, progress, request
 from opjit.backends import targets
 from opjit.catalog import registry
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
+
+# Importing a module from the package would query the package, which imports torch.
 from opjit.cpp_extension.binary import (
     of_call,
-)  # importing a module from the package would query the package, which imports torch
+)
 from opjit.cpp_extension.identity import Unsupported
 from opjit.distributed import ranks
 from opjit.distributed.job import Job, RankTask

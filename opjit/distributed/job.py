@@ -41,9 +41,8 @@ CLAIM_TIMEOUT = 60.0  # seconds
 HOST_TIMEOUT = 2 * CLAIM_TIMEOUT
 GIVE_UP_TIMEOUT = 600.0  # seconds
 ARRIVAL_TIMEOUT = 10.0  # seconds after its start in which rank 0 expects other ranks to arrive
-_PART_BYTES = (
-    1 << 20
-)  # torch's store accepts 8 MiB at once, but does not serve another rank during this time
+# torch's store accepts 8 MiB at once, but does not serve another rank during this time.
+_PART_BYTES = 1 << 20
 _MAX_PARTS = 1 << 12
 _TRIES = 3  # ranks that try a build which fails for a reason that may affect only this rank
 
@@ -107,9 +106,8 @@ class RankTask:
         folder = self.wanted.folder(self.store)
         for each in (self.store.base, folder.parent, folder):
             with suppress(OSError):
-                os.listdir(
-                    each
-                )  # NFS remembers a missing name for a minute, unless its folder is opened again
+                # NFS remembers a missing name for a minute, unless its folder is opened again.
+                os.listdir(each)
         self.entry = self.wanted.find(self.store, warn=False)
         self.origin = "taken"
         return self.entry is not None
@@ -146,16 +144,14 @@ class Job:
         self.rank = rank
         self.show = show
         self.name = f"rank-{rank.number}-on-{socket.gethostname()}"
-        self.poll_interval = max(
-            0.02, rank.size * 1e-3
-        )  # 2,000 ranks send some 4,000 requests per second to the one server
+        # 2,000 ranks send some 4,000 requests per second to the one server.
+        self.poll_interval = max(0.02, rank.size * 1e-3)
         self.started = time.monotonic()
         self.shown = ""
         if jobstore.hosted:
             owner = os.getpid()
-            atexit.register(
-                lambda: self._wait_for_others() if os.getpid() == owner else None
-            )  # not in a forked child
+            # A forked child must not wait.
+            atexit.register(lambda: self._wait_for_others() if os.getpid() == owner else None)
 
     def run(self, offers: list[RankTask], missing: list[RankTask]) -> None:
         """Publish the entries that other ranks may miss, and settle the missing entries."""
@@ -294,9 +290,10 @@ class Job:
             task.build()
 
     def _fetch(self, task: RankTask, result: RankResult) -> None:
+        # This import takes 30 ms of a warm start of 8 ranks (tests/benchmarks/ranks.py).
         from opjit.store import (
             lock,
-        )  # late: 30 ms of a warm start of 8 ranks (tests/benchmarks/ranks.py)
+        )
 
         with lock.held(result.key, lambda holder: self.show(f"waiting for {task}: {holder}")):
             if task.look():

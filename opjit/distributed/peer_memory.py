@@ -25,9 +25,8 @@ COUNT_BYTES = 1 << 15
 INBOX_BYTES = 24 << 20  # for each rank of the group
 _PATTERN_BYTES = 1 << 12
 _REGISTER_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
-Exchange = Callable[
-    [Any], list[Any]
-]  # exchanges a value with all ranks of a group, and returns the values of all ranks
+# Exchanges a value with all ranks of a group, and returns the values of all ranks.
+Exchange = Callable[[Any], list[Any]]
 
 
 @dataclass(frozen=True)

@@ -186,10 +186,11 @@ def _in_subprocess(about: str, where: str) -> Observation:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("OPJIT_")
         }
+        # A build that outlives the process would leave files.
         environment |= {
             "OPJIT_CACHE": cache,
             "OPJIT_CPP_AUTOGRAD": "0",
-        }  # a build that outlives the process would leave files
+        }
         command = [
             sys.executable,
             "-c",

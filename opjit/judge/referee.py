@@ -9,9 +9,8 @@ from opjit.judge.task import Expected
 from opjit.judge.verdict import Word
 from opjit.testing.compare import Tolerance, assert_same
 
-_LOW = (
-    2.0**-7
-)  # the largest error of a few operations in half precision, relative to the largest element
+# The largest error of a few operations in half precision, relative to the largest element.
+_LOW = 2.0**-7
 
 
 def max_error(got: Iterable[Any], expected: Iterable[Any]) -> float:

@@ -28,9 +28,8 @@ from opjit.testing.samples import SMALL, moved, replica, resized
 BURSTS = 9  # of a candidate at most, with the first, which warms up
 _MOST_SAMPLES = 24
 _LARGEST_SAMPLE = 4 << 20  # elements
-_TIMED = (
-    1 << 20
-)  # bytes of a timed call at most, if a workload is that small. On CUDA, 64 times that
+# Bytes of a timed call at most, if a workload is that small. On CUDA, 64 times that.
+_TIMED = 1 << 20
 _POOL = 192 << 20  # bytes of all timed calls
 _BURST = 0.01  # seconds
 _MOST_CALLS = 128  # of a burst

@@ -31,9 +31,8 @@ _SLOW_BURST = 1.0  # seconds. A slow candidate makes fewer calls
 _FEW_CALLS = 8  # of a burst, unless they come near the limit
 _SHORTEST_LIMIT = 1.0  # seconds of a burst
 _FILES = 256 << 20  # bytes of a file that a library may write, such as stderr
-_SLACK = (
-    1 << 20
-)  # bytes of results beyond the expected ones, so that a wrong dtype can be described
+# Bytes of results beyond the expected ones, so that a wrong dtype can be described.
+_SLACK = 1 << 20
 _SMALLEST = 0.05  # part of a measured time that is left without the messages' time
 _NEEDS_GPU = (
     "a kernel with a launch configuration needs a GPU; judge it with --device cuda on a machine with "

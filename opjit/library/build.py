@@ -25,9 +25,8 @@ from opjit.store.manifest import Manifest
 from opjit.store.store import Store
 from opjit.wanted import target_of
 
-LEFT_OUT = shutil.ignore_patterns(
-    ".*", "__pycache__", layers.FOLDER, "test_*.py"
-)  # of a copy of an op's folder
+# Files that a copy of an op's folder leaves out.
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", layers.FOLDER, "test_*.py")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 

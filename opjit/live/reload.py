@@ -129,9 +129,8 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
         current_key = loaded[backend.name].key if backend.name in loaded else None
         if found is None or found.key != current_key:
             entry = entries[backend.name] = request.entry(newer, target)
-            loader.open_library(
-                entry, newer.qualified, newer.declaration.libraries(target)
-            )  # now, so that `_apply` cannot fail
+            # The library is opened now, so that `_apply` cannot fail.
+            loader.open_library(entry, newer.qualified, newer.declaration.libraries(target))
             oplist.note(newer, target)
     return entries
 

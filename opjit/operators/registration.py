@@ -122,9 +122,8 @@ def look_up(namespace: Any, name: str) -> Any:
     """
     qualified = f"{namespace.name}::{name}"
     if qualified not in half_declared:
-        found = _look_up(
-            torch._ops._OpNamespace(namespace.name), name
-        )  # kept in a namespace that no other thread has
+        # No other thread has this namespace, which keeps the overload.
+        found = _look_up(torch._ops._OpNamespace(namespace.name), name)
         if qualified not in half_declared:
             namespace._dir.append(name)
             return vars(namespace).setdefault(name, found)
@@ -274,9 +273,8 @@ def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
             "move them with .to()"
         )
     graph_cache.note_trace(op.declaration)
-    rules.bind_late(
-        op
-    )  # DTensor calls this before it looks for a rule, and torch's compiler before it compiles
+    # DTensor calls this before it looks for a rule, and torch's compiler before it compiles.
+    rules.bind_late(op)
     declaration = op.declaration
     result = declaration.fake(*args, **kwargs)
     if op.schema.returned:

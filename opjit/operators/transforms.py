@@ -71,9 +71,8 @@ def _function(op: OpState, kwargs: dict[str, Any]) -> Any:
         return overload(*args, **kwargs)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        dropped = positional[
-            len(inputs) :
-        ]  # torch drops trailing arguments that equal their defaults
+        # torch drops trailing arguments that equal their defaults.
+        dropped = positional[len(inputs) :]
         context: dict[str, Any] = {"ctx": ctx, "inputs": (*inputs, *dropped), "output": output}
         if named:
             context["keyword_only_inputs"] = {**named, **kwargs}

@@ -129,13 +129,11 @@ def define(
 def join(flags: Flags, extra: Flags, target: Target) -> Flags:
     """Add an author's flags to a backend's: libraries come first, as an archive may need the backend's."""
     include = (*flags.include, *extra.include)
-    maps = [
-        f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(include))
-    ]  # first, because the last match wins
+    # First, because the last match wins.
+    maps = [f"-ffile-prefix-map={{added{index}}}/=" for index in range(len(include))]
     if target.backend.compiler:
-        flags = flags._replace(
-            c=(*maps, *flags.c)
-        )  # an author does not control the flags of other compilers
+        # An author does not control the flags of other compilers.
+        flags = flags._replace(c=(*maps, *flags.c))
     elif flags.cuda:
         for_host = (part for each in maps for part in ("-Xcompiler", each))
         flags = flags._replace(cuda=(*for_host, *flags.cuda, *extra.cuda))
@@ -151,12 +149,13 @@ def for_debugger(flags: Flags) -> Flags:
     """Change flags into the flags of a debug build: frame pointers, code that a debugger follows
     to the original files, -G on devices.
     """
+    # The random name of the build's folder must not be in the binary.
     host = (
         "-g",
         "-Og",
         "-fno-omit-frame-pointer",
         "-fdebug-prefix-map={staging}=/opjit",
-    )  # without the random name of the build's folder
+    )
     c = (*(_keeping_paths(flag) for flag in flags.c if not _OPTIMISES.fullmatch(flag)), *host)
     cuda = tuple(_keeping_paths(flag) for flag in flags.cuda if not _OPTIMISES.fullmatch(flag))
     if cuda:
@@ -182,9 +181,8 @@ def _checked(op: str, parameter: str, flags: Sequence[str], allowed: str) -> tup
                 f"{op}: {parameter} cannot hold {flag!r}: nvcc passes its flags to a shell, which would expand what "
                 "follows $, ` or \\; write the text in the source"
             )
-    return tuple(
-        flag.replace("{", "{{").replace("}", "}}") for flag in flags
-    )  # braces are placeholders in Flags
+    # Braces are placeholders in Flags.
+    return tuple(flag.replace("{", "{{").replace("}", "}}") for flag in flags)
 
 
 def _refuse_other_than_list(op: str, parameter: str, flags: object) -> None:

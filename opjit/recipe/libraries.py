@@ -16,11 +16,12 @@ from opjit.backends import Flags, Shared
 from opjit.errors import DeclarationError
 from opjit.recipe import reads, toolchain
 
+# Any other file is a script for the linker, or a list of files.
 _MAGIC = {
     ".a": b"!<arch>\n",
     ".o": b"\x7fELF",
     ".so": b"\x7fELF",
-}  # any other file is a script for the linker, or a list of files
+}
 _LTO = re.compile(rb"\.(gnu\.lto_|llvm\.lto)")  # in names of sections
 # CUDA's libraries that torch needs itself: a process with a CUDA build of torch has them.
 _OF_TORCH_NAMES = """
@@ -71,9 +72,8 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
                 for place in searched.values()
                 for suffix in (".so", ".a")
             )
-            link.append(
-                next(filter(os.path.isfile, paths), flag)
-            )  # as a linker: in each folder the shared one first
+            # A linker prefers the shared library in each folder.
+            link.append(next(filter(os.path.isfile, paths), flag))
         elif _OBJECT.fullmatch(flag) and os.path.isfile(path):
             link.append(path)
         elif _OBJECT.fullmatch(flag):

@@ -238,9 +238,8 @@ class _Noted(NamedTuple):
     """A note on files at some places."""
 
     places: list[object]
-    signatures: Mapping[
-        str, Any
-    ]  # by path; the signature of a folder covers all names that it lacks
+    # Signatures by path. The signature of a folder covers all names that it lacks.
+    signatures: Mapping[str, Any]
     inputs: list[str]  # the names of files that were too new for a signature
     absent: Mapping[str, list[str]]  # names that the signature of a folder does not cover
 

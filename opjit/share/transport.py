@@ -74,9 +74,8 @@ class Objects(NamedTuple):
             content = self._request(name, limit, until)
         else:
             system, path = self._system(name)
-            content = bytes(
-                system.cat_file(path, start=0, end=limit + 1)
-            )  # one request, and an answer of limited size
+            # One request, and an answer of limited size.
+            content = bytes(system.cat_file(path, start=0, end=limit + 1))
         if len(content) > limit:
             raise EntryError(f"{name} is larger than {limit} bytes")
         return content
@@ -132,9 +131,8 @@ class Objects(NamedTuple):
         if url.username is not None:
             pair = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
             credentials = f"Basic {base64.b64encode(pair).decode('ascii')}"
-            request.add_unredirected_header(
-                "Authorization", credentials
-            )  # not sent to a server that this one redirects to
+            # Not sent to a server that this one redirects to.
+            request.add_unredirected_header("Authorization", credentials)
         try:
             with urllib.request.build_opener().open(
                 request, timeout=max(until - time.monotonic(), 0.01)

@@ -42,12 +42,10 @@ class Library(ProjectInputs):
     made_by = LIBRARY
     include: tuple[str, ...]  # folders of headers
     given: Mapping[str, Sequence[str]]  # the flags, by the parameters of `opjit.build`
-    archs: tuple[
-        str, ...
-    ]  # such as ``("sm_90a", "compute_90")``; empty without CUDA code, or if flags name them
-    launcher: tuple[
-        str, ...
-    ]  # a program before each compiler, such as sccache; a script's text is in the key
+    # Such as ``("sm_90a", "compute_90")``; empty without CUDA code, or if flags name them.
+    archs: tuple[str, ...]
+    # A program before each compiler, such as sccache; a script's text is in the key.
+    launcher: tuple[str, ...]
 
     @property
     def purpose(self) -> str:

@@ -36,15 +36,13 @@ UNCACHED = (
 )
 SEEN = "seen"  # the folder of signatures of the files that builds read
 TUNED = "tuned"  # the folder of choices among variants
-SPECIAL = frozenset(
-    {"staging", "toolchain", PARTS, "logs", OBJECTS, SEEN, SETS, TUNED}
-)  # folders that hold no entries
+# Folders that hold no entries.
+SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", OBJECTS, SEEN, SETS, TUNED})
 _DIGITS = frozenset("0123456789abcdef")
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
-_trusted_roots: set[tuple[Path, Path | None]] = (
-    set()
-)  # roots that other users cannot replace, and `trusted_as`
+# Roots that other users cannot replace, and `trusted_as`.
+_trusted_roots: set[tuple[Path, Path | None]] = set()
 _warned: set[str] = set()  # warnings given about the other roots
 
 
@@ -106,9 +104,8 @@ class Store(NamedTuple):
         meaning from its verification to its loading, so every folder on it is checked, those to the store once per process."""
         problem = None
         if (self.root, trusted_as) not in _trusted_roots:
-            exists = os.path.isdir(
-                self.root
-            )  # asked first: another user may create it during the check
+            # The order matters, because another user may create the root during the check.
+            exists = os.path.isdir(self.root)
             problem = files.replacement_risk(self.root, trusted_as)
             if problem is None and exists:
                 _trusted_roots.add((self.root, trusted_as))

@@ -17,9 +17,8 @@ from opjit.errors import EntryError
 
 NAME = "usage"
 KINDS = ("hits", "fetches", "builds")
-MAX_BYTES = (
-    1 << 20
-)  # of the file; beyond it, after some 50,000 processes, the counting starts again
+# The largest size of the file. After some 50,000 processes, the counting starts again.
+MAX_BYTES = 1 << 20
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK
 _counts: Counter[tuple[Path, str]] = Counter()
 _lock = processes.Lock()
@@ -38,11 +37,12 @@ def total(base: Path) -> tuple[int, ...]:
     content = _line(base)
     with suppress(OSError, EntryError):
         content += files.read(base / NAME, 2 * MAX_BYTES)
+    # Undamaged.
     rows = [
         [*map(int, line.split())]
         for line in content.splitlines()
         if re.fullmatch(rb"\d{1,15}( \d{1,15}){3}", line)
-    ]  # undamaged
+    ]
     return (
         min((row[0] for row in rows), default=0),
         *(sum(row[place] for row in rows) for place in (1, 2, 3)),

@@ -33,12 +33,13 @@ from opjit.testing.samples import Skipped
 
 __all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
+# The order is the table's.
 CHECKS: list[Check] = [
     *numerics.CHECKS,
     *memory.CHECKS,
     *gradients.CHECKS,
     *integration.CHECKS,
-]  # in the table's order
+]
 
 
 def load(folder: StrPath) -> list[Op]:

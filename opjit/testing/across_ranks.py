@@ -53,9 +53,8 @@ def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -
 def _on_ranks(op: Op, ranks: int, device: str) -> list[tuple[str, int]]:
     """Return each rank's error, empty for none, and the number of its samples."""
     if device == "cpu":
-        api.get(
-            op.qualified, device
-        )  # one build, before the fork; a process that used CUDA cannot fork
+        # One build, before the fork; a process that used CUDA cannot fork.
+        api.get(op.qualified, device)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-ranks-"))
         run = partial(_rank, op, ranks, device, folder)

@@ -68,9 +68,9 @@ def _fake(op: Op, device: str) -> str:
 def _opcheck(op: Op, device: str) -> str:
     """torch.library.opcheck passes."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "The .grad attribute of a Tensor that is not a leaf"
-        )  # opcheck reads it
+        # Opcheck reads it.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        # It compares copies.
         calls = [
             sample.map(replica)
             for sample in distinct_samples(
@@ -85,7 +85,7 @@ def _opcheck(op: Op, device: str) -> str:
                 ),
                 "without float8",
             )
-        ]  # it compares copies
+        ]
         if op.declaration.differentiable:
             calls += [
                 with_gradients(sample)

@@ -72,9 +72,8 @@ _UBSAN = re.compile(
 )
 
 
-SanitizerCalls = tuple[
-    Path, str, Sequence[str], int | None
-]  # an op's folder and name, the checks' names, and the only call's number
+# An op's folder and name, the checks' names, and the only call's number.
+SanitizerCalls = tuple[Path, str, Sequence[str], int | None]
 # What sanitizers found in an op: a line of the table, and the author's places by the samples and by the checks that show them.
 SanitizerFinding = tuple[Line, dict[str, str]]
 
@@ -88,9 +87,8 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
     def __init__(self, names: Sequence[str], seconds: float, scratch: str) -> None:
         self._name = "+".join(names)
         compiler = toolchain.require_compiler(None)
-        libraries = [
-            _LIBRARIES[name] for name in names if name != "leak" or "address" not in names
-        ]  # which also looks for leaks
+        # The check also looks for leaks.
+        libraries = [_LIBRARIES[name] for name in names if name != "leak" or "address" not in names]
         queries = ([compiler.path, f"-print-file-name={library}"] for library in libraries)
         found = [
             subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -232,9 +232,8 @@ def test_a_store_that_is_full_is_a_failure_for_what_it_cannot_keep(
         "cannot hold it: [Errno 28] No space left on device" in str(error)
         for _, error in caught.value.failed
     )
-    assert (
-        list((tmp_path / "tmp").glob("opjit-*/v2/*/*/*/*.so")) == []
-    )  # nor was it built once more for a process that ends
+    # The kernel was not built once more for a process that ends.
+    assert list((tmp_path / "tmp").glob("opjit-*/v2/*/*/*/*.so")) == []
 
 
 @as_root

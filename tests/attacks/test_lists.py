@@ -200,12 +200,13 @@ OF_FOLDERS = {
     "precompile": (),
     "wheel": ("--arch", LEVELS[0]),
 }
+# The same word is a name there.
 OF_NAMES = {
     "cache clear": (),
     "cache push": ("--unsigned",),
     "cache pull": (),
     "cache pack": (),
-}  # the same word is a name there
+}
 
 
 def with_ops(group: click.Group = main, path: str = "") -> Iterator[str]:

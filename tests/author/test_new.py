@@ -94,9 +94,8 @@ def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(
     done = new(arguments[0], str(tmp_path), *arguments[1:])
     assert (done.exit_code != 0, os.listdir(tmp_path)) == (True, [])
     assert message in done.output
-    assert (
-        len(without_pointer(done.output).strip().splitlines()) == 1 or done.exit_code == 2
-    )  # click shows the usage, too
+    # Click shows the usage, too.
+    assert len(without_pointer(done.output).strip().splitlines()) == 1 or done.exit_code == 2
 
 
 def test_a_backend_s_kernel_builds_where_the_device_is_not_and_runs_on_its_device(

@@ -170,9 +170,8 @@ def measure_cpu(rounds: int) -> list[Row]:
 def measure_cuda(rounds: int) -> list[Row]:
     import opjit
 
-    allreduce = opjit.get(
-        "allreduce", "cuda"
-    )  # with the kernel for autograd that measure_cpu had compiled
+    # The calls use the kernel for autograd that measure_cpu had compiled.
+    allreduce = opjit.get("allreduce", "cuda")
     rows = []
     for dtype in (torch.float32, torch.float16, torch.int32, torch.int64):
         x = torch.ones(8, device="cuda", dtype=dtype)

@@ -92,9 +92,8 @@ def terminal() -> str:
         file=StringIO(),
     )
     console.print("[bold green]$[/] opjit demo")
-    sys.argv[0] = (
-        shutil.which("opjit") or sys.argv[0]
-    )  # the demo names the command as it was called
+    # The demo names the command as it was called.
+    sys.argv[0] = shutil.which("opjit") or sys.argv[0]
     show(console, Console(stderr=True))
     return placed(console.export_svg(title="opjit"))
 

@@ -189,9 +189,8 @@ def main() -> None:
         from opjit.cache import transfer
         from opjit.share import trust
 
-        child(
-            HERE / "remote_child.py", "entry", env={"OPJIT_REMOTE": ""}
-        )  # builds it, and learns who the compiler is
+        # Builds it, and learns who the compiler is.
+        child(HERE / "remote_child.py", "entry", env={"OPJIT_REMOTE": ""})
         private, public = trust.keygen("bench", temporary)
         transfer.push(folder.as_uri(), sign=private)
         good = measure_good(folder, cache, public, rounds)

@@ -256,9 +256,8 @@ def main() -> None:
     parser.add_argument("--ops", type=int, default=8)
     parser.add_argument("--seed", type=int, default=random.randrange(10**9))
     chosen = parser.parse_args()
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # forks of a process with threads: torch's, which sleep
+    # Forks of a process with threads: torch's, which sleep.
+    warnings.simplefilter("ignore", DeprecationWarning)
     print(f"seed {chosen.seed}", flush=True)
     generator = random.Random(chosen.seed)
     span = 0.15 * chosen.ops

@@ -198,10 +198,11 @@ def main() -> None:
             )
 
         cold = run()
+        # The rest takes minutes.
         print(
             f"{cold['open']} variants are built and measured after {cold['first']:.1f} s",
             flush=True,
-        )  # the rest takes minutes
+        )
         later = [(run(OPJIT_OFFLINE="1"), run(OPJIT_TUNE="0")) for _ in range(5)]
         found = run("exhaustive")
     warm, plain = ([each["first"] for each in side] for side in zip(*later, strict=True))

@@ -88,10 +88,11 @@ def test_a_binary_asks_for_exactly_what_it_needs_and_readelf_agrees(
     built_once: tuple[Path, Entry],
 ) -> None:
     found = elf.inspect(built_once[1].library.read_bytes())
+    # TLS needs the loader.
     assert found.needed - {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"} == {
         "libtorch_cpu.so",
         "libc.so.6",
-    }  # TLS needs the loader
+    }
     assert found.needed <= cpu_backend.NEEDED
     assert (found.run_path, found.cuda_archs) == (None, frozenset())
     text = readelf(built_once[1].library, "--dynamic")

@@ -299,9 +299,8 @@ def test_a_compiler_that_reports_success_and_leaves_no_library_is_named(
     assert error.command is not None
     assert str(fake) in error.command
     monkeypatch.delenv("CC")
-    assert (
-        helpers.caught(op, tmp_path / "cache").warnings == []
-    )  # and it has spoilt nothing for the next one
+    # And it has spoilt nothing for the next one.
+    assert helpers.caught(op, tmp_path / "cache").warnings == []
 
 
 def test_a_library_that_asks_for_more_than_it_may_is_not_published(

@@ -44,9 +44,8 @@ def test_other_generated_text_has_another_number(
         name: sorted({*re.findall(r"\$\w+", resources.template(name))})
         for name in ("glue.c.in", "kernel.in", "fatbin.c.in")
     }
-    monkeypatch.setattr(
-        resources, "template", lambda name: "\n".join(holes[name])
-    )  # the key holds the templates' own text
+    # The key holds the templates' own text.
+    monkeypatch.setattr(resources, "template", lambda name: "\n".join(holes[name]))
     found = [
         text
         for schema in map(parse, SCHEMAS)

@@ -84,9 +84,8 @@ def test_the_signature_is_that_of_the_installed_torch(function: str) -> None:
         for room in (opjit, torchs)
     )
     rest = ours.pop()
-    assert (
-        rest.kind is inspect.Parameter.VAR_KEYWORD
-    )  # what a later torch adds comes last, and is passed on
+    # What a later torch adds comes last, and is passed on.
+    assert rest.kind is inspect.Parameter.VAR_KEYWORD
     assert ours.pop().name == "fast"  # opjit's own
     assert [(one.name, one.default, one.kind) for one in ours] == [
         (one.name, one.default, one.kind) for one in theirs[: len(ours)]
@@ -797,14 +796,15 @@ def test_a_library_that_lacks_a_function_is_refused_with_the_name_of_it(tmp_path
 
 
 def test_a_thread_that_outlives_the_main_thread_can_build(tmp_path: Path) -> None:
-    sources = [plain(tmp_path / "a"), tmp_path / "b.cpp"]
-    sources[1].write_text("int second(void) { return 2; }\n")
+    second = tmp_path / "b.cpp"
+    second.write_text("int second(void) { return 2; }\n")
+    sources = [plain(tmp_path / "a"), str(second)]
     code = f"""
         import threading, time, torch, opjit
         def build():
             threading.main_thread().join()
             time.sleep(0.2)
-            print(opjit.load("late", {[*map(str, sources)]}, extra_cflags=["-DVALUE=1"], is_python_module=False)[-3:])
+            print(opjit.load("late", {sources}, extra_cflags=["-DVALUE=1"], is_python_module=False)[-3:])
         threading.Thread(target=build).start()
     """
     assert fresh(code).stdout == ".so\n"

@@ -450,9 +450,8 @@ def forbidden(*_):
 build.build = forbidden
 print(opjit.load_inline(**{arguments!r}).count.__name__)
 """
-    assert (
-        fresh(program).stdout == "count\n"
-    )  # torch's entry is found, and light headers are not tried again
+    # torch's entry is found, and light headers are not tried again.
+    assert fresh(program).stdout == "count\n"
 
 
 @pytest.mark.slow
@@ -887,9 +886,8 @@ def test_a_make_variable_of_another_text_is_torchs_with_its_header(
     assert "autograd::make_variable(" in (tmp_path / headers._FACTORIES).read_text()
 
 
-RENDERED = {
-    "8": "6adeec0c67e37ec4"
-}  # what light headers of some programs are, by version; test_cuda.py has the split of CUDA files
+# What light headers of some programs are, by version; test_cuda.py has the split of CUDA files.
+RENDERED = {"8": "6adeec0c67e37ec4"}
 
 
 def test_other_light_headers_have_another_version(

@@ -340,9 +340,8 @@ def test_a_builder_that_dies_or_freezes_is_replaced_in_bounded_time(
     assert len(others) == 3
     assert [each["values"] for each in others] == [[1]] * 3
     warned = [text for each in others for text in each["warnings"]]
-    assert all(
-        signal == "STOP" and "it has not shown any progress" in text for text in warned
-    )  # a frozen builder has its node's lock
+    # A frozen builder has its node's lock.
+    assert all(signal == "STOP" and "it has not shown any progress" in text for text in warned)
     assert [len(entries(each.cache)) for each in cluster.nodes] == [2, 1]
 
 
@@ -396,9 +395,8 @@ def test_a_compile_error_is_found_once_and_raised_on_every_rank(cluster: Cluster
     results = cluster.run([each.rank() for each in cluster.nodes for _ in range(2)], ALL)
     assert [each["error"][0] for each in results] == ["CompileError"] * 4
     assert all("retrun" in each["error"][1].splitlines()[0] for each in results)
-    assert (
-        sum("rank-" in each["error"][1] for each in results) == 3
-    )  # the rank that found it raises it as usual
+    # The rank that found it raises it as usual.
+    assert sum("rank-" in each["error"][1] for each in results) == 3
     assert cluster.compiled() == 4
 
 

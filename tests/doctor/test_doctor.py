@@ -50,9 +50,8 @@ def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(
     cache: Path, tmp_path: Path
 ) -> None:
     helpers.built(helpers.write_op(tmp_path / "plus"), cache)
-    before = {
-        path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)
-    }  # a folder came and went in it
+    # A folder came and went in it.
+    before = {path: times for path, times in helpers.snapshot(cache).items() if path != str(cache)}
     done = helpers.command("doctor", OPJIT_CAHCE="/elsewhere")
     told = done.stdout
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done
@@ -164,9 +163,8 @@ def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(
     monkeypatch.setattr(checks, "TIMEOUT", 5.0)
     found = only(checks.c_op(), PROBLEM)
     assert "still compiling or running after 5 s" in found.seen
-    until(
-        lambda: not pid.exists() or not is_alive(int(pid.read_text()))
-    )  # a slow machine is not so far in 5 s
+    # A slow machine is not so far in 5 s.
+    until(lambda: not pid.exists() or not is_alive(int(pid.read_text())))
 
 
 def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,11 @@ BUNDLED = [
 MakeOp = Callable[..., opjit.Op]  # the fixture make_op
 Growth = Callable[[Callable[[], object], int], int]  # the fixture growth
 OnCompile = Callable[[str], None]  # the fixture on_compile
-EMULATED = (
-    "QEMU_LD_PREFIX" in os.environ
-)  # by .ci/aarch64: the tools that the compilers run are another machine's
+# .ci/aarch64 sets it: the tools that the compilers run are another machine's.
+EMULATED = "QEMU_LD_PREFIX" in os.environ
 CPU_ARCHS = [*backends.for_device("cpu").archs()][::-1]  # lowest first
-LEVELS = [
-    arch for arch in CPU_ARCHS if machine_of(arch) == platform.machine()
-]  # this machine's kind; it runs two at least
+# This machine's kind; it runs two at least.
+LEVELS = [arch for arch in CPU_ARCHS if machine_of(arch) == platform.machine()]
 FOREIGN = next(arch for arch in CPU_ARCHS if arch not in LEVELS)
 SCHEMA = "keytest::plus(Tensor x) -> Tensor"
 PLUS = """\

@@ -385,9 +385,8 @@ def test_hidden_calls_have_the_declared_sizes_where_the_op_waives_others() -> No
 def test_a_size_that_the_reference_broadcasts_and_the_op_does_not_declare_is_no_hidden_call() -> (
     None
 ):
-    task = Task(
-        str(ROOT / "examples/04_rms_norm_rope"), "cpu", 33
-    )  # draws heads of three elements, whose halves have two and one
+    # Draws heads of three elements, whose halves have two and one.
+    task = Task(str(ROOT / "examples/04_rms_norm_rope"), "cpu", 33)
     assert all(call.sample.args[0].shape[-1] % 2 == 0 for call in task.samples)
 
 

@@ -204,9 +204,8 @@ def test_the_error_is_no_worse_than_torchs(dtype: torch.dtype, kind: str, layout
     ours = []
     theirs = []
     unit = 0.0
-    wide = (
-        torch.float64 if dtype == torch.float64 else torch.float32
-    )  # before the last rounding, which both do
+    # Before the last rounding, which both do.
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
     for seed in range(60):
         x = _hard_sums(9_000 + 211 * seed)[kind](torch.Generator().manual_seed(seed)).to(dtype)
         x = x if layout == "contiguous" else x[::2]
@@ -320,9 +319,8 @@ def test_a_gpu_sums_more_than_two_to_the_31_elements() -> None:
         ALLREDUCE(torch.ones((), dtype=torch.int16, device="cuda").expand(3, 1 << 30)).item()
         == 3 << 30
     )
-    rows = torch.ones(40_000, 60_000, dtype=torch.int8, device="cuda")[
-        :, 1:
-    ]  # not one dimension: their indices are divided
+    # Not one dimension: their indices are divided.
+    rows = torch.ones(40_000, 60_000, dtype=torch.int8, device="cuda")[:, 1:]
     assert ALLREDUCE(rows).item() == rows.numel() > 1 << 31
 
 

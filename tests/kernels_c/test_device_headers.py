@@ -177,9 +177,8 @@ def test_a_block_s_sum_largest_and_smallest_value_are_torch_s(
         fake=lambda x, warps: x.new_empty((x.shape[0], 3)),
     )
     for columns in (1, 31, 64, 1000, 4096):
-        x = torch.randn(7 * columns + 1, device=cuda_device)[1:].reshape(
-            7, columns
-        )  # no pack of it is aligned
+        # No pack of it is aligned.
+        x = torch.randn(7 * columns + 1, device=cuda_device)[1:].reshape(7, columns)
         for each in (x, x.clone()):
             torch.testing.assert_close(
                 op(each, warps),

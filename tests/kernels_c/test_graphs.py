@@ -121,9 +121,8 @@ class Training:
         return results
 
     def capture(self, mode: str) -> None:
-        stream = (
-            torch.cuda.Stream()
-        )  # of all nodes of autograd: the sanitizer keeps Python's frames, and so old ones
+        # All nodes of autograd are counted: the sanitizer keeps Python's frames, and so old nodes.
+        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._expected = self._trained(self._step)

@@ -182,9 +182,8 @@ def functions_of(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     n = z.numel()
     zero = z.new_zeros(1, n)
     gates = FORWARD(z.new_zeros(1, 0), z.new_zeros(3 * n, n), z.repeat(3), zero, zero)[2][0]
-    shut = torch.cat(
-        [z.new_full((n,), -math.inf), z.new_zeros(2 * n)]
-    )  # the input gate gives 0, so new_cell is old_cell
+    # The input gate gives 0, so new_cell is old_cell.
+    shut = torch.cat([z.new_full((n,), -math.inf), z.new_zeros(2 * n)])
     activated = FORWARD(z.new_zeros(1, 0), z.new_zeros(3 * n, n), shut, zero, z[None])[2][0]
     return gates[:n], gates[2 * n : 3 * n], activated[3 * n :]
 

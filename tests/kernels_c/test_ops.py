@@ -20,10 +20,11 @@ for _folder in ("double", "parts"):
     registry.declare_folder(OPS / _folder)
 LARGEST_EMULATED = 20_000  # elements, so that a call lasts milliseconds
 OWN = ["optest::double", "optest::parts", "optest::joined"]
+# Ops for which the fast tier has the checks that compile and export.
 TRACED = [
     "opjit::add_custom",
     "opjit::allreduce",
-]  # of which the fast tier has the checks that compile and export
+]
 
 
 def _cases() -> Iterator[Any]:

@@ -74,14 +74,12 @@ def test_in_a_pipe_the_lines_are_in_order_and_out_before_anything_else_happens(
 
 
 def test_in_a_terminal_the_lines_are_in_order(folder: Path) -> None:
-    code = (
-        helpers.declare(folder) + "opjit.get('printtest::say', 'cpu')\n" + CONVERSATION
-    )  # a build that takes long shows itself
+    # A build that takes long shows itself.
+    code = helpers.declare(folder) + "opjit.get('printtest::say', 'cpu')\n" + CONVERSATION
     status, heard = python_on_terminal("-c", code, OPJIT_VERBOSE="0")
     assert status == 0, heard
-    assert heard.replace("\r\n", "\n").endswith(HEARD), (
-        heard
-    )  # before it, what a build shows at a terminal
+    # Before it, what a build shows at a terminal.
+    assert heard.replace("\r\n", "\n").endswith(HEARD), heard
 
 
 @pytest.mark.slow

@@ -114,12 +114,13 @@ def test_torchscript_finds_the_ops_and_a_package_of_aotinductor_holds_them(tmp_p
     ).stdout.split()
     run = program(tmp_path, (EXAMPLES / "10_wheel" / "run.cpp").read_text(encoding="utf-8"))
     assert printed([run, *libraries, tmp_path / "model.pt"]) == [6.0, 8.5, 11.0, 13.5]
+    # One of them twice.
     assert printed([run, libraries[0], *libraries, tmp_path / "model.pt"]) == [
         6.0,
         8.5,
         11.0,
         13.5,
-    ]  # one of them twice
+    ]
     assert (
         subprocess.run(
             [run, *libraries[1:], tmp_path / "model.pt"], capture_output=True, check=False

@@ -118,9 +118,8 @@ def test_code_that_does_not_compile_leaves_the_op_as_it_was() -> None:
     with pytest.raises(CompileError) as caught:
         declare("wrong", "undeclared_name", like=None)
     first, second = str(caught.value).splitlines()[:2]
-    assert first.startswith(
-        "wrong.c:7:35: error: 'undeclared_name' undeclared"
-    )  # line 7 of the string
+    # Line 7 of the string.
+    assert first.startswith("wrong.c:7:35: error: 'undeclared_name' undeclared")
     assert second.startswith("while building inline::wrong for cpu")
     assert "opjit-inline-" not in str(caught.value)
     with pytest.raises(CompileError):
@@ -376,9 +375,8 @@ def test_nothing_is_left_behind_and_a_forked_child_has_its_own(tmp_path: Path) -
         flags=("-W", "ignore"),
     )
     assert done.stdout.split() == ["3.0", "4.0", "3.0"]
-    left = {path.name.rpartition("-")[0] for path in (tmp_path / "tmp").iterdir()} - {
-        "opjit"
-    }  # the locks' folder
+    # The locks' folder.
+    left = {path.name.rpartition("-")[0] for path in (tmp_path / "tmp").iterdir()} - {"opjit"}
     assert left <= {"opjit-inline"}  # the child's own, as it left without a word
     assert (
         len([path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("opjit-inline")])

@@ -64,10 +64,11 @@ def test_defaults_that_torch_leaves_out_are_filled_in(make_op: MakeOp) -> None:
         y = op(x, *args, **kwargs)
         [gradient] = torch.autograd.grad(y.sum(), x)
         assert y.tolist() == gradient.tolist() == [factor] * 2
+        # The flags that torch passes on.
         assert seen == [
             ((args or (2.0,)), {"b": 1, **kwargs}),
             (True, False)[: 1 + len(args)],
-        ]  # of what torch passes on
+        ]
         seen.clear()
     assert not op(torch.ones(2)).requires_grad
     with torch.no_grad():

@@ -95,9 +95,8 @@ def test_compiled_and_recomputed_calls_draw_as_eager_ones_do() -> None:
         for wanted in expected:
             leaf.grad = None
             call(leaf).sum().backward()
-            torch.testing.assert_close(
-                leaf.grad, wanted
-            )  # from x = 0, the gradient is the noise of the forward
+            # At x = 0, the gradient is the noise of the forward.
+            torch.testing.assert_close(leaf.grad, wanted)
 
 
 def test_vmap_asks_for_numbers_that_differ() -> None:

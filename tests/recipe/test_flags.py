@@ -266,9 +266,8 @@ OPENMP = {
 def test_a_declared_library_is_linked_and_what_is_not_declared_is_not(declare: Declare) -> None:
     op = declare(**OPENMP)
     assert op(X) == 1
-    entry = request.entry(
-        op, here()
-    )  # found, so verified, with the manifest's word on what it may ask for
+    # Found, so verified, with the manifest's word on what it may ask for.
+    entry = request.entry(op, here())
     assert "libgomp.so.1" in elf.inspect(entry.library.read_bytes()).needed
     assert (
         json.loads((entry.folder / "manifest.json").read_text())["document"]["flags"]["link"][0]

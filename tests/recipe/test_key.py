@@ -267,9 +267,8 @@ def test_a_header_elsewhere_is_part_of_the_key_and_is_the_one_that_the_compiler_
         (op / "amount.h").symlink_to(far)
     else:
         (op / "link").symlink_to(tmp_path / "far" / "inner")
-        (op / "plus.c").write_text(
-            PLUS.replace('"amount.h"', '"link/../amount.h"')
-        )  # not the amount.h beside plus.c
+        # Not the amount.h beside plus.c.
+        (op / "plus.c").write_text(PLUS.replace('"amount.h"', '"link/../amount.h"'))
     before = built_key(op)
     far.write_text("#define AMOUNT 3.0f\n")
     assert built_key(op) != before

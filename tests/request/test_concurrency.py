@@ -101,9 +101,8 @@ def test_32_threads_that_ask_for_one_op_compile_it_once(
     def ask(number: int) -> bool:
         barrier.wait()
         x = torch.full((4,), float(number))
-        got = (
-            opjit.get(op.qualified, "cpu") if number % 2 else op
-        )  # the other half comes through the first dispatch
+        # The other half comes through the first dispatch.
+        got = opjit.get(op.qualified, "cpu") if number % 2 else op
         return torch.equal(got(x), x + 1)
 
     with ThreadPoolExecutor(32) as pool:

@@ -22,9 +22,8 @@ def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> opjit.Op:
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     known = helpers.declared("logtest", tmp_path / "plus", monkeypatch)
     with open(known.folder / "plus.c", "a", encoding="utf-8") as source:
-        source.write(
-            f"/* {tmp_path} */\n"
-        )  # a key of its own: else a build of the same op in another test's process is waited for
+        # A key of its own: else a build of the same op in another test's process is waited for.
+        source.write(f"/* {tmp_path} */\n")
     return known
 
 
@@ -64,9 +63,8 @@ def test_the_commands_are_logged_at_debug_and_those_of_a_build_that_fails_too(
         ]
         assert len(compiling) == 1
         assert any("-ltorch_cpu" in message and "-shared" in message for message in caplog.messages)
-        assert any(
-            message.endswith("-v -E -x c /dev/null") for message in caplog.messages
-        )  # who the compiler is
+        # Who the compiler is.
+        assert any(message.endswith("-v -E -x c /dev/null") for message in caplog.messages)
         caplog.clear()
         (op.folder / "plus.c").write_text(PLUS.replace("AMOUNT;", "AMOUNT"))
         with pytest.raises(CompileError):
@@ -97,10 +95,11 @@ def test_opjit_verbose_prints_the_way_of_each_request_to_stderr_and_without_it_n
     tmp_path: Path,
 ) -> None:
     code = declare(write_op(tmp_path / "plus")) + USE
+    # A lock of its own: others may build the same op now.
     own = {
         "OPJIT_CACHE": str(tmp_path / "cache"),
         "TMPDIR": str(tmp_path),
-    }  # a lock of its own: others may build the same op now
+    }
     cold, warm = (fresh(code, {**own, "OPJIT_VERBOSE": "1"}) for _ in range(2))
     assert cold.stdout == warm.stdout == "[2.0]\n"
     assert [line.split(" for ")[0] for line in cold.stderr.splitlines()] == [

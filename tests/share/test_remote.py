@@ -189,9 +189,8 @@ def _succeeded(child: int) -> bool:
 def _started(published: Published, cache: Path) -> int:
     """The process id of a forked child that exits with 0 if it fetches the entry into the cache."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python 3.12 says that forks and threads go badly together
+        # Python 3.12 says that forks and threads go badly together.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         try:
@@ -322,9 +321,8 @@ def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_aga
         warning = refused(published, tmp_path)
         assert server.url in warning
         assert warning.isprintable()
-        assert (
-            time.monotonic() - started < 100
-        )  # on a busy machine; the benchmark holds it against a second
+        # On a busy machine; the benchmark holds it against a second.
+        assert time.monotonic() - started < 100
         asked = len(server.asked)
         if behave is FAULTS["500"]:
             assert (again := ask(other.op)).was_built

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from tests.stale.case import Link
 from tests.stale.draft import KINDS_OF_SEARCH, Draft, Search
 
+# Not for <...>, or not in every kind of build.
 NARROW = (
     "-iquote",
     "CPATH",
     "LANGUAGE_INCLUDE_PATH",
-)  # not for <...>, or not in every kind of build
+)
 
 
 @dataclass

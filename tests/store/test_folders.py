@@ -292,13 +292,14 @@ def test_a_group_that_is_another_account_s_main_group_is_others(
 def test_an_access_control_list_is_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one, the group's bits in the mode are the most that any user or group in the list may do."""
     own_group(root, monkeypatch)
+    # The owner, somebody, the group, the mask.
     entries = [
         (0x01, 7, -1),
         (0x02, 7, SOMEBODY),
         (0x04, 5, -1),
         (0x10, 7, -1),
         (0x20, 5, -1),
-    ]  # the owner, somebody, the group, the mask
+    ]
     try:
         os.setxattr(
             root.parent,

@@ -182,9 +182,8 @@ def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_for
         assert "without a lock" in warning
         assert "not shown any progress" in warning
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of Python 3.12: the thread that still waits
+            # Python 3.12 warns of the thread that still waits.
+            warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
             os._exit(0)

@@ -83,9 +83,8 @@ def test_two_nodes_work_whatever_the_filesystem_answers_and_the_store_has_no_hal
         shutil.rmtree(here, ignore_errors=True)
         nodes = [node("one", op, here, "get", first)]
         if not first:
-            helpers.until(
-                lambda: bool(entries(here)), process=nodes[0]
-            )  # the second begins as the entry appears
+            # The second begins as the entry appears.
+            helpers.until(lambda: bool(entries(here)), process=nodes[0])
         nodes.append(node("two", op, here, "get", second))
         assert [ended(each) for each in nodes] == ["[2.0, 2.0]\n"] * 2
         good(here)

@@ -173,9 +173,8 @@ def test_a_read_only_cache_is_not_pruned_and_that_is_one_sentence(entry: Entry) 
                 r"Error: nothing can be removed from the cache .*: you cannot write to it\n",
                 helpers.without_pointer(result.output),
             ), result.output
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "none", str(root)], check=True
-        )  # for the inner umount
+        # The inner umount needs it.
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(root)], check=True)
     assert keys() == {entry.key}
 
 

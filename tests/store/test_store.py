@@ -209,12 +209,13 @@ def _(entry: Entry) -> None:
     entry.library.unlink()
 
 
+# No entry at all: a miss like any other.
 SILENT = (
     "another-s-entry",  # it is of other inputs
     "folder-is-a-file",
     "manifest-missing",
     "library-missing",
-)  # no entry at all: a miss like any other
+)
 if os.geteuid() == 0:
     DAMAGES["folder-of-another-user"] = lambda entry: os.chown(entry.folder, SOMEBODY, SOMEBODY)
     DAMAGES["library-of-another-user"] = lambda entry: os.chown(entry.library, SOMEBODY, SOMEBODY)
@@ -314,9 +315,8 @@ def test_a_user_takes_entries_of_his_own_and_of_root_and_of_nobody_else(
     entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = targets.here(helpers.cpu())
-    monkeypatch.setattr(
-        os, "geteuid", lambda: SOMEBODY
-    )  # a real switch would need a Python that others can run
+    # A real switch would need a Python that others can run.
+    monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
     assert verify(entry.folder, target)[0] == entry
     for path in [entry.folder, *entry.folder.iterdir()]:
         os.chown(path, SOMEBODY, SOMEBODY)
@@ -356,10 +356,11 @@ def test_no_flipped_byte_in_a_manifest_goes_unseen_where_it_matters(
     text[at] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(EntryError):
         found = manifest.parse(bytes(text))
+        # Only what the hashes cover otherwise may differ.
         assert (found.key, found.document) == (
             good.key,
             good.document,
-        )  # only what the hashes cover otherwise may differ
+        )
 
 
 @pytest.mark.parametrize("depth", [200, 1000, 100_000])
@@ -522,9 +523,8 @@ def test_a_read_only_cache_serves_hits_silently_and_a_miss_is_built_for_the_proc
                 fresh(helpers.declare(other) + api_code, env).stdout == "[6.0] ['CacheWarning']\n"
             )
             assert helpers.snapshot(cache) == before
-            subprocess.run(
-                ["mount", "-t", "tmpfs", "none", str(cache)], check=True
-            )  # for the inner umount
+            # The inner umount needs it.
+            subprocess.run(["mount", "-t", "tmpfs", "none", str(cache)], check=True)
 
 
 @as_root

@@ -26,20 +26,21 @@ OWN = resources.folder("kernels_c") / "light"
 INCLUDE = Path(torch.__file__).parent / "include"
 API = "torch/csrc/api/include/"  # torch's headers include these files with and without this prefix
 _ALWAYS = "equal var var_mean std std_mean empty_like scalar_tensor"  # the operators that torch's required headers use
-_HEAVY = frozenset(
-    {"ATen/Context.h", "ATen/DeviceGuard.h"}
-)  # headers of operators include these without need
+# Headers of operators include these without need.
+_HEAVY = frozenset({"ATen/Context.h", "ATen/DeviceGuard.h"})
+# Compiled in no time.
 SMALL = {
     "torch/csrc/api/include/torch/detail/TensorDataContainer.h",
     "torch/headeronly/version.h",
     "torch/cuda.h",
-}  # compiled in no time
+}
+# They compile alone.
 _SELF_CONTAINED = {
     *SMALL,
     "torch/library.h",
     "torch/csrc/utils/pybind.h",
     "torch/csrc/Exceptions.h",
-}  # they compile alone
+}
 _KEPT = {  # the #include lines that stay in a header, next to the headers that a program's names need
     "torch/all.h": {"torch/enum.h", "torch/types.h", "torch/utils.h", "torch/version.h"},
     "torch/types.h": {

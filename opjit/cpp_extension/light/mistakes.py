@@ -43,9 +43,8 @@ _COMPLETE_NAMES = """
     TensorOptions DeprecatedTypeProperties OptionalArrayRef OptionalIntArrayRef
 """
 _COMPLETE = frozenset(_COMPLETE_NAMES.split())
-_OLD = re.compile(
-    r".*at::DeprecatedTypeProperties\W+to\W+[\w:]+::ScalarType\b"
-)  # x.type() in AT_DISPATCH. The compiler reports the macro
+# x.type() in AT_DISPATCH. The compiler reports the macro.
+_OLD = re.compile(r".*at::DeprecatedTypeProperties\W+to\W+[\w:]+::ScalarType\b")
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
 
 

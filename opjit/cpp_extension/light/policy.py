@@ -15,10 +15,11 @@ from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import headers, table
 
 BINDING = ("opjit_bind.h",)
+# opjit_bind.cpp.
 BINDING_NEEDS = (
     "torch/csrc/utils/pybind.h",
     "torch/csrc/Exceptions.h",
-)  # opjit_bind.cpp
+)
 UNKNOWN_TYPE = "opjit's binding does not know"  # in the compiler's message about a type, which pybind11's binding may support
 _BOUND = "arg|module_?|call_guard|gil_scoped_release|gil_scoped_acquire|overload_cast"  # the names of pybind11 in opjit_bind.h
 _BEYOND = re.compile(

@@ -18,12 +18,10 @@ from opjit.recipe.compilers import Compiler
 _FILE = "vocabulary.json"
 _WANTED = "-std=c++20 -w -fPIC -E -P -x c++ -include torch/extension.h"
 _DIRECTIVE = re.compile("^#.*$", re.MULTILINE)
-_TOKEN = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|\b\d(?:\'?[\w.])*|\'(?:\\.|[^\'\\\n])+\'|[{}();]'
-)  # literals may hold brackets
-_OPEN = re.compile(
-    r"\bnamespace\b(?!\s+attr\b)|\benum\b(?!\s+(?:class|struct)\b)|\bextern\s*$"
-)  # c10::attr has short words, which nobody uses without attr
+# Literals may hold brackets.
+_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\b\d(?:\'?[\w.])*|\'(?:\\.|[^\'\\\n])+\'|[{}();]')
+# C10::attr has short words, which nobody uses without attr.
+_OPEN = re.compile(r"\bnamespace\b(?!\s+attr\b)|\benum\b(?!\s+(?:class|struct)\b)|\bextern\s*$")
 _NO_NAMES = re.compile(
     r"\boperator\b\s*(?:\w+|\W{1,3})|\)(?:\s|noexcept)*:(?!:).*|->|[<>]=|<<", re.DOTALL
 )
@@ -81,9 +79,8 @@ def declared(text: str) -> set[str]:
             hidden = True
         elif token[0] == ")":
             before, hidden = scopes.pop()
-            statement = before + (
-                statement if re.match(r"\s*[*&]", statement) else ")"
-            )  # a pointer to a function
+            # A pointer to a function.
+            statement = before + (statement if re.match(r"\s*[*&]", statement) else ")")
         elif token[0] in "{};":
             if not hidden or "friend" in statement:
                 found |= _names(statement)

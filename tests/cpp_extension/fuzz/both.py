@@ -175,9 +175,8 @@ def _answer(make: Callable[[], Any], calls: Sequence[str], place: Path) -> None:
 
 
 def _clean(text: str) -> str:
-    return re.sub(
-        r"id='\d+'|\bj\d+", "id", without_places(text)
-    )  # the process counts the sizes j1, j2 of nested tensors
+    # The process counts the sizes j1, j2 of nested tensors.
+    return re.sub(r"id='\d+'|\bj\d+", "id", without_places(text))
 
 
 def _blamed(problem: str, cases: Sequence[Case]) -> dict[str, str]:

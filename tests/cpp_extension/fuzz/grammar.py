@@ -158,9 +158,8 @@ class Drawer:
         return Case(self.name, code, [f'm.def("{self.name}", &s, {", ".join(options)});'], calls)
 
     def library(self) -> Case:
-        arguments = sorted(
-            self.some("schema", self.rng.randint(1, 4)), key=lambda one: "=" in one
-        )  # those without a default first
+        # Those without a default first.
+        arguments = sorted(self.some("schema", self.rng.randint(1, 4)), key=lambda one: "=" in one)
         types = dict(one.split(" : ") for one in arguments)
         parameters = ", ".join(f"{kind} p{place}" for place, kind in enumerate(types.values()))
         returned, kind, value = self.rng.choice(RULES["returned"]).split(" : ")
