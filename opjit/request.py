@@ -67,6 +67,7 @@ def _load_kernel(op: OpState, target: Target, found: Entry | None) -> loader.Loa
         try:
             chosen = found or entry(op, target, store)
             if chosen.origin in ("built", "remote") and store.root == default_root():
+                # An op's first entry in a cache also starts the C++ kernel of autograd, for later processes.
                 from opjit.declare import cpp_autograd
 
                 cpp_autograd.make_later(store)

@@ -164,19 +164,19 @@ def describe(
     places = Places(str(source.parent), flags.include, tuple(linked), system)
     texts = {} if text is None else {str(source): text}
     recipe = Recipe(
-        schema.qualified,
-        (str(source), *flags.sources),
-        texts,
-        places,
-        {},
-        tools,
-        None,
-        "",
-        schema,
-        target,
-        flags,
-        label,
-        tuple(compilers[1:]),
+        name=schema.qualified,
+        sources=(str(source), *flags.sources),
+        texts=texts,
+        places=places,
+        known={},
+        toolchain=tools,
+        search=None,
+        doubt="",
+        schema=schema,
+        target=target,
+        flags=flags,
+        label=label,
+        others=tuple(compilers[1:]),
     )
     if tools is not None:
         recipe = replace(recipe, search=[places.name(folder) for folder in recipe.searched])
