@@ -163,12 +163,16 @@ def describe(
     system = getattr(tools, "folders", ())
     places = Places(str(source.parent), flags.include, tuple(linked), system)
     texts = {} if text is None else {str(source): text}
+    name = schema.qualified
+    sources = (str(source), *flags.sources)
+    known: Mapping[str, str] = {}  # until `now` reads the files
+    others = tuple(compilers[1:])
     recipe = Recipe(
-        name=schema.qualified,
-        sources=(str(source), *flags.sources),
+        name=name,
+        sources=sources,
         texts=texts,
         places=places,
-        known={},
+        known=known,
         toolchain=tools,
         search=None,
         doubt="",
@@ -176,7 +180,7 @@ def describe(
         target=target,
         flags=flags,
         label=label,
-        others=tuple(compilers[1:]),
+        others=others,
     )
     if tools is not None:
         recipe = replace(recipe, search=[places.name(folder) for folder in recipe.searched])
