@@ -142,7 +142,7 @@ class Prepared:
         folders = [str(self.folder_of(out)), *self.folders]
         small = len(passes) == 1 and self.programs[out].names_torch
         first = self._write_first(passes[0], texts[0], out) if small else []
-        if any(streams.COUNTS.search(line) for line in words):
+        if any("__COUNTER__" in line for line in words):
             first = first[:2]  # the compiled core has another __COUNTER__ than COUNTED
         for each, found in zip(passes, lines, strict=True):
             text = each.run(each.real(), folders, [*first, *streams.COUNTED])
