@@ -1,1 +1,2 @@
+/* assert.h - CUDA's header of this name is the emulation's. */
 #include "../assertion.h"

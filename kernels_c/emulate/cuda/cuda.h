@@ -1,1 +1,2 @@
+/* cuda.h - CUDA's header of this name is the emulation's. */
 #include "../runtime_api.h"

@@ -1,1 +1,2 @@
+/* cuda_bf16.h - CUDA's header of this name is the emulation's. */
 #include "../half.h"

@@ -1,1 +1,2 @@
+/* cuda_runtime_api.h - CUDA's header of this name is the emulation's. */
 #include "../runtime_api.h"

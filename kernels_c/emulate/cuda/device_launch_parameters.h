@@ -1,1 +1,2 @@
+/* device_launch_parameters.h - CUDA's header of this name is the emulation's. */
 #include "../runtime_api.h"

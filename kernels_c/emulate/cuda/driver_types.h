@@ -1,1 +1,2 @@
+/* driver_types.h - CUDA's header of this name is the emulation's. */
 #include "../runtime_api.h"

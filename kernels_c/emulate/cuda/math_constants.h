@@ -1,1 +1,2 @@
+/* math_constants.h - CUDA's header of this name is the emulation's. */
 #include "../runtime_api.h"

@@ -1,1 +1,2 @@
+/* sm_30_intrinsics.h - CUDA's header of this name is the emulation's. */
 #include "../runtime_api.h"

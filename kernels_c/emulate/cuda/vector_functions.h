@@ -1,1 +1,2 @@
+/* vector_functions.h - CUDA's header of this name is the emulation's. */
 #include "../runtime_api.h"
