@@ -178,7 +178,7 @@ def test_the_fused_kernel_is_right(device: str) -> None:
 
 def test_the_first_cuda_kernels_of_the_course_are_right(cuda_device: str) -> None:
     source = (ROOT / "examples/02_first_cuda_op/scale.cu").read_text(encoding="utf-8")
-    scale = opjit.inline("scale(Tensor x, float a) -> Tensor", cuda=source, like="x")
+    scale = opjit.inline("course::scale(Tensor x, float a) -> Tensor", cuda=source, like="x")
     x = torch.arange(35.0, device=cuda_device).reshape(5, 7)
     for view in (x, x.t(), x[:, ::2], x[0, 0], x[:0]):
         assert torch.equal(scale(view, 2.5), 2.5 * view)

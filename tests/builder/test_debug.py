@@ -81,11 +81,11 @@ def test_gdb_stops_at_the_author_s_line_and_shows_variables(
 def test_a_debug_build_has_a_key_of_its_own_and_is_asked_for_by_the_variable(
     op: Path, here: Path
 ) -> None:
+    entry = debug_build(op, here)
     ordinary = fresh(declare(op) + "print(opjit.explain('keytest::plus', 'cpu').key)").stdout
     debug = fresh(
         declare(op) + "print(opjit.explain('keytest::plus', 'cpu').key)", {"OPJIT_DEBUG": "1"}
     ).stdout
-    entry = debug_build(op, here)
     assert f"{entry.key}\n" == debug != ordinary
     told = fresh(
         declare(op) + "print(opjit.explain('keytest::plus', 'cpu'))", {"OPJIT_DEBUG": "1"}
