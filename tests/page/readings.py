@@ -356,6 +356,13 @@ READINGS: dict[str, tuple[Reading, ...]] = {
             (lltm(64, "the CPU", "forward, py"), lltm(64, "the CPU", "forward and backward, py")),
         ),
     ),
+    "emulated.py": (
+        Reading(
+            "an emulated CUDA kernel of 100,000 floats, accesses unchecked",
+            (line("unchecked, over torch"),),
+        ),
+        Reading("... accesses checked", (line("checked, over torch"),)),
+    ),
     "precompile.py": (
         Reading(
             "`opjit precompile` of 16 CUDA entries, on 96 % of both cores",
