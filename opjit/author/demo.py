@@ -71,11 +71,11 @@ def show(console: Console, errors: Console) -> None:
         "call: the median of turns; error: the difference from the sum in float64"
     )
     if any("result" not in first for first in cold.values()):
-        console.print(f"No GPU is here: the CUDA op was built for {_WITHOUT_GPU}, and did not run.")
+        console.print(f"No GPU found: the CUDA op was built for {_WITHOUT_GPU}, but not run.")
     opjit = "opjit" if shutil.which("opjit") else f"{shlex.quote(sys.executable)} -m opjit"
     console.print(
-        f"\nThe binaries, with all that they were made from, lie in\n  {default_root()}/v2/opjit.allreduce\n"
-        "\nTry next: an op of your own, its checks, its speed\n"
+        f"\nThe binaries and their manifests are in\n  {default_root()}/v2/opjit.allreduce\n"
+        "\nNext: write an op, test it, and compare its speed with torch\n"
         f"  [bold]{opjit} new mylib::scale_add[/]\n  [bold]{opjit} test ./scale_add[/]\n  [bold]{opjit} bench ./scale_add[/]",
         soft_wrap=True,
     )

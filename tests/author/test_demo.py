@@ -83,7 +83,7 @@ atexit.register(note)
 def test_without_a_gpu_the_cuda_op_is_built(tmp_path: Path) -> None:
     printed = run(tmp_path, CUDA_VISIBLE_DEVICES="")
     assert re.search(r"^ cuda sm_90\.cuda\d+ +[\d.]+ s *$", printed, re.MULTILINE)
-    assert "No GPU is here: the CUDA op was built for sm_90, and did not run." in printed
+    assert "No GPU found: the CUDA op was built for sm_90, but not run." in printed
 
 
 def test_a_dumb_terminal_sees_plain_text(tmp_path: Path) -> None:
