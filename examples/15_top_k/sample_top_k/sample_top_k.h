@@ -1,4 +1,4 @@
-/* sample_top_k.h - what the kernels of both devices share: an order of floats, and the race that chooses one of them. */
+/* sample_top_k.h - shared by the C and CUDA kernels: an order of floats, and the noise that selects one of them. */
 #ifndef SAMPLE_TOP_K_H
 #define SAMPLE_TOP_K_H
 
@@ -16,8 +16,9 @@ OPJIT_HOST_DEVICE uint32_t rank_of(float value)
 }
 
 /*
- * Element i's number in the race that the largest one wins. Under this noise, Gumbel's, each wins as often as softmax of
- * the logits says. The lower half holds i: of two equal elements, the first wins.
+ * The logit of element i plus Gumbel noise, as an integer. If you choose the element with the largest number, you choose
+ * each element with its softmax probability. The lower half is derived from i, so that the first of two equal elements
+ * wins.
  */
 OPJIT_HOST_DEVICE uint64_t contender(float logit, float temperature, uint64_t seed, int64_t row_start, uint32_t i)
 {
