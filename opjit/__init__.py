@@ -1,12 +1,28 @@
-"""opjit: write a torch operator in plain C or CUDA C; it is built on first use, once, and shared safely.
+"""Write PyTorch operators in plain C or CUDA C.
+
+opjit compiles an op on first use, registers it as a torch operator, and keeps the binary in a verified cache that processes, users and
+machines can share.
 
     >>> import torch, opjit
-    >>> allreduce = opjit.get("allreduce")      # builds on the first request, then a dictionary look-up
+    >>> allreduce = opjit.get("allreduce")      # builds the op if it is not cached
+    >>> allreduce(torch.ones(3))
+    tensor(3.)
     >>> torch.ops.opjit.allreduce(torch.ones(3))
     tensor(3.)
 
-Importing builds, probes and writes nothing. It declares the bundled ops to torch, now or when torch is imported: schema, fake kernel and
-backward.
+These are the functions by task:
+
+- declare ops: `op` for an op.py next to its C sources, `inline` for a string, `add_path` for a directory
+- build and replace them: `get`, `reload`, `watch`, and `explain` for the reason of a cache miss
+- build in advance and ship: `precompile`, `check_precompiled`, `build_library`, `load_library`, `aoti_compile_and_package`
+- build C++ extensions: `load`, `load_inline` and `cpp_extension`, with the arguments of torch.utils.cpp_extension
+- build a shared library from any C, C++ and CUDA sources: `build`
+- use several ranks: `distributed`
+- check and judge: `testing`, and `judge` for untrusted kernels
+- manage the cache: `cache`
+
+`import opjit` declares the bundled ops to torch. If torch is not imported yet, opjit declares them when it is. The import does not build
+anything.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The functions `get` and `explain`: a ready op, and why it is or is not in the cache."""
+"""`opjit.get` and `opjit.explain`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def get(name: str, device: object = None) -> torch._ops.OpOverload:
     """Return an op for a device, and build it if it is not cached.
 
     Args:
-        name: ``"allreduce"`` or ``"namespace::name"``.
+        name: the name of an op, ``"namespace::name"``. For a bundled op, you can leave out the namespace: ``"allreduce"``.
         device: ``"cpu"``, ``"cuda"`` or a torch.device. None means the current accelerator, or the CPU.
 
     Returns:
-        The torch operator, ``torch.ops.opjit.allreduce.default``.
+        The torch operator, for example ``torch.ops.opjit.allreduce.default``.
 
     Raises:
         UnknownOp, UnknownDevice, DeviceUnavailable, NoKernel, ToolMissing, CompileError: see `opjit.errors`.
@@ -76,14 +76,18 @@ def get(name: str, device: object = None) -> torch._ops.OpOverload:
 
 
 def explain(op: str | Op, device: object = None, arch: str | None = None) -> Explanation:
-    """Explain whether `opjit.get` would find an op's binary, and where, or what changed since the nearest one was built.
+    """Explain whether a request for an op hits or misses the cache, and why.
 
-    It supports ops, not the extensions of `opjit.load`. It does not query the remote cache, so an entry that is only there is a miss.
+    After a miss, the explanation names the inputs that changed since the most similar entry was built. It does not query the remote cache,
+    so an entry that is only there is a miss. For the extensions of `opjit.load`, use the command `opjit why`.
 
     Args:
         op: an op or its name.
-        device: a kind of device of this machine. None means the current accelerator, or the CPU.
-        arch: another architecture, for example ``"sm_90"`` or ``"x86-64-v3"``, which this machine need not have.
+        device: ``"cpu"``, ``"cuda"`` or a torch.device. None means the current accelerator, or the CPU.
+        arch: an architecture other than this machine's, for example ``"sm_90"`` or ``"x86-64-v3"``.
+
+    Returns:
+        The explanation. ``print`` shows it as text.
 
     Raises:
         UnknownOp, UnknownDevice, UnknownArch, DeviceUnavailable, NoKernel: see `opjit.errors`.

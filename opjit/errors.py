@@ -1,4 +1,8 @@
-"""All errors of opjit: one tree, each with its facts as attributes and a first line to act on."""
+"""The errors and warnings of opjit.
+
+Catch `OpjitError` for all errors. Each is also a RuntimeError. The first line of a message names the remedy, and the attributes of an
+error contain its details. ``opjit help NoKernel`` explains an error in a terminal.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,8 +78,11 @@ class ToolMissing(OpjitError):
 
 
 class BuildError(OpjitError):
-    """A build failed: of `op`, by its qualified name, for `target`. If the compiler failed, `command` is its command line; `log` is the
-    file with the complete output."""
+    """A build failed.
+
+    `op` is the qualified name of the op, and `target` is its target. If a compiler failed, `command` is its command line, and `log` is
+    the file with its complete output.
+    """
 
     def __init__(
         self,
@@ -98,7 +105,7 @@ class NotCached(BuildError):
 
 
 class CompileError(BuildError):
-    """The compiler or the linker rejected the op's source; the first line is its first real error."""
+    """The compiler or the linker rejected a source. The message starts with the first error."""
 
     read: Mapping[str, Any] | None = (
         None  # a document with what the compilers read, if they list it
@@ -109,8 +116,10 @@ Failures = list[tuple[str, OpjitError]]  # the names of binaries that were not b
 
 
 class PrecompileError(OpjitError):
-    """`opjit.precompile` could not build some entries, or `opjit.check_precompiled` misses some: `failed` has each error and the name of
-    its op and target; all other entries exist."""
+    """`opjit.precompile` could not build all entries, or `opjit.check_precompiled` did not find all of them.
+
+    `failed` lists pairs: the name of an op with its target, and the error. All other entries exist.
+    """
 
     def __init__(self, message: str, failed: Failures) -> None:
         super().__init__(message)
@@ -118,7 +127,7 @@ class PrecompileError(OpjitError):
 
 
 class RecordError(OpjitError):
-    """A list of ops cannot be written or read."""
+    """An op list cannot be written or read."""
 
 
 class LoadError(OpjitError):
@@ -126,7 +135,7 @@ class LoadError(OpjitError):
 
 
 class RemoteError(OpjitError):
-    """A remote or a key cannot be used as requested."""
+    """A remote cache, an archive or a signing key cannot be used."""
 
 
 class EntryError(OpjitError):
@@ -138,8 +147,11 @@ class UntrustedFolder(EntryError):
 
 
 class PeerLost(OpjitError):
-    """Ranks of a group did not come to a call, or called something else: `ranks` are their numbers in the group `group`, and `op` is the
-    op that waited for them, if one did. The group stays lost; the remaining ranks can make a smaller one."""
+    """Ranks of a group ended, were late, or called a different op.
+
+    `ranks` lists their numbers in the group `group`. If an op waited for them, `op` is its name. The group cannot be used again, but the
+    remaining ranks can make a smaller one.
+    """
 
     def __init__(self, message: str, group: str, ranks: tuple[int, ...], op: str | None) -> None:
         super().__init__(message)
@@ -153,11 +165,11 @@ class BadSetting(OpjitError, ValueError):
 
 
 class CacheWarning(UserWarning):
-    """The cache could not be used as usual; the op still works."""
+    """The cache could not be used as usual. The op still works."""
 
 
 class CompileWarning(UserWarning):
-    """A warning about code that compiled, placed at the line of an op's source, or about an extension."""
+    """A compiler's warning about code that compiled, at the line of your source."""
 
 
 def one_string(where: str, parameter: str, text: str) -> str:

@@ -8,12 +8,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class Sample(NamedTuple):
-    """One call of an op, which ``samples`` yields. It may also yield a plain tuple of arguments, or a pair ``(args, kwargs)``.
+    """A sample input: the arguments of one call, with tolerances.
+
+    The generator under ``@op.samples`` yields samples. It can also yield a plain tuple of arguments, or a pair ``(args, kwargs)``.
 
     Attributes:
         args, kwargs: the arguments of the call.
-        rtol, atol: the largest relative and absolute difference from the reference's results; None is the default for the results'
-            dtype and the sample's size.
+        rtol, atol: the largest relative and absolute difference from the reference's results. None means the default for the dtype of
+            the results and the size of the sample.
         note: the change that a check made to a declared sample, for messages.
 
     Example:
@@ -31,7 +33,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, declared: Any) -> "Sample":
-        """Return a sample as an author may yield it: a Sample, a tuple of arguments, ``(args, kwargs)``, or the only argument."""
+        """Return a Sample from a Sample, a tuple of arguments, a pair ``(args, kwargs)``, or the only argument."""
         if isinstance(declared, Sample):
             return declared
         if (
@@ -62,7 +64,7 @@ class Sample(NamedTuple):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Samples of one kind test the same."""
+        """The properties by which samples are grouped. Samples of one kind test the same."""
         return (
             *((t.dtype, t.dim(), t.is_contiguous(), t.numel() == 0) for t in self.tensors()),
             str(self.kwargs),
@@ -94,19 +96,21 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 class Workload(NamedTuple):
-    """One line of a benchmark.
+    """A benchmark case: the arguments of a call that ``opjit bench`` times.
+
+    The generator under ``@op.workloads`` yields them.
 
     Attributes:
-        label: such as ``"float32 2^20"``.
+        label: the name of the case, for example ``"float32 2^20"``.
         args, kwargs: the arguments of the call.
-        bytes: the fewest that the op must move through memory.
-        flops: the floating-point operations that the op must do, for an op that memory does not bound; 0 for none.
+        bytes: the number of bytes that the op must at least read and write.
+        flops: the number of floating-point operations, if they limit the speed of the op, and not memory. Otherwise 0.
 
     Example:
         >>> @scale.workloads
         ... def workloads(device):
         ...     x = torch.rand(1 << 20, device=device)
-        ...     yield opjit.Workload("float32 2^20", (x, 2.5), {}, bytes=8 * x.numel())  # each number is read, and written
+        ...     yield opjit.Workload("float32 2^20", (x, 2.5), {}, bytes=8 * x.numel())  # 4 read and 4 written per element
     """
 
     label: str

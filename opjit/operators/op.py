@@ -16,17 +16,18 @@ from opjit.operators import graph_cache, rules, transforms, variants
 
 
 class Op(OpState):
-    """A declared op; made by `opjit.op` or `opjit.inline`.
+    """A declared op, from `opjit.op` or `opjit.inline`. Call it like a function.
+
+    Its decorators declare the parts that torch, tests and benchmarks need, for example `backward` and `samples`.
 
     Attributes:
         schema: the schema as torch parsed it.
-        folder: the folder of its C and CUDA sources.
-        fake: computes the shape, dtype and device of the results, without data.
-        overload: ``torch.ops.<namespace>.<name>.default``; set when the op is registered with
-            torch.
+        folder: the directory of its C and CUDA sources.
+        fake: the fake kernel, which computes the shape, dtype and device of the results without data.
+        overload: the torch operator, ``torch.ops.<namespace>.<name>.default``.
         constant: True if autograd treats its results as constants.
-        elementwise: as its author declared it; see `opjit.op`.
-        loaded: the kernels in this process, by backend name.
+        elementwise: the argument of `opjit.op`.
+        loaded: the kernels in this process, by the name of the backend.
 
     Example:
         >>> [scale] = opjit.add_path("my_ops")
@@ -116,37 +117,39 @@ class Op(OpState):
         graph_cache.note_change(declaration)
 
     def reference(self, function: Function) -> Function:
-        """Declare the same op in plain torch, with which tests and benchmarks compare it."""
+        """Declare the same operation in plain torch. Tests and benchmarks compare the op with it."""
         self.declare(reference=function)
         return function
 
     def samples(self, function: Function) -> Function:
-        """Declare the calls that tests make: ``samples(device)`` covers dtypes, strides, odd and empty sizes.
+        """Declare the sample inputs of tests, with a generator ``samples(device)``.
 
-        Each sample is a tuple of arguments, a pair ``(args, kwargs)``, or an `opjit.Sample`.
+        Each sample is a tuple of arguments, a pair ``(args, kwargs)``, or an `opjit.Sample`. Choose samples that reach every branch of
+        the kernel, for example each dtype, odd and empty sizes, and tensors that are not contiguous.
         """
         self.declare(samples=function)
         return function
 
     def waive(self, check: str, why: str) -> None:
-        """Let ``opjit test`` leave a check out, and show the reason.
+        """Let ``opjit test`` skip a check.
 
         Args:
-            check: its name in the table, such as ``"nan and inf"``; any other is an error of ``opjit test``.
+            check: the name of the check, for example ``"nan and inf"``. An unknown name is an error of ``opjit test``.
+            why: the reason, which ``opjit test`` shows.
         """
         self.declare(waived={**self.declaration.waived, check: why})
 
     def workloads(self, function: Function) -> Function:
-        """Declare the lines of ``opjit bench``: ``workloads(device)`` yields a `Workload` for each."""
+        """Declare the benchmark cases of ``opjit bench``, with a generator ``workloads(device)`` of `Workload`."""
         self.declare(workloads=function)
         return function
 
     def backward(self, function: Function) -> Function:
-        """Declare the derivative, ``backward(ctx, *grads)``, with the signature of torch.library.register_autograd.
+        """Declare the backward, ``backward(ctx, *grads)``, like torch.library.register_autograd.
 
         Raises:
-            DeclarationError: the op writes an argument or has keyword-only Tensors, so torch cannot
-                differentiate it; or the op is declared with differentiable=False.
+            DeclarationError: torch cannot differentiate the op, because it writes an argument or has keyword-only Tensors, or the op is
+                declared with differentiable=False.
         """
         if self.constant:
             raise DeclarationError(
@@ -163,10 +166,9 @@ class Op(OpState):
         return function
 
     def setup_context(self, function: Function) -> Function:
-        """Declare how to save values of a call for the backward, like
-        torch.library.register_autograd.
+        """Declare how a call saves values for the backward, like torch.library.register_autograd.
 
-        The function is ``setup_context(ctx, inputs, output)``, or, if the op has keyword-only arguments,
+        The function is ``setup_context(ctx, inputs, output)``. If the op has keyword-only arguments, it is
         ``setup_context(ctx, inputs, keyword_only_inputs, output)``.
         """
         self.declare(setup_context=function)
@@ -175,15 +177,15 @@ class Op(OpState):
     def variants(
         self, device: str | None = None, /, **values: Sequence[object]
     ) -> Callable[[Function], Function]:
-        """Declare variants: each combination of values is compiled into a separate binary, with the
-        values as -D definitions.
+        """Declare variants, from which opjit chooses the fastest by measurement.
 
-        opjit measures the variants at the first call on a device with tensors of about the same
-        size, and keeps the choice in the cache; see ``opjit tune``.
+        Each combination of values is compiled into a separate binary, with the values as -D definitions. opjit measures the variants at
+        the first call on a device with tensors of about the same size, and keeps the choice in the cache. ``opjit tune`` does this in
+        advance.
 
         Args:
-            device: ``"cpu"`` or ``"cuda"``; None is both.
-            values: the values of each definition; the first combination runs if nothing can be measured.
+            device: ``"cpu"`` or ``"cuda"``. None means both.
+            values: the values of each definition. If nothing can be measured, the first combination runs.
 
         Returns:
             A decorator for a function that returns whether a combination is valid.
@@ -218,9 +220,10 @@ class Op(OpState):
         self.declare(variants=changed)
 
     def vmap(self, function: Function) -> Function:
-        """Declare the batching rule, ``vmap(info, in_dims, *args)``, with the signature of torch.library.register_vmap.
+        """Declare the batching rule, ``vmap(info, in_dims, *args)``, like torch.library.register_vmap.
 
-        Without a rule, torch.vmap calls the op for each element of the batch, or once if it is declared with elementwise=True.
+        Without a rule, torch.vmap calls the op once for each element of the batch, or once for the whole batch if the op is declared with
+        elementwise=True.
 
         Example:
             >>> @scale.vmap
@@ -239,15 +242,13 @@ class Op(OpState):
                 )
 
     def autocast(self, dtype: torch.dtype | None = None, only: Sequence[str] | None = None) -> None:
-        """Convert floating-point arguments before the call in regions of torch.autocast.
+        """Convert floating-point arguments in regions of torch.autocast.
 
-        Without a rule, the op gets the arguments unchanged.
-
-        Like in torch's rules, float64 arguments are not converted.
+        Without this rule, the op gets the arguments unchanged. As in torch's rules, float64 arguments are not converted.
 
         Args:
-            dtype: torch.float32, or another; None is the region's dtype.
-            only: the names of the arguments to convert; None is all.
+            dtype: the dtype to convert to, for example torch.float32. None means the dtype of the region.
+            only: the names of the arguments to convert. None means all.
 
         Example:
             >>> scale.autocast(torch.float32)
@@ -256,8 +257,7 @@ class Op(OpState):
             tensor([2.5000, 2.5000])
 
         Raises:
-            DeclarationError: the op writes an argument, so it would write a converted copy; or it
-                lacks a Tensor with a name in `only`.
+            DeclarationError: the op writes an argument, so it would write a converted copy, or it lacks a Tensor with a name in `only`.
         """
         if self.schema.mutates:
             raise DeclarationError(
@@ -268,11 +268,10 @@ class Op(OpState):
         self.declare(autocast=(dtype, places))
 
     def sharding(self, function: Function) -> Function:
-        """Declare how DTensors may be split, with a function ``sharding(*args, **kwargs)``.
+        """Declare the sharding rule for DTensor, ``sharding(*args, **kwargs)``.
 
-        It has the signature of torch.distributed.tensor.experimental.register_sharding: it returns
-        the placements of the results, and the placements of the arguments for them. An op declared
-        with elementwise=True has a rule.
+        Like with torch.distributed.tensor.experimental.register_sharding, it returns pairs: the placements of the results, and the
+        placements of the arguments that they need. An op that is declared with elementwise=True has a rule.
 
         Example:
             >>> @scale.sharding
