@@ -4,6 +4,7 @@ Catch `OpjitError` for all errors. Each is also a RuntimeError. The first line o
 error contain its details. ``opjit help NoKernel`` explains an error in a terminal.
 """
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,11 @@ class CacheWarning(UserWarning):
 
 class CompileWarning(UserWarning):
     """A compiler's warning about code that compiled, at the line of your source."""
+
+
+def warn_of_cache(text: str) -> None:
+    """Give a CacheWarning."""
+    warnings.warn(CacheWarning(text), stacklevel=3)
 
 
 def one_string(where: str, parameter: str, text: str) -> str:

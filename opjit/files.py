@@ -8,14 +8,13 @@ import os
 import stat
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from opjit.errors import CacheWarning, EntryError, RecordError
+from opjit.errors import EntryError, RecordError, warn_of_cache
 
 _NOTE_BYTES = 16 << 20  # the largest note
 _TICK = 0.02  # seconds during which a file system's clock may show the same time
@@ -407,9 +406,6 @@ def remove_tree(path: Path) -> None:
         else:
             path.unlink()  # rmtree would block on a pipe
     except PermissionError as error:
-        warnings.warn(
-            CacheWarning(f"a file that is no longer needed cannot be removed: {error}"),
-            stacklevel=2,
-        )
+        warn_of_cache(f"a file that is no longer needed cannot be removed: {error}")
     except OSError:
         pass  # already removed, or busy

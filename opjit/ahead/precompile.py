@@ -26,6 +26,7 @@ from opjit.errors import (
     OpjitError,
     PrecompileError,
     one_string,
+    warn_of_cache,
 )
 from opjit.files import StrPath
 from opjit.progress import Display, logger
@@ -196,10 +197,7 @@ def build_plan(
             try:
                 files.let_read(item.folder, plan.store.base)
             except OSError as error:
-                warnings.warn(
-                    CacheWarning(f"other users may not be able to read {item.folder}: {error}"),
-                    stacklevel=3,
-                )
+                warn_of_cache(f"other users may not be able to read {item.folder}: {error}")
     if plan.listed is not None and not report.failed:
         sets.mark_complete(plan.store, plan.listed, sorted(map(str, plan.wanted)), plan.shared)
     return report._replace(seconds=time.perf_counter() - started)

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from opjit import files, progress
 from opjit.builder.compile_step import workspace
-from opjit.errors import CacheWarning, CompileError, EntryError, UntrustedFolder
+from opjit.errors import CompileError, EntryError, UntrustedFolder, warn_of_cache
 from opjit.recipe import reads
 from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.document import document_key
@@ -174,10 +173,7 @@ def _private(inputs: BuildInputs, store: Store, must_store: bool, doubt: str) ->
     if store.notes is not None:
         note = {"name": inputs.name, "reason": doubt}
         files.write_checked(store.notes / f"{UNCACHED}{inputs.key}", note)
-    warnings.warn(
-        CacheWarning(f"{inputs.name} is built for this process only, because {doubt}"),
-        stacklevel=4,
-    )
+    warn_of_cache(f"{inputs.name} is built for this process only, because {doubt}")
     return Store(files.temporary_folder())
 
 
@@ -192,12 +188,9 @@ def _refuse_or_warn(inputs: BuildInputs, store: Store, must_store: bool, reason:
     if isinstance(reason, UntrustedFolder):
         store.warn_unused(str(reason))
         return
-    warnings.warn(
-        CacheWarning(
-            f"the cache cannot be used, so {inputs.name} is built for this process only: {reason}; set OPJIT_CACHE to "
-            "a directory that only you can write"
-        ),
-        stacklevel=3,
+    warn_of_cache(
+        f"the cache cannot be used, so {inputs.name} is built for this process only: {reason}; set OPJIT_CACHE to "
+        "a directory that only you can write"
     )
 
 

@@ -9,7 +9,6 @@ job.py implements the protocol of the ranks, ranks.py finds the rank of a proces
 connects to the store in which the ranks meet.
 """
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ from opjit.distributed.peer_groups import (
 )
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import StoreLost, connect
-from opjit.errors import BadSetting, CacheWarning, one_string
+from opjit.errors import BadSetting, one_string, warn_of_cache
 from opjit.store.store import Store, default_store
 from opjit.wanted import BinaryRequest, here
 
@@ -181,11 +180,8 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool) -> None:
             )
         except StoreLost as lost:
             if any(not task.done for task in missing):
-                warnings.warn(
-                    CacheWarning(
-                        f"rank {rank.number} builds its missing ops alone, because the job's "
-                        "store is unreachable: "
-                        f"{lost}"
-                    ),
-                    stacklevel=4,
+                warn_of_cache(
+                    f"rank {rank.number} builds its missing ops alone, because the job's "
+                    "store is unreachable: "
+                    f"{lost}"
                 )

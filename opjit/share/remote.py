@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from opjit import progress
 from opjit.backends.targets import Target
-from opjit.errors import CacheWarning, EntryError, RemoteError
+from opjit.errors import EntryError, RemoteError, warn_of_cache
 from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.document import base_key
 from opjit.share import trust
@@ -91,12 +90,9 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
     except Exception as error:  # a failing network or hostile bytes must not prevent the build
         if identity not in _failed:
             _failed.add(identity)
-            warnings.warn(
-                CacheWarning(
-                    f"the remote {objects.shown} failed and is not used again: {reason(error)}. Missing entries are built "
-                    "by this process"
-                ),
-                stacklevel=2,
+            warn_of_cache(
+                f"the remote {objects.shown} failed and is not used again: {reason(error)}. Missing entries are built "
+                "by this process"
             )
         return None
     if found is None:

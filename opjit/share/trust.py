@@ -14,14 +14,13 @@ import errno
 import os
 import re
 import stat
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files
-from opjit.errors import CacheWarning, EntryError, RemoteError
+from opjit.errors import EntryError, RemoteError, warn_of_cache
 from opjit.files import StrPath
 from opjit.store import bundle as bundles
 from opjit.store import manifest as manifests
@@ -78,12 +77,9 @@ def configured() -> Trust | None:
     if text == UNSIGNED:
         if UNSIGNED not in _warned:
             _warned.add(UNSIGNED)
-            warnings.warn(
-                CacheWarning(
-                    "OPJIT_TRUST=unsigned: anyone who can write to the remote chooses the code that this process runs; "
-                    "sign entries (opjit keygen, opjit cache push --sign) and trust their key instead"
-                ),
-                stacklevel=2,
+            warn_of_cache(
+                "OPJIT_TRUST=unsigned: anyone who can write to the remote chooses the code that this process runs; "
+                "sign entries (opjit keygen, opjit cache push --sign) and trust their key instead"
             )
         return Trust(())
     _cryptography()

@@ -15,7 +15,6 @@ import queue
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from opjit import files, processes, progress
-from opjit.errors import CacheWarning, EntryError
+from opjit.errors import EntryError, warn_of_cache
 
 processes.watch_forks()  # again, because filelock has registered fork hooks
 
@@ -82,11 +81,8 @@ class _LockThread(threading.Thread):
             self._fail(error)
         trouble = self._wait(on_wait)
         if trouble is not None:
-            warnings.warn(
-                CacheWarning(
-                    f"building without a lock, so another process may build the same: {trouble}"
-                ),
-                stacklevel=2,
+            warn_of_cache(
+                f"building without a lock, so another process may build the same: {trouble}"
             )
 
     def _wait(self, on_wait: Callable[[str], None]) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from opjit import files
-from opjit.errors import CacheWarning, EntryError, UntrustedFolder
+from opjit.errors import EntryError, UntrustedFolder, warn_of_cache
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, NotWanted, verify
 from opjit.store.manifest import Manifest
@@ -125,12 +124,9 @@ class Store(NamedTuple):
         """Warn, once per process and problem, that the store is not used."""
         if problem not in _warned:
             _warned.add(problem)
-            warnings.warn(
-                CacheWarning(
-                    f"the cache {self.root} is not used: {problem}; or set OPJIT_CACHE (for a read-only cache, "
-                    "OPJIT_LAYERS) to a directory that only you can write"
-                ),
-                stacklevel=3,
+            warn_of_cache(
+                f"the cache {self.root} is not used: {problem}; or set OPJIT_CACHE (for a read-only cache, "
+                "OPJIT_LAYERS) to a directory that only you can write"
             )
 
     def _require_trusted(self, *folders: Path) -> None:
@@ -198,12 +194,9 @@ class Store(NamedTuple):
         try:
             return self.receive(bundle, place, target)
         except (OSError, UntrustedFolder) as error:
-            warnings.warn(
-                CacheWarning(
-                    f"the cache cannot be written ({error}), so {name} is kept for this process only and will be built "
-                    "again; set OPJIT_CACHE to a directory that only you can write"
-                ),
-                stacklevel=3,
+            warn_of_cache(
+                f"the cache cannot be written ({error}), so {name} is kept for this process only and will be built "
+                "again; set OPJIT_CACHE to a directory that only you can write"
             )
         private = Store(files.temporary_folder())
         return private.receive(bundle, private.root / place.relative_to(self.root), target)
@@ -256,10 +249,7 @@ def _read_entry(
         if warn and not (
             fits is not None and isinstance(error, manifests.AnotherFormat)
         ):  # of another version of opjit, next to ours
-            warnings.warn(
-                CacheWarning(f"the cache entry {folder} is not used: {error}; opjit rebuilds it"),
-                stacklevel=2,
-            )
+            warn_of_cache(f"the cache entry {folder} is not used: {error}; opjit rebuilds it")
         return None
 
 
