@@ -14,7 +14,6 @@ from typing import NamedTuple
 from opjit.cache import verification
 from opjit.cache.transfer import TransferReport, pack, unpack
 from opjit.cache.verification import Finding
-from opjit.errors import BadSetting
 from opjit.store import inventory, usage
 from opjit.store import prune as _pruning
 from opjit.store.inventory import EntryInfo
@@ -117,16 +116,8 @@ def prune(size: int | str | None = None, age: float | str | None = None) -> Prun
         >>> opjit.cache.prune(size="2GiB", age="30d").freed
         0
     """
-    bound = (
-        _pruning.size_wanted()
-        if size is None
-        else _pruning.parse_size(size)
-        if isinstance(size, str)
-        else size
-    )
-    oldest = AGE if age is None else _pruning.parse_age(age) if isinstance(age, str) else age
-    if not (bound >= 0 and oldest >= 0):
-        raise BadSetting(f"expected a size and an age of 0 or more, got {size!r} and {age!r}")
+    bound = _pruning.size_wanted() if size is None else _pruning.parse_size(size)
+    oldest = AGE if age is None else _pruning.parse_age(age)
     return _pruning.prune(default_store(), bound, oldest)
 
 

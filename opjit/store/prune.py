@@ -10,16 +10,14 @@ filesystems. Under noatime, it is the date of the build.
 import os
 import re
 import time
-import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files
-from opjit.errors import BadSetting, CacheWarning, OpjitError, UntrustedFolder
+from opjit import files, processes
+from opjit.errors import BadSetting, OpjitError, UntrustedFolder, warn_of_cache
 from opjit.store import inventory
 from opjit.store.inventory import EntryInfo
 from opjit.store.store import OBJECTS, SPECIAL, Store
@@ -30,7 +28,7 @@ AGE = 90 * DAY
 _FRESH = 3600.0  # seconds; also the tolerance for dates in the future
 _THREADS = 8  # that remove: a filesystem lets a folder's removal wait for its journal; 3,000 took 17 s one by one, and 1.4 s so
 MARKER = "pruned"  # a file in the store; its date is the date of the last pruning after a build
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,15})?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _AGE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smhdw]?)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": DAY, "d": DAY, "w": 7 * DAY}
 
@@ -135,9 +133,9 @@ def _remove(items: Sequence[EntryInfo], staging: Path) -> list[EntryInfo]:
 
     Returns the removed entries.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        removed = pool.map(partial(_take, staging=staging), (item.folder for item in items))
-        gone = [item for item, is_gone in zip(items, removed, strict=True) if is_gone]
+    folders = [item.folder for item in items]
+    removed = processes.in_parallel(partial(_take, staging=staging), folders, _THREADS)
+    gone = [item for item, is_gone in zip(items, removed, strict=True) if is_gone]
     for folder in {
         item.folder.parent for item in gone
     }:  # each once, because rmdir reads a folder that had many entries to its end
@@ -178,19 +176,20 @@ def _last_use(entry: os.DirEntry[str]) -> float:
         return 0.0
 
 
-def parse_size(text: str) -> int:
-    """Parse a size in bytes: ``"5GiB"``, ``"5G"`` (the same), ``"5GB"`` (powers of 1000),
-    ``"0"``. Raises BadSetting for any other text.
+def parse_size(size: int | str) -> int:
+    """Return a size in bytes: an integer, or ``"5GiB"``, ``"5G"`` (the same), ``"5GB"`` (powers of 1000),
+    ``"0"``. Raises BadSetting for any other text or a negative number.
     """
-    found = _matched(_SIZE, text, "a size such as 5GiB, 500MB or 0 for no bound")
+    found = _matched(_SIZE, str(size), "a size such as 5GiB, 500MB or 0 for no bound")
     unit = 1000 if found[4] and found[2] and not found[3] else 1024
     return int(float(found[1]) * unit ** " kmgt".index(found[2].lower() or " "))
 
 
-def parse_age(text: str) -> float:
-    """Parse an age into seconds: ``"30d"``, ``"12h"``, ``"2w"``; a plain number means days.
-    Raises BadSetting for any other text.
+def parse_age(age: float | str) -> float:
+    """Return an age in seconds: a number, or ``"30d"``, ``"12h"``, ``"2w"``; in a text, a plain number
+    means days. Raises BadSetting for any other text or a negative number.
     """
+    text = age if isinstance(age, str) else f"{age:f}s"
     found = _matched(_AGE, text, "an age such as 30d, 12h, 2w or 0 for no bound")
     return float(found[1]) * _SECONDS[found[2].lower()]
 
@@ -225,14 +224,11 @@ def after_build(store: Store) -> None:
             return
         done = prune(store, size_wanted())
         if done.failed:
-            warnings.warn(
-                CacheWarning(
-                    f"{done.failed} old entries of the cache {store.root} could not be removed; check "
-                    "their permissions and run `opjit cache prune`"
-                ),
-                stacklevel=2,
+            warn_of_cache(
+                f"{done.failed} old entries of the cache {store.root} could not be removed; check "
+                "their permissions and run `opjit cache prune`"
             )
     except BadSetting as error:
-        warnings.warn(CacheWarning(f"the cache was not pruned: {error}"), stacklevel=2)
+        warn_of_cache(f"the cache was not pruned: {error}")
     except (OSError, Unremovable):
         pass

@@ -1,23 +1,19 @@
 """Complete sets: which entries a list of `opjit record` had when `opjit precompile --from` ended. An error under OPJIT_OFFLINE names the
 list that has the op, for another target or from another source.
 
-    <root>/v2/sets/<SHA-256 of the list>        JSON: the list's path, and the names of its entries"""
+    <root>/v2/sets/<SHA-256 of the list>        a digest, and JSON: the list's path, and the names of its entries"""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from opjit import files
-from opjit.errors import EntryError
 from opjit.store.store import SETS, Store
-
-_MAX_BYTES = 64 << 20
 
 
 def mark_complete(store: Store, path: Path, names: list[str], shared: bool) -> None:
     """Note that all entries of the list at `path` are there; everyone may read that in a shared store."""
     marker = store.base / SETS / files.digest(str(path))
-    files.write_note(marker, json.dumps({"list": str(path.absolute()), "entries": names}))
+    files.write_checked(marker, {"list": str(path.absolute()), "entries": names})
     if shared and marker.exists():
         files.let_read(marker.parent, store.base)
 
@@ -25,20 +21,10 @@ def mark_complete(store: Store, path: Path, names: list[str], shared: bool) -> N
 def lists_with(op: str, stores: Iterable[Store]) -> str:
     """Return the end of a sentence that names the complete set with an op; empty if none has it."""
     folders = [store.base / SETS for store in stores if store.trusted(store.base / SETS)]
-    for marker in (marker for folder in folders for marker in sorted(folder.glob("*"))):
-        try:
-            fields = json.loads(files.read(marker, _MAX_BYTES))
-            names = [name for name in fields["entries"] if name.startswith(f"{op} for ")]
+    notes = [files.read_checked(marker) for each in folders for marker in sorted(each.glob("*"))]
+    for note in notes:
+        if isinstance(note, dict):
+            names = [name for name in note["entries"] if name.startswith(f"{op} for ")]
             if names:
-                return f". The complete set of {fields['list']} has {', '.join(names)}: see `opjit precompile --check {fields['list']}`"
-        except (
-            OSError,
-            EntryError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ):
-            continue  # damaged, or other users could have written it
+                return f". The complete set of {note['list']} has {', '.join(names)}: see `opjit precompile --check {note['list']}`"
     return ""

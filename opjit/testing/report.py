@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
@@ -13,8 +12,6 @@ from xml.etree import ElementTree
 from opjit import files
 from opjit.store.store import default_store
 from opjit.testing.checks import Line
-
-_LAST_FAILED_BYTES = 1 << 20  # of the note; a larger file is not ours
 
 
 class CheckResult(NamedTuple):
@@ -62,13 +59,8 @@ def _add_case(suite: ElementTree.Element, result: CheckResult) -> None:
 def last_failed() -> dict[str, list[str]]:
     """Return the names of the checks that failed in the last run, by subject; empty if there was none."""
     note = _note()
-    if note is None:
-        return {}
-    try:
-        found = json.loads(files.read(note, _LAST_FAILED_BYTES))
-        return {subject: list(map(str, names)) for subject, names in found.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}  # there was no run yet, or the note is damaged
+    found = note and files.read_checked(note)
+    return found if isinstance(found, dict) else {}
 
 
 def keep_failed(results: Iterable[CheckResult]) -> None:
@@ -84,7 +76,7 @@ def keep_failed(results: Iterable[CheckResult]) -> None:
             names.add(result.line.name)
         known[result.subject] = sorted(names)
     failed = {subject: names for subject, names in known.items() if names}
-    files.write_note(note, json.dumps(failed))
+    files.write_checked(note, failed)
 
 
 def _note() -> Path | None:
