@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from types import FrameType
 from opjit import files, processes
 from opjit.declare import oplist
 from opjit.declare.oplist import RecordedExtension, RecordedOp
-from opjit.errors import CacheWarning, RecordError
+from opjit.errors import RecordError, warn_of_cache
 
 
 def record(command: Sequence[str], output: Path) -> int:
@@ -76,14 +75,11 @@ def _gather(raw: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
                 extensions.append(oplist.parse_extension(fields))
             else:
                 ops.append(oplist.parse_op(fields))
-        except (ValueError, RecursionError):
+        except (TypeError, ValueError, RecursionError):
             bad += 1
     if bad:
-        warnings.warn(
-            CacheWarning(
-                f"skipped {bad} unreadable records, so the list misses these ops; check the free "
-                "disk space and record again"
-            ),
-            stacklevel=2,
+        warn_of_cache(
+            f"skipped {bad} unreadable records, so the list misses these ops; check the free "
+            "disk space and record again"
         )
     return ops, extensions

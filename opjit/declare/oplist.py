@@ -16,21 +16,20 @@ below the list's folder start from there, and all other paths are absolute."""
 
 import json
 import os
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from opjit import backends, files
 from opjit.backends.targets import Target
 from opjit.declare.op_state import OpState
-from opjit.errors import CacheWarning, RecordError
+from opjit.errors import RecordError, warn_of_cache
 from opjit.recipe.libraries import as_written
+from opjit.typed_json import typed
 
 FORMAT = 1
 FLAGS = ("c", "cuda", "link", "include", "cuda_link", "sources")
 MAX_BYTES = 64 << 20
-_TEXTS = ("op", "schema", "backend", "arch", "runtime")
 
 
 class RecordedOp(NamedTuple):
@@ -53,8 +52,8 @@ class RecordedOp(NamedTuple):
 class RecordedExtension(NamedTuple):
     """A call that loaded a C++ extension, or that built a shared library."""
 
-    function: str  # "load" or "load_inline"; of a shared library, "build"
-    arguments: dict[str, Any]  # the function's arguments, by name
+    function: Literal["load", "load_inline", "build"]  # "build" made a shared library
+    arguments: dict[str, str | bool | list[str] | dict[str, str]]  # the function's, by name
     # The archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code.
     archs: str | None
 
@@ -63,76 +62,36 @@ class RecordedExtension(NamedTuple):
         return str(self.arguments["name"])
 
 
-def _expect(condition: object, what: str, found: object) -> None:
-    if not condition:
-        raise ValueError(f"expected {what}, not {found!r:.80}")
+class _List(NamedTuple):
+    """The fields of a list."""
+
+    format: int
+    ops: list[Any]
+    extensions: tuple[Any, ...] = ()
 
 
 def parse_extension(fields: Any) -> RecordedExtension:
-    """Validate one extension of a list. Raises ValueError with the reason."""
-    _expect(
-        isinstance(fields, dict) and fields.keys() == set(RecordedExtension._fields),
-        f"the fields {', '.join(RecordedExtension._fields)} for each extension",
-        fields,
-    )
-    found = RecordedExtension(**fields)
-    _expect(
-        found.function in ("load", "load_inline", "build"),
-        "load, load_inline or build as 'function'",
-        found.function,
-    )
-    _expect(isinstance(found.archs, (str, type(None))), "a string or null as 'archs'", found.archs)
-    _expect(
-        isinstance(found.arguments, dict) and isinstance(found.arguments.get("name"), str),
-        "an object with a name as 'arguments'",
-        found.arguments,
-    )
-    for name, value in found.arguments.items():
-        _expect(
-            isinstance(value, (str, bool))
-            or _are_texts(list(value.values()) if isinstance(value, dict) else value),
-            f"a string, a truth value, a list or an object of strings as {name!r}",
-            value,
-        )
-    json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
+    """Validate one extension of a list. Raises TypeError or ValueError with the reason."""
+    found: RecordedExtension = typed(fields, RecordedExtension)
+    if not isinstance(found.arguments.get("name"), str):
+        raise ValueError("expected an extension's name among its arguments")
+    _require_encodable(fields)
     return found
 
 
 def parse_op(fields: Any) -> RecordedOp:
-    """Validate one op of a list. Raises ValueError with the reason."""
-    _expect(isinstance(fields, dict), "an object for each op", fields)
-    place = "code" if "code" in fields else "folder"
-    _expect(
-        fields.keys() - {"tags"} == {*_TEXTS, "flags", place},
-        f"the fields {', '.join(_TEXTS)}, flags and folder or code",
-        list(fields),
-    )
-    for name in _TEXTS:
-        _expect(isinstance(fields[name], str), f"a string as {name!r}", fields[name])
-    flags = fields["flags"]
-    sources = fields[place]
-    _expect(
-        isinstance(flags, dict)
-        and flags.keys() == set(FLAGS)
-        and all(map(_are_texts, flags.values())),
-        f"lists of strings named {', '.join(FLAGS)} as 'flags'",
-        flags,
-    )
-    if place == "folder":
-        _expect(isinstance(sources, str), "a path as 'folder'", sources)
-    else:
-        _expect(
-            isinstance(sources, dict) and sources and _are_texts(list(sources.values())),
-            "sources by backend as 'code'",
-            sources,
-        )
-    _expect(_are_texts(fields.get("tags", [])), "a list of strings as 'tags'", fields.get("tags"))
+    """Validate one op of a list. Raises TypeError or ValueError with the reason."""
+    found: RecordedOp = typed(fields, RecordedOp)
+    if found.flags.keys() != set(FLAGS):
+        raise ValueError(f"expected lists of strings named {', '.join(FLAGS)} as 'flags'")
+    if bool(found.code) == (found.folder is not None):
+        raise ValueError("expected either a folder or code by backend for each op")
+    _require_encodable(fields)
+    return found
+
+
+def _require_encodable(fields: object) -> None:
     json.dumps(fields, ensure_ascii=False).encode()  # a ValueError for lone surrogates
-    return RecordedOp(**fields)
-
-
-def _are_texts(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension] = ()) -> str:
@@ -154,20 +113,11 @@ def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension]
 def read_list(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
     """Read the ops and the C++ extensions of a list. Raises RecordError if it cannot be read, or is not a recorded list."""
     try:
-        fields = json.loads(files.read_regular(path, MAX_BYTES))
-        fields = {"extensions": [], **fields} if isinstance(fields, dict) else {}
-        if fields.keys() != {"format", "ops", "extensions"} or not all(
-            isinstance(fields[name], list) for name in ("ops", "extensions")
-        ):
-            raise ValueError("expected an object with 'format' and 'ops'")
-        if fields["format"] != FORMAT or type(fields["format"]) is not int:
-            raise ValueError(
-                f"its format is {fields['format']!r:.80}, and this opjit reads format {FORMAT}"
-            )
-        return [parse_op(each) for each in fields["ops"]], [
-            parse_extension(each) for each in fields["extensions"]
-        ]
-    except (OSError, ValueError, RecursionError) as error:
+        found: _List = typed(json.loads(files.read_regular(path, MAX_BYTES)), _List)
+        if found.format != FORMAT:
+            raise ValueError(f"its format is {found.format}, and this opjit reads format {FORMAT}")
+        return [*map(parse_op, found.ops)], [*map(parse_extension, found.extensions)]
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise RecordError(
             f"{path} is not a list from `opjit record`: {reason}; record it again"
@@ -193,10 +143,7 @@ def append(name: str, fields: dict[str, Any]) -> None:
         ) as file:
             file.write(text.encode("ascii"))
     except OSError as error:
-        warnings.warn(
-            CacheWarning(f"{name} is not recorded: OPJIT_RECORD names {path!r}: {error}"),
-            stacklevel=2,
-        )
+        warn_of_cache(f"{name} is not recorded: OPJIT_RECORD names {path!r}: {error}")
 
 
 def _undoubled(flag: str) -> str:

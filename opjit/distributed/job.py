@@ -22,7 +22,6 @@ import os
 import re
 import socket
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -31,10 +30,11 @@ from opjit import progress, request
 from opjit.distributed.ranks import Rank
 from opjit.distributed.rendezvous import JobStore, StoreLost
 from opjit.environment import is_on
-from opjit.errors import BuildError, CacheWarning, CompileError, EntryError, OpjitError
+from opjit.errors import BuildError, CompileError, EntryError, OpjitError, warn_of_cache
 from opjit.store import bundle, manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
+from opjit.typed_json import typed
 from opjit.wanted import BinaryRequest
 
 CLAIM_TIMEOUT = 60.0  # seconds
@@ -61,13 +61,9 @@ class RankResult(NamedTuple):
     def parse(cls, text: bytes) -> "RankResult":
         """Read another rank's result, which is not trusted."""
         try:
-            found = cls(**json.loads(text))
-            valid_entry = (
-                re.fullmatch("[0-9a-f]{64}", found.key)
-                and type(found.parts) is int
-                and 0 <= found.parts <= _MAX_PARTS
-            )
-            if isinstance(found.error, str) and (found.error or valid_entry):
+            found: RankResult = typed(json.loads(text), cls)
+            is_entry = re.fullmatch("[0-9a-f]{64}", found.key) and 0 <= found.parts <= _MAX_PARTS
+            if found.error or is_entry:
                 return found
         except (ValueError, TypeError, RecursionError):
             pass
@@ -306,9 +302,6 @@ class Job:
                     )
                 )
             except (EntryError, OSError) as error:
-                warnings.warn(
-                    CacheWarning(
-                        f"{task} is built here, because the bytes that another rank sent cannot be used: {error}"
-                    ),
-                    stacklevel=2,
+                warn_of_cache(
+                    f"{task} is built here, because the bytes that another rank sent cannot be used: {error}"
                 )

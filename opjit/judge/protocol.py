@@ -11,18 +11,17 @@ import io
 import json
 import os
 import socket
-import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import torch
 from typing_extensions import dataclass_transform  # of torch's
 
 from opjit.declare.sample import tensors_of
 from opjit.judge.verdict import Word
+from opjit.typed_json import typed
 
 _INLINE = 60_000  # bytes of a message. Longer messages go into a file of memory
 MESSAGE_LIMIT = 4 << 20  # bytes of a message, and of what may come with it beyond the results
@@ -277,41 +276,11 @@ def decode(body: bytes | bytearray, kinds: Sequence[type[M]]) -> M:
         name, content = json.loads(body)
         for kind in kinds:
             if kind.__name__ == name:
-                return _typed(content, kind)  # type: ignore[no-any-return]
+                return typed(content, kind)  # type: ignore[no-any-return]
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"expected {expected}, got {name!r}")
     except (ValueError, TypeError, RecursionError) as error:
         raise Untrusted(str(error)[:200]) from None
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _typed(value: Any, hint: Any) -> Any:
-    """Return a value of JSON as the type that a hint names. Raises TypeError."""
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        for option in get_args(hint):
-            with suppress(TypeError):
-                return _typed(value, option)
-    elif origin is tuple and isinstance(value, list):
-        element = get_args(hint)[0]
-        return tuple(_typed(each, element) for each in value)
-    elif origin is Literal and value in get_args(hint):
-        return value
-    elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        hints = _hints(hint)  # type: ignore[arg-type]
-        if hints.keys() != value.keys():
-            raise TypeError(f"expected {', '.join(hints)}, got {', '.join(value)}")
-        fields = {name: _typed(value[name], hints[name]) for name in hints}
-        return hint(**fields)  # type: ignore[operator]
-    elif hint is float and type(value) is int:
-        return float(value)
-    elif type(value) is hint:
-        return value
-    raise TypeError(f"expected {hint}, got {str(value)[:40]!r}")
 
 
 class Channel:

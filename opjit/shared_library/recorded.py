@@ -63,9 +63,8 @@ def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) ->
             if value is not None and name != "verbose"
         }
         written = _with_paths(json.loads(json.dumps(given, default=os.fspath)), below)
-        fields = oplist.parse_extension(
-            RecordedExtension(function, written, archs)._asdict()
-        )._asdict()
+        fields = {"function": function, "arguments": written, "archs": archs}
+        recorded = oplist.parse_extension(fields)
     except (TypeError, ValueError) as error:
         kind = "shared library" if function == FUNCTION else "C++ extension"
         logger().warning(
@@ -75,7 +74,7 @@ def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) ->
             error,
         )
     else:
-        oplist.append(str(arguments["name"]), fields)
+        oplist.append(recorded.name, fields)
 
 
 def arguments_of(recorded: RecordedExtension, folder: str) -> dict[str, Any]:
