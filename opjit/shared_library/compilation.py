@@ -30,7 +30,7 @@ from opjit.recipe.reports import (
     trusted_prefixes,
 )
 from opjit.shared_library import identity
-from opjit.shared_library.identity import Library
+from opjit.shared_library.identity import Library, Tools
 from opjit.shared_library.objects import KeptObjects
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -48,7 +48,7 @@ def build_library_binary(library: Library, store: Store, must_store: bool = Fals
             library.launcher[0],
             f"no launcher {library.launcher[0]}: install it, or remove launcher=",
         )
-    tools = identity.tools(library.languages, store.notes, required=True)
+    tools = identity.find_tools(library.languages, store.notes)
 
     def compile_in(work: Path, base: Path, started: int) -> Compiled:
         made = replace(library, toolchain=identity.versions(tools))
@@ -62,9 +62,8 @@ def build_library_binary(library: Library, store: Store, must_store: bool = Fals
 def write_commands(library: Library, store: Store, place: Path) -> None:
     """Write a compile_commands.json, and the generated files next to it."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    before = _compilers(
-        library, identity.tools(library.languages, store.notes, required=True), place.parent
-    )
+    tools = identity.find_tools(library.languages, store.notes)
+    before = _compilers(library, tools, place.parent)
     folder = os.getcwd()
     listed = [
         {"directory": folder, "file": command[-3], "output": command[-1], "arguments": command}
@@ -73,23 +72,17 @@ def write_commands(library: Library, store: Store, place: Path) -> None:
     place.write_text(json.dumps(listed, indent=1), "utf-8", "surrogateescape")
 
 
-def _compilers(
-    library: Library, tools: Mapping[str, Compiler | Nvcc | None], work: Path
-) -> dict[str, list[str]]:
+def _compilers(library: Library, tools: Tools, work: Path) -> dict[str, list[str]]:
     """Return the start of each language's commands."""
     # Keep paths of this machine out of the binary. The last matching map wins.
-    places = [
-        *((f"{folder}/", "") for folder in library.include),
-        (f"{library.folder}/", ""),
-        (f"{work}/generated/", ""),
-    ]
+    folders = [*library.include, library.folder, f"{work}/generated"]
     # A precompiled header, which no list has, is taken for the first header only.
     common = [
         "-include",
         os.devnull,
         "-fPIC",
         f"-ffile-prefix-map={os.getcwd()}=.",
-        *(f"-ffile-prefix-map={folder}={name}" for folder, name in places),
+        *(f"-ffile-prefix-map={folder}/=" for folder in folders),
     ]
     c = tools.get("c")
     cxx = tools.get("c++")
@@ -178,7 +171,7 @@ class _LibraryBuild:
     def __init__(
         self,
         library: Library,
-        tools: Mapping[str, Compiler | Nvcc | None],
+        tools: Tools,
         work: Path,
         base: Path,
         started: int,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
+Tools = Mapping[str, Compiler | Nvcc]  # by language
 _ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?")
 
 
@@ -112,7 +114,9 @@ def describe(
         GENERATED + each: text.encode("utf-8", "surrogateescape")
         for each, text in sorted(generated.items())
     }
-    found = _tools_or_none(used, notes)
+    found: Tools | None = None
+    with suppress(ToolMissing):
+        found = find_tools(used, notes)
     headers = tuple(os.path.abspath(os.fspath(folder)) for folder in include)
     search = searched(found or {}, headers, given, notes)
     places = _places(paths, headers, words, found, search)
@@ -139,18 +143,8 @@ def describe(
     ).now()
 
 
-def _tools_or_none(used: set[str], notes: Path | None) -> dict[str, Compiler | Nvcc] | None:
-    """Return the compilers of some languages; None if one is missing."""
-    try:
-        found = tools(used, notes, required=False)
-    except ToolMissing:
-        return None
-    present = {language: tool for language, tool in found.items() if tool is not None}
-    return present if len(present) == len(found) else None
-
-
 def searched(
-    found: Mapping[str, Compiler | Nvcc | None],
+    found: Tools,
     headers: Sequence[str],
     given: Mapping[str, Sequence[str]],
     notes: Path | None,
@@ -162,7 +156,7 @@ def searched(
         if isinstance(tool, Nvcc):
             words = [f"{tool.root}/bin/nvcc", *included, *given["cuda_cflags"]]
             search[language] = reports.search(words, "cu", notes)
-        elif tool is not None:
+        else:
             words = [tool.path, *included, *given["cflags"]]
             search[language] = reports.search(words, language, notes)
     return search
@@ -172,7 +166,7 @@ def _places(
     paths: Sequence[str],
     headers: Sequence[str],
     words: Sequence[str],
-    found: Mapping[str, Compiler | Nvcc] | None,
+    found: Tools | None,
     search: Mapping[str, Search | None],
 ) -> Places:
     compilers = [tool for tool in (found or {}).values() if isinstance(tool, Compiler)]
@@ -250,28 +244,23 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
     return tuple(dict.fromkeys(found))
 
 
-def tools(
-    used: set[str], notes: Path | None, *, required: bool
-) -> dict[str, Compiler | Nvcc | None]:
+def find_tools(used: set[str], notes: Path | None) -> Tools:
     """Return the compilers of some languages; nvcc needs one of C++. Raises ToolMissing, with what to install."""
-    found: dict[str, Compiler | Nvcc | None] = {}
+    found: dict[str, Compiler | Nvcc] = {}
     if "c" in used:
-        found["c"] = (
-            toolchain.require_compiler(notes) if required else toolchain.find_compiler(notes)
-        )
+        found["c"] = toolchain.require_compiler(notes)
     if used & {"c++", "cuda"}:
-        found["c++"] = toolchain.require_cxx(notes) if required else toolchain.find_cxx(notes)
+        found["c++"] = toolchain.require_cxx(notes)
     if "cuda" in used:
-        found["cuda"] = toolchain.require_nvcc(notes) if required else toolchain.find_nvcc(notes)
+        found["cuda"] = toolchain.require_nvcc(notes)
     return found
 
 
-def versions(found: Mapping[str, Compiler | Nvcc | None]) -> dict[str, str]:
+def versions(found: Tools) -> dict[str, str]:
     """Return the versions of compilers, by which a key names them."""
     return {
         language: tool.build if isinstance(tool, Nvcc) else _version(tool)
         for language, tool in found.items()
-        if tool is not None
     }
 
 
