@@ -128,7 +128,7 @@ def test_an_entry_that_is_removed_while_the_others_are_verified_is_not_bad(entry
 
 def test_a_bound_below_zero_is_refused_and_nothing_goes(entry: Entry) -> None:
     for bounds in ({"size": -1}, {"age": -1.0}, {"size": math.nan}):
-        with pytest.raises(BadSetting, match="expected an? (size|age) such as"):
+        with pytest.raises(BadSetting, match=r"expected an? (size|age) such as"):
             cache.prune(**bounds)
     assert entry.folder.exists()
 
