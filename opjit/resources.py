@@ -14,7 +14,7 @@ def folder(name: str) -> Path:
 
 
 def include_path() -> str:
-    """Return the directory of opjit.h, for editors and other builds.
+    """Return the directory of opjit.h, for editors and build systems.
 
     Example:
         >>> opjit.include_path()

@@ -70,37 +70,35 @@ def precompile(
     hosts: Sequence[str] = (),
     warm_compilers: bool = False,
 ) -> Report:
-    """Build ops ahead of requests, several at once. This needs no GPU, and entries that exist cost almost nothing.
+    """Build ops in advance, in parallel, for any architecture. You don't need a GPU.
+
+    Entries that exist are not built again, so you can repeat an interrupted call.
 
     Args:
-        ops: names or folders of ops; None means every op that is declared or can be found.
-        archs: for example ``["x86-64-v3", "sm_90"]``; an empty list means this machine's. Each op
-            is built for the archs that it has a kernel for.
-        jobs: the largest number of builds at the same time. None means OPJIT_JOBS or, if it is not
-            set, the number that CPUs and free memory allow. In any case, the compilers of all
-            builds of this user share the machine.
-        store: the root of a store to fill instead of the cache, for example a folder in an image
-            that OPJIT_LAYERS will name. All users can read its entries.
-        recorded: a list from ``opjit record``, instead of `ops`. Nothing that only the list names is run.
-        extensions: also build the list's C++ extensions, for the archs that they were recorded for.
-            Use this only if you trust the list, because flags and static initializers can run any
-            code.
-        hosts: the host CPUs for binaries with GPU kernels, for example ``["x86_64", "aarch64"]``;
-            an empty list means this machine's. A CPU architecture implies its host CPU. To build
-            for a different host CPU, you need a cross compiler and, for CUDA, NVRTC.
-        warm_compilers: also make what builds need of torch and of the compilers of this machine, so
-            that no later build has to. With ``ops=[]``, only that is made.
+        ops: names or directories of ops. None means every op that is declared or can be found.
+        archs: architectures, for example ``["x86-64-v3", "sm_90"]``. An empty list means this machine's. Each op is built for the
+            architectures that it has a kernel for.
+        jobs: the largest number of parallel builds. None means OPJIT_JOBS or, if it is not set, the number that CPUs and free memory
+            allow. In any case, the compilers of all builds of this user share the machine.
+        store: a directory to fill instead of the cache, for example a directory in an image for OPJIT_LAYERS. All users can read its
+            entries.
+        recorded: an op list from ``opjit record``, instead of `ops`. Nothing that only the list names is run.
+        extensions: also build the C++ extensions of the list, for the architectures that they were recorded for. Use this only if you
+            trust the list, because flags and static initializers can run any code.
+        hosts: the host CPUs for binaries with GPU kernels, for example ``["x86_64", "aarch64"]``. An empty list means this machine's. A
+            CPU architecture implies its host CPU. To build for a different host CPU, you need a cross compiler and, for CUDA, NVRTC.
+        warm_compilers: also precompile the parts that all builds on this machine share, for example torch's headers. With ``ops=[]``,
+            nothing else is built.
 
     Returns:
-        The binaries that were built, the binaries that existed, and the number of pairs of an op
-        and a target without a kernel.
+        The binaries that were built, the binaries that existed, and the number of pairs of an op and a target without a kernel.
 
     Raises:
-        UnknownOp, DeclarationError, UnknownArch, NoKernel, RecordError: nothing was built.
-        PrecompileError: some builds failed; all remaining builds are done.
+        UnknownOp, DeclarationError, UnknownArch, NoKernel, RecordError: see `opjit.errors`. In this case, nothing is built.
+        PrecompileError: some builds failed. The remaining builds are done.
 
     Example:
-        >>> print(opjit.precompile(["allreduce"], ["x86-64-v3", "x86-64-v4"]))  # sm_90, too, where a compiler for CUDA is
+        >>> print(opjit.precompile(["allreduce"], ["x86-64-v3", "x86-64-v4"]))  # also sm_90, if a CUDA compiler is installed
         2 built, 0 already there, 0 skipped, 0 failed, … s
     """
     if ops is not None and recorded is not None:
@@ -133,13 +131,13 @@ def check_precompiled(
     extensions: bool = False,
     hosts: Sequence[str] = (),
 ) -> int:
-    """Check, before a program serves, that it will not build anything: each entry of a list exists,
-    with its manifest and a library of the right size.
+    """Check that a program will not build anything, because every entry of an op list exists.
 
-    It builds and loads nothing. A request hashes a library before it opens it.
+    The check compares each entry's manifest and the size of its library, and builds and loads nothing. A request also hashes a library
+    before it opens it.
 
     Args:
-        recorded: the list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a layer.
+        recorded: the op list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a read-only cache.
         archs: as in the call of `opjit.precompile`.
         store: as in the call of `opjit.precompile`. If it is None, the cache and OPJIT_LAYERS are searched.
         extensions: as in the call of `opjit.precompile`.
@@ -149,8 +147,7 @@ def check_precompiled(
         The number of entries.
 
     Raises:
-        PrecompileError: the message names the missing entries, and the inputs that changed since
-            they were built.
+        PrecompileError: entries are missing. The message names them, and the inputs that changed since they were built.
         RecordError: the list cannot be read.
 
     Example:

@@ -160,7 +160,7 @@ _backends: dict[str, Backend] = {}
 
 
 def register_backend(backend: Backend) -> None:
-    """Add a backend, or replace the one of the same name.
+    """Add the backend of a device, or replace the backend of the same name.
 
     Example:
         >>> from opjit.backends.cpu import Cpu

@@ -1,4 +1,4 @@
-"""The cache, for Python code: its folder, its entries, their use, maintenance and exchange.
+"""List, verify, prune and exchange the entries of the cache.
 
     >>> [item.op for item in opjit.cache.entries()]
     ['opjit::allreduce']
@@ -39,11 +39,13 @@ __all__ = [
 
 
 class Stats(NamedTuple):
-    """The results of requests in this process and in all processes that have ended.
+    """The numbers of requests in this process and in all processes that have ended.
 
-    `hits` counts entries in the cache or in a read-only cache, `fetches` downloads from the remote,
-    and `builds` builds. `since` is the time of the first request in seconds since 1970, or 0 if
-    there was no request.
+    Attributes:
+        since: the time of the first request in seconds since 1970, or 0 without a request.
+        hits: requests that found an entry in the cache or in a read-only cache.
+        fetches: requests that downloaded an entry from the remote cache.
+        builds: requests that built an entry.
     """
 
     since: int
@@ -53,7 +55,7 @@ class Stats(NamedTuple):
 
 
 def path() -> Path:
-    """Return the cache's folder, which OPJIT_CACHE names; it may not exist yet.
+    """Return the directory of the cache, which may not exist yet.
 
     Example:
         >>> opjit.cache.path()
@@ -63,9 +65,9 @@ def path() -> Path:
 
 
 def entries() -> list[EntryInfo]:
-    """List all entries, sorted by op, arch and key.
+    """List all entries, sorted by op, architecture and key.
 
-    The list is read from the names of directories: nothing is verified and no file is opened.
+    The list is read from the names of directories. It does not open or verify any file.
 
     Example:
         >>> [(item.op, item.arch) for item in opjit.cache.entries()]
@@ -110,7 +112,7 @@ def prune(size: int | str | None = None, age: float | str | None = None) -> Prun
 
     Raises:
         BadSetting: the size or the age is invalid.
-        OpjitError: the cache cannot be written, or is not yours alone.
+        OpjitError: the cache cannot be written, or other users can write it.
 
     Example:
         >>> opjit.cache.prune(size="2GiB", age="30d").freed
@@ -125,8 +127,8 @@ def clear(*ops: str) -> Cleared:
     """Remove the entries of ops, or everything. Loaded binaries keep working.
 
     Raises:
-        BadSetting: the cache does not contain an entry of one of the ops; nothing was removed.
-        OpjitError: the cache cannot be written, or is not yours alone.
+        BadSetting: the cache does not contain an entry of one of the ops. In this case, nothing is removed.
+        OpjitError: the cache cannot be written, or other users can write it.
 
     Example:
         >>> opjit.cache.clear("allreduce").removed

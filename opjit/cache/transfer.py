@@ -34,9 +34,12 @@ _SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the c
 
 
 class TransferReport(NamedTuple):
-    """The result of a transfer: the names of the `moved` objects, the number of entries that
-    were already `there`, and `problems`, a line with the reason for each entry that was left
-    out.
+    """The result of a transfer.
+
+    Attributes:
+        moved: the names of the objects that were transferred.
+        there: the number of entries that already existed.
+        problems: a line for each entry that was left out, with the reason.
     """
 
     moved: list[str]
@@ -242,15 +245,14 @@ def pack(
     sign: StrPath | None = None,
     ops: Sequence[str] = (),
 ) -> TransferReport:
-    """Write the cache's entries of all hosts and archs into a tar archive of the files that `push`
-    uploads.
+    """Write entries of the cache into one archive, for all host CPUs and architectures.
 
-    Equal entries give equal bytes.
+    The archive is a tar file with the objects that ``opjit cache push`` uploads. Equal entries give equal bytes.
 
     Args:
-        path: the archive; an existing file is replaced when the new one is complete.
-        sign: as for `push`.
-        ops: as for `push`.
+        path: the archive. An existing file is replaced when the new one is complete.
+        sign: a file with the private key that signs the entries. Only OPJIT_TRUST=unsigned accepts unsigned entries.
+        ops: names of ops, as ``opjit cache ls`` shows them. Without names, all entries are written.
 
     Raises:
         RemoteError: there is nothing to pack, the file cannot be written, or the key cannot be read.
@@ -294,9 +296,9 @@ def pack(
 
 
 def unpack(path: StrPath, *, say: Callable[[str], object] = lambda line: None) -> TransferReport:
-    """Pull the entries of an archive that `pack` wrote into the cache.
+    """Add the entries of an archive from `pack` to the cache.
 
-    OPJIT_TRUST must name the key that signed them.
+    OPJIT_TRUST must contain the public key of their signer.
 
     Raises:
         RemoteError: OPJIT_TRUST is not set, the file cannot be read or is not an archive of `pack`, or

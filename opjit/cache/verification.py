@@ -75,8 +75,12 @@ def _pointers(folder: str, document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Finding(NamedTuple):
-    """The result for an entry: ``"good"`` or ``"bad"``, and the reason if it is bad or was
-    compared only in part.
+    """The result of `verify` for an entry.
+
+    Attributes:
+        item: the entry.
+        verdict: ``"good"`` or ``"bad"``.
+        reason: why the entry is bad, or why it could be compared only in part.
     """
 
     item: EntryInfo

@@ -240,13 +240,13 @@ def declare_bundled() -> None:
 
 
 def add_path(folder: StrPath) -> list[Op]:
-    """Declare the ops of a directory by running its op.py. Nothing is compiled.
+    """Declare the ops of a directory by running its op.py, without compiling anything.
 
     Args:
-        folder: an op folder, or a directory of op folders. An op.py runs once.
+        folder: an op directory, or a directory that contains op directories. Each op.py runs only once.
 
     Returns:
-        Its ops, sorted by name.
+        The ops, sorted by name.
 
     Raises:
         DeclarationError: the directory does not contain an op, or another op has the same name.
@@ -371,7 +371,7 @@ def op(
     """Declare an op. The decorated function is its fake kernel.
 
     The C and CUDA sources of the op are next to the declaring file. ``<name>.c`` defines ``<name>_cpu``, and ``<name>.cu`` defines
-    ``<name>_cuda``. The first request or call compiles them.
+    ``<name>_cuda``. opjit compiles them at the first call, or earlier at `opjit.get`.
 
     Args:
         text: a torch schema, for example ``"mylib::scale(Tensor x, float a) -> Tensor"``, with your namespace.
@@ -383,21 +383,20 @@ def op(
             the op's directory if you build a wheel. Their content is part of the key.
         extra_cuda_ldflags: the same for CUDA only. For ``["-lcublas"]`` and other CUDA libraries of torch, opjit links the copies that
             torch uses.
-        extra_sources: more sources, relative to the op's folder: ``["solver.c", "solver.cu"]``. Each is compiled separately, for the
-            backend of its suffix; a ``.cu`` file cannot call kernels or device functions of another.
+        extra_sources: more sources, relative to the op's directory, for example ``["solver.c", "solver.cu"]``. Each is compiled
+            separately, for the backend of its suffix. A ``.cu`` file cannot call kernels or device functions of another one.
         extra_include_paths: more directories of headers, relative to the op's directory. Included headers are part of the key.
         differentiable: False makes autograd treat the results as constants. Otherwise an op without a backward raises an error
             in ``backward()``, like with torch.library.custom_op.
-        elementwise: each element of a result depends only on the elements at the same index of the arguments, which may broadcast.
-            Then torch.vmap calls the op once for the whole batch, and DTensor keeps its shards.
+        elementwise: True if each element of a result depends only on the elements at the same index of the arguments, which may
+            broadcast. Then torch.vmap calls the op once for the whole batch, and DTensor keeps its shards.
         tags: properties of the op for torch's compilers, for example ``[torch.Tag.needs_fixed_stride_order]``. opjit adds
             pt2_compliant_tag and, with a ``Generator?``, nondeterministic_seeded.
 
     Raises:
         SchemaError: torch cannot parse the schema, or C does not support a type.
-        DeclarationError: the schema lacks a namespace; the fake kernel cannot be called with the
-            schema's arguments; an op of that name is declared elsewhere; or a flag would break a
-            promise of opjit about its binaries, and the message names an alternative.
+        DeclarationError: the schema lacks a namespace, the fake kernel cannot be called with its arguments, or another file declares an
+            op of that name. For a flag that opjit does not support, the message names an alternative.
 
     Example:
         >>> @opjit.op("mylib::scale(Tensor x, float a) -> Tensor", extra_cflags=["-DTILE=64"])

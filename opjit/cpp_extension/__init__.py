@@ -1,12 +1,12 @@
-"""torch.utils.cpp_extension with opjit's cache: the same functions, with the same arguments and results.
+"""A drop-in replacement for torch.utils.cpp_extension, with opjit's cache.
 
     >>> from opjit import cpp_extension                     # instead of: from torch.utils import cpp_extension
     >>> module = cpp_extension.load("ext", ["ext.cpp"])
 
-For code that you cannot edit, `patched` and the command `opjit run` replace torch's functions. A setup.py uses BuildExtension.
+`load`, `load_inline` and `BuildExtension` have the arguments and results of torch's functions. All other names come from torch's module.
+If you cannot edit the code, use `patched` or the command `opjit run`.
 
-The same content is built once: other processes, users and machines that share the cache load it without a compiler and without importing
-torch's builder. All other names come from torch's module.
+An extension is built once for all processes, users and machines that share the cache. They load it without a compiler.
 """
 
 from __future__ import annotations
@@ -65,35 +65,34 @@ def load(
 ) -> Any:
     """Build and load an extension as torch.utils.cpp_extension.load does, with opjit's cache.
 
-    The arguments are the same as torch's. The differences are:
+    The arguments are the same as torch's. These are the differences:
 
-    - The cache key covers content: sources, headers, flags, static libraries, the versions of torch, Python, CUDA and the compilers,
-      and the CUDA architectures. A changed header leads to a new build, even if the process has loaded the extension. Touched files and
-      moved checkouts do not.
+    - The cache key covers the content of sources, headers and static libraries, the flags, the CUDA architectures, and the versions of
+      torch, Python, CUDA and the compilers. Editing a header triggers a rebuild, even if the process has loaded the extension. Touching
+      files or moving the checkout does not.
+    - opjit compiles C++ with light headers, the part of torch's headers that your code uses, which compiles up to 10x faster than
+      torch/extension.h. If your code does not compile with them, opjit uses torch/extension.h. `opjit why NAME` shows which headers it
+      used, and why.
+    - After an edit, opjit compiles only the changed sources, because the cache keeps the object files of an extension with several
+      sources.
     - The CUDA architectures come from TORCH_CUDA_ARCH_LIST or, if it is not set, from OPJIT_ARCH or the visible GPUs. You can build
       without a GPU.
     - If several processes request an extension at the same time, one of them builds it. If it is killed, another process continues.
+    - If the content changes within a process, opjit loads a new module with the name NAME. With torch, its name would be NAME_v1.
+    - If the static initializers of a library would end the process, you get a LoadError, because a forked child opens the library first.
+    - The sources are compiled and linked in the order of their paths, so the order of the argument does not matter.
     - build_directory receives the binary under torch's name, build.ninja and the inline sources, each by one rename. opjit loads the
-      binary in the cache, unless its run path contains $ORIGIN. keep_intermediates matters for ROCm only. Without build_directory, a
-      relative -L and $ORIGIN find nothing, because opjit does not use torch's default directory.
-    - After an edit, opjit compiles only the changed sources, because the cache keeps the object files of an extension with several
-      sources.
+      binary in the cache, unless its run path contains $ORIGIN. Without build_directory, a relative -L and $ORIGIN find nothing, because
+      opjit does not use torch's default directory. keep_intermediates matters for ROCm only.
     - An extension for torch's stable ABI is one binary for every torch from its TORCH_TARGET_VERSION on, if it imports only functions of
       that ABI.
-    - The order of sources does not matter: they are compiled and linked in the order of their paths.
-    - In one process, changed content becomes a new module, as with torch, but the name stays NAME and does not become NAME_v1.
-    - If the static initializers of a library would end the process, you get a LoadError, because a forked child opens the library first.
-    - opjit compiles C++ with light headers, which are torch's headers reduced to the names that your code uses, and which compile 10x
-      faster than torch/extension.h. If your code does not compile with them, opjit uses torch/extension.h. `opjit why NAME` shows which
-      headers it used, and why. `fast=False` or OPJIT_FAST=0 always uses torch/extension.h.
-    - OPJIT_LAYERS, OPJIT_REMOTE, `opjit cache push` and `pull` work with extensions as they do with ops. A lookup is a hit if torch,
-      Python and all content of the key are equal. If no compiler is installed, a binary from any compiler is a hit.
-    - `opjit record` lists extensions, `opjit precompile --extensions` builds them in advance, and `opjit.distributed.load` builds them
-      once per job.
+    - Read-only caches, remote caches and archives contain extensions like ops. If no compiler is installed, a binary from any compiler is
+      a hit. `opjit record` lists extensions, `opjit precompile --extensions` builds them in advance, and `opjit.distributed.load` builds
+      them once per job.
     - opjit passes ROCm and SYCL builds, programs (``is_standalone=True``) and arguments of unexpected types to torch unchanged.
 
     Args:
-        fast: whether opjit may try light headers.
+        fast: False, or OPJIT_FAST=0, compiles with torch/extension.h and nvcc.
         newer: arguments of later versions of torch, which opjit passes on.
 
     Returns:
@@ -155,7 +154,7 @@ def load_inline(
 ) -> Any:
     """Build and load inline sources as torch.utils.cpp_extension.load_inline does, with opjit's cache.
 
-    `load` lists the differences. `use_pch` has no effect, because torch would write a precompiled header of 749 MB, which needs more time
+    `load` lists the differences. `use_pch` has no effect, because torch would write a precompiled header of 749 MB, which takes longer
     than most builds.
 
     Example:
@@ -191,12 +190,10 @@ def load_inline(
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """During the block, replace load and load_inline of torch.utils.cpp_extension with opjit's, for code that you cannot edit.
+    """Replace load and load_inline of torch.utils.cpp_extension in a with block, for code that you cannot edit.
 
-    The replacement holds in all threads.
-
-    A name that was imported from torch's module before the block is not replaced. `opjit run program.py` does the same for a whole
-    program and its children, and also replaces BuildExtension.
+    The replacement applies to all threads. It does not apply to a name that was imported from torch's module before the block.
+    `opjit run program.py` does the same for a whole program and its child processes, and also replaces BuildExtension.
 
     Example:
         >>> with opjit.cpp_extension.patched():

@@ -1,12 +1,11 @@
-"""Ops and C++ extensions for all ranks of a job: a missing entry is built once per job and copied
-to the nodes that lack it.
+"""Build ops and C++ extensions once per job, and run kernels across the ranks of a job.
 
     >>> import opjit.distributed
     >>> allreduce, = opjit.distributed.ready(["allreduce"])         # at the start of a training script, on every rank
     >>> module = opjit.distributed.load("ext", ["ext.cpp"])         # instead of opjit.load
 
-job.py implements the protocol of the ranks, ranks.py finds the rank of a process, and rendezvous.py
-connects to the store in which the ranks meet.
+One rank builds a missing entry, and nodes that lack it get a copy. `peers` makes a group of ranks for kernels that read each other's
+memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -118,7 +117,7 @@ def load(name: str, sources: str | list[str], **arguments: Any) -> Any:
 
 
 def load_inline(name: str, cpp_sources: str | list[str], **arguments: Any) -> Any:
-    """`opjit.load_inline` on all ranks of a job; see `load`.
+    """Call `opjit.load_inline` on all ranks of a job, and build a missing extension once per job, like `load`.
 
     Example:
         >>> source = "at::Tensor twice(at::Tensor x) { return x + x; }"

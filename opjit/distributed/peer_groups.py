@@ -74,9 +74,15 @@ class _GroupStruct(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Peers:
-    """A group of ranks with kernels that reach each other's memory.
+    """A group of ranks with kernels that read and write each other's memory.
 
-    Pass `name` to ops as their ``str group``.
+    Attributes:
+        name: the name of the group. Pass it to ops as their ``str group``.
+        rank: the number of this process in the group.
+        world: the number of ranks.
+        device: the device of this rank.
+        bytes: the size of the buffer of each rank.
+        timeout: the seconds that a kernel waits for a rank.
     """
 
     name: str
@@ -127,27 +133,28 @@ def peers(
     timeout: float = 10.0,
     device: Any = None,
 ) -> Peers:
-    """Let kernels of all ranks of a group reach each other's memory. Every rank of the group calls this once, outside a CUDA graph.
+    """Make a group of ranks with kernels that read and write each other's memory.
 
-    Ops with a ``str group`` argument find the group by the returned `name`. On CUDA, each rank has
-    one GPU, and all reach each other by NVLink or PCIe, which a test with patterns in both
-    directions confirms. In addition to the buffer, each rank allocates 24 MiB for each rank of the
-    group for opjit's collectives. On the CPU, ranks are processes that share memory.
+    Call it once on every rank of the group, outside a CUDA graph. Ops with a ``str group`` argument find the group by the returned
+    `name`. On CUDA, each rank has one GPU, and the GPUs reach each other by NVLink or PCIe, which a test with patterns in both directions
+    confirms. In addition to the buffer, each rank allocates 24 MiB for each rank of the group for opjit's collectives. On the CPU, ranks
+    are processes that share memory.
 
-    A second call for a group that has enough bytes returns the same group. A wait that lasts longer
-    than `timeout` loses the group for all its ranks; if a rank may only be late, for example
-    because it compiles, choose a longer timeout.
+    If a group has enough bytes, a second call returns the same group. If a wait lasts longer than `timeout`, all ranks lose the group. If a
+    rank may only be late, for example because it compiles, choose a longer timeout.
 
     Args:
-        group: a process group of torch.distributed; None is the default group or, without one, this rank alone.
+        group: a process group of torch.distributed. None means the default group or, without one, this rank alone.
         bytes: the size of the buffer of each rank, for ops that use one (`opjit_peers_of`).
-        timeout: seconds that a kernel waits for a rank; the environment variable OPJIT_PEER_TIMEOUT overrides it.
-        device: ``"cpu"`` or ``"cuda"``; None means the current accelerator or, without one, the
-            CPU.
+        timeout: seconds that a kernel waits for a rank. The environment variable OPJIT_PEER_TIMEOUT overrides it.
+        device: ``"cpu"`` or ``"cuda"``. None means the current accelerator, or the CPU.
+
+    Returns:
+        The group, with its name, the rank of this process and the number of ranks.
 
     Raises:
         BadSetting: the arguments differ between the ranks, or are invalid.
-        PeerLost: the group was lost; make a smaller group with the remaining ranks.
+        PeerLost: the group was lost. Make a smaller group with the remaining ranks.
         OpjitError: the ranks are on several machines, or their GPUs do not reach each other.
 
     Example:
@@ -185,16 +192,16 @@ def peers(
 
 
 def check(group: Any = None) -> None:
-    """Raise PeerLost if a rank of the group was lost: it ended, did not come in time, or called something else.
+    """Raise PeerLost if a rank of the group ended, was late, or called a different op.
 
-    Call it where a program reads results of kernels across ranks, for example after a replayed graph was synchronized. It costs less than
-    a microsecond, because it only reads memory.
+    Call it before you use the results of kernels across ranks, for example after you have synchronized a replayed graph. It costs less
+    than a microsecond, because it only reads memory.
 
     Args:
         group: as for `peers`, or the name of a group.
 
     Raises:
-        PeerLost: with `ranks`, and `op` if a kernel waited for them.
+        PeerLost: `ranks` lists the lost ranks. If a kernel waited for them, `op` is the name of its op.
 
     Example:
         >>> opjit.distributed.check()
@@ -261,9 +268,9 @@ def _members(group: Any) -> Members:
 
 
 def gathered(x: torch.Tensor, name: str) -> list[torch.Tensor]:
-    """Return the tensor of each rank of a group by a collective of torch.
+    """Return the tensors of all ranks of a group, with a collective of torch.
 
-    Use it in references of ops, because a reference must not use opjit's collectives.
+    Use it in the reference of an op, because a reference must not use opjit's collectives.
 
     Example:
         >>> opjit.distributed.gathered(torch.ones(2), opjit.distributed.peers(device="cpu").name)
@@ -287,7 +294,7 @@ def gathered(x: torch.Tensor, name: str) -> list[torch.Tensor]:
 
 
 def world_size(name: str) -> int:
-    """Return how many ranks a group has, by the name that an op gets: for fake kernels.
+    """Return the number of ranks of the group with this name, for example in a fake kernel.
 
     Example:
         >>> opjit.distributed.world_size(opjit.distributed.peers(device="cpu").name)
@@ -297,7 +304,7 @@ def world_size(name: str) -> int:
 
 
 def rank_in(name: str) -> int:
-    """Return this process's rank in a group, by the name that an op gets: for references.
+    """Return the rank of this process in the group with this name, for example in a reference.
 
     Example:
         >>> opjit.distributed.rank_in(opjit.distributed.peers(device="cpu").name)

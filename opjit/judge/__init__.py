@@ -1,6 +1,9 @@
-"""Judge candidates of programs that write kernels: compile, check and time each apart from the judge.
+"""Compile, check and time untrusted kernels, for example from a program that generates them.
 
-README.md lists the attacks that it resists.
+    async with opjit.judge.Judge("./scale") as judge:
+        verdict = await judge(text)
+
+Each candidate runs in a separate process. README.md lists the attacks that the judge resists. The command `opjit judge` does the same.
 """
 
 from opjit.judge.scheduler import Judge

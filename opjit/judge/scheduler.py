@@ -19,18 +19,20 @@ _REMEMBERED = 1000  # verdicts
 
 
 class Judge:
-    """Judges candidates for a task, many at once.
+    """Judges candidates for a task, several in parallel.
+
+    Await ``judge(text)`` for the `Verdict` on a candidate.
 
     Args:
-        task: the path of an op's folder, an op's name, or the path of a KernelBench file.
-        workers: candidates at once. By default, the number that CPUs and memory allow.
+        task: the name or the directory of an op, a KernelBench file, or a task.yml of GPU MODE.
+        workers: the number of candidates in parallel. By default, the number that CPUs and memory allow.
         device: ``"cpu"`` or ``"cuda"``. By default, the current accelerator or, without one, the CPU. Without a GPU, ``"cuda"``
             runs the CUDA code of candidates emulated on the CPU, and the best verdict is ``emulated``.
         gpus: the numbers of the GPUs that workers see. By default, all.
-        seconds: the limit for a call.
-        seed: decides the hidden values. By default, a random number.
-        op: which op of a folder that declares several.
-        emulate: on a machine with a GPU, first run candidates emulated, which finds races that results do not show.
+        seconds: the time limit of a call.
+        seed: the seed of the hidden values. By default, a random number.
+        op: the name of the op to judge, if the task declares several.
+        emulate: on a machine with a GPU, first run candidates emulated on the CPU. This finds races that results do not show.
 
     Example:
         >>> async with opjit.judge.Judge("./scale") as judge:

@@ -35,32 +35,33 @@ class Verdict:
     """The judge's result for a candidate.
 
     Attributes:
-        candidate: its name, for example its path.
-        verdict: ``correct``; ``wrong``: a result differs, or an error was raised; ``compile``: the text does not build;
-            ``crash``; ``timeout``; ``cheat``; ``noisy``: correct, but its timings vary too much; ``emulated``: CUDA code that was
-            right and had no race on the CPU. It did not run on a GPU, so it is not counted as correct. ``unavailable``: the machine
-            lacks the device or the compiler for it, so it was not judged.
-        tier: ``device``: no host code of it ran. ``op``: a library in a restricted process. ``python``: cooperative. ``emulated``:
-            CUDA code that ran on the CPU.
+        candidate: the name of the candidate, for example its path.
+        verdict: ``correct``. ``noisy``: correct, but its timings vary too much. ``wrong``: a result differs, an input was written, or an
+            error was raised. ``compile``: the text does not build. ``crash``: its process ended. ``timeout``: a call or a batch was too
+            slow. ``cheat``: there is evidence of something that no kernel needs. ``emulated``: CUDA code that had correct results and no
+            race on the CPU. It did not run on a GPU, so it is not counted as correct. ``unavailable``: the machine lacks the device or the
+            compiler, so the candidate was not judged.
+        tier: ``device``: no host code of the candidate ran. ``op``: a library in a restricted process. ``python``: Python code in a
+            restricted process. ``emulated``: CUDA code that ran on the CPU.
         task: the name of the task.
-        message: the reason.
-        line: of its text, if the compiler or the emulation named one.
-        sample: the call that showed it.
+        message: the reason of the verdict.
+        line: the line of the text that the compiler or the emulation named, if any.
+        sample: the call that led to the verdict.
         max_error: the largest difference from the reference in any checked result.
         tolerance: the relative and absolute tolerance of that call.
-        median_us: microseconds of a timed call by the judge's clock, on CUDA by the device's.
-        reference_us: the same of the reference.
-        spread: half of the distance between the quartiles, relative to the median.
+        median_us: the median time of a call, in microseconds.
+        reference_us: the median time of a call of the reference, in microseconds.
+        spread: half of the distance between the quartiles of the times, relative to the median.
         roofline: the reached fraction of the device's peak, if it is known.
-        clock_mhz: of the GPU after timing.
-        registers: of the kernel that uses most.
-        spills: bytes of the kernel that spills most.
-        nondeterministic: whether two calls with the same tensors differed in a bit.
-        seconds: of each stage.
+        clock_mhz: the clock of the GPU after the timing.
+        registers: the registers of the kernel that uses the most.
+        spills: the spilled bytes of the kernel that spills the most.
+        nondeterministic: True if two calls with the same tensors differed in a bit.
+        seconds: the seconds of each stage, by name.
         isolation: the restrictions in force: ``landlock``, ``seccomp``, ``own processes``, ``frozen results``,
             ``no host code``.
-        key: of its binary in the cache.
-        cached: whether its binary or, in one `Judge`, its verdict was known.
+        key: the cache key of its binary.
+        cached: True if its binary was in the cache, or if its verdict was known to this `Judge`.
     """
 
     candidate: str

@@ -22,17 +22,15 @@ from opjit.store.store import VERSION
 
 
 def load_library(path: StrPath) -> Any:
-    """Load an op package from `opjit.build_library`: declare its ops by their op.py, and register
-    their kernels.
+    """Load an op package from `opjit.build_library`, without a compiler.
 
-    This does not compile anything.
+    The op.py files of the package declare its ops, and the binaries become their kernels. Therefore meta tensors, torch.compile and
+    autograd work. If an op was declared without an op.py, the package contains only its schema. The op then runs, but without a backward and
+    a fake kernel.
 
-    Every file is checked before it is run or opened: other users must not be able to write it, and
-    each binary must match its manifest and be for this machine. The op.py files run like with
-    `opjit.add_path`, so meta tensors, torch.compile and autograd work. If this process already
-    declares an op, the declaration stays. In that case, the schemas must be equal, and the library
-    replaces a kernel that is loaded. If an op was declared without an op.py, only its schema is in
-    the package: the op runs, but without a backward and a fake kernel.
+    opjit checks every file before it runs or opens it: other users must not be able to write it, and each binary must match its manifest and
+    be for this machine. If this process already declares an op, the schemas must be equal. The declaration stays, and the library replaces
+    a loaded kernel.
 
     Args:
         path: the path of an op's ``.so``, which loads all ops of its op.py, or the path of the op
@@ -50,7 +48,7 @@ def load_library(path: StrPath) -> Any:
 
     Example:
         >>> library = opjit.build_library(["allreduce", "mylib::scale"], "build", "cpu", name="my_ops")
-        >>> scale, allreduce = opjit.load_library(library)  # in another process, too
+        >>> scale, allreduce = opjit.load_library(library)  # also in another process
         >>> allreduce(torch.ones(3))
         tensor(3.)
         >>> opjit.load_library("build/my_ops/mylib.scale.so") is scale

@@ -30,8 +30,9 @@ def aoti_compile_and_package(
     package_path: StrPath,
     inductor_configs: dict[str, Any] | None = None,
 ) -> str:
-    """Compile a program like ``torch._inductor.aoti_compile_and_package``, and add the libraries of
-    its ops to the package.
+    """Compile an exported program with AOTInductor into a package that contains its ops.
+
+    It works like ``torch._inductor.aoti_compile_and_package``, and adds the libraries of the program's ops to the package.
 
     A C++ program needs only torch's ``AOTIModelPackageLoader`` to run it, without Python. The model
     calls an op directly, like an op of torch, if the op does not write an argument, its arguments

@@ -38,10 +38,10 @@ def inline(
     differentiable: bool = True,
     elementwise: bool = False,
 ) -> Op:
-    """Declare an op from strings. Like any op, it is compiled at the first call or `opjit.get`.
+    """Declare an op from C or CUDA code in a string. Like any op, it is compiled at the first call.
 
-    When the same module declares it again with other code, its loaded kernels are rebuilt immediately. The op and its overload then run
-    the new code, even in other threads and in compiled code. After an error, the earlier code stays in use.
+    If the same module declares the op again with different code, opjit rebuilds its loaded kernels immediately. The op then runs the new
+    code, also in other threads and in compiled functions. After an error, the earlier code stays in use.
 
     Args:
         schema: a torch schema. The default namespace is ``inline``.

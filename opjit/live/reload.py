@@ -26,21 +26,20 @@ _reloading = processes.Lock()
 
 
 def reload(name: str, device: object = None) -> torch._ops.OpOverload:
-    """Check an op's files again, and rebuild the op if they changed, for a device and for each device that it was used on.
+    """Rebuild an op if its files changed, for a device and for each device on which it was used.
 
-    Other threads may keep calling the op. After an error it does not change. A changed op.py runs again, but not the modules that it
-    imports. A changed schema makes a new torch operator: then use the returned overload instead of the old one.
+    Other threads can continue to call the op. After an error, the op does not change. If op.py changed, opjit runs it again, but not the
+    modules that it imports. If the schema changed, opjit makes a new torch operator, so use the returned operator instead of the old one.
 
     Args:
         name: ``"allreduce"`` or ``"namespace::name"``.
-        device: ``"cpu"``, ``"cuda"`` or a torch.device; None means the current accelerator or,
-            without one, the CPU.
+        device: ``"cpu"``, ``"cuda"`` or a torch.device. None means the current accelerator, or the CPU.
 
     Returns:
         The torch operator, like `opjit.get`.
 
     Raises:
-        UnknownOp, DeclarationError, CompileError: the op stays as it was. See `opjit.errors`.
+        UnknownOp, DeclarationError, CompileError: see `opjit.errors`. The op does not change.
 
     Example:
         >>> [scale] = opjit.add_path("my_ops")

@@ -131,8 +131,8 @@ def watch(folder: StrPath, interval: float = INTERVAL) -> FolderWatch:
     the program continues. After an error, the op keeps its old code, and the logger ``opjit`` reports the error, by default to stderr.
 
     Args:
-        folder: an op folder, or a directory of op folders.
-        interval: seconds between two checks of the files' dates.
+        folder: an op directory, or a directory that contains op directories.
+        interval: seconds between two checks of the files.
 
     Raises:
         DeclarationError: the directory does not contain an op.

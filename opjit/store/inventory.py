@@ -14,9 +14,20 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class EntryInfo(NamedTuple):
-    """An entry's folder: `op` is a qualified name or ``cpp_extension::<name>``, `arch` the target's folder (``sm_90.cuda13.x86_64``),
-    `key` the folder's name, `size` the bytes of all its files. `read` and `written` are the library's access and modification time, in
-    seconds since 1970, `published` is when the folder appeared. Linux updates access times about once a day, and never under noatime."""
+    """An entry of the cache.
+
+    Times are in seconds since 1970.
+
+    Attributes:
+        folder: the directory of the entry.
+        op: the qualified name of the op, or ``cpp_extension::<name>``.
+        arch: the target, for example ``sm_90.cuda13.x86_64``.
+        key: the cache key, which is the name of the directory.
+        size: the bytes of all its files.
+        read: the access time of its library. Linux updates it about once a day, and never if the filesystem is mounted with noatime.
+        written: the modification time of its library.
+        published: the time at which the entry appeared.
+    """
 
     folder: Path
     op: str

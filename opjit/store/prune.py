@@ -38,7 +38,13 @@ class Unremovable(OpjitError):
 
 
 class Cleared(NamedTuple):
-    """The result of `clear`: entries removed, their bytes, and entries that could not be removed."""
+    """The result of `clear`.
+
+    Attributes:
+        removed: the number of removed entries.
+        freed: their bytes.
+        failed: the number of entries that could not be removed.
+    """
 
     removed: int
     freed: int
@@ -46,8 +52,16 @@ class Cleared(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """The result of `prune`: entries `removed` and `kept`, their bytes, `freed` and `size`, `failed` ones, which could not be
-    removed, and `fresh` ones, which stay because they are less than an hour old."""
+    """The result of `prune`.
+
+    Attributes:
+        removed: the number of removed entries.
+        freed: their bytes.
+        kept: the number of entries that stay.
+        size: their bytes.
+        failed: the number of entries that could not be removed.
+        fresh: the number of entries that stay because they are less than an hour old.
+    """
 
     removed: int
     freed: int

@@ -1,5 +1,6 @@
-"""``opjit test``, and the same checks in the pytest of a project: every check of an op, with its
-sample inputs.
+"""The checks of ``opjit test``, for pytest and other programs.
+
+In the tests of a project, run each check as one test:
 
     from opjit import testing
 
@@ -9,7 +10,7 @@ sample inputs.
     def test_op(check):
         check(OP, "cpu")
 
-or, for all of them at once:
+Outside pytest, run all checks together:
 
     >>> [OP] = opjit.testing.load("my_ops")
     >>> opjit.testing.check(OP, "cpu")
@@ -43,7 +44,7 @@ CHECKS: list[Check] = [
 
 
 def load(folder: StrPath) -> list[Op]:
-    """The ops of a folder, which OPJIT_PATH need not name.
+    """Declare and return the ops of a directory, like `opjit.add_path`.
 
     Raises:
         DeclarationError: an op cannot be declared, or waives an unknown check.

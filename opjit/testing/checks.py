@@ -14,15 +14,14 @@ CheckFunction = Callable[[Op, str], str]  # accepts an op and a device, returns 
 
 
 class Check(NamedTuple):
-    """One check.
+    """A check of ``opjit test``. Call it with an op and a device.
 
     Attributes:
         name: its name in the table.
-        promise: the property of an op that passes.
-        run: accepts an op and a device, and returns a note for the table.
-        timeout_factor: the factor for the kernel's time limit, because torch compiles during the
-            call.
-        device: the only device that it applies to; None means any.
+        promise: the property that an op has if the check passes.
+        run: a function of an op and a device that returns a note for the table.
+        timeout_factor: the factor for the time limit of a call, for checks in which torch compiles during the call.
+        device: the only device of the check. None means any device.
     """
 
     name: str
@@ -77,14 +76,14 @@ def tally(number: int, noun: str) -> str:
 
 
 class Line(NamedTuple):
-    """A line of the table.
+    """The result of a check, which is a line of the table.
 
     Attributes:
-        name: the check's name.
+        name: the name of the check.
         status: ``ok``, ``failed`` or ``skipped``.
         note: the result of a check that passed, or why it failed or was skipped.
-        number: the number of the call that failed, among the check's calls.
-        seconds: how long the check took.
+        number: the number of the failed call among the calls of the check.
+        seconds: the duration of the check.
     """
 
     name: str

@@ -22,9 +22,7 @@ _WAYS = 64  # to make some of several equal sizes larger
 
 
 class Skipped(unittest.SkipTest):
-    """A check does not apply to an op; the text contains the reason. pytest reports it as a
-    skip.
-    """
+    """A check does not apply to an op. The text contains the reason, and pytest reports a skip."""
 
 
 class ReferenceFailed(AssertionError):
