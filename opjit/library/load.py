@@ -25,12 +25,12 @@ def load_library(path: StrPath) -> Any:
     """Load an op package from `opjit.build_library`, without a compiler.
 
     The op.py files of the package declare its ops, and the binaries become their kernels. Therefore meta tensors, torch.compile and
-    autograd work. If an op was declared without an op.py, the package contains only its schema. The op then runs, but without a backward and
-    a fake kernel.
+    autograd work. If an op was declared without an op.py, the package contains only its schema. The op then runs, but without a
+    backward and a fake kernel.
 
-    opjit checks every file before it runs or opens it: other users must not be able to write it, and each binary must match its manifest and
-    be for this machine. If this process already declares an op, the schemas must be equal. The declaration stays, and the library replaces
-    a loaded kernel.
+    opjit checks every file before it runs or opens it: other users must not be able to write it, and each binary must match its
+    manifest and be for this machine. If this process already declares an op, the schemas must be equal. The declaration stays, and
+    the library replaces a loaded kernel.
 
     Args:
         path: the path of an op's ``.so``, which loads all ops of its op.py, or the path of the op
