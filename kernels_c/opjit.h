@@ -55,6 +55,7 @@
  * More:     opjit_elementwise.h (broadcasting, dtype promotion, any strides)  opjit_convert.h (from dtype to dtype)
  *           opjit_half.h (float16, bfloat16)  opjit_cuda.h (.cu files)  opjit_caffe.h (Caffe's CUDA macros)
  *           opjit_random.h (Philox)  opjit_reduce.h (warps and blocks)  opjit_pack.h (16 bytes)
+ *           opjit_complex.h (complex numbers)  opjit_peers.h (kernels across GPUs)
  *
  * This header is valid C11 and C++17. Every op is linked with opjit_runtime.c, which defines these functions and lists
  * its state on its first screen, and with opjit_elementwise.c.

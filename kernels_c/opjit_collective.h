@@ -1,5 +1,5 @@
 /*
- * opjit_collective.h - elements of any dtype that an op sends to other ranks and adds; over opjit_peers.h. In a .cu file:
+ * opjit_collective.h - send elements of any dtype to other ranks and add them, with opjit_peers.h. In a .cu file:
  *
  *     typedef opjit_some<element, 16> some;                      // 16 bytes of elements
  *     some x = opjit_load_some<element, 16>(from, first, n, aligned);
@@ -15,7 +15,7 @@
 
 #include "opjit_peers.h"
 
-/* Parts of a size that are needed for n. */
+/* The number of parts of a size that n elements need. */
 OPJIT_HOST_DEVICE int64_t opjit_parts(int64_t n, int64_t size)
 {
     return (n + size - 1) / size;
@@ -86,7 +86,7 @@ struct __align__(bytes % 16 == 0 ? 16 : 4) opjit_some {
     element at[width];
 };
 
-/* Elements from `first` on, and zeros behind the n-th. `aligned`: element 0 is aligned as the struct is. */
+/* Elements from `first` on, with zeros after the n-th. `aligned` is true if element 0 is aligned like the struct. */
 template <typename element, int bytes>
 static __device__ opjit_some<element, bytes> opjit_load_some(const element *x, int64_t first, int64_t n, bool aligned)
 {
@@ -115,7 +115,7 @@ static __device__ void opjit_store_some(element *to, int64_t first, int64_t n, b
             to[first + i] = from.at[i];
 }
 
-/* Sums of ranks' elements. All ranks add them in the order of the ranks, so they get the same bits. */
+/* Sums of elements of all ranks. Every rank adds them in the order of the ranks, so all ranks get the same bits. */
 template <typename element, int bytes>
 struct opjit_sums {
     typedef opjit_some<element, bytes> some;
@@ -138,7 +138,7 @@ struct opjit_sums {
     }
 };
 
-/* Words of all ranks: looks for each before it waits for one, so that their loads are on their way together. */
+/* Get a word from each rank. It looks for all words before it waits for one, so that the loads overlap. */
 static __device__ __forceinline__ bool opjit_pull_all(const opjit_peers *p, uint32_t count, int i,
                                                       opjit_word (&words)[OPJIT_RANKS])
 {
@@ -163,9 +163,9 @@ static __device__ void opjit_push_all(const opjit_peers *p, uint32_t count, int 
 #else
 
 /*
- * On the CPU, a piece of a tensor goes through the ranks' buffers: the first and the second third alternate for a
- * rank's inputs, and the last third is for its results. A third is written again after a barrier that ranks reach when
- * they have read it. Returns where the next piece belongs, in bytes.
+ * On the CPU, a piece of a tensor goes through the buffers of the ranks. The first and the second third of a buffer
+ * alternate for inputs, and the last third is for results. A third is written again only after a barrier, which ranks
+ * reach when they have read it. Return the offset of the next piece, in bytes.
  */
 OPJIT_UNUSED static int64_t opjit_third(const opjit_peers *p)
 {
@@ -177,7 +177,7 @@ OPJIT_UNUSED static int64_t opjit_turn(const opjit_peers *p)
     return (*opjit_count_at(p, 0, OPJIT_BARRIERS) & 1) * opjit_third(p);
 }
 
-/* Add elements `begin` to `end` of all ranks' parts, which start `offset` bytes into their buffers. */
+/* Add the elements from `begin` to `end` of all ranks. They start `offset` bytes into the buffers. */
 #define OPJIT_ADD_RANKS(type_, sum_, load_, store_) \
     for (int64_t i = begin; i < end; i += 512) { \
         const int64_t n = opjit_least(end - i, 512); \
@@ -201,7 +201,7 @@ OPJIT_UNUSED static void opjit_add_ranks(const opjit_peers *p, opjit_dtype dtype
     case OPJIT_BFLOAT16: OPJIT_ADD_RANKS(opjit_bfloat16, float, opjit_bfloat16_to_float, opjit_float_to_bfloat16);
     case OPJIT_FLOAT32: OPJIT_ADD_RANKS(float, float, , );
     case OPJIT_FLOAT64: OPJIT_ADD_RANKS(double, double, , );
-    case OPJIT_INT32: OPJIT_ADD_RANKS(uint32_t, uint32_t, , ); /* wraps around, as in torch */
+    case OPJIT_INT32: OPJIT_ADD_RANKS(uint32_t, uint32_t, , ); /* wraps around, like in torch */
     default: OPJIT_ADD_RANKS(uint64_t, uint64_t, , );
     }
 }

@@ -24,20 +24,22 @@
  *         return OPJIT_LAUNCHED();
  *     }
  *
- * All ranks call opjit.distributed.peers(group, bytes) in Python once; the op's schema has `str group`, its name. Then
- * opjit_peers_of() finds the group without allocating, so the op works in a captured CUDA graph.
+ * In Python, all ranks first call opjit.distributed.peers(group, bytes) once. The schema of the op has the argument
+ * `str group`, which is the name of the group. opjit_peers_of() finds the group by this name and doesn't allocate, so
+ * the op works in a captured CUDA graph.
  *
- * OPJIT_BARRIER joins each block with the blocks of its index on the other ranks: after it, a block sees all that those
- * wrote before it. Every thread of the block calls it, and every rank launches the same grid. End a kernel with a
- * barrier if ranks read your buffer: then no rank overwrites it too early.
+ * OPJIT_BARRIER synchronizes each block with the blocks of the same index on the other ranks. After it, a block can
+ * read everything that these blocks wrote before it. Call it in every thread of the block, and launch the same grid on
+ * every rank. If other ranks read your buffer, end the kernel with a barrier, so that no rank overwrites its buffer too
+ * early.
  *
- * A wait never lasts longer than the group's time limit. If a rank does not come, or calls another op, other sizes or
- * another grid, the wait ends, the kernel returns, and the group is lost for all its ranks: their next calls fail and
- * name the rank, and opjit.distributed.check() raises PeerLost. Results of that call are undefined; the CUDA context
- * lives on.
+ * A wait never lasts longer than the time limit of the group. If a rank is missing, or calls a different op, or the
+ * same op with different sizes or a different grid, the wait ends, the kernel returns, and all ranks lose the group.
+ * Their next calls fail and name the rank, and opjit.distributed.check() raises PeerLost. The results of the call are
+ * undefined, but the CUDA context stays usable.
  *
- * In a .c file the names are the same, over shared memory and C11 atomics: a rank is a process with one thread in the
- * op, and OPJIT_BARRIER returns the error from your function.
+ * In a .c file, the same names use shared memory and C11 atomics. A rank is then a process with one thread in the op,
+ * and OPJIT_BARRIER returns the error from your function.
  *
  * Contents: 1 groups  2 waits  3 host side of CUDA  4 barrier, signals  5 words and tiles, for collectives
  */
@@ -61,59 +63,59 @@ extern "C" {
 /* 1. Groups                                                                                      */
 
 enum {
-    OPJIT_RANKS = 8,   /* at most, in a group */
+    OPJIT_RANKS = 8,   /* the most ranks of a group */
     OPJIT_SLOTS = 256, /* blocks of a grid that has barriers; slots of signals */
-    OPJIT_OPS = 32     /* that a group remembers by name */
+    OPJIT_OPS = 32     /* the most ops whose names a group keeps */
 };
 
-/* A group, as a kernel sees it. Pass it by value. */
+/* A group, for kernels. Pass it by value. */
 typedef struct opjit_peers {
     int32_t rank, world;
     void *buffer[OPJIT_RANKS];     /* each rank's memory, at least the bytes that you asked for */
     void *inbox[OPJIT_RANKS];      /* each rank's memory for words and tiles (5); NULL on the CPU */
     uint64_t *signal[OPJIT_RANKS]; /* each rank's signals: counts, and the called op */
-    uint32_t *count;               /* this rank's memory: how often each slot has signaled and waited */
-    uint32_t *lost;                /* pinned host memory of the machine: [0] 1 + a missing rank, [1 + rank] why */
-    uint64_t timeout;              /* of a wait, in nanoseconds */
-    uint32_t call;                 /* the op and the bytes: ranks that differ in it are not in the same call */
-    uint32_t op;                   /* its number in the group */
+    uint32_t *count;               /* this rank's memory: the numbers of signals and waits of each slot */
+    uint32_t *lost;                /* pinned host memory: [0] 1 + a missing rank, [1 + rank] the reason */
+    uint64_t timeout;              /* the limit of a wait, in nanoseconds */
+    uint32_t call;                 /* a hash of op and bytes, by which ranks notice different calls */
+    uint32_t op;                   /* the number of the op in the group */
     int32_t grid;                  /* blocks that opjit_peers_launch() has checked */
-    int64_t bytes;                 /* of a buffer */
-    struct opjit_group *group;     /* of the host */
+    int64_t bytes;                 /* the size of a buffer */
+    struct opjit_group *group;     /* in host memory */
 } opjit_peers;
 
-/* Why a rank is lost; `op` shifted by 8 is added to it. */
+/* Reasons for a lost rank. The upper bits have the number of the op, shifted by 8. */
 enum { OPJIT_LATE = 1, OPJIT_DIED = 2, OPJIT_DIFFERS = 3, OPJIT_UNCHECKED = 4 };
 
-/* The name of an op that a rank has called, in memory that all ranks share. */
+/* The name of an op that a rank has called. All ranks share this memory. */
 typedef struct opjit_named {
     uint32_t hash;
     char name[92];
 } opjit_named;
 
-/* A group, which opjit.distributed makes: opjit/distributed/peer_groups.py has the same fields. */
+/* A group that opjit.distributed has made. opjit/distributed/peer_groups.py has the same fields. */
 typedef struct opjit_group {
-    uint64_t size; /* of this struct */
+    uint64_t size; /* the size of this struct */
     struct opjit_group *next;
     const char *name;
     int32_t device; /* the CUDA device's index; -1 for CPU ranks */
     int32_t lock;
-    opjit_named *ops;     /* OPJIT_OPS of them */
+    opjit_named *ops;     /* OPJIT_OPS entries */
     void *stream, *event; /* of the last call */
     uint64_t capture;     /* the graph that it was captured into, or 0 */
     uint64_t calls;
     opjit_peers peers;
 } opjit_group;
 
-/* Of opjit_runtime.c: the process's groups, the newest first; the name of this library's op; a lock until the call ends. */
-opjit_group *opjit_first_group(void);
-const char *opjit_op_name(void);
-opjit_status opjit_hold(int32_t *lock);
+/* Functions of opjit_runtime.c. */
+opjit_group *opjit_first_group(void);   /* the newest group of the process */
+const char *opjit_op_name(void);        /* the op of this library */
+opjit_status opjit_hold(int32_t *lock); /* hold a lock until the call ends */
 
-/* For waits of CPU ranks: nanoseconds; sleep until the word changes, 5 ms at most; wake ranks that sleep on it. */
-uint64_t opjit_clock(void);
-void opjit_rest(const uint64_t *at, uint64_t seen);
-void opjit_wake(uint64_t *at);
+/* For waits of CPU ranks. */
+uint64_t opjit_clock(void);                         /* nanoseconds */
+void opjit_rest(const uint64_t *at, uint64_t seen); /* sleep until the word changes, at most 5 ms */
+void opjit_wake(uint64_t *at);                      /* wake the ranks that sleep on the word */
 
 #ifdef __cplusplus
 }
@@ -126,7 +128,7 @@ OPJIT_UNUSED static uint32_t opjit_mix(uint32_t hash, uint64_t number)
     return hash ^ hash >> 15;
 }
 
-/* What all ranks must agree on: op, bytes and world. */
+/* A hash of op, bytes and world, which must be equal on all ranks. */
 OPJIT_UNUSED static uint32_t opjit_call_of(int64_t bytes, int32_t world)
 {
     uint32_t hash = opjit_mix((uint32_t)world, (uint64_t)bytes);
@@ -135,7 +137,7 @@ OPJIT_UNUSED static uint32_t opjit_call_of(int64_t bytes, int32_t world)
     return hash;
 }
 
-/* The op's number in its group, which error words have: its place in a table that all ranks share. */
+/* The number of the op in its group, for errors. It is an index into a table that all ranks share. */
 OPJIT_UNUSED static uint32_t opjit_op_number(const opjit_group *group)
 {
     const uint32_t hash = opjit_call_of(0, 0) | 1;
@@ -150,7 +152,10 @@ OPJIT_UNUSED static uint32_t opjit_op_number(const opjit_group *group)
     return OPJIT_OPS;
 }
 
-/* Ranks of one call agree on this number, for example the sizes; if not, the call ends with an error on all ranks. */
+/*
+ * Require the same number on all ranks of a call, for example a size. If it differs, the call ends with an error on all
+ * ranks.
+ */
 OPJIT_UNUSED static void opjit_agree(opjit_peers *p, int64_t number)
 {
     p->call = opjit_mix(p->call, (uint64_t)number);
@@ -171,8 +176,8 @@ __attribute__((returns_nonnull)) OPJIT_UNUSED static opjit_status opjit_lost_err
 }
 
 /*
- * Find a group by its name, with buffers of at least so many bytes. It neither allocates nor synchronizes. Ranks of one
- * call pass the same number of bytes: if they differ, the call ends with an error on all ranks.
+ * Find a group by its name, with buffers of at least `bytes`. It neither allocates nor synchronizes. All ranks of a
+ * call must pass the same number of bytes. Otherwise the call ends with an error on all ranks.
  */
 OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_of(opjit_peers *peers, const char *name, int64_t bytes)
 {
@@ -209,7 +214,7 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_of(opjit_peers *peer
 /* ---------------------------------------------------------------------------------------------- */
 /* 2. Waits                                                                                       */
 
-/* A signal is a count and the called op. Counts wrap around: a count is reached if it is less than 2^31 behind. */
+/* A signal is a count and the called op. Counts wrap around, so a count is reached if it is less than 2^31 behind. */
 OPJIT_HOST_DEVICE bool opjit_reached(uint64_t signal, uint32_t count)
 {
     return (uint32_t)signal - count < 1u << 31;
@@ -220,7 +225,10 @@ OPJIT_HOST_DEVICE uint64_t opjit_signal_of(uint32_t count, uint32_t call)
     return (uint64_t)call << 32 | count;
 }
 
-/* Kinds of signals, each with a word for every slot and every rank that sends it; then a word of a rank that sleeps. */
+/*
+ * Kinds of signals. Each kind has a word for every slot and every sending rank. Behind them is a word for ranks that
+ * sleep.
+ */
 enum { OPJIT_BARRIERS, OPJIT_SIGNALS, OPJIT_WORDS, OPJIT_RING_A, OPJIT_RING_B, OPJIT_SIGNAL_KINDS };
 
 OPJIT_HOST_DEVICE uint64_t *opjit_signal_at(const opjit_peers *p, int to, int kind, int slot, int from)
@@ -300,8 +308,9 @@ OPJIT_PEER_FUNCTION void opjit_lose(const opjit_peers *p, int rank, uint32_t why
 }
 
 /*
- * After a look in vain: may the wait go on? Only one look in OPJIT_LOOKS checks the clock and the host's memory, every
- * few milliseconds on a GPU. Both are slow: if all waiting warps read them, the call is ten times slower.
+ * Return whether a wait may continue after an unsuccessful look. Only one look in OPJIT_LOOKS checks the clock and the
+ * memory of the host, which is every few milliseconds on a GPU. Both are slow. If all waiting warps read them, the call
+ * is ten times slower.
  */
 #if defined __CUDACC__ && !defined OPJIT_EMULATED
 enum { OPJIT_LOOKS = 4096 };
@@ -337,13 +346,13 @@ OPJIT_PEER_FUNCTION void opjit_sleep(const opjit_peers *p, const uint64_t *at, u
 }
 #endif
 
-/* Wait for a signal to this rank until it has reached the count. False: the group is lost. */
+/* Wait until a signal to this rank has reached the count. Return false if the group is lost. */
 OPJIT_PEER_FUNCTION bool opjit_await(const opjit_peers *p, int kind, int slot, int from, uint64_t wanted)
 {
     const uint64_t *at = opjit_signal_at(p, p->rank, kind, slot, from);
     uint64_t seen, since = 0;
     for (uint32_t looks = 1;; looks++) {
-        seen = kind == OPJIT_WORDS ? opjit_look(at) : opjit_acquire(at); /* words bring their data themselves */
+        seen = kind == OPJIT_WORDS ? opjit_look(at) : opjit_acquire(at); /* words contain their data */
         if (opjit_reached(seen, (uint32_t)wanted))
             break;
         if (!opjit_patient(p, from, looks, &since))
@@ -354,12 +363,15 @@ OPJIT_PEER_FUNCTION bool opjit_await(const opjit_peers *p, int kind, int slot, i
 #endif
     }
     if ((uint32_t)seen != (uint32_t)wanted || seen == wanted)
-        return true; /* the rank is ahead: it has compared the calls itself */
+        return true; /* the rank is ahead, so it has compared the calls */
     opjit_lose(p, from, OPJIT_DIFFERS);
     return false;
 }
 
-/* Signal a rank: what this thread and, after __syncthreads(), its block wrote before is seen by a rank that waits. */
+/*
+ * Signal a rank. A rank that waits for the signal can read everything that this thread and, after __syncthreads(), its
+ * block wrote before.
+ */
 OPJIT_PEER_FUNCTION void opjit_send(const opjit_peers *p, int kind, int slot, int to, uint64_t signal)
 {
     uint64_t *at = opjit_signal_at(p, to, kind, slot, p->rank);
@@ -400,7 +412,7 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_most_blocks(const void *ke
     return OPJIT_OK;
 }
 
-/* Calls of one group run one after the other: a call on another stream than the last waits for that, by an event. */
+/* Run the calls of a group in order. A call on a different stream than the last call waits for it with an event. */
 OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_after_last(opjit_group *group, cudaStream_t stream)
 {
     cudaStreamCaptureStatus status;
@@ -420,9 +432,9 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_after_last(opjit_group *gr
 }
 
 /*
- * Before each launch of a kernel that waits: refuses a grid of which not all blocks fit on the device at once, since they
- * would wait for blocks that cannot start, and puts the call behind the group's last one. A kernel that was launched
- * without it ends with an error at its first wait.
+ * Call this before each launch of a kernel that waits. It rejects a grid if its blocks can't all run on the device at
+ * the same time, because running blocks would wait for blocks that can't start. It also orders the call after the last
+ * call of the group. A kernel that is launched without it ends with an error at its first wait.
  */
 OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_launch(opjit_peers *p, const void *kernel, int blocks,
                                                                    int threads, size_t shared, cudaStream_t stream)
@@ -443,7 +455,7 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_launch(opjit_peers *
 /* 4. Barrier, signals                                                                            */
 
 #ifdef __CUDACC__
-/* Was the launch checked? */
+/* Return whether opjit_peers_launch() has checked the launch. */
 OPJIT_PEER_FUNCTION bool opjit_is_checked(const opjit_peers *p)
 {
     if (p->grid == (int)gridDim.x && gridDim.y == 1 && gridDim.z == 1)
@@ -452,7 +464,7 @@ OPJIT_PEER_FUNCTION bool opjit_is_checked(const opjit_peers *p)
     return false;
 }
 
-/* All threads of a block; false if the group is lost. */
+/* Call it in all threads of a block. It returns false if the group is lost. */
 OPJIT_PEER_FUNCTION bool opjit_barrier(const opjit_peers *p)
 {
     const int thread = threadIdx.x, slot = blockIdx.x;
@@ -475,7 +487,7 @@ OPJIT_PEER_FUNCTION bool opjit_barrier(const opjit_peers *p)
             return; \
     } while (0)
 
-/* One thread: false if the group is lost. */
+/* For one thread. It returns false if the group is lost. */
 #define OPJIT_WAITED bool
 #define OPJIT_WAITED_FOR(p_, came_) (came_)
 #else
@@ -497,9 +509,10 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_barrier(const opjit_peers 
 #endif
 
 /*
- * Point to point, by one thread for each slot: opjit_wait(&p, slot, a) on rank b returns after opjit_signal(&p, slot, b)
- * on rank a, and then sees all that a wrote before. Signals of a slot are counted: the n-th wait is for the n-th signal.
- * In CUDA, opjit_wait returns false if the group is lost; in C, an error.
+ * Point-to-point signals, for one thread of each slot. opjit_wait(&p, slot, a) on rank b returns after
+ * opjit_signal(&p, slot, b) on rank a, and rank b can then read everything that rank a wrote before. Signals of a slot
+ * are counted, so the n-th wait is for the n-th signal. If the group is lost, opjit_wait returns false in CUDA and an
+ * error in C.
  */
 OPJIT_PEER_FUNCTION void opjit_signal(const opjit_peers *p, int slot, int to)
 {
@@ -519,18 +532,18 @@ OPJIT_PEER_FUNCTION OPJIT_WAITED opjit_wait(const opjit_peers *p, int slot, int 
 
 #ifdef __CUDACC__
 /*
- * All collectives of a group share its inboxes, in which each block has slots for the data from each rank. Places are
- * used in turn, and a rank writes to one again only when the reader's later messages show that it was read: no barrier
- * ends a call. Every rank's inbox has, in bytes,
+ * All collectives of a group share its inboxes, in which each block has slots for the data from each rank. The slots
+ * are used in turn. A rank writes to a slot again only when later messages of the reader show that it was read, so a
+ * call doesn't end with a barrier. The inbox of each rank contains
  *
- *     words   [2 turns][from rank][block][OPJIT_WORDS_OF_BLOCK]    16 each: 12 of data, and the count
- *     tiles   [2 rings][from rank][block][4 turns]                 OPJIT_TILE_BYTES each
+ *     words   [2 turns][from rank][block][OPJIT_WORDS_OF_BLOCK]    16 bytes each: 12 of data, and the count
+ *     tiles   [2 rings][from rank][block][4 turns]                 OPJIT_TILE_BYTES bytes each
  */
 enum { OPJIT_BLOCKS = 256, OPJIT_WORDS_OF_BLOCK = 1024, OPJIT_TILE_BYTES = 8192, OPJIT_TURNS = 4 };
 
 /*
- * Words: a word contains the proof of its arrival, because its 16 bytes are stored and loaded in one step. No fence, no
- * signal: the fastest way for few bytes.
+ * Words are the fastest way to send few bytes. The 16 bytes of a word are stored and loaded in one step, and contain
+ * the count that proves its arrival. Therefore a word needs neither a fence nor a signal.
  *
  *     const uint32_t count = opjit_begin_words(&p);
  *     opjit_push(&p, to, count, i, data);                // to each rank: at most OPJIT_WORDS_OF_BLOCK words of a block
@@ -556,7 +569,7 @@ OPJIT_PEER_FUNCTION void opjit_push(const opjit_peers *p, int to, uint32_t count
                  : "memory");
 }
 
-/* One look: has the word come? */
+/* Look once, and return whether the word has arrived. */
 OPJIT_PEER_FUNCTION bool opjit_peek(const opjit_peers *p, int from, uint32_t count, int i, opjit_word *word)
 {
     uint32_t seen;
@@ -579,9 +592,9 @@ OPJIT_PEER_FUNCTION bool opjit_pull(const opjit_peers *p, int from, uint32_t cou
 }
 
 /*
- * Counts come back after 2^32 calls, and a word that no call has written since, or none ever, would seem to have come.
- * So in the two calls before a multiple of 2^24, all words of the other turn get this count before the words of this
- * call allow a rank to send the next ones.
+ * Counts repeat after 2^32 calls, so a word that was not written since then, or never, would seem to have arrived.
+ * Therefore, in the two calls before a multiple of 2^24, all words of the other turn get this count before the words of
+ * this call allow a rank to send the next ones.
  */
 OPJIT_PEER_FUNCTION void opjit_forget_words(const opjit_peers *p, uint32_t count)
 {
@@ -592,7 +605,7 @@ OPJIT_PEER_FUNCTION void opjit_forget_words(const opjit_peers *p, uint32_t count
     __syncthreads();
 }
 
-/* All threads of a block. Ranks exchange the called op while the words are on their way. */
+/* Call it in all threads of a block. Ranks exchange the called op while the words are on their way. */
 OPJIT_PEER_FUNCTION uint32_t opjit_begin_words(const opjit_peers *p)
 {
     const uint32_t count = *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) + 1;
@@ -612,14 +625,14 @@ OPJIT_PEER_FUNCTION bool opjit_end_words(const opjit_peers *p, uint32_t count, b
     came = __syncthreads_and(came);
     if (threadIdx.x == 0)
         *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) = count;
-    __syncthreads(); /* all threads may begin again */
+    __syncthreads(); /* so that all threads can begin again */
     return came;
 }
 
 /*
- * Tiles: a block writes one to each rank, signals, and waits for theirs. Several are on their way at the same time: the
- * n-th may be sent when the (n - 2)-th was read here. For example, this holds in a loop that sends step n and then
- * reads step n - 1.
+ * Tiles are for more bytes. A block writes a tile to each rank, signals, and waits for the tiles of the other ranks.
+ * Several tiles can be on their way at the same time: you can send the n-th tile when you have read the (n - 2)-th. For
+ * example, this is true in a loop that sends step n and then reads step n - 1.
  *
  *     uint32_t count = opjit_begin_tiles(&p, ring);
  *     ... write to opjit_tile(&p, ring, to, p.rank, count) ...
