@@ -1,6 +1,6 @@
-"""Backends: how to build and run kernels on a kind of device. opjit has `cpu` and `cuda`.
+"""Backends, each of which builds and runs kernels on one kind of device. opjit has `cpu` and `cuda`.
 
-A package adds another device with `opjit.register_backend`; see examples/09_own_device.
+To add another device, call `opjit.register_backend`. The page examples/09_own_device shows how.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,27 +11,28 @@ from opjit.errors import UnknownDevice
 
 
 class Shared(NamedTuple):
-    """A CUDA library that torch needs itself: its soname, and its path here."""
+    """A CUDA library that torch needs, with its soname and its path on this machine."""
 
     soname: str
     path: str
 
 
 class Stream(NamedTuple):
-    """A device's stream, which a kernel gets as its last parameter, and the C functions that the glue calls around a kernel.
+    """The stream of a device, and the C functions that the generated wrapper calls around a kernel.
 
-    The functions belong to torch or to a library that `Flags.link` names. Each returns 0 for success; the code of a failure is part of the
-    RuntimeError.
+    A kernel gets the stream as its last parameter. The functions belong to torch or to a library in `Flags.link`. Each returns 0 for
+    success. If it fails, the RuntimeError contains its result.
 
     Attributes:
-        type: its type in C: a pointer, or an integer of its size, such as ``"cudaStream_t"``.
-        header: declares `type`; found on the include path.
-        current: ``int32_t current(int32_t device_index, void **stream)``, the current stream of a device.
-        exchange: ``int32_t exchange(int32_t device_index, int32_t *before)``, makes a device the current one; None means the device guard
-            that the device has registered with torch.
-        allocate: ``int32_t allocate(uint64_t bytes, void **memory)``, for `opjit_scratch`: memory on the current device until the work that
-            is now on its current stream is done; None means a tensor. Outputs are always tensors, made by torch's allocator for the device.
-        free: ``int32_t free(void *memory)``, called when the kernel has returned; None if `allocate` is None.
+        type: the type of the stream in C, for example ``"cudaStream_t"``: a pointer, or an integer of the same size.
+        header: the header that declares `type`, on the include path.
+        current: ``int32_t current(int32_t device_index, void **stream)``, which gets the current stream of a device.
+        exchange: ``int32_t exchange(int32_t device_index, int32_t *before)``, which changes the current device. None means the device
+            guard that the device has registered with torch.
+        allocate: ``int32_t allocate(uint64_t bytes, void **memory)``, which allocates the memory of `opjit_scratch` on the current device.
+            The memory must stay valid until the work on the current stream is done. None means a tensor. Outputs are always tensors from
+            torch's allocator.
+        free: ``int32_t free(void *memory)``, which is called when the kernel has returned. None if `allocate` is None.
     """
 
     type: str
@@ -43,13 +44,15 @@ class Stream(NamedTuple):
 
 
 class DeviceCompiler(NamedTuple):
-    """The compiler of a device: it makes object files of kernels, in C or C++, which the C compiler links with the glue.
+    """The compiler of a device, which compiles kernels in C or C++ to object files.
+
+    The C compiler links the object files with the generated wrapper.
 
     Attributes:
-        command: a program on PATH, or its path. SHA-256 of the file is part of the key.
+        command: the name of a program on PATH, or its path. The SHA-256 of the program is part of the key.
         install: the remedy if the compiler is missing, for example ``"install the Toy SDK and put its bin on PATH"``.
-        version: arguments with which it prints its version; the first line of it is part of the key.
-        folders: the directories of headers that belong to the compiler, which are therefore not part of the key.
+        version: the arguments with which the compiler prints its version. The first line of the output is part of the key.
+        folders: directories of headers that belong to the compiler. These headers are not part of the key.
     """
 
     command: str
@@ -59,23 +62,24 @@ class DeviceCompiler(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """How a backend's sources are compiled and linked. Placeholders in braces become paths when a build starts.
+    """The flags that compile and link the sources of a backend. Placeholders in braces become paths when a build starts.
 
     Attributes:
-        c: flags for the C glue, and for a kernel that the glue includes.
-        cuda: flags for a `.cu` kernel; empty for a backend without one.
-        link: after the objects. ``-lNAME`` is a library that each machine has; a path's content is part of the key.
-        stubs: torch's libraries that the binary links to: their sonames, without ``.so``.
-        needed: all libraries that the binary may need, in addition to the ones in `link`.
-        include: directories on the include path: first the backend's directories, and then the directories of the op.
+        c: flags for the generated wrapper, and for a kernel that the wrapper includes.
+        cuda: flags for a `.cu` kernel. Empty for a backend without CUDA.
+        link: linker flags after the objects. ``-lNAME`` is a library that each machine must provide. If you name a library by its path, its
+            content is part of the key.
+        stubs: the sonames of torch's libraries that the binary links to, without ``.so``.
+        needed: all libraries that the binary may need, in addition to the libraries in `link`.
+        include: directories on the include path: first the directories of the backend, then the directories of the op.
         device: arguments of `Backend.compiler`. The additional placeholders are ``{source}``, ``{object}``, ``{dependencies}``
             (the list of read files, which the compiler must write in the syntax of make) and ``{path}``. An argument with
             ``{path}`` is repeated for each directory of the include path:
             ``("-fPIC", "-I{path}", "-MD", "-MF", "{dependencies}", "-c", "{source}", "-o", "{object}")``.
-        cuda_link: an author's linker flags for CUDA only.
-        sources: paths of sources that an op's author adds to the kernel.
+        cuda_link: linker flags of an op for CUDA only.
+        sources: paths of additional sources of an op.
         shared: torch's CUDA libraries, which `link` names as ``-l:SONAME``.
-        debug: the binary is for debuggers: not stripped, and with paths of this machine.
+        debug: True for a binary for debuggers, which is not stripped and contains paths of this machine.
     """
 
     c: tuple[str, ...]
@@ -92,37 +96,37 @@ class Flags(NamedTuple):
 
 
 class Clock(Protocol):
-    """Measures calls on a device with the streams, events and graphs of torch.cuda; other devices are measured by the host's clock."""
+    """Measures calls on a device with the streams, events and graphs of torch.cuda. For other devices, opjit uses the clock of the CPU."""
 
     def cache_bytes(self) -> int:
-        """Return the size of the cache before the memory."""
+        """Return the bytes of the last-level cache."""
 
     def megahertz(self) -> int | None:
         """Read the current clock of the cores, or return None."""
 
     def peaks(self, element_size: int) -> tuple[float, float]:
-        """Return the highest bytes and operations per second, for elements of a size; 0 for unknown."""
+        """Return the peak rates in bytes and operations per second, for elements of a size. 0 means unknown."""
 
     def model(self, index: int | None = None) -> str:
-        """Return the name of a device; None is the current one."""
+        """Return the model of a device. None means the current device."""
 
 
 class Backend(Protocol):
-    """One kind of device.
+    """The protocol of a backend, which supports one kind of device.
 
-    It may also have `clock`, a `Clock` or None, and `entry`, a method that makes an op's binary; see `clock_of` and `opjit.request`.
+    Two more attributes are optional: `clock`, a `Clock` or None, and `entry`, a method that makes the binary of an op (see
+    `opjit.request`).
 
     Attributes:
-        name: the suffix of its kernels' names, ``allreduce_<name>``.
-        device_type: ``torch.device.type``.
-        dispatch_key: torch's key for kernels on it.
-        suffix: the suffix of an op's source for this backend, for example ``".c"`` or ``".toy.c"``. No two backends may have the same.
-        kernels: a directory with kernels for ops of other authors,
-            ``<kernels>/<namespace>/<op><suffix>``; used if the op's folder does not contain a
-            source with that suffix. None if the backend does not have one.
+        name: the name of the backend, with which the names of kernels end, for example ``allreduce_<name>``.
+        device_type: the value of ``torch.device.type``.
+        dispatch_key: torch's dispatch key for kernels on the device.
+        suffix: the suffix of an op's source for this backend, for example ``".c"`` or ``".toy.c"``. Each backend needs a different suffix.
+        kernels: a directory with kernels for ops that you can't change, ``<kernels>/<namespace>/<op><suffix>``. opjit uses it if the
+            directory of the op does not contain a source with that suffix. None means no such directory.
         stream: the last parameter of a kernel. None for a device without streams.
-        compiler: the compiler of the kernels; None for the C compiler or, with `uses_nvcc`, CUDA's.
-        uses_nvcc: whether a build needs the CUDA toolkit.
+        compiler: the compiler of the kernels. None means the C compiler or, with `uses_nvcc`, the CUDA compiler.
+        uses_nvcc: True if a build needs a CUDA compiler.
     """
 
     name: str
@@ -138,22 +142,22 @@ class Backend(Protocol):
         """Return None if this process can run kernels, otherwise the missing part."""
 
     def host_arch(self) -> str:
-        """Return the arch to build kernels of this process for. Called only if available."""
+        """Return the architecture for kernels of this process. It is called only if the device is available."""
 
     def archs(self) -> Iterable[str]:
-        """Return all archs, for messages and completion."""
+        """Return all architectures, for messages and completion."""
 
     def takes(self, arch: str) -> bool:
-        """Return whether `arch` is an arch of this backend."""
+        """Return whether `arch` is an architecture of this backend."""
 
     def runs(self, arch: str) -> bool:
-        """Return whether this process can run kernels built for `arch`. Called only if available."""
+        """Return whether this process can run kernels for `arch`. It is called only if the device is available."""
 
     def runtime(self, cuda_version: str | None) -> str:
-        """Return the runtime that a binary depends on, as in its folder's name: ``"cuda13"``, or an empty string."""
+        """Return the runtime that a binary needs, for example ``"cuda13"``, or an empty string."""
 
     def flags(self, arch: str, runtime: str) -> Flags:
-        """How to compile and link for `arch`."""
+        """Return the flags that compile and link for `arch`."""
 
 
 _backends: dict[str, Backend] = {}
@@ -164,10 +168,10 @@ def register_backend(backend: Backend) -> None:
 
     Example:
         >>> from opjit.backends.cpu import Cpu
-        >>> class Toy(Cpu):  # kernels are C functions on the host, as the CPU's are
+        >>> class Toy(Cpu):  # kernels are C functions, like on the CPU
         ...     name = device_type = "toy"
         ...     dispatch_key, suffix = "PrivateUse1", ".toy.c"
-        >>> opjit.register_backend(Toy())  # any object with the attributes of `opjit.backends.Backend` will do
+        >>> opjit.register_backend(Toy())  # any object with the attributes of `opjit.backends.Backend`
     """
     _backends[backend.name] = backend
 
@@ -190,7 +194,7 @@ def for_device(device_type: str) -> Backend:
 
 
 def clock_of(device_type: str) -> Clock | None:
-    """Return the clock of a device; None if the host's clock measures calls on it."""
+    """Return the clock of a device, or None if the clock of the CPU measures its calls."""
     clock: Clock | None = getattr(for_device(device_type), "clock", None)
     return clock
 
