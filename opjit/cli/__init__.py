@@ -143,7 +143,9 @@ def show_help(context: click.Context, words: tuple[str, ...]) -> None:
     click.echo(found.get_help(shown))
 
 
-main.add_section("Start", basics.demo, basics.list_ops, basics.get, basics.doctor, show_help)
+main.add_section(
+    "Start", basics.demo, basics.list_ops, basics.get, basics.why, basics.doctor, show_help
+)
 main.add_section(
     "Write an op",
     authoring.new,
@@ -153,5 +155,5 @@ main.add_section(
     authoring.judge,
     authoring.wheel,
 )
-main.add_section("Existing programs", programs.run, programs.record, programs.port, basics.why)
+main.add_section("Existing programs", programs.run, programs.record, programs.port)
 main.add_section("Many machines", programs.precompile, cache, programs.keygen)
