@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from difflib import unified_diff
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,13 @@ Each error is a class of `opjit.errors` and a `RuntimeError`. The command `opjit
 `opjit.errors.OpjitError` for all of them, or `BuildError` for failures of compilers and disks.
 `EntryError` and `UntrustedFolder` never reach your program: opjit treats such an entry as a miss
 and prints one `CacheWarning`. In the messages below, `…` replaces a directory of the example.
+
+"""
+EXAMPLE = """
+## The example op
+
+Many sections use the op `demo::clip` in the directory `clip`, and some of them with a mistake in `clip/clip.c`. This is the correct
+`clip/clip.c`:
 
 """
 CLIP_PY = """\
@@ -497,7 +505,7 @@ def page() -> str:
     for case, error in found:
         sections.setdefault(error.name, []).append(section(case, error))
     texts = [f"\n## {name}\n{''.join(sections[name])}" for name in sorted(sections)]
-    return HEAD + index(found) + "".join(texts)
+    return f"{HEAD}{index(found)}{EXAMPLE}```c\n{GOOD_C}```\n{''.join(texts)}"
 
 
 def index(found: list[tuple[Case, Error]]) -> str:
@@ -520,7 +528,11 @@ def all_provoked() -> list[Error]:
 def section(case: Case, error: Error) -> str:
     source = ""
     if case.shown:
-        source = f"`{case.shown}`:\n\n```c\n{(case.files or {})[case.shown]}```\n\n"
+        changed = unified_diff(
+            GOOD_C.splitlines(), (case.files or {})[case.shown].splitlines(), n=0, lineterm=""
+        )
+        lines = [line for line in changed if not line.startswith(("---", "+++", "@@"))]
+        source = "\n".join([f"The change in `{case.shown}`:\n\n```diff", *lines, "```\n\n"])
     return (
         f"\n### {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
         f"```text\n{error.name}: {error.message.rstrip()}\n```\n\n"
