@@ -2,12 +2,17 @@
 
 import inspect
 import pickle
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import opjit
 from opjit import errors
+from opjit.author.wheel import WheelError
+from opjit.catalog import registry
+from opjit.cli import main
 from opjit.errors import OpjitError
 
 EXAMPLES: list[OpjitError] = [
@@ -41,6 +46,25 @@ def test_every_error_class_has_an_example_here() -> None:
         if issubclass(kind, OpjitError)
     }
     assert {type(error) for error in EXAMPLES} == classes
+
+
+@pytest.mark.parametrize(
+    "error", [*EXAMPLES, WheelError("s")], ids=lambda error: type(error).__name__
+)
+def test_the_command_names_a_section_that_explains_the_error(
+    error: OpjitError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_ops() -> list[object]:
+        raise error
+
+    monkeypatch.setattr(registry, "all_ops", list_ops)
+    shown = CliRunner().invoke(main, ["list"]).output
+    name = re.search(r"^Run `opjit help (\w+)` for causes and fixes\.$", shown, re.MULTILINE)
+    assert name is not None, shown
+    explained = CliRunner().invoke(main, ["help", name[1]])
+    assert explained.exit_code == 0
+    assert "**Fix.**" in explained.output
+    assert issubclass(type(error), getattr(errors, name[1]))
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)

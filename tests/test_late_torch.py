@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from opjit import late_torch
-from tests.helpers import fresh
+from tests.helpers import fresh, module
 from tests.test_house import MODULES
 
 
@@ -59,3 +59,12 @@ def test_the_ops_are_there_once_torch_is(first: str) -> None:
         "assert not [finder for finder in sys.meta_path if 'late_torch' in type(finder).__module__]",
         cold=True,
     )
+
+
+@pytest.mark.parametrize("words", ["path", "ls", "stats", "prune", "clear"])
+def test_a_command_that_only_reads_the_cache_imports_no_torch(words: str) -> None:
+    done = module("opjit", "cache", words, changes={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert done.returncode == 0, done.stderr
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "opjit.cli" in names
+    assert "torch" not in names

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from opjit import backends, files
 from opjit.backends.targets import Target
 from opjit.errors import EntryError, OpjitError
-from opjit.library import origin as op_of
 from opjit.recipe.build_inputs import LIBRARY, entries_folder
 from opjit.recipe.document import base_key, op_folder, request_key
 from opjit.share import remote
@@ -42,6 +41,8 @@ def origin(manifest: Manifest) -> Origin:
 
     Raises OpjitError if this process cannot identify it.
     """
+    from opjit.library import origin as op_of  # which imports torch
+
     document = manifest.document
     if document.get("made_by") is None:
         schema, target = op_of(manifest)

@@ -19,6 +19,7 @@ from opjit.cli import help as helps
 from opjit.cli.cache import cache
 from opjit.errors import CacheWarning, CompileWarning, OpjitError
 
+_ERRORS = Path(__file__).parents[1] / "ERRORS.md"
 _default_format = warnings.formatwarning  # of Python, or of the program that embeds it
 
 
@@ -29,8 +30,11 @@ class _Commands(helps.Group):
         try:
             return super().invoke(ctx)
         except OpjitError as error:
+            page = _ERRORS.read_text("utf-8")
+            names = (kind.__name__ for kind in type(error).__mro__)
+            explained = next(name for name in names if f"\n## {name}\n" in page)
             raise click.ClickException(
-                f"{error}\nRun `opjit help {type(error).__name__}` for causes and fixes."
+                f"{error}\nRun `opjit help {explained}` for causes and fixes."
             ) from error
         except (click.ClickException, click.exceptions.Exit):
             raise
@@ -122,10 +126,9 @@ def show_help(context: click.Context, words: tuple[str, ...]) -> None:
 
     ERROR is a class of errors, for example NoKernel.
     """
-    page = Path(__file__).parents[1] / "ERRORS.md"
     title = re.escape(" ".join(words))
     section = rf"(?ims)^## {title}\n(.*?)(?=^## |\Z)"
-    explained = re.search(section, page.read_text("utf-8"))
+    explained = re.search(section, _ERRORS.read_text("utf-8"))
     if explained:
         click.echo(explained[1].strip())
         return

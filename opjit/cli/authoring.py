@@ -87,9 +87,7 @@ def new(
         kind = click.prompt("kind", type=_KIND, default="elementwise")
     folder = new_op(name, directory, backward, cuda, kind or "elementwise")
     place = shlex.quote(f"{folder}" if folder.is_absolute() else f"./{folder}")
-    click.echo(
-        f"wrote {folder}: opjit get {place}, then opjit test {place}, then opjit bench {place}"
-    )
+    click.echo(f"wrote {folder}\nBuild it and run its checks: opjit test {place}")
 
 
 @helps.command("opjit test ./scale_add", "opjit test ./scale_add --sanitize address,undefined")

@@ -26,7 +26,7 @@ def path() -> None:
     click.echo(default_root())
 
 
-@helps.command("opjit cache ls")
+@helps.command("opjit cache ls", declares=False)
 @helps.json_option
 def ls(print_json: helps.PrintJson) -> None:
     """List the entries: op, arch, size, last use and key."""
@@ -54,7 +54,7 @@ def ls(print_json: helps.PrintJson) -> None:
         click.echo(f"parts of builds: {len(sizes)}, {_size(sum(sizes))}")
 
 
-@helps.command("opjit cache stats")
+@helps.command("opjit cache stats", declares=False)
 @helps.json_option
 def stats(print_json: helps.PrintJson) -> None:
     """Count hits, fetches and builds.
@@ -103,7 +103,7 @@ def verify(print_json: helps.PrintJson) -> None:
     sys.exit(bool(counts[BAD]))
 
 
-@helps.command("opjit cache prune --size 5GiB --age 30d")
+@helps.command("opjit cache prune --size 5GiB --age 30d", declares=False)
 @click.option(
     "--size",
     help="Remove the least recently used entries beyond this size. Default: OPJIT_CACHE_SIZE, or 10GiB.",
@@ -132,7 +132,7 @@ def prune(size: str | None, age: str | None) -> None:
         raise click.ClickException(f"{_count_text(done.failed)} could not be removed")
 
 
-@helps.command("opjit cache clear allreduce")
+@helps.command("opjit cache clear allreduce", declares=False)
 @helps.ops_argument("[OP...]")
 def clear(ops: tuple[str, ...]) -> None:
     """Remove all entries, or the entries of each OP.

@@ -59,7 +59,7 @@ class WorkerPool:
     is_seeded: bool
 
     def __post_init__(self) -> None:
-        self.device_lock = ReadWriteLock(self.workers)
+        self.device_lock = ReadWriteLock()
         self._forking = threading.Lock()
         self._waiting = deque[WorkerConnection]()  # forked ahead
         self._benches = deque[WorkerConnection]()

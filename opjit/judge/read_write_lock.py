@@ -12,17 +12,16 @@ class ReadWriteLock:
     finished, as in a judge, readers do not starve.
     """
 
-    def __init__(self, readers: int) -> None:
-        self._limit = readers
+    def __init__(self) -> None:
         self._condition = threading.Condition()
+        self._turn = threading.Lock()  # of the writers
         self._readers = 0
         self._writers = 0  # that write or wait
-        self._is_writing = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         with self._condition:
-            self._condition.wait_for(lambda: not self._writers and self._readers < self._limit)
+            self._condition.wait_for(lambda: not self._writers)
             self._readers += 1
         try:
             yield
@@ -35,12 +34,12 @@ class ReadWriteLock:
     def exclusive(self) -> Iterator[None]:
         with self._condition:
             self._writers += 1
-            self._condition.wait_for(lambda: not self._readers and not self._is_writing)
-            self._is_writing = True
         try:
-            yield
+            with self._turn:
+                with self._condition:
+                    self._condition.wait_for(lambda: not self._readers)
+                yield
         finally:
             with self._condition:
                 self._writers -= 1
-                self._is_writing = False
                 self._condition.notify_all()

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from opjit.declare.op_state import OpState
 from opjit.declare.sample import tensors_of
+from opjit.errors import OpjitError
 from opjit.operators import transforms
 
 
@@ -74,7 +75,12 @@ def bind_backward(op: OpState) -> bool:
                 f"torch {torch.__version__}; omit it and seed the device's default generator with "
                 "torch.manual_seed"
             )
-        return differentiate()(keys, *args, **kwargs)
+        try:
+            return differentiate()(keys, *args, **kwargs)
+        except OpjitError as error:
+            raise error.with_traceback(
+                None
+            ) from error.__cause__  # the frames below do not help a user
 
     assert op.library is not None
     op.library.impl(schema.name, kernel, "Autograd", with_keyset=True)

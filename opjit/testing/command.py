@@ -84,7 +84,9 @@ class Options(NamedTuple):
         names = [check.name for check in known]
         for name in self.only:
             if name not in names:
-                raise BadSetting(f"there is no check {name!r}; use {', '.join(names)}")
+                raise BadSetting(
+                    f"there is no check {name!r}; use {', '.join(names)}; the sanitizers of --sanitize repeat the calls of these checks"
+                )
         if self.sample is not None and len(self.only) != 1:
             raise BadSetting(
                 "--sample N needs --only CHECK, because calls are numbered for each check"

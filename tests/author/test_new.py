@@ -157,7 +157,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (
             ["newtest::scale", "two words"],
-            "opjit get './two words/scale', then opjit test './two words/scale'",
+            "\nBuild it and run its checks: opjit test './two words/scale'\n",
         ),
         (["--project", "kernels", "two words"], "cd 'two words/kernels', then"),
     ],

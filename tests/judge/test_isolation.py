@@ -286,7 +286,7 @@ def test_a_worker_that_cannot_be_read_sends_its_results(monkeypatch: pytest.Monk
 
 
 def test_a_writer_is_alone_and_goes_before_waiting_readers() -> None:
-    lock = ReadWriteLock(2)
+    lock = ReadWriteLock()
     inside = []
     order: list[str] = []
 

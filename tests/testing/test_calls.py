@@ -8,6 +8,7 @@ import torch
 
 from opjit import Op, testing
 from opjit.testing.checks import Line, outcome_of
+from opjit.testing.compare import assert_same
 from opjit.testing.samples import LARGE, Skipped, distinct_samples, large_samples
 from tests.helpers import MakeOp
 
@@ -333,3 +334,17 @@ def test_a_float64_that_loses_digits_is_found(
 
 def test_the_seconds_of_a_check_are_counted() -> None:
     assert outcome_of("sleep", lambda: "done").seconds >= 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_said"),
+    [(torch.float32, True), (torch.int64, True), (torch.uint8, False)],  # 254 is a usual byte
+)
+def test_memory_that_no_kernel_wrote_is_not_shown_as_a_value(
+    dtype: torch.dtype, is_said: bool
+) -> None:
+    got = torch.full((3 * dtype.itemsize,), 0xFE, dtype=torch.uint8).view(dtype)
+    with pytest.raises(AssertionError) as caught:
+        assert_same(got, torch.ones(3, dtype=dtype))
+    told = " (memory that the kernel did not write), expected 1 at [0]"
+    assert (told in str(caught.value)) is is_said, caught.value
