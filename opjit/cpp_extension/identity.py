@@ -36,6 +36,8 @@ EMULATED = "-DOPJIT_EMULATE_EXTENSION"  # of an extension with CUDA sources that
 _WORDS = {"c": "extra_cflags", "link": "extra_ldflags", "cuda": "extra_cuda_cflags"}
 _FLAGS = (*_WORDS.values(), "extra_sycl_cflags")
 _EXPANDED = re.compile(r"[`$*?~\[]")  # by the shell
+_NINJA = re.compile(r"\$(?:([$ :])|\{([\w.-]+)\}|([\w-]+))", re.ASCII)
+_OF_TORCH = re.compile(r"ninja_required_version|cxx|nvcc|sycl|\w*flags")  # variables of build.ninja
 _Call = TypeVar("_Call", bound=LoaderCall)
 
 
@@ -93,12 +95,12 @@ class Extension(ProjectInputs):
 
 
 def expanded(call: _Call) -> _Call:
-    """Return the call with its flags expanded by the shell, because torch's builder passes flags through ninja and a shell."""
+    """Return the call with its flags expanded by ninja and the shell, as torch's builder does. Raises Unsupported and BuildError."""
     changed = dict[str, Any]()
     for parameter in _FLAGS:
-        flags = _strings(parameter, call)
-        text = re.sub(r"\$([$ :])", r"\1", " ".join(flags))
-        if _EXPANDED.search(text):
+        written = " ".join(_strings(parameter, call))
+        if _EXPANDED.search(written):
+            text = _NINJA.sub(_expanded_by_ninja, written)
             done = compilers.run_compiler(
                 ["/bin/sh", "-c", f'exec 2>/dev/null; printf "%s\\0" {text}']
             )
@@ -111,6 +113,13 @@ def expanded(call: _Call) -> _Call:
             words = done.stdout.split("\0")[:-1]
             changed[parameter] = [shlex.quote(word).replace("$", "$$") for word in words]
     return replace(call, **changed)
+
+
+def _expanded_by_ninja(found: re.Match[str]) -> str:
+    """Return the value of ``$NAME``, which build.ninja does not define, or of an escaped character."""
+    if _OF_TORCH.fullmatch(found[2] or found[3] or ""):
+        raise Unsupported
+    return found[1] or ""
 
 
 def describe(

@@ -30,7 +30,7 @@ _IGNORED = re.compile(r'ignoring (?:nonexistent|duplicate) directory "(.*)"')
 _ATTEMPT = re.compile(r"^attempt to open (.+) failed$", re.MULTILINE)
 _TEMPORARY = re.compile(r".*/cc\w+\.s|(?:.*/)?tmpxft_\w+[.-].*")  # the compilers' files
 _OF_LINKER = re.compile(
-    r"attempt to open .*|opened script file .*|using internal linker script:|\S*ld: mode \S+|GNU ld .*|  Supported emulations:"
+    r"attempt to open .*|opened script file .*|using internal linker script:|\S*ld: mode \S+|GNU ld .*"
 )
 LISTED = ".d"
 ASSEMBLED = compilers.ASSEMBLED
@@ -163,6 +163,8 @@ class ReportReader:
         others = self._digests(_without_names(assembled, read, self.folder))
         absent = {*self._before(read, order, beside=True), *self._before(assembled, order)}
         doubt = unreported.used_date(output)
+        if not read:
+            doubt = doubt or "the compiler does not list the files that it reads"
         if searched is None:
             doubt = doubt or "the compiler does not print the folders that it searches"
         present, missing, reason = self._asked(headers, order, words)
@@ -363,8 +365,9 @@ def _without_names(assembled: Iterable[str], read: Sequence[str], folder: str) -
 
 
 def _body(output: str) -> str:
-    """Return a linker's output without its default script."""
-    return re.sub(r"={10,}\n.*?\n={10,}\n", "", output, flags=re.DOTALL)
+    """Return a linker's output without its default script and its list of emulations."""
+    output = re.sub(r"={10,}\n.*?\n={10,}\n", "", output, flags=re.DOTALL)
+    return re.sub(r"^  Supported emulations:\n(?: {3}\S+\n)*", "", output, flags=re.MULTILINE)
 
 
 def without_attempts(output: str) -> str:

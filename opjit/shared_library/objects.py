@@ -62,8 +62,8 @@ class KeptObjects:
         """
         self.read[place] = read
         with suppress(OSError, UntrustedFolder):
-            unlisted = read.doubt or self.inputs.doubt or not read.digests
-            if unlisted or os.fsencode(self.work) in place.read_bytes():
+            doubt = read.doubt or self.inputs.doubt
+            if doubt or os.fsencode(self.work) in place.read_bytes():
                 return  # no other build has the folder `work`
 
             def make(staged: Path) -> None:

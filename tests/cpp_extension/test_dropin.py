@@ -477,6 +477,16 @@ def test_a_verbose_build_that_fails_shows_and_keeps_the_compilers_message(
     assert "'it' was not declared" in raised.value.log.read_text()
 
 
+def test_a_verbose_build_shows_nothing_of_what_opjit_asks_the_linker(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    opjit.load(name, plain(tmp_path / "a", "int f;\n"), is_python_module=False, verbose=True)
+    shown = capfd.readouterr().out
+    assert "-Wl,--dependency-file" in shown
+    assert "elf_" not in shown
+    assert "attempt to open" not in shown
+
+
 @pytest.mark.torch
 def test_torchs_precompiled_header_is_neither_made_nor_removed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -81,6 +81,31 @@ def described(path: str | list[str], *flags: str, with_cuda: bool | None = None)
     return identity.describe(call, None)
 
 
+@pytest.mark.parametrize(
+    ("flag", "word"),
+    [
+        ("-DF=$NAME.", "-DF=."),
+        ("-DF=${NAME}.", "-DF=."),
+        ("-DF=$$NAME.", "-DF=value."),
+        ("-DF='$$NAME.'", "-DF=$NAME."),
+        ("-DF=$$(echo 1)", "-DF=1"),
+    ],
+)
+def test_ninja_expands_a_flag_before_the_shell_does(
+    monkeypatch: pytest.MonkeyPatch, flag: str, word: str
+) -> None:
+    monkeypatch.setenv("NAME", "value")
+    call = LoadCall(name="faults_extension", sources="a.cpp", extra_cflags=[flag])
+    assert identity.expanded(call).extra_cflags == [torch_builder.quote(word)]
+
+
+@pytest.mark.parametrize("flag", ["$cxx", "-DF=${cflags}"])
+def test_a_flag_with_a_variable_of_torchs_ninja_file_is_left_to_torch(flag: str) -> None:
+    call = LoadCall(name="faults_extension", sources="a.cpp", extra_cflags=[flag])
+    with pytest.raises(identity.Unsupported):
+        identity.expanded(call)
+
+
 def test_the_order_of_sources_is_not_in_the_key(tmp_path: Path) -> None:
     paths = [write_cxx(tmp_path / folder, EXTENSION) for folder in ("one", "other")]
     assert described(paths).key == described(paths[::-1]).key

@@ -100,9 +100,9 @@ def _shell() -> Iterator[Row]:
     for name, flag in {**flags, "dollars": "$$(cat {here}/v)"}.items():
         start = {"files": {"v": "1"}, "cflags": (f"-DX={flag}",)}
         yield row(7, f"file, {name}", "blo", X, {"files": {"v": "2"}}, **start)
-    for name, flag in {"dollar": "$MYX", "dollars": "$$MYX"}.items():
+    for kinds, flag in {"bo": "$MYX", "blo": "$$MYX"}.items():  # ninja removes $MYX from "l"
         start = {"environment": {"MYX": "1"}, "cflags": (f"-DX={flag}",)}
-        yield row(7, f"variable, {name}", "blo", X, {"environment": {"MYX": "2"}}, **start)
+        yield row(7, f"variable, {flag}", kinds, X, {"environment": {"MYX": "2"}}, **start)
 
 
 def _wrappers() -> Iterator[Row]:

@@ -140,8 +140,8 @@ def shell(draft: Draft) -> None:
             "-DX=`cat {here}/v`",
             "-DX=$(cat {here}/v)",
             "-DX=$$(cat {here}/v)",
-            "-DX=$MYX",
-            "-DX=${MYX}",
+            "-DX=1$MYX",
+            "-DX=1${MYX}",
             "-DX=$$MYX",
             "-DX=$$((MYX))",
         ]
