@@ -535,12 +535,53 @@ def test_a_binary_is_the_same_with_the_core(monkeypatch: pytest.MonkeyPatch) -> 
     assert f"! {used[0]}" in said
 
 
+@pytest.mark.slow
+def test_a_program_that_reads_less_than_the_core_does_not_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "precompiled_core", lambda *_: tmp_path / "nowhere.gch")
+    checked(tmp_path, "#include <torch/library.h>\nint a;\n")
+    first = tmp_path / "light/a.o" / core.FIRST
+    assert first.read_text() == ""
+    checked(tmp_path, "#include <torch/library.h>\n#include <ATen/ATen.h>\nint a;\n")
+    assert first.read_text() == core.TEXT
+
+
+def write_core(cxx: Any, flags: Any, staged: Path) -> None:
+    """Replace runtime_objects.compile_part."""
+    (staged / core.COMPILED).write_text("made once")
+
+
+def test_a_core_is_verified_again_only_if_its_file_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_objects, "compile_part", write_core)
+    known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
+    base = Store(tmp_path / "cache").base
+    cxx = toolchain.require_cxx(None)
+    places = [core.precompiled_core(known, base, cxx) for _ in range(3)]
+    made = places[1]
+    assert made is not None
+    assert places == [None, made, made]
+    verified = list[Path]()
+    is_whole = runtime_objects.is_whole
+
+    def noted(place: Path, needed: Any) -> bool:
+        verified.append(place)
+        return is_whole(place, needed)
+
+    monkeypatch.setattr(runtime_objects, "is_whole", noted)
+    assert core.precompiled_core(known, base, cxx) == made
+    assert verified == []
+    made.write_text("damaged")
+    assert core.precompiled_core(known, base, cxx) == made
+    assert verified
+    assert made.read_text() == "made once"
+
+
 def test_the_first_build_of_a_cache_uses_the_core_of_a_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_core(cxx: Any, flags: Any, staged: Path) -> None:
-        (staged / core.COMPILED).write_text("made once")
-
     monkeypatch.setattr(runtime_objects, "compile_part", write_core)
     known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
     cxx = toolchain.require_cxx(None)

@@ -1,10 +1,10 @@
-"""The core: GCC's precompiled header of ATen/core/TensorBody.h, which saves half of the compile time of a small program.
+"""The core: GCC's precompiled header of the headers that every program gets, which saves two thirds of the compile time of a small program.
 
 It does not depend on a program, so opjit makes it once for each compiler, torch and set of flags, and keeps it among the object files of
 the store, which are pruned first. A source compiles without it, because the compiler then reads the header.
 
-A source uses it only if that makes no difference. Before its first header of torch, the source may have only directives, headers of C++,
-and headers that the core also includes. A macro that is defined there must not be a word of the core's files, unless the core gives it
+A source uses it only if that makes no difference. With torch's headers, the source reads all files of the core. Before its first header of
+torch, it may have only directives, headers of C++, and headers that the core also includes. A macro that is defined there must not be a word of the core's files, unless the core gives it
 the same definition. Clang is excluded, because its precompiled headers name their sources by path and date.
 """
 
@@ -14,23 +14,24 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from opjit import files, progress
 from opjit.builder import runtime_objects
-from opjit.cpp_extension.light import headers, macros, vocabulary
+from opjit.cpp_extension.light import headers, macros, table, vocabulary
 from opjit.cpp_extension.light.macros import Surroundings
 from opjit.errors import BuildError
 from opjit.recipe import reads
 from opjit.recipe.compilers import Compiler
 from opjit.store.store import OBJECTS
 
-HEADER = "ATen/core/TensorBody.h"
+# Headers that depend on the program's operators, and headers that torch's ATen/ATen.h does not include.
+_OTHERS = "ATen/Functions.h ATen/TensorOperators.h math.h stdlib.h ATen/core/grad_mode.h".split()
+_HEADERS = tuple(name for name in table.NARROW if name not in _OTHERS)
 FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an empty one
 COMPILED = f"{FIRST}.gch"
-TEXT = headers.included([HEADER])
+TEXT = headers.included(_HEADERS)
 _WORDS = "words.json"
 # Flags that put the core's path or date into the binary, or that make a file other than an object file.
 _REFUSED = re.compile(r"-(?:g|fprofile|fplugin|save-temps|imacros|specs)")
@@ -57,7 +58,7 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     if "clang" in cxx.version.lower() or any(map(_REFUSED.match, flags)):
         return None
     around = Surroundings(tuple(headers.folders()))
-    general = macros.after([HEADER], macros.heeded(flags, None), around, base, cxx)
+    general = macros.after(_HEADERS, macros.heeded(flags, None), around, base, cxx)
 
     def make(staged: Path) -> None:
         texts = (Path(path).read_bytes() for path in filter(os.path.isabs, general.read))
@@ -74,8 +75,17 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
 def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     """Return the compiled core, or None for the first build that could use it, unless a layer has it. The second build makes it.
 
-    Raises OSError if a directory is not writable.
+    Its digest is not verified again while the file is the same. Raises OSError if a directory is not writable.
     """
+
+    def is_good(place: Path) -> bool:
+        seen = [str(place), reads.signature(str(place / COMPILED))]
+        if files.read_checked(note) == seen:
+            return files.trust_problem(place) is None
+        good = runtime_objects.is_whole(place, [COMPILED])
+        if good:
+            files.write_checked(note, seen)
+        return good
 
     def make(staged: Path) -> None:
         (staged / FIRST).write_text(TEXT)
@@ -86,12 +96,12 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     content = ["core", *vocabulary.versions(cxx), files.digest(cxx.path), core.flags]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
     if not note.exists():
-        files.write_note(note, "")
-        is_good = partial(runtime_objects.is_whole, needed=[COMPILED])
+        files.write_checked(note, None)
         found = runtime_objects.find_parts(base, content, is_good, OBJECTS)
         return found and found / COMPILED
     try:
-        return runtime_objects.kept(base, content, (COMPILED,), make, OBJECTS) / COMPILED
+        place = runtime_objects.kept(base, content, (COMPILED,), make, OBJECTS, is_good)
+        return place / COMPILED
     except BuildError as error:
         progress.log(f"{cxx.path} does not precompile the core of light headers: {error}")
         return None

@@ -245,6 +245,9 @@ class Preprocessor:
 
     def takes_first(self, text: str, core: Core) -> bool:
         """Whether the source is the same program if the core comes first. `text` is the result of `text_with_torchs`."""
+        order = self._needed(self._entered(text))
+        if not order or not core.read <= self._state(order).read:
+            return False
         made = dict[str, str | None]()
         for piece in pieces_of(text):
             if piece.path.startswith(self._stubs_folder):
