@@ -99,7 +99,10 @@ def flatten(
             macro = MACRO.match(line)
             include = _INCLUDE.match(line)
             if macro is not None:
-                _note(macros, macro[1], macro[2], macro[3])
+                if macro[1] == "define":
+                    macros[macro[2]] = macro[2] + macro[3]
+                else:
+                    macros.pop(macro[2], None)
                 flat.add("")
             elif include is None:
                 flat.add(line)
@@ -110,14 +113,6 @@ def flatten(
                 undefined = [f"#undef {name}" for name in macros]
                 flat.add_apart([*defined, line, *undefined])
     return flat.text()
-
-
-def _note(macros: dict[str, str], kind: str, name: str, rest: str) -> None:
-    """Enter a directive into the macros that are defined."""
-    if kind == "define":
-        macros[name] = name + rest
-    else:
-        macros.pop(name, None)
 
 
 def _is_one_of(name: str, files: Iterable[str]) -> bool:

@@ -408,7 +408,7 @@ class _ExtensionBuild(NamedTuple):
             include.append(lacking)
         if call.build_directory:
             # torch links there, so relative directories of libraries start there.
-            directory = shlex.quote(os.path.abspath(call.build_directory)).replace("$", "$$")
+            directory = torch_builder.quote(os.path.abspath(call.build_directory))
             link = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in link]
 
         # Keep the temporary directory out of messages, __FILE__ and debug information. The last map that fits counts.

@@ -36,8 +36,8 @@ EMULATED = "-DOPJIT_EMULATE_EXTENSION"  # of an extension with CUDA sources that
 _WORDS = {"c": "extra_cflags", "link": "extra_ldflags", "cuda": "extra_cuda_cflags"}
 _FLAGS = (*_WORDS.values(), "extra_sycl_cflags")
 _EXPANDED = re.compile(r"[`$*?~\[]")  # by the shell
-_NINJA = re.compile(r"\$(?:([$ :])|\{([\w.-]+)\}|([\w-]+))", re.ASCII)
-_OF_TORCH = re.compile(r"ninja_required_version|cxx|nvcc|sycl|\w*flags")  # variables of build.ninja
+_NINJA = re.compile(r"\$(?:([$ :])|\{[\w.-]+\}|[\w-]+)", re.ASCII)
+_OF_TORCH = re.compile(r"(?<!\$)(?:\$\$)*\$\{?(?:ninja_required_version|cxx|nvcc|sycl|\w*flags)\b")
 _Call = TypeVar("_Call", bound=LoaderCall)
 
 
@@ -100,7 +100,9 @@ def expanded(call: _Call) -> _Call:
     for parameter in _FLAGS:
         written = " ".join(_strings(parameter, call))
         if _EXPANDED.search(written):
-            text = _NINJA.sub(_expanded_by_ninja, written)
+            if _OF_TORCH.search(written):  # variables of build.ninja
+                raise Unsupported
+            text = _NINJA.sub(r"\1", written)
             done = compilers.run_compiler(
                 ["/bin/sh", "-c", f'exec 2>/dev/null; printf "%s\\0" {text}']
             )
@@ -113,13 +115,6 @@ def expanded(call: _Call) -> _Call:
             words = done.stdout.split("\0")[:-1]
             changed[parameter] = [shlex.quote(word).replace("$", "$$") for word in words]
     return replace(call, **changed)
-
-
-def _expanded_by_ninja(found: re.Match[str]) -> str:
-    """Return the value of ``$NAME``, which build.ninja does not define, or of an escaped character."""
-    if _OF_TORCH.fullmatch(found[2] or found[3] or ""):
-        raise Unsupported
-    return found[1] or ""
 
 
 def describe(

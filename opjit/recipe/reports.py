@@ -164,7 +164,7 @@ class ReportReader:
         absent = {*self._before(read, order, beside=True), *self._before(assembled, order)}
         doubt = unreported.used_date(output)
         if not read:
-            doubt = doubt or "the compiler does not list the files that it reads"
+            doubt = "the compiler does not list the files that it reads"
         if searched is None:
             doubt = doubt or "the compiler does not print the folders that it searches"
         present, missing, reason = self._asked(headers, order, words)
@@ -366,8 +366,10 @@ def _without_names(assembled: Iterable[str], read: Sequence[str], folder: str) -
 
 def _body(output: str) -> str:
     """Return a linker's output without its default script and its list of emulations."""
-    output = re.sub(r"={10,}\n.*?\n={10,}\n", "", output, flags=re.DOTALL)
-    return re.sub(r"^  Supported emulations:\n(?: {3}\S+\n)*", "", output, flags=re.MULTILINE)
+    script = r"={10,}\n.*?\n={10,}\n"
+    return re.sub(
+        rf"{script}|  Supported emulations:\n(?: {{3}}\S+\n)*", "", output, flags=re.DOTALL
+    )
 
 
 def without_attempts(output: str) -> str:

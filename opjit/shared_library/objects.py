@@ -62,8 +62,7 @@ class KeptObjects:
         """
         self.read[place] = read
         with suppress(OSError, UntrustedFolder):
-            doubt = read.doubt or self.inputs.doubt
-            if doubt or os.fsencode(self.work) in place.read_bytes():
+            if read.doubt or self.inputs.doubt or os.fsencode(self.work) in place.read_bytes():
                 return  # no other build has the folder `work`
 
             def make(staged: Path) -> None:

@@ -3,9 +3,10 @@
 It does not depend on a program, so opjit makes it once for each compiler, torch and set of flags, and keeps it among the object files of
 the store, which are pruned first. A source compiles without it, because the compiler then reads the header.
 
-A source uses it only if that makes no difference. With torch's headers, the source reads all files of the core. Before its first header of
-torch, it may have only directives, headers of C++, and headers that the core also includes. A macro that is defined there must not be a word of the core's files, unless the core gives it
-the same definition. Clang is excluded, because its precompiled headers name their sources by path and date.
+A source uses it only if that makes no difference. With torch's headers, the source reads all files of the core. Before its first header
+of torch, it may have only directives, headers of C++, and headers that the core also includes. A macro that is defined there must not be a
+word of the core's files, unless the core gives it the same definition. Clang is excluded, because its precompiled headers name their
+sources by path and date.
 """
 
 from __future__ import annotations
@@ -26,12 +27,9 @@ from opjit.recipe import reads
 from opjit.recipe.compilers import Compiler
 from opjit.store.store import OBJECTS
 
-# Headers that depend on the program's operators, and headers that torch's ATen/ATen.h does not include.
-_OTHERS = "ATen/Functions.h ATen/TensorOperators.h math.h stdlib.h ATen/core/grad_mode.h".split()
-_HEADERS = tuple(name for name in table.NARROW if name not in _OTHERS)
 FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an empty one
 COMPILED = f"{FIRST}.gch"
-TEXT = headers.included(_HEADERS)
+TEXT = headers.included(table.CORE)
 _WORDS = "words.json"
 # Flags that put the core's path or date into the binary, or that make a file other than an object file.
 _REFUSED = re.compile(r"-(?:g|fprofile|fplugin|save-temps|imacros|specs)")
@@ -58,7 +56,7 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     if "clang" in cxx.version.lower() or any(map(_REFUSED.match, flags)):
         return None
     around = Surroundings(tuple(headers.folders()))
-    general = macros.after(_HEADERS, macros.heeded(flags, None), around, base, cxx)
+    general = macros.after(table.CORE, macros.heeded(flags, None), around, base, cxx)
 
     def make(staged: Path) -> None:
         texts = (Path(path).read_bytes() for path in filter(os.path.isabs, general.read))

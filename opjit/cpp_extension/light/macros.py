@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit.builder import preprocessed, runtime_objects
-from opjit.cpp_extension.light import headers, vocabulary
+from opjit.cpp_extension.light import vocabulary
 from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import read_dependencies
 
@@ -22,7 +22,7 @@ _FILE = "macros.json"
 _DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)
 _DIRECTIVE = re.compile(rb"^[ \t]*#((?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE)
 _WORD = re.compile(rb"[A-Za-z_]\w*")
-_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
+ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
 _OF_COMMANDS = frozenset(
     ["TORCH_API_INCLUDE_EXTENSION_H", "_GLIBCXX_USE_CXX11_ABI"]
     + [f"__CUDA_NO_{kind}__" for kind in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")]
@@ -41,11 +41,6 @@ class Macros(NamedTuple):
     before: Mapping[str, str]  # the texts of macros that the headers undefine or redefine
     asked: frozenset[str]  # the words in the headers' directives, on which their macros depend
     read: frozenset[str]  # the paths of the files that the compiler read
-
-
-def defined(text: str) -> dict[str, str]:
-    """Return the macros in a compiler's output with ``-dM``."""
-    return dict(_DEFINE.findall(text))
 
 
 class Surroundings(NamedTuple):
@@ -109,7 +104,7 @@ def _dumped(
         preprocessed.run_preprocessor(command, place, lacking, around.not_authors)
         listed = (place / "read.d").read_text("utf-8", "surrogateescape")
         printed = (place / "macros.txt").read_text("utf-8", "replace")
-    return defined(printed), [Path(path) for path in read_dependencies(listed)]
+    return dict(_DEFINE.findall(printed)), [Path(path) for path in read_dependencies(listed)]
 
 
 def words_of(texts: Iterable[bytes]) -> list[str]:
@@ -136,8 +131,3 @@ def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:
         elif not _SILENT.match(flag):
             kept.append(flag)
     return kept
-
-
-def is_read_once(name: str) -> bool:
-    """Whether a header of torch has ``#pragma once``, so that including it again does nothing."""
-    return _ONCE.search(headers.text_of(name) or "") is not None

@@ -184,10 +184,10 @@ class Preprocessor:
         """Whether a header is in `order`, or is read once by a header in it."""
         if name in order:
             return True
-        if not order or not macros.is_read_once(name):
+        if not order or not macros.ONCE.search(headers.text_of(name) or ""):
             return False
-        places = (f"{folder}/{name}" for folder in self.around.folders)
-        return not self._state(order).read.isdisjoint(places)
+        read = self._state(order).read
+        return any(f"{folder}/{name}" in read for folder in self.around.folders)
 
     def _state(self, order: tuple[str, ...]) -> Macros:
         if order not in self._states:
@@ -246,7 +246,7 @@ class Preprocessor:
     def takes_first(self, text: str, core: Core) -> bool:
         """Whether the source is the same program if the core comes first. `text` is the result of `text_with_torchs`."""
         order = self._needed(self._entered(text))
-        if not order or not core.read <= self._state(order).read:
+        if not core.read <= self._state(order).read:
             return False
         made = dict[str, str | None]()
         for piece in pieces_of(text):

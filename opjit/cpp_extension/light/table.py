@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 # Torch's headers that every program gets, with all overloads of operators, and of hash, swap and to_string, that a narrow program can see.
-_NARROW_NAMES = """
-    math.h stdlib.h ATen/core/Tensor.h ATen/core/Formatting.h
-    ATen/core/LegacyTypeDispatch.h ATen/core/grad_mode.h ATen/core/Reduction.h
-    ATen/Device.h ATen/Functions.h ATen/TensorOperators.h c10/core/InferenceMode.h
-    c10/util/Logging.h c10/util/irange.h
+# The core has the headers that do not depend on a program, and that torch's ATen/ATen.h includes.
+_CORE_NAMES = """
+    ATen/core/Tensor.h ATen/core/Formatting.h ATen/core/LegacyTypeDispatch.h ATen/core/Reduction.h
+    ATen/Device.h c10/core/InferenceMode.h c10/util/Logging.h c10/util/irange.h
 """
-NARROW = tuple(_NARROW_NAMES.split())
+_NARROW_NAMES = """
+    math.h stdlib.h ATen/core/grad_mode.h ATen/Functions.h ATen/TensorOperators.h
+"""
+CORE = tuple(_CORE_NAMES.split())
+NARROW = (*CORE, *_NARROW_NAMES.split())
 
 _ROWS = {  # torch's header: the names that need it, as a pattern
     "ATen/Dispatch.h": r"AT_DISPATCH_\w+",
