@@ -61,22 +61,15 @@ _AS_THEY_ARE = {
     "c10/util/Half.h",
     "c10/util/BFloat16.h",
 }
+# Headers that kernels do not need, and that these include.
 _EMPTY_NAMES = """
     limits type_traits algorithm numeric utility tuple array initializer_list ostream
     iosfwd cstring iterator bit atomic optional cuda_runtime.h deque queue unordered_set
     variant bitset exception
+    c10/util/ArrayRef.h c10/util/Exception.h c10/util/irange.h c10/util/complex.h
+    c10/util/TypeSafeSignMath.h torch/headeronly/util/Exception.h torch/headeronly/util/HeaderOnlyArrayRef.h
 """
 _EMPTY = tuple(_EMPTY_NAMES.split())
-# Headers that these include and that kernels do not need.
-_WITHIN = (
-    "c10/util/ArrayRef.h",
-    "c10/util/Exception.h",
-    "c10/util/irange.h",
-    "c10/util/complex.h",
-    "c10/util/TypeSafeSignMath.h",
-    "torch/headeronly/util/Exception.h",
-    "torch/headeronly/util/HeaderOnlyArrayRef.h",
-)
 # cublas_v2.h, which torch's CUDA context includes, includes these. For nvcc, they call functions that only nvcc declares.
 _OF_LIBRARIES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
 # torch's headers add CUDA's conversions for nvcc, but with nvcc's macros complex.h includes thrust, which costs a second.
@@ -285,6 +278,6 @@ def _headers(code: str) -> Mapping[str, str]:
         if name.startswith(("torch/", "ATen/", "c10/", "pybind11/"))
     ]
     return {
-        **dict.fromkeys({*_EMPTY, *_WITHIN, *named} - _AS_THEY_ARE, ""),
+        **dict.fromkeys({*_EMPTY, *named} - _AS_THEY_ARE, ""),
         "c10/util/Deprecated.h": "#pragma once\n#define C10_DEFINE_DEPRECATED_USING(name, type) using name = type;\n",
     }

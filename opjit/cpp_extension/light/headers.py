@@ -41,6 +41,11 @@ _SELF_CONTAINED = {
     "torch/csrc/utils/pybind.h",
     "torch/csrc/Exceptions.h",
 }
+_OF_ATEN = """
+    ATen/Device.h ATen/DimVector.h ATen/Formatting.h ATen/Functions.h ATen/Tensor.h ATen/TensorOperators.h ATen/core/ATenGeneral.h
+    ATen/core/Reduction.h ATen/core/Scalar.h c10/core/Allocator.h c10/core/InferenceMode.h
+    c10/core/Layout.h c10/core/Storage.h c10/core/TensorOptions.h c10/util/Exception.h
+"""
 _KEPT = {  # the #include lines that stay in a header, next to the headers that a program's names need
     "torch/all.h": {"torch/enum.h", "torch/types.h", "torch/utils.h", "torch/version.h"},
     "torch/types.h": {
@@ -49,23 +54,7 @@ _KEPT = {  # the #include lines that stay in a header, next to the headers that 
         "torch/csrc/autograd/generated/variable_factories.h",
     },
     "torch/utils.h": {"torch/csrc/api/include/torch/types.h", "torch/csrc/autograd/grad_mode.h"},
-    "ATen/ATen.h": {
-        "ATen/Device.h",
-        "ATen/DimVector.h",
-        "ATen/Formatting.h",
-        "ATen/Functions.h",
-        "ATen/Tensor.h",
-        "ATen/TensorOperators.h",
-        "ATen/core/ATenGeneral.h",
-        "ATen/core/Reduction.h",
-        "ATen/core/Scalar.h",
-        "c10/core/Allocator.h",
-        "c10/core/InferenceMode.h",
-        "c10/core/Layout.h",
-        "c10/core/Storage.h",
-        "c10/core/TensorOptions.h",
-        "c10/util/Exception.h",
-    },
+    "ATen/ATen.h": set(_OF_ATEN.split()),
 }
 _LISTS = "ATen/core/IListRef.h"  # lists of tensors, for at::cat. Functions are declared without it
 _GATHERERS = {*_KEPT, "torch/extension.h", "torch/torch.h", "torch/python.h", "ATen/Functions.h"}

@@ -23,11 +23,11 @@ _DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)
 _DIRECTIVE = re.compile(rb"^[ \t]*#((?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE)
 _WORD = re.compile(rb"[A-Za-z_]\w*")
 ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
-_OF_COMMANDS = frozenset(
-    ["TORCH_API_INCLUDE_EXTENSION_H", "_GLIBCXX_USE_CXX11_ABI"]
-    + [f"__CUDA_NO_{kind}__" for kind in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")]
-    + ["__CUDA_NO_BFLOAT16_CONVERSIONS__"]
-)
+_NAMES_OF_COMMANDS = """
+    TORCH_API_INCLUDE_EXTENSION_H _GLIBCXX_USE_CXX11_ABI __CUDA_NO_HALF_OPERATORS__ __CUDA_NO_HALF_CONVERSIONS__
+    __CUDA_NO_HALF2_OPERATORS__ __CUDA_NO_BFLOAT16_CONVERSIONS__
+"""
+_OF_COMMANDS = frozenset(_NAMES_OF_COMMANDS.split())  # macros that flags of torch's commands define
 # Flags that can have their value in the next word. They name files and directories, and the language.
 TWO_WORDS = frozenset(["-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-x"])
 # Flags that neither define a macro nor change a macro of the compiler.
