@@ -1,10 +1,10 @@
 /*
  * opjit_convert.c - opjit_convert() of opjit_convert.h.
  *
- * float16 and bfloat16 from and to float32 are converted eight at a time, since sums and additions of halves go this
- * way. All else is converted element by element, in 1 to 3 ns. On ARM, gcc makes vectors of the plain loops, whatever
- * the length of the machine's, and pieces of the vectors of 32 bytes; only what narrows to float16 stays scalar in
- * NEON.
+ * A row is converted in blocks that stay in the L1 cache, by loops over contiguous elements, which the compiler
+ * vectorizes. Between two dtypes are up to three loops: small dtypes are loaded as a wide one, int32, int64, float32 or
+ * float64, which is changed into the wide dtype of the other side, from which elements are stored. A strided block is
+ * gathered first.
  */
 #define OPJIT_PLACE NULL, 0 /* an author gets the place of the call */
 #include "opjit_convert.h"
@@ -32,10 +32,11 @@ static void gather(int64_t n, const void *from, int64_t stride, size_t bytes, vo
 {
 #define GATHER(type_) \
     do { \
+        typedef type_ four __attribute__((vector_size(4 * sizeof(type_)), aligned(sizeof(type_)), may_alias)); \
         const type_ *f = (const type_ *)from; \
         type_ *t = (type_ *)to; \
         for (; n >= 4; n -= 4, f += 4 * stride, t += 4) \
-            t[0] = f[0], t[1] = f[stride], t[2] = f[2 * stride], t[3] = f[3 * stride]; \
+            *(four *)t = (four){f[0], f[stride], f[2 * stride], f[3 * stride]}; \
         EACH(i) \
             t[i] = f[i * stride]; \
     } while (0)
@@ -52,103 +53,203 @@ static void gather(int64_t n, const void *from, int64_t stride, size_t bytes, vo
     else if (bytes == 8)
         GATHER(uint64_t);
     else
-        GATHER(word128);
+        EACH(i)
+            ((word128 *)to)[i] = ((const word128 *)from)[i * stride];
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Halves: eight at a time, then the rest                                                         */
+/* Loops                                                                                          */
 
+typedef void loop(int64_t n, const void *from, void *restrict to);
+
+#define LOOP(name_, from_, to_, value_) \
+    static void name_(int64_t n, const void *from, void *restrict to) \
+    { \
+        const from_ *f = (const from_ *)from; \
+        to_ *t = (to_ *)to; \
+        EACH(i) \
+            t[i] = value_; \
+    }
+
+#define CAST(name_, from_, to_) LOOP(name_, from_, to_, (to_)f[i])
+
+CAST(load_uint8, uint8_t, int32_t)
+CAST(load_int8, int8_t, int32_t)
+CAST(load_uint16, uint16_t, int32_t)
+CAST(load_int16, int16_t, int32_t)
+CAST(load_uint32, uint32_t, int64_t)
+LOOP(load_bfloat16, opjit_bfloat16, float, opjit_bfloat16_to_float(f[i]))
+LOOP(load_float8_e4m3fn, opjit_float8_e4m3fn, float, opjit_load(f + i))
+LOOP(load_float8_e5m2, opjit_float8_e5m2, float, opjit_load(f + i))
+
+CAST(store_8, int32_t, uint8_t)
+CAST(store_16, int32_t, uint16_t)
+CAST(store_32, int64_t, uint32_t)
+LOOP(store_bfloat16, float, opjit_bfloat16, opjit_float_to_bfloat16(f[i]))
+LOOP(store_float8_e4m3fn, float, opjit_float8_e4m3fn, opjit_float_to_float8_e4m3fn(f[i]))
+LOOP(store_float8_e5m2, float, opjit_float8_e5m2, opjit_float_to_float8_e5m2(f[i]))
+
+CAST(int32_to_int64, int32_t, int64_t)
+CAST(int32_to_float32, int32_t, float)
+CAST(int32_to_float64, int32_t, double)
+CAST(int64_to_int32, int64_t, int32_t)
+CAST(int64_to_float32, int64_t, float)
+CAST(int64_to_float64, int64_t, double)
+CAST(float32_to_float64, float, double)
+CAST(float64_to_float32, double, float)
+
+/* float16 has no plain loop that the compiler vectorizes: eight at a time, then the rest. */
 typedef float float4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
-typedef uint32_t word8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint16_t half8 __attribute__((vector_size(16), aligned(2), may_alias));
 
-static void widen_bfloat16(int64_t n, const opjit_bfloat16 *from, float *to)
+static void load_float16(int64_t n, const void *from, void *to)
 {
-#ifndef __aarch64__
-    for (; n >= 8; n -= 8, from += 8, to += 8)
-        *(float8 *)to = (float8)(__builtin_convertvector(*(const half8 *)from, word8) << 16);
-#endif
-    EACH(i)
-        to[i] = opjit_bfloat16_to_float(from[i]);
-}
-
-/* As opjit_float_to_bfloat16() does. */
-static void narrow_bfloat16(int64_t n, const float *from, opjit_bfloat16 *to)
-{
-#ifndef __aarch64__
-    for (; n >= 8; n -= 8, from += 8, to += 8) {
-        word8 bits = *(const word8 *)from, nan = (word8)((bits & 0x7fffffff) > 0x7f800000);
-        word8 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        *(half8 *)to = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), half8);
-    }
-#endif
-    EACH(i)
-        to[i] = opjit_float_to_bfloat16(from[i]);
-}
-
-static void widen_float16(int64_t n, const opjit_half *from, float *to)
-{
+    const opjit_half *f = (const opjit_half *)from;
+    float *t = (float *)to;
 #ifdef __F16C__
     typedef short short8 __attribute__((vector_size(16), aligned(2), may_alias));
-    for (; n >= 8; n -= 8, from += 8, to += 8)
-        *(float8 *)to = __builtin_ia32_vcvtph2ps256(*(const short8 *)from);
+    for (; n >= 8; n -= 8, f += 8, t += 8)
+        *(float8 *)t = __builtin_ia32_vcvtph2ps256(*(const short8 *)f);
 #endif
     EACH(i)
-        to[i] = opjit_half_to_float(from[i]);
+        t[i] = opjit_half_to_float(f[i]);
 }
 
-static void narrow_float16(int64_t n, const float *from, opjit_half *to)
+static void store_float16(int64_t n, const void *from, void *to)
 {
+    const float *f = (const float *)from;
+    opjit_half *t = (opjit_half *)to;
 #ifdef __F16C__
-    for (; n >= 8; n -= 8, from += 8, to += 8)
-        *(half8 *)to = (half8)__builtin_ia32_vcvtps2ph256(*(const float8 *)from, 0);
+    for (; n >= 8; n -= 8, f += 8, t += 8)
+        *(half8 *)t = (half8)__builtin_ia32_vcvtps2ph256(*(const float8 *)f, 0);
 #elif defined(__aarch64__)
-    for (; n >= 8; n -= 8, from += 8, to += 8) {
+    for (; n >= 8; n -= 8, f += 8, t += 8) {
         half8 both;
         __asm__("fcvtn %0.4h, %1.4s\n\tfcvtn2 %0.8h, %2.4s"
                 : "=&w"(both)
-                : "w"(*(const float4 *)from), "w"(*(const float4 *)(from + 4)));
-        *(half8 *)to = both;
+                : "w"(*(const float4 *)f), "w"(*(const float4 *)(f + 4)));
+        *(half8 *)t = both;
     }
 #endif
     EACH(i)
-        to[i] = opjit_float_to_half(from[i]);
+        t[i] = opjit_float_to_half(f[i]);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Any dtypes                                                                                     */
 
-static void convert_each(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to,
-                         opjit_dtype to_dtype)
+#define BLOCK 512 /* elements */
+
+/* How elements of a dtype become elements of its wide dtype and back; no loop if it is wide itself. */
+typedef struct way {
+    opjit_dtype wide;
+    loop *load, *store;
+} way;
+
+static const way ways[] = {
+    [OPJIT_BOOL] = {OPJIT_INT32, load_uint8, NULL},
+    [OPJIT_UINT8] = {OPJIT_INT32, load_uint8, store_8},
+    [OPJIT_INT8] = {OPJIT_INT32, load_int8, store_8},
+    [OPJIT_INT16] = {OPJIT_INT32, load_int16, store_16},
+    [OPJIT_UINT16] = {OPJIT_INT32, load_uint16, store_16},
+    [OPJIT_INT32] = {OPJIT_INT32, NULL, NULL},
+    [OPJIT_UINT32] = {OPJIT_INT64, load_uint32, store_32},
+    [OPJIT_INT64] = {OPJIT_INT64, NULL, NULL},
+    [OPJIT_UINT64] = {OPJIT_INT64, NULL, NULL},
+    [OPJIT_FLOAT8_E4M3FN] = {OPJIT_FLOAT32, load_float8_e4m3fn, store_float8_e4m3fn},
+    [OPJIT_FLOAT8_E5M2] = {OPJIT_FLOAT32, load_float8_e5m2, store_float8_e5m2},
+    [OPJIT_FLOAT16] = {OPJIT_FLOAT32, load_float16, store_float16},
+    [OPJIT_BFLOAT16] = {OPJIT_FLOAT32, load_bfloat16, store_bfloat16},
+    [OPJIT_FLOAT32] = {OPJIT_FLOAT32, NULL, NULL},
+    [OPJIT_FLOAT64] = {OPJIT_FLOAT64, NULL, NULL},
+};
+
+/* From one wide dtype to another; NULL if they are equal. */
+static loop *change_of(opjit_dtype from, opjit_dtype to)
+{
+    if (from == to)
+        return NULL;
+    switch (from) {
+    case OPJIT_INT32:
+        return to == OPJIT_INT64 ? int32_to_int64 : to == OPJIT_FLOAT32 ? int32_to_float32 : int32_to_float64;
+    case OPJIT_INT64:
+        return to == OPJIT_INT32 ? int64_to_int32 : to == OPJIT_FLOAT32 ? int64_to_float32 : int64_to_float64;
+    case OPJIT_FLOAT32: return float32_to_float64;
+    default: return float64_to_float32;
+    }
+}
+
+static bool has_loops(opjit_dtype from, opjit_dtype to)
+{
+    if (opjit_is_integral(to))
+        return opjit_is_integral(from) && to != OPJIT_BOOL;
+    return from <= OPJIT_FLOAT64 && to <= OPJIT_FLOAT64 && from != OPJIT_UINT64;
+}
+
+/* Integers of floating numbers, true of any number, and floating numbers of uint64. */
+static void convert_each(int64_t n, const void *from, opjit_dtype from_dtype, void *to, opjit_dtype to_dtype)
 {
     if (to_dtype == OPJIT_FLOAT64)
         EACH(i)
-            ((double *)to)[i] = opjit_load_double(from, i * stride, from_dtype);
-    else if (opjit_is_floating(to_dtype) || opjit_is_float8(to_dtype))
+            ((double *)to)[i] = opjit_load_double(from, i, from_dtype);
+    else if (!opjit_is_integral(to_dtype))
         EACH(i)
-            opjit_store_float(to, i, to_dtype, opjit_load_float(from, i * stride, from_dtype));
+            opjit_store_float(to, i, to_dtype, opjit_load_float(from, i, from_dtype));
     else if (opjit_is_integral(from_dtype))
         EACH(i)
-            opjit_store_int64(to, i, to_dtype, opjit_load_int64(from, i * stride, from_dtype));
+            opjit_store_int64(to, i, to_dtype, opjit_load_int64(from, i, from_dtype));
     else
         EACH(i)
-            opjit_store_int64(to, i, to_dtype,
-                              opjit_integer_of(opjit_load_double(from, i * stride, from_dtype), to_dtype));
+            opjit_store_int64(to, i, to_dtype, opjit_integer_of(opjit_load_double(from, i, from_dtype), to_dtype));
+}
+
+/* At most BLOCK contiguous elements. */
+static void convert_block(int64_t n, const void *from, opjit_dtype from_dtype, void *to, opjit_dtype to_dtype)
+{
+    if (!has_loops(from_dtype, to_dtype)) {
+        convert_each(n, from, from_dtype, to, to_dtype);
+        return;
+    }
+
+    const way *first = &ways[from_dtype], *last = &ways[to_dtype];
+    loop *const load = first->load, *const change = change_of(first->wide, last->wide), *const store = last->store;
+    uint64_t loaded[BLOCK], changed[BLOCK];
+    if (load) {
+        void *next = change || store ? loaded : to;
+        load(n, from, next);
+        from = next;
+    }
+    if (change) {
+        void *next = store ? changed : to;
+        change(n, from, next);
+        from = next;
+    }
+    if (store)
+        store(n, from, to);
 }
 
 void opjit_convert(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to, opjit_dtype to_dtype)
 {
-    if (from_dtype == to_dtype)
-        gather(n, from, stride, opjit_dtype_size(from_dtype), to);
-    else if (stride == 1 && from_dtype == OPJIT_BFLOAT16 && to_dtype == OPJIT_FLOAT32)
-        widen_bfloat16(n, (const opjit_bfloat16 *)from, (float *)to);
-    else if (stride == 1 && from_dtype == OPJIT_FLOAT32 && to_dtype == OPJIT_BFLOAT16)
-        narrow_bfloat16(n, (const float *)from, (opjit_bfloat16 *)to);
-    else if (stride == 1 && from_dtype == OPJIT_FLOAT16 && to_dtype == OPJIT_FLOAT32)
-        widen_float16(n, (const opjit_half *)from, (float *)to);
-    else if (stride == 1 && from_dtype == OPJIT_FLOAT32 && to_dtype == OPJIT_FLOAT16)
-        narrow_float16(n, (const float *)from, (opjit_half *)to);
-    else
-        convert_each(n, from, from_dtype, stride, to, to_dtype);
+    const size_t bytes = opjit_dtype_size(from_dtype), to_bytes = opjit_dtype_size(to_dtype);
+    word128 gathered[BLOCK];
+    if (opjit_has_same_bits(from_dtype, to_dtype)) {
+        gather(n, from, stride, bytes, to);
+        return;
+    }
+    if (stride == 0 && n > 1) {
+        convert_block(1, from, from_dtype, gathered, to_dtype);
+        repeat(n, gathered, to_bytes, to);
+        return;
+    }
+
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        const int64_t part = n - i < BLOCK ? n - i : BLOCK;
+        const void *block = (const char *)from + i * stride * (int64_t)bytes;
+        if (stride != 1) {
+            gather(part, block, stride, bytes, gathered);
+            block = gathered;
+        }
+        convert_block(part, block, from_dtype, (char *)to + i * (int64_t)to_bytes, to_dtype);
+    }
 }

@@ -29,6 +29,13 @@ extern "C" {
  */
 void opjit_convert(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to, opjit_dtype to_dtype);
 
+/* Return whether opjit_convert() copies: one dtype, or integers of one size. */
+OPJIT_INLINE bool opjit_has_same_bits(opjit_dtype from, opjit_dtype to)
+{
+    const bool integers = opjit_is_integral(from) && opjit_is_integral(to) && to != OPJIT_BOOL;
+    return from == to || (integers && opjit_dtype_size(from) == opjit_dtype_size(to));
+}
+
 /* Element i of a bool or integer dtype; uint64 wraps around. */
 OPJIT_HOST_DEVICE int64_t opjit_load_int64(const void *data, int64_t i, opjit_dtype dtype)
 {

@@ -10,7 +10,7 @@
 #include "opjit_convert.h"
 #include "opjit_elementwise.h"
 
-#define PIECE 512 /* elements */
+#define PIECE 4096 /* bytes */
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Additions                                                                                      */
@@ -71,24 +71,20 @@ typedef struct sum {
     const int64_t *bytes; /* of an element of the result, self and other */
 } sum;
 
-typedef struct element {
-    uint64_t most[2]; /* complex128 */
-} element;
-
 /*
  * n contiguous elements in the dtype of the addition: in place, or in the buffer. There, an element that is
  * broadcast to the row stays from the first piece on.
  */
 static const void *load(const sum *s, bool first, int64_t n, const void *data, int64_t stride, opjit_dtype dtype,
-                        element *buffer)
+                        void *buffer)
 {
-    uint16_t halves[PIECE];
+    uint16_t halves[PIECE / sizeof(float)];
     const int64_t read = stride == 0 ? 1 : n;
-    if (dtype == s->as && stride == 1)
+    if (stride == 1 && opjit_has_same_bits(dtype, s->as))
         return data;
     if (stride == 0 && !first)
         return buffer;
-    if (dtype != s->result && s->result != s->as) { /* torch rounds to the halves' dtype first */
+    if (dtype != s->result && s->result != s->as && opjit_dtype_size(dtype) > 1) { /* torch rounds to halves first */
         opjit_convert(read, data, dtype, stride, halves, s->result);
         opjit_convert(read, halves, s->result, 1, buffer, s->as);
     } else {
@@ -103,10 +99,11 @@ static const void *load(const sum *s, bool first, int64_t n, const void *data, i
 static void add_row(int64_t n, void *const *data, const int64_t *strides, const void *context)
 {
     const sum *s = (const sum *)context;
-    const bool in_place = s->self == s->as && s->other == s->as && strides[1] == 1 && strides[2] == 1;
-    const int64_t piece = in_place ? n : PIECE;
-    element self[PIECE], other[PIECE];
-    float sums[PIECE];
+    const bool in_place = strides[1] == 1 && strides[2] == 1 && opjit_has_same_bits(s->self, s->as) &&
+                          opjit_has_same_bits(s->other, s->as);
+    const int64_t piece = in_place ? n : PIECE / (int64_t)opjit_dtype_size(s->as);
+    uint64_t self[PIECE / 8], other[PIECE / 8];
+    float sums[PIECE / sizeof(float)];
     for (int64_t i = 0; i < n; i += piece) {
         const int64_t part = n - i < piece ? n - i : piece;
         const void *a =

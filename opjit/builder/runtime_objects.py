@@ -202,15 +202,15 @@ def is_whole(place: Path, needed: Collection[str]) -> bool:
 def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     """Make all parts, and note their inputs.
 
-    -O1 and side by side: 0.45 s for the first get, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py)."""
+    -O1 and side by side: 0.45 s for the first get, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py).
+    Only the loops of opjit_convert.c need vectors."""
     started = files.tick(work)
 
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
         options = [flag.format(**paths) for flag in flags.c]
-        compile_part(
-            compiler, [*options, "-O1", "-fPIC", f"-I{include}", "-c", f"{include}/{source}"], work
-        )
+        options += "-O1 -ftree-vectorize -fPIC -c".split()
+        compile_part(compiler, [*options, f"-I{include}", f"{include}/{source}"], work)
 
     processes.in_parallel(compile_one, RUNTIME)
     system = system_folders([compiler])

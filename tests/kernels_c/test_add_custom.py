@@ -76,6 +76,26 @@ def test_dtypes_are_promoted_as_torchs(one: torch.dtype, device: str) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("one", REAL)
+def test_two_dtypes_are_added_piece_by_piece(one: torch.dtype) -> None:
+    """Rows that are longer than the buffers of converted elements, and end anywhere."""
+    for two in REAL:
+        if two in WIDE_UNSIGNED or one in WIDE_UNSIGNED:
+            continue  # torch adds none
+        x = numbers((9001,), one, seed=1)
+        y = numbers((9001,), two, seed=2)
+        for a, b in (
+            (x, y),
+            (x[:4097], y[1:4098]),
+            (x[::2], y[:4501]),
+            (x[::3], y[:3001]),
+            (x, y[:1].expand(9001)),
+            (x[:8990].view(5, -1), y[:1798]),
+            (x[:8990].view(5, -1).t(), y[:5]),
+        ):
+            assert_as_torch(a, b)
+
+
 def test_conversions_round_as_torchs(device: str) -> None:
     """Numbers that the result's dtype does not hold: they are converted first, then added."""
     large = torch.tensor(

@@ -7,7 +7,7 @@ import torch
 
 from opjit import Op
 from tests.helpers import MakeOp
-from tests.tensors import COMPLEX
+from tests.tensors import COMPLEX, REAL
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 RECODE = """
@@ -185,6 +185,29 @@ def test_a_small_dtype_converts_as_in_torch(recode: Op, dtype: torch.dtype) -> N
     assert torch.equal(got.view(bits)[~values.isnan()], expected.view(bits)[~values.isnan()])
     assert recode(torch.arange(-8, 9), dtype).float().tolist() == list(range(-8, 9))
     assert recode(torch.arange(-8.0, 9).to(dtype), torch.int16).tolist() == list(range(-8, 9))
+
+
+@pytest.mark.parametrize("source", [*REAL, *FLOAT8])
+def test_a_row_of_any_length_and_stride_converts_as_in_torch(
+    recode: Op, source: torch.dtype
+) -> None:
+    """Blocks, the last few elements, gathered and repeated ones. Integers also wrap."""
+    whole = not source.is_floating_point
+    generator = torch.Generator().manual_seed(1)
+    small = (torch.randint(0, 64, (2600,), generator=generator) / (1 if whole else 4)).to(source)
+    large = torch.randint(-(2**62), 2**62, (2600,), generator=generator).to(source)
+    for result in (*REAL, *FLOAT8):
+        wraps = whole and not result.is_floating_point
+        rounds = whole and source.is_signed and result.is_floating_point and result not in FLOAT8
+        for x in (small, large) if wraps or rounds else (small,):
+            for view in (x[:0], x[:1], x[:511], x[1:514], x[:1040:2], x[::5], x[:1].expand(700)):
+                got = recode(view, result)
+                expected = view.to(result)
+                assert got.dtype == result
+                if result.is_floating_point:
+                    got = got.double()
+                    expected = expected.double()
+                assert torch.equal(got, expected), (result, view.shape, view.stride())
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
