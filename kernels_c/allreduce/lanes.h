@@ -1,5 +1,5 @@
 /*
- * lanes.h - add contiguous elements at the speed of memory, for allreduce.c.
+ * lanes.h - add rows of elements at the speed of memory, for allreduce.c.
  *
  * The compiler must not reorder additions of floats, so a plain loop waits for each addition. Here, four vectors
  * alternate, and each lane of a vector is a separate accumulator. Therefore nothing waits, and rounding errors stay
@@ -84,25 +84,39 @@ static void add_words(words sum, lanes *to)
 }
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Kernels: each adds a block of at most BLOCK steps to the lanes                                 */
+/* Kernels: each adds a block of at most BLOCK steps, of one row or of several, to the lanes       */
 
-typedef void kernel(const char *at, int64_t steps, lanes *to);
+/* Add rows of adjacent vectors. The rows are `apart` bytes apart. */
+typedef void kernel(const char *at, int64_t vectors, int64_t rows, int64_t apart, lanes *to);
 
 /* The k-th vector of a type at `at`. */
 #define AT(vector_, k_) (((const vector_ *)(const void *)at)[k_])
 
-/* A step of `count_` vectors, which load_(k) loads as vector_; add_() adds their sum to the lanes. */
-#define KERNEL(name_, vector_, count_, load_, add_) \
-    static void name_(const char *at, int64_t steps, lanes *to) \
+/* load_(k) loads the k-th part of a step as vector_, of `parts_` parts; add_() adds the sum of all to the lanes. */
+#define KERNEL(name_, vector_, parts_, load_, add_) \
+    static void name_(const char *at, int64_t vectors, int64_t rows, int64_t apart, lanes *to) \
     { \
+        const int rest = (int)(vectors % 4) * parts_ / 4; \
         vector_ a = {0}, b = {0}, c = {0}, d = {0}; \
-        for (; steps > 0; steps--, at += STEP) \
-            for (int k = 0; k < count_; k += 4) { \
+        for (const char *row = at; rows > 0; rows--, row += apart) { \
+            at = row; \
+            for (int64_t i = vectors / 4; i > 0; i--, at += STEP) \
+                for (int k = 0; k < parts_; k += 4) { \
+                    a += load_(k); \
+                    b += load_(k + 1); \
+                    c += load_(k + 2); \
+                    d += load_(k + 3); \
+                } \
+            for (int k = 0; k < rest; k += 4) { \
                 a += load_(k); \
-                b += load_(k + 1); \
-                c += load_(k + 2); \
-                d += load_(k + 3); \
+                if (k + 1 < rest) \
+                    b += load_(k + 1); \
+                if (k + 2 < rest) \
+                    c += load_(k + 2); \
+                if (k + 3 < rest) \
+                    d += load_(k + 3); \
             } \
+        } \
         add_((a + b) + (c + d), to); \
     }
 
@@ -147,12 +161,13 @@ KERNEL(add_float16, floats, 8, FLOAT16, add_floats)
 #define LOWER(bits_) (UINT64_MAX / ((UINT64_C(1) << (bits_)) + 1))
 
 /* Integers of 8, 16 or 32 bits; `flip` has their sign bits if they are signed. A lane has room for 257 and gets 128. */
-static void add_integers(const char *at, int64_t steps, int bits, uint64_t flip, lanes *to)
+static void add_integers(const char *row, int64_t vectors, int64_t rows, int64_t apart, int bits, uint64_t flip,
+                         lanes *to)
 {
     words lower = {0}, upper = {0}, sum;
-    for (; steps > 0; steps--, at += STEP)
-        for (size_t k = 0; k < STEP / VECTOR; k++) {
-            const words value = AT(words, k) ^ flip;
+    for (; rows > 0; rows--, row += apart)
+        for (int64_t k = 0; k < vectors; k++) {
+            const words value = ((const words *)(const void *)row)[k] ^ flip;
             lower += value & LOWER(bits);
             upper += value >> bits & LOWER(bits);
         }
@@ -163,6 +178,50 @@ static void add_integers(const char *at, int64_t steps, int bits, uint64_t flip,
 
 /* ---------------------------------------------------------------------------------------------- */
 
+/*
+ * Add rows of n elements that are `stride` elements apart; n is a multiple of 8. Eight sums of single elements take less
+ * time than to put the elements next to each other first.
+ */
+typedef void scattered(const char *at, int64_t n, int64_t stride, int64_t rows, int64_t apart, lanes *to);
+
+#define SCATTERED(name_, type_, vector_, add_) \
+    static void name_(const char *at, int64_t n, int64_t stride, int64_t rows, int64_t apart, lanes *to) \
+    { \
+        type_ a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0; \
+        for (; rows > 0; rows--, at += apart) { \
+            const type_ *x = (const type_ *)(const void *)at; \
+            for (int64_t left = n; left > 0; left -= 8, x += 4 * stride) { \
+                a += x[0]; \
+                b += x[stride]; \
+                c += x[2 * stride]; \
+                d += x[3 * stride]; \
+                x += 4 * stride; \
+                e += x[0]; \
+                f += x[stride]; \
+                g += x[2 * stride]; \
+                h += x[3 * stride]; \
+            } \
+        } \
+        const type_ sums[] = {a, b, c, d, e, f, g, h}; \
+        vector_ vectors[sizeof sums / VECTOR]; \
+        memcpy(vectors, sums, sizeof sums); \
+        for (size_t i = 0; i < sizeof sums / VECTOR; i++) \
+            add_(vectors[i], to); \
+    }
+
+SCATTERED(add_scattered_float32, float, floats, add_floats)
+SCATTERED(add_scattered_float64, double, doubles, add_doubles)
+
+/* ---------------------------------------------------------------------------------------------- */
+
+/* How elements of a dtype are added. */
+typedef struct form {
+    kernel *add;          /* NULL: add_integers */
+    scattered *scattered; /* NULL: collect them first */
+    int bits;             /* of an element */
+    uint64_t flip;        /* the sign bits of a word of signed integers; an element with these bits adds nothing */
+} form;
+
 static kernel *kernel_of(opjit_dtype dtype, bool as_double)
 {
     switch (dtype) {
@@ -172,40 +231,61 @@ static kernel *kernel_of(opjit_dtype dtype, bool as_double)
     case OPJIT_BFLOAT16: return add_bfloat16;
     case OPJIT_FLOAT32: return as_double ? add_float32_as_double : add_float32;
     case OPJIT_FLOAT64: return add_float64;
-    default: return NULL; /* add_integers */
+    default: return NULL;
     }
 }
 
-/* Add n contiguous elements, float32 optionally in double lanes. */
-static void add_elements(const void *from, opjit_dtype dtype, bool as_double, int64_t n, total *to)
+/* float32 optionally in double lanes. */
+static form form_of(opjit_dtype dtype, bool as_double)
 {
-    kernel *add = kernel_of(dtype, as_double);
-    const int size = (int)opjit_dtype_size(dtype), bits = 8 * size;
+    const int bits = 8 * (int)opjit_dtype_size(dtype);
     const bool flips = dtype == OPJIT_INT8 || dtype == OPJIT_INT16 || dtype == OPJIT_INT32;
-    const uint64_t flip =
-        flips ? UINT64_MAX / ((UINT64_C(1) << bits) - 1) << (bits - 1) : 0; /* 0x8080808080808080 for 8 */
-    const char *at = (const char *)from;
-    uint64_t last[STEP / 8];
-    lanes l = {{0}, {0}, {0}};
-    for (int64_t left = n * size; left > 0;) {
-        int64_t steps = left / STEP < BLOCK ? left / STEP : BLOCK;
-        if (steps == 0) { /* the last elements, filled up with what adds nothing */
-            for (size_t i = 0; i < STEP / 8; i++)
-                last[i] = flip;
-            at = (const char *)memcpy(last, at, (size_t)left);
-            steps = 1;
+    const uint64_t ones = flips ? UINT64_MAX / ((UINT64_C(1) << bits) - 1) : 0; /* 0x0101010101010101 for 8 */
+    scattered *one_by_one = as_double                ? NULL
+                            : dtype == OPJIT_FLOAT32 ? add_scattered_float32
+                            : dtype == OPJIT_FLOAT64 ? add_scattered_float64
+                                                     : NULL;
+    return (form){kernel_of(dtype, as_double), one_by_one, bits, ones << (bits - 1)};
+}
+
+/* Add rows of adjacent vectors. The rows are `apart` bytes apart. */
+static void add_vectors(const form *f, const char *at, int64_t vectors, int64_t rows, int64_t apart, lanes *to)
+{
+    const int64_t most = 4 * BLOCK, steps = (vectors + 3) / 4, height = steps > 0 && steps < BLOCK ? BLOCK / steps : 1;
+    for (int64_t row = 0; row < rows; row += height)
+        for (int64_t i = 0; i < vectors; i += most) {
+            const char *block = at + row * apart + i * VECTOR;
+            const int64_t some = vectors - i < most ? vectors - i : most;
+            const int64_t many = rows - row < height ? rows - row : height;
+            if (f->add)
+                f->add(block, some, many, apart, to);
+            else
+                add_integers(block, some, many, apart, f->bits, f->flip, to);
         }
-        if (add)
-            add(at, steps, &l);
-        else
-            add_integers(at, steps, bits, flip, &l);
-        at += steps * STEP;
-        left -= steps * STEP;
-    }
+}
+
+/* The same for elements that are `stride` elements apart; n is a multiple of 8. */
+static void add_scattered(const form *f, const char *at, int64_t n, int64_t stride, int64_t rows, int64_t apart,
+                          lanes *to)
+{
+    const int64_t most = 16 * BLOCK, width = n < most ? n : most, height = most / (width > 0 ? width : 1);
+    for (int64_t row = 0; row < rows; row += height)
+        for (int64_t i = 0; i < n; i += most) {
+            const char *block = at + row * apart + i * stride * f->bits / 8;
+            const int64_t some = n - i < most ? n - i : most;
+            f->scattered(block, some, stride, rows - row < height ? rows - row : height, apart, to);
+        }
+}
+
+/* The total of n elements that were added to the lanes. */
+static total total_of(const form *f, const lanes *from, int64_t n)
+{
+    total all = {0, 0, 0};
     for (size_t i = 0; i < VECTOR / 8; i++)
-        add_total(&(total){l.integer[i], l.sum[i], l.rest[i]}, to);
-    if (flips)
-        to->integer -= (uint64_t)n << (bits - 1);
+        add_total(&(total){from->integer[i], from->sum[i], from->rest[i]}, &all);
+    if (f->flip)
+        all.integer -= (uint64_t)n << (f->bits - 1);
+    return all;
 }
 
 #endif

@@ -153,6 +153,63 @@ def test_strides_do_not_change_the_sum(dtype: torch.dtype, device: str) -> None:
         assert_sum(view, torch.float64)
 
 
+def _rows_of(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Views of 2^17 elements whose rows, or the columns of whose rows, are added in another way."""
+    return {
+        "columns of short rows": x.view(-1, 4)[:, :3],
+        "one column": x.view(-1, 64)[:, 5],
+        "columns of two dimensions": x.view(-1, 8, 8)[:, 2:6, 2:6],
+        "columns far apart": x.view(-1, 1024)[:, 7:12],
+        "overlapping": x[: 1 << 14].unfold(0, 8, 2),
+        "rows of a vector and more": x.view(-1, 16)[:, :10],
+        "rows of vectors and a few": x.view(-1, 32)[1:, :30],
+        "rows of steps": x.view(-1, 256)[:-3, 1:250],
+        "rows far apart": x.view(-1, 1024)[:, :100],
+        "rows of strided elements": x.view(-1, 256)[:, ::3],
+        "few rows of strided elements": x.view(3 if len(x) % 3 == 0 else 4, -1)[:, 1::5],
+        "rows longer than a block": x.view(-1, 1024)[:, :1000],
+        "rows longer than a chunk": x.view(2, -1)[:, : len(x) // 2 - 9],
+        "few short rows": x.view(-1, 4, 1024)[:, :3, 1:10],
+        "three dimensions": x.view(-1, 32, 64)[:, ::2, ::3],
+        "strided": x[::7],
+    }
+
+
+@pytest.mark.parametrize("layout", list(_rows_of(torch.empty(1 << 17))))
+def test_rows_and_columns_are_added_once(layout: str, threads: Callable[[int], None]) -> None:
+    """Of every dtype, as themselves and converted, and with the same bits for any number of threads."""
+    for dtype in REAL:
+        x = _rows_of(numbers(1 << 17, dtype, "cpu"))[layout]
+        assert_sum(x)
+        assert_sum(x, torch.float64)
+        assert_sum(x, torch.int64)
+        seen = set()
+        for count in (1, 2, 3):
+            threads(count)
+            seen.add(ALLREDUCE(x).item())
+        assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "layout", ["rows of a vector and more", "strided", "rows of strided elements"]
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_rows_and_columns_are_added_no_less_exactly_than_torchs(
+    dtype: torch.dtype, layout: str
+) -> None:
+    ours = []
+    theirs = []
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        sizes = 10.0 ** torch.randint(-3, 4, (1 << 17,), generator=generator)
+        x = _rows_of((torch.rand(1 << 17, generator=generator).double() * sizes).to(dtype))[layout]
+        exact = math.fsum(x.double().flatten().tolist())
+        ours.append(ALLREDUCE(x, dtype=wide).item() - exact)
+        theirs.append(torch.sum(x, dtype=wide).item() - exact)
+    assert math.hypot(*ours) <= 1.1 * math.hypot(*theirs)
+
+
 def test_overflow_is_infinite_as_torchs() -> None:
     assert ALLREDUCE(torch.full((10,), 60000.0, dtype=torch.float16)).item() == math.inf
     assert ALLREDUCE(torch.full((10,), 3e38)).item() == math.inf
