@@ -209,7 +209,7 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
         options = [flag.format(**paths) for flag in flags.c]
-        options += "-O1 -ftree-vectorize -fPIC -c".split()
+        options += ["-O1", "-ftree-vectorize", "-fPIC", "-c"]
         compile_part(compiler, [*options, f"-I{include}", f"{include}/{source}"], work)
 
     processes.in_parallel(compile_one, RUNTIME)
