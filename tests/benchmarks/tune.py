@@ -69,16 +69,19 @@ opjit_status transpose_cpu(const opjit_tensor *x, opjit_tensor *out)
 CUDA = """
 #include "opjit_cuda.h"
 
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLLED(n) PRAGMA(unroll n)
+
 static __global__ void transpose(const float *from, float *to, int64_t rows, int64_t columns)
 {
     __shared__ float tile[TILE_I][TILE_J + PAD];
     const int64_t i0 = (int64_t)blockIdx.y * TILE_I, j0 = (int64_t)blockIdx.x * TILE_J;
-#pragma unroll UNROLL
+    UNROLLED(UNROLL)
     for (int i = threadIdx.y; i < TILE_I; i += ROWS)
         if (i0 + i < rows && j0 + threadIdx.x < columns)
             tile[i][threadIdx.x] = from[(i0 + i) * columns + j0 + threadIdx.x];
     __syncthreads();
-#pragma unroll UNROLL
+    UNROLLED(UNROLL)
     for (int k = threadIdx.y * TILE_J + threadIdx.x; k < TILE_I * TILE_J; k += ROWS * TILE_J)
         if (i0 + k % TILE_I < rows && j0 + k / TILE_I < columns)
             to[(j0 + k / TILE_I) * rows + i0 + k % TILE_I] = tile[k % TILE_I][k / TILE_I];
