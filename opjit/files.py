@@ -158,7 +158,7 @@ def trust_problem(
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        return f"{path} is neither a file nor a folder"
+        return f"{path} is neither a file nor a directory"
     problem = _writer(
         str(path), status, True, os.stat(trusted_as) if trusted_as is not None else None
     )

@@ -49,7 +49,7 @@ _NAMES = {
     "dispatch_key": "dispatch key",
     "kernel": "source's name",
     "debug": "debug build",
-    "search": "folders of headers",
+    "search": "directories of headers",
 }
 # The kinds of differences, the most frequent first; all remaining kinds come last.
 _LIKELY = (

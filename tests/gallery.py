@@ -332,7 +332,7 @@ except RuntimeError:
         "Directory not writable",
         'opjit.build_library("round_ste", "/proc/build", "cpu")',
         "'/proc/build'",
-        "choose a folder that you can write",
+        "choose a directory that you can write",
         cause="opjit cannot create files in the build directory.",
         fix="Choose a directory to which you can write.",
     ),

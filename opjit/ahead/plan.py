@@ -268,8 +268,8 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
     flags = recorded.flags
     if not folder.is_absolute() or not folder.is_dir():
         raise RecordError(
-            f"{recorded.op} is not here: no op of that name is declared or installed, and there is no folder "
-            f"{recorded.folder}; name the folder that contains the op in OPJIT_PATH, or install its package"
+            f"{recorded.op} is not here: no op of that name is declared or installed, and there is no directory "
+            f"{recorded.folder}; name the directory that contains the op in OPJIT_PATH, or install its package"
         )
     extra = None
     if any(flags.values()):

@@ -147,7 +147,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     try:
         if folder.exists() or folder.is_symlink():
             raise DeclarationError(
-                f"{folder} exists already; nothing was written. Choose another name, or another folder to put it in"
+                f"{folder} exists already; nothing was written. Choose another name, or another directory to put it in"
             )
         settings = _filled("clangd", {"include": json.dumps(f"-I{resources.include_path()}")})
         for name, text in {**texts, ".clangd": settings}.items():
@@ -157,7 +157,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     except OSError as error:
         why = "it exists already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else str(error)
         raise DeclarationError(
-            f"{folder} cannot be written: {why}; choose another folder"
+            f"{folder} cannot be written: {why}; choose another directory"
         ) from error
     finally:
         files.remove_tree(staged)

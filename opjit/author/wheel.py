@@ -97,7 +97,7 @@ def make(
             )
         except OSError as error:
             raise BuildError(
-                f"the wheel cannot be written to {directory}: {error}; choose another folder",
+                f"the wheel cannot be written to {directory}: {error}; choose another directory",
                 op=values["ops"],
                 target=values["archs"],
             ) from error

@@ -62,8 +62,8 @@ def build(
     tools = _tools(recipe, store)
     if _UNNAMEABLE.search(str(recipe.folder)):
         raise recipe.fault(
-            f"the path of its folder, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
-            " no build file can name; rename the folder"
+            f"the path of its directory, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
+            " no build file can name; rename the directory"
         )
     if recipe.doubt and must_store:
         raise recipe.fault(f"{recipe.doubt}; make it readable")

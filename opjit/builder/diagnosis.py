@@ -125,7 +125,7 @@ _OF_ALL = [
     ),
     (
         re.compile(r"fatal error: .*(?:No such file|file not found)"),
-        "; pass the header's folder in extra_include_paths",
+        "; pass the header's directory in extra_include_paths",
     ),
     (
         re.compile(r"not supported on \.target 'sm_\d+'"),

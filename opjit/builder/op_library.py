@@ -75,7 +75,7 @@ def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -
         compilation.diagnosed,
     )
     if remark.startswith("nvcc") and plain != recipe:
-        remark += "; without line information, in which nvcc names folders of this machine"
+        remark += "; without line information, in which nvcc names directories of this machine"
     return library._replace(remark=remark)
 
 

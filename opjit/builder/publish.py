@@ -70,8 +70,8 @@ def build_and_publish(
             entry = _publish_in(Store(files.temporary_folder()), inputs, must_store, compile_in)
         except (OSError, EntryError) as error:
             raise inputs.fault(
-                f"the cache cannot be used ({reason}), nor a temporary folder ({error}); set OPJIT_CACHE or TMPDIR to a "
-                "folder that you can write"
+                f"the cache cannot be used ({reason}), nor a temporary directory ({error}); set OPJIT_CACHE or TMPDIR to a "
+                "directory that you can write"
             ) from error
     usage.count(store.base, "builds")
     progress.log(f"built {inputs} in {time.perf_counter() - started:.2f} s: {entry.folder}")
@@ -105,7 +105,7 @@ def _publish_in(
         if os.path.isdir(staged):
             raise
         raise EntryError(
-            f"its staging folder {staged} was removed"
+            f"its staging directory {staged} was removed"
         ) from error  # which makes the compilers fail
     finally:
         files.remove_tree(staged)

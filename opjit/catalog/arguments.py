@@ -17,7 +17,7 @@ def ops(text: str) -> list[Op]:
         return [registry.find(text)]
     except UnknownOp as error:
         if (Path(text) / "op.py").is_file():
-            error.args = (f"{error}; to name the folder {text}, write ./{text}",)
+            error.args = (f"{error}; to name the directory {text}, write ./{text}",)
         raise
 
 

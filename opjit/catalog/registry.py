@@ -263,7 +263,7 @@ def add_path(folder: StrPath) -> list[Op]:
             f"expected the directory of an op, got the file {place}; pass {place.parent}"
         )
     if not folders and not place.is_dir():
-        raise DeclarationError(f"there is no folder {place}")
+        raise DeclarationError(f"there is no directory {place}")
     if not folders:
         raise DeclarationError(
             f"no op is declared in {place}: expected op.py in it or in its subfolders{cpp_advice(place, '*')}"
@@ -285,7 +285,7 @@ def op_folders(place: Path) -> list[Path]:
         return sorted(each for each in place.iterdir() if (each / "op.py").is_file())
     except OSError as error:
         raise DeclarationError(
-            f"the folder {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it"
+            f"the directory {place} cannot be read ({error.strerror}: {error.filename}); let this user enter and read it"
         ) from error
 
 

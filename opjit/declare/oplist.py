@@ -85,7 +85,7 @@ def parse_op(fields: Any) -> RecordedOp:
     if found.flags.keys() != set(FLAGS):
         raise ValueError(f"expected lists of strings named {', '.join(FLAGS)} as 'flags'")
     if bool(found.code) == (found.folder is not None):
-        raise ValueError("expected either a folder or code by backend for each op")
+        raise ValueError("expected either 'folder' or 'code' for each op")
     _require_encodable(fields)
     return found
 

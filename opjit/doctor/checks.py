@@ -260,7 +260,7 @@ def cache() -> Iterator[Observation]:
         yield Observation(
             "cache",
             WARNING,
-            f"{place} is not a folder, so every process builds its ops again",
+            f"{place} is not a directory, so every process builds its ops again",
             "set OPJIT_CACHE to a directory that only you can write",
         )
         return

@@ -132,7 +132,7 @@ class Task:
         missing = [name for name in needed if not hasattr(module, name)]
         if missing:
             raise DeclarationError(
-                f"{path} does not define {', '.join(missing)}. Expected an op's folder, or a file with Model, "
+                f"{path} does not define {', '.join(missing)}. Expected an op's directory, or a file with Model, "
                 "get_inputs and get_init_inputs"
             )
         self.name = path.stem

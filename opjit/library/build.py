@@ -97,7 +97,7 @@ def build_library(
             standalone.write_standalone(directory / f"{name}.so", entries)
     except (OSError, EntryError) as error:
         raise BuildError(
-            f"{shown} for {wanted} cannot be copied to {os.fspath(build_directory)!r}: {error}; choose a folder that "
+            f"{shown} for {wanted} cannot be copied to {os.fspath(build_directory)!r}: {error}; choose a directory that "
             "you can write",
             op=shown,
             target=wanted,
@@ -187,8 +187,8 @@ def _require_same_declarations(ops: Iterable[Op]) -> None:
         other = places.setdefault(op.folder.name, op.folder)
         if other != op.folder:
             raise DeclarationError(
-                f"two folders of ops are named {other.name}: {other} and {op.folder}; rename one, "
-                "because each becomes a folder of the op package"
+                f"two directories of ops are named {other.name}: {other} and {op.folder}; rename one, "
+                "because each becomes a directory of the op package"
             )
         if op.declaration.stamp != op.declaration.stamp_now():
             raise DeclarationError(

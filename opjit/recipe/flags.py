@@ -43,7 +43,7 @@ _REASONS = [
     ),
     (
         r"-(I|isystem|iquote|idirafter).*|--include-path.*",
-        "pass include folders in extra_include_paths, so that their headers' content enters the key",
+        "pass include directories in extra_include_paths, so that their headers' content enters the key",
     ),
     (
         r"-(include|imacros).*|--pre-include.*|-Xcudafe=.*--preinclude.*",
@@ -106,7 +106,7 @@ def check_flags(
         _refuse_other_than_list(op, parameter, flags)
     c = _checked(op, "extra_cflags", cflags, _C)
     cuda = _checked(op, "extra_cuda_cflags", cuda_cflags, nvcc_flags.OF_AUTHORS)
-    include = _paths(op, folder, "extra_include_paths", include_paths, "folder", os.path.isdir)
+    include = _paths(op, folder, "extra_include_paths", include_paths, "directory", os.path.isdir)
     link = libraries.resolve(op, "extra_ldflags", folder, ldflags)
     cuda_link = libraries.resolve(op, "extra_cuda_ldflags", folder, cuda_ldflags)
     added = _sources(op, folder, sources)
@@ -234,7 +234,7 @@ def _paths(
 ) -> list[str]:
     """Return absolute paths, where each of `kind` must exist; relative ones start from the op's folder."""
     if not _is_list(paths, (str, os.PathLike)):
-        raise DeclarationError(f"{op}: {parameter} is a list of {kind}s, not {paths!r}")
+        raise DeclarationError(f"{op}: {parameter} is a list of paths, not {paths!r}")
     found = [reads.normalized(os.path.join(folder, path)) for path in paths]
     for path, absolute in zip(paths, found, strict=True):
         if not exists(absolute):

@@ -58,7 +58,7 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
             if not os.path.isdir(searched[flag]):
                 raise refuse(
                     flag,
-                    f"there is no folder {searched[flag]}; a relative path starts from {folder}",
+                    f"there is no directory {searched[flag]}; a relative path starts from {folder}",
                 )
         elif _TIED.fullmatch(flag):
             raise refuse(
@@ -88,7 +88,7 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
         else:
             raise refuse(
                 flag,
-                "it accepts a library ('-lNAME'), a folder of libraries ('-LFOLDER'), and the "
+                "it accepts a library ('-lNAME'), a directory of libraries ('-LFOLDER'), and the "
                 "paths of static archives and objects ('libNAME.a', 'NAME.o'); opjit links every "
                 "op with the same exports and without an RPATH",
             )

@@ -9,7 +9,7 @@ DEVICE = "device"
 HOST = "host"
 BOTH = "both"
 NEITHER = "neither"
-FOLDER = "folder of headers"
+FOLDER = "directory of headers"
 NVCC = "nvcc"
 LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--generate-line-info"})
 

@@ -79,7 +79,7 @@ class Places(NamedTuple):
         if numbered[1] == "system" and not of_kind:
             return None
         if int(numbered[2]) >= len(of_kind):
-            raise EntryError(f"its manifest names {name}, which is in no folder of the request")
+            raise EntryError(f"its manifest names {name}, which is in no directory of the request")
         return os.path.join(of_kind[int(numbered[2])], rest)
 
     def _numbered(self) -> Iterator[tuple[str, str]]:

@@ -166,7 +166,7 @@ class ReportReader:
         if not read:
             doubt = "the compiler does not list the files that it reads"
         if searched is None:
-            doubt = doubt or "the compiler does not print the folders that it searches"
+            doubt = doubt or "the compiler does not print the directories that it searches"
         present, missing, reason = self._asked(headers, order, words)
         doubt = doubt or reason or self._doubt(headers, words, bool(assembled))
         doubt = doubt or self._skipped(headers, order) or ""

@@ -195,7 +195,7 @@ def keygen(name: str, directory: StrPath = ".") -> tuple[Path, str]:
                 file.write(text)
     except OSError as error:
         raise RemoteError(
-            f"the keys were not written, and nothing is overwritten: {error}; choose another name or folder"
+            f"the keys were not written, and nothing is overwritten: {error}; choose another name or directory"
         ) from error
     return (
         private,

@@ -104,7 +104,7 @@ def test_cuda_ops_are_built_for_several_archs_without_a_gpu(here: Path) -> None:
     [
         (["allreduce", "--arch", "sm_9"], "unknown arch 'sm_9'"),
         (["nonsense"], "no op named 'opjit::nonsense' is declared"),
-        (["/no/such/folder"], "there is no folder /no/such/folder"),
+        (["/no/such/folder"], "there is no directory /no/such/folder"),
         ([], "expected OPs, --all, --from FILE"),
         (["allreduce", "--all"], "expected OPs, --all, --from FILE"),
     ],

@@ -246,7 +246,7 @@ def test_with_archs_each_op_of_the_list_is_built_for_those(tmp_path: Path) -> No
     [
         (
             {"op": "elsewhere::op", "schema": "elsewhere::op(Tensor x) -> Tensor"},
-            "elsewhere::op is not here: .* name the folder .* OPJIT_PATH",
+            "elsewhere::op is not here: .* name the directory .* OPJIT_PATH",
         ),
         ({"folder": "relative/place"}, "is not here"),
         ({"op": "keytest::other"}, "expected a schema of keytest::other in the list"),

@@ -258,7 +258,7 @@ def test_a_header_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_folders_that_hold_no_op_or_share_a_name_are_refused_before_anything_in_them_is_run(
     plain: Path, tmp_path: Path
 ) -> None:
-    assert "there is no folder" in refused("wheel", str(tmp_path / "gone"), "--arch", LEVEL)
+    assert "there is no directory" in refused("wheel", str(tmp_path / "gone"), "--arch", LEVEL)
     other = str(new_op("othertest::plain", tmp_path))
     assert "two directories are named plain" in refused(
         "wheel", str(plain), other, "--arch", LEVEL, "--name", "both"

@@ -215,5 +215,5 @@ def test_nvcc_leaves_line_information_out_and_why_says_so(
     assert str(tmp_path).encode() not in entry.library.read_bytes()
     remark = json.loads((entry.folder / "manifest.json").read_bytes())["built_with"]["cuda"]
     assert remark.endswith(
-        "; without line information, in which nvcc names folders of this machine"
+        "; without line information, in which nvcc names directories of this machine"
     )

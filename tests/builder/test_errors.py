@@ -539,7 +539,7 @@ def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(
         (
             ".cu",
             "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory",
-            "; pass the header's folder in extra_incl",
+            "; pass the header's directory in extra_incl",
         ),
         (
             ".cpp",
@@ -549,7 +549,7 @@ def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(
         (
             ".cpp",
             "/home/me/torch/own.cu:1:10: fatal error: Eigen/Dense: No such file or directory",
-            "; pass the header's folder in extra_incl",
+            "; pass the header's directory in extra_incl",
         ),
         (
             ".c",
@@ -707,7 +707,7 @@ def test_an_op_in_a_folder_that_no_build_file_can_name_is_refused_by_that_name(
 ) -> None:
     folder = write_op(tmp_path / os.fsdecode(name))
     with pytest.raises(
-        BuildError, match="which no build file can name; rename the folder"
+        BuildError, match="which no build file can name; rename the directory"
     ) as raised:
         built(folder, tmp_path / "cache")
     assert ascii(str(folder)) in str(raised.value)

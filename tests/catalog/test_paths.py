@@ -94,7 +94,9 @@ def test_a_folder_without_an_op_is_refused_in_a_sentence(tmp_path: Path, made: s
         "a file": r"expected the directory of an op, got the file (\S+)/place; pass \1$",
         "C++": r'expected op\.py in it .*; scale\.cpp is C\+\+: build it with opjit\.load\("scale", \["\S+/scale\.cpp"\]\)',
     }
-    with pytest.raises(DeclarationError, match=expected.get(made, r"there is no folder \S+place")):
+    with pytest.raises(
+        DeclarationError, match=expected.get(made, r"there is no directory \S+place")
+    ):
         opjit.add_path(place)
 
 
@@ -287,7 +289,11 @@ def test_two_folders_of_one_name_are_two_modules(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
-    [("ops", "absolute path"), ("{}/no", "there is no folder"), ("{}/empty", "no op is declared")],
+    [
+        ("ops", "absolute path"),
+        ("{}/no", "there is no directory"),
+        ("{}/empty", "no op is declared"),
+    ],
 )
 def test_a_folder_of_the_environment_that_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, reason: str
@@ -355,7 +361,7 @@ def test_a_folder_is_not_run_if_others_can_write_anything_in_it(
 def test_a_folder_is_named_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "slashed", "pathtest::slashed")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnknownOp, match=r"to name the folder slashed, write \./slashed"):
+    with pytest.raises(UnknownOp, match=r"to name the directory slashed, write \./slashed"):
         arguments.ops("slashed")
     assert names(arguments.ops("./slashed")) == ["pathtest::slashed"]
 

@@ -283,7 +283,7 @@ def test_a_cache_that_is_a_file_is_a_warning_and_one_that_is_not_there_is_not_ma
 ) -> None:
     (cache / "file").write_text("mine")
     monkeypatch.setenv("OPJIT_CACHE", str(cache / "file"))
-    assert "is not a folder" in only(checks.cache(), WARNING).seen
+    assert "is not a directory" in only(checks.cache(), WARNING).seen
     monkeypatch.setenv("OPJIT_CACHE", str(cache / "a" / "b"))
     found = list(checks.cache())
     assert those(found, WARNING, PROBLEM) == []

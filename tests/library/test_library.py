@@ -213,7 +213,7 @@ def test_a_build_directory_that_cannot_be_written_is_an_error_that_names_it(
     (tmp_path / "file").write_text("")
     with pytest.raises(
         BuildError,
-        match=r"loadtest::plus for cpu .* cannot be copied to '.*/file': .*choose a folder that you can write",
+        match=r"loadtest::plus for cpu .* cannot be copied to '.*/file': .*choose a directory that you can write",
     ):
         opjit.build_library("loadtest::plus", tmp_path / "file", "cpu")
     with pytest.raises(UnknownOp):

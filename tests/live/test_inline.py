@@ -215,7 +215,7 @@ def refused(
         ),
         (
             "\n#include <missing.h>\n" + source("bad"),
-            r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; pass the header's folder in extra_include_paths",
+            r"^bad\.c:2:10: fatal error: missing\.h: No such file or directory; pass the header's directory in extra_include_paths",
         ),
     ],
 )

@@ -252,7 +252,8 @@ def test_an_include_folder_that_is_not_there_is_refused_with_the_place_looked_at
     declare: Declare, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        DeclarationError, match=rf"names 'nowhere', but there is no folder {tmp_path}/\w+/nowhere;"
+        DeclarationError,
+        match=rf"names 'nowhere', but there is no directory {tmp_path}/\w+/nowhere;",
     ):
         declare(extra_include_paths=["nowhere"])
 
@@ -377,7 +378,7 @@ REFUSED = {
         "-Xptxas=-v,--options-file=x": "would not be in the key",
     },
     "extra_ldflags": {
-        "-L/opt/lib": "there is no folder /opt/lib",
+        "-L/opt/lib": "there is no directory /opt/lib",
         "-L/": "holds no libNAME.so and no libNAME.a",
         "-Wl,-rpath,/opt": "-lNAME",
         "-static": "-lNAME",

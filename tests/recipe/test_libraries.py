@@ -283,7 +283,7 @@ def test_an_inline_op_may_have_more_sources_and_archives(
             r"extra_sources names 'missing\.c', but there is no file",
         ),
         ({"extra_sources": ["code.cpp"]}, "expected a source for a backend"),
-        ({"extra_sources": "code.c"}, "extra_sources is a list of files"),
+        ({"extra_sources": "code.c"}, "extra_sources is a list of paths"),
         ({"extra_cuda_ldflags": "-lcublas"}, "extra_cuda_ldflags is a list of strings"),
         (
             {"extra_cuda_ldflags": ["-Wl,-rpath,/opt"]},
