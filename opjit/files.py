@@ -36,8 +36,15 @@ def stat_signature(path: StrPath) -> tuple[int, ...] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
+def sha256(content: bytes | str) -> str:
+    """Return the SHA-256 of bytes, or of a text in UTF-8, in hexadecimal digits."""
+    data = content.encode() if isinstance(content, str) else content
+    return hashlib.sha256(data).hexdigest()
+
+
 def digest(path: str) -> str:
-    return hashlib.sha256(read_regular(path)).hexdigest()
+    """Return the SHA-256 of a file that a user names."""
+    return sha256(read_regular(path))
 
 
 @contextmanager
@@ -366,7 +373,7 @@ def write_note(path: Path, text: str) -> None:
 def write_checked(path: Path, value: object) -> None:
     """Write a note in JSON with a digest, so that `read_checked` detects damage."""
     text = json.dumps(value)
-    write_note(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+    write_note(path, f"{sha256(text)}\n{text}")
 
 
 def read_checked(path: Path) -> object:
@@ -375,7 +382,7 @@ def read_checked(path: Path) -> object:
     """
     try:
         digest, _, text = read(path, _NOTE_BYTES).partition(b"\n")
-        whole = hashlib.sha256(text).hexdigest().encode() == digest
+        whole = sha256(text) == digest.decode()
         value: object = json.loads(text) if whole else None
     except (OSError, EntryError, ValueError, RecursionError):
         return None

@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from string import Template
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -26,3 +27,8 @@ def include_path() -> str:
 @cache
 def template(name: str) -> str:
     return (folder("templates") / name).read_bytes().decode()
+
+
+def filled(name: str, /, **values: object) -> str:
+    """Return a template with values in place of its names, which follow a dollar sign."""
+    return Template(template(name)).substitute(values)

@@ -9,7 +9,6 @@ it does not name a variant of the op. Nothing is measured while a CUDA graph is 
 recorded choice runs or, without a record, the first variant.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -107,7 +106,7 @@ def measure_or_read(
     index = (tensors[0].device.index or 0) if tensors else 0
     model = _model(backend, index)
     identity = json.dumps([op.loaded[backend.name].key, labels, model, f"{bucket:016x}"])
-    name = hashlib.sha256(identity.encode()).hexdigest()
+    name = files.sha256(identity)
     found = None if again else _read_choice(name, labels, store)
     on_gpu = backends.clock_of(backend.name) is not None
     if found is not None or (on_gpu and torch.cuda.is_current_stream_capturing()):

@@ -8,7 +8,6 @@ import platform
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from string import Template
 
 from opjit import files, resources
 from opjit.errors import DeclarationError
@@ -63,7 +62,10 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
     _write(
         parent / project,
         {
-            **{file: _filled(f"project/{template}", values) for file, template in texts.items()},
+            **{
+                file: resources.filled(f"project/{template}.in", **values)
+                for file, template in texts.items()
+            },
             **{f"src/{package}/scale_add/{file}": text for file, text in op.items()},
         },
     )
@@ -79,7 +81,8 @@ def new_backend(name: str, parent: Path) -> Path:
         f"test_{name}.py": "test.py",
     }
     filled = {
-        file: _filled(f"backend/{template}", {"name": name}) for file, template in texts.items()
+        file: resources.filled(f"backend/{template}.in", name=name)
+        for file, template in texts.items()
     }
     _write(parent / name, {"__init__.py": "", **filled})
     return parent / name
@@ -90,14 +93,18 @@ def _op_files(
 ) -> dict[str, str]:
     """Return the texts of an op's files. `kind` is a directory of templates."""
     values = {"namespace": namespace, "name": name, "folder": f".{os.sep}{name}"}
-    values["backward"] = _filled("op/elementwise/backward.py", values) if backward else ""
+    values["backward"] = (
+        resources.filled("op/elementwise/backward.py.in", **values) if backward else ""
+    )
     texts = {
         "op.py": f"{kind}/op.py",
         f"{name}.c": f"{kind}/kernel.c",
         f"test_{name}.py": "test.py" if kind == "elementwise" else "checks.py",
         **({f"{name}.cu": "elementwise/kernel.cu"} if cuda else {}),
     }
-    return {file: _filled(f"op/{template}", values) for file, template in texts.items()}
+    return {
+        file: resources.filled(f"op/{template}.in", **values) for file, template in texts.items()
+    }
 
 
 def _split_name(qualified: str) -> tuple[str, str]:
@@ -137,10 +144,6 @@ def package_name(project: str) -> str:
     return re.sub(r"[-.]+", "_", project)
 
 
-def _filled(template: str, values: Mapping[str, str]) -> str:
-    return Template(resources.template(f"{template}.in")).substitute(values)
-
-
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Make a folder of files, and of settings for editors, by one rename."""
     staged = folder.parent / f".{folder.name}.{files.random_name()}"
@@ -149,7 +152,9 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
             raise DeclarationError(
                 f"{folder} exists already; nothing was written. Choose another name, or another directory to put it in"
             )
-        settings = _filled("clangd", {"include": json.dumps(f"-I{resources.include_path()}")})
+        settings = resources.filled(
+            "clangd.in", include=json.dumps(f"-I{resources.include_path()}")
+        )
         for name, text in {**texts, ".clangd": settings}.items():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
             (staged / name).write_text(text, encoding="utf-8")

@@ -13,7 +13,6 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -86,7 +85,7 @@ def make(
             shutil.copytree(folder, root / folder.name, ignore=LEFT_OUT)
             add_binaries(found, targets, folder, root / folder.name)
         (root / "__init__.py").write_text(
-            Template(resources.template("wheel/package.py.in")).substitute(values), encoding="utf-8"
+            resources.filled("wheel/package.py.in", **values), encoding="utf-8"
         )
         try:
             directory.mkdir(parents=True, exist_ok=True)

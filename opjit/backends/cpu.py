@@ -1,11 +1,11 @@
 """The CPU: plain C, compiled for a level of x86-64 or ARM, so that different machines can share a cache."""
 
-import hashlib
 import platform
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from opjit import files
 from opjit.backends import DeviceCompiler, Flags, Stream
 
 # Each machine's levels, best first: the /proc/cpuinfo flags that a level adds, and its -march if
@@ -171,7 +171,7 @@ def identity() -> str:
         lines = [
             line for line in iter(cpuinfo.readline, "") if line.partition(":")[0].strip() in _MAKE
         ]
-    return hashlib.sha256("".join(sorted(set(lines))).encode()).hexdigest()
+    return files.sha256("".join(sorted(set(lines))))
 
 
 def _cpu_flags() -> set[str]:

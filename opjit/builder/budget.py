@@ -12,7 +12,6 @@ run out of memory.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import math
 import os
 import re
@@ -106,7 +105,7 @@ def share_folder() -> Path | None:
     files.make_private(lock.folder())
     if files.trust_problem(lock.folder()) is not None:
         return None  # nothing is made through another user's link or in another user's folder
-    folder = lock.folder() / f"shares-{hashlib.sha256(limits).hexdigest()[:16]}"
+    folder = lock.folder() / f"shares-{files.sha256(limits)[:16]}"
     files.make_private(folder)
     return folder
 

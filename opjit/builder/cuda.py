@@ -10,7 +10,6 @@ Toolkit. Files that it does not support are left to nvcc.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import resources
+from opjit import files, resources
 from opjit.builder import budget, host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
 from opjit.builder.cuda_text import HOST, CudaFile, defined_macros, flat_text, folders_of_cuda
@@ -170,7 +169,7 @@ def _digest(name: str, text: str) -> str:
     and is the same in every folder.
     """
     content = f"{name}\0{_LINE.sub('', text)}"
-    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return files.sha256(content.encode("utf-8", "surrogateescape"))[:16]
 
 
 def _write_host(unit: CudaFile, halves: Halves, text: str, work: Path) -> None:
@@ -368,6 +367,6 @@ def _registration(
         f'    __cudaRegisterVar(handle, &opjit_{index}, "{name}", "{name}", 0, {size}, {int(constant)}, 0);'
         for index, (constant, size, _, name) in enumerate(variables, len(kernels))
     ]
-    text = resources.template("fatbin.c.in")
-    declared = text.replace("$declarations", "\n".join(declarations))
-    return declared.replace("$calls", "\n".join(calls))
+    return resources.filled(
+        "fatbin.c.in", declarations="\n".join(declarations), calls="\n".join(calls)
+    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from string import Template
 
 from opjit import resources
 from opjit.backends import Backend, Stream
@@ -160,8 +159,9 @@ def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str
         headers = [stream.header, *headers]
         numbered = [*numbered, f"({stream.type})opjit_stream"]
         parameters = [*parameters, "void *opjit_stream"]
-    return Template(resources.template("kernel.in")).substitute(
-        text,
+    return resources.filled(
+        "kernel.in",
+        **text,
         include="\n".join(f'#include "{header}"' for header in headers),
         types=", ".join(types),
         parameters=", ".join(parameters),
@@ -225,7 +225,7 @@ def _c_glue(
         "free_results": _lines(_free_results(schema), 2),
         "results": _lines(_results(schema)),
     }
-    return Template(resources.template("glue.c.in")).substitute(text, **values)
+    return resources.filled("glue.c.in", **text, **values)
 
 
 def _locals(schema: Schema) -> list[str]:

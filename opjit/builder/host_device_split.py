@@ -147,22 +147,27 @@ class _Splitter:
             raise NvccOnly(f"it uses {min(refused)}")
         self.closing = match_brackets(self.tokens)
         self._launches(self.tokens, self.closing)
-        for before, token in zip(
-            [None, *every], every, strict=False
-        ):  # the host's part needs no headers for the device alone
-            if (token.kind == "directive" and _DEVICE_HEADER.match(token.text)) or (
-                token.text == "__noinline__" and before is not None and before.text != "("
-            ):  # for g++ an attribute's name alone
+        before = "("
+        for token in every:
+            # The host's part needs no headers for the device alone.
+            is_unused = token.kind == "directive" and _DEVICE_HEADER.match(token.text)
+            is_alone = (
+                token.text == "__noinline__" and before != "("
+            )  # for g++, an attribute's name
+            if is_unused or is_alone:
                 self._replace(self.host, token.start, token.end)
-        for directive in (
-            token for token in every if token.kind == "directive" and "<<<" in token.text
-        ):
-            at = directive.start + directive.text.index("#") + 1
-            inner = [
-                token._replace(start=token.start + at, end=token.end + at)
-                for token in tokenize(self.text[at : directive.end])
-            ]
-            self._launches(inner, match_brackets(inner))
+            if token.kind == "directive" and "<<<" in token.text:
+                self._launches_in(token)
+            before = token.text
+
+    def _launches_in(self, directive: Token) -> None:
+        """Replace the launches in a macro."""
+        at = directive.start + directive.text.index("#") + 1
+        inner = [
+            token._replace(start=token.start + at, end=token.end + at)
+            for token in tokenize(self.text[at : directive.end])
+        ]
+        self._launches(inner, match_brackets(inner))
 
     def _replace(self, part: list[_Edit], start: int, end: int, text: str = "") -> None:
         """Replace a text in a part, and keep the number of its lines."""

@@ -71,7 +71,7 @@ def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -
         str(recipe),
         tools,
         compilation.by_nvrtc,
-        replace(compilation, recipe=plain).by_nvcc_or_device_compiler,
+        replace(compilation, recipe=plain).without_nvrtc,
         compilation.diagnosed,
     )
     if remark.startswith("nvcc") and plain != recipe:
@@ -113,7 +113,7 @@ class _Compilation:
         output += built.output
         return CompiledLibrary(self.path, self.generated, versions, output, built.linked, read)
 
-    def by_nvcc_or_device_compiler(self) -> CompiledLibrary:
+    def without_nvrtc(self) -> CompiledLibrary:
         """Compile C, or let nvcc or the device's compiler compile the kernels, and link."""
         tools = self.tools
         parts, read = self._make_parts()

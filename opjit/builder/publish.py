@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import time
@@ -212,7 +211,7 @@ def write_entry(
         document,
         library,
         len(content),
-        hashlib.sha256(content).hexdigest(),
+        files.sha256(content),
         {**built_with},
     )
     files.write_synced(folder / NAME, manifest.dump())

@@ -10,7 +10,6 @@ depend on the installed torch. (Linking against torch is 0.2 s slower.)
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -180,7 +179,7 @@ def publish_parts(
 
 
 def _key(content: object) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return files.sha256(json.dumps(content))
 
 
 def is_whole(place: Path, needed: Collection[str]) -> bool:
@@ -191,7 +190,7 @@ def is_whole(place: Path, needed: Collection[str]) -> bool:
             digests.keys() >= set(needed)
             and files.trust_problem(place) is None
             and all(
-                hashlib.sha256(files.read(place / name, _MAX_BYTES)).hexdigest() == digest
+                files.sha256(files.read(place / name, _MAX_BYTES)) == digest
                 for name, digest in digests.items()
             )
         )

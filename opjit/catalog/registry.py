@@ -8,7 +8,6 @@ the op's namespace. Neither is read before such a request.
 import copyreg
 import difflib
 import functools
-import hashlib
 import importlib.util
 import inspect
 import os
@@ -312,7 +311,7 @@ def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
     earlier = sys.modules.get(name)
     if earlier is not None and getattr(earlier, "__file__", None) != str(file):
         # A folder of the same name elsewhere.
-        name = f"{name}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
+        name = f"{name}_{files.sha256(os.fsencode(file))[:8]}"
     module = _new_module(name, file)
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None  # a .py file always has one

@@ -1,6 +1,5 @@
 """The sources of an inline op: text, written to files for the compilers."""
 
-import hashlib
 import linecache
 import os
 import re
@@ -53,7 +52,7 @@ class Code(NamedTuple):
         private = _folders.get(os.getpid())
         if private is None or not private.is_dir():
             private = _folders[os.getpid()] = files.temporary_folder("opjit-inline-")
-        folder = private / hashlib.sha256(content.encode()).hexdigest()[:20]
+        folder = private / files.sha256(content)[:20]
         for suffix, text in self.texts.items():
             path = folder / f"{name}{suffix}"
             if not path.exists():

@@ -89,13 +89,11 @@ def connect(rank: Rank, timeout: float) -> JobStore:
         group = dist.group.WORLD
         assert group is not None
         try:
-            shared = group.get_group_store()
+            shared: Any = group.get_group_store()
         except RuntimeError as error:
             raise StoreLost(f"the process group lacks a store: {_first_line(error)}") from None
         # A separate connection, because one connection handles one request at a time.
-        return JobStore(
-            lambda: PrefixStore(prefix, shared.clone() if hasattr(shared, "clone") else shared)
-        )
+        return JobStore(lambda: PrefixStore(prefix, shared.clone()))
     if rank.address is None:
         raise StoreLost(
             "rank 0's address is unknown; set MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there"

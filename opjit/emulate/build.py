@@ -6,7 +6,6 @@ machine."""
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import re
 import tempfile
@@ -125,7 +124,7 @@ def device_folder() -> Path:
 def own_text() -> str:
     """A digest of the emulation itself: its C++, and the Python that translates."""
     paths = sorted([*device_folder().rglob("*.*"), *Path(__file__).parent.glob("*.py")])
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
+    return files.sha256(b"\0".join(path.read_bytes() for path in paths))
 
 
 def binary(op: OpState, checked: bool) -> Path:

@@ -1,13 +1,11 @@
 """`opjit.build_library`: ops, their binaries and their declarations as one folder."""
 
-import hashlib
 import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from string import Template
 
 from opjit import files, request, resources
 from opjit.backends.targets import Target
@@ -176,8 +174,10 @@ def _require_same_declarations(ops: Iterable[Op]) -> None:
     for op in ops:
         extra = op.declaration.flags_of_author
         linked = (*extra.link, *extra.cuda_link) if extra is not None else ()
-        for each in (each for each in linked if os.path.isabs(each) and each.endswith(".so")):
-            if not (_has_op_py(op) and Path(each).resolve().is_relative_to(op.folder.resolve())):
+        for each in linked:
+            is_library = os.path.isabs(each) and each.endswith(".so")
+            inside = _has_op_py(op) and Path(each).resolve().is_relative_to(op.folder.resolve())
+            if is_library and not inside:
                 raise DeclarationError(
                     f"{op.qualified} is linked with {each}, which is outside the directory of its op.py, so it would "
                     "not be in the op package; move it there"
@@ -213,7 +213,7 @@ def _write_library(
             for target, entry in found:
                 _copy(op, target, entry, staged)
         digests = _digests(staged, seal=True)
-        digest = hashlib.sha256(repr(digests).encode()).hexdigest()
+        digest = files.sha256(repr(digests))
         place = directory / (name or f"{_dotted(first)}.{targets[0].folder}.{digest[:20]}")
         if not files.put_if_free(staged, place) and _digests(place) != digests:
             raise BuildError(
@@ -240,9 +240,7 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
             "elementwise": op.elementwise,
             "tags": ", ".join(f"torch.Tag.{name}" for name in op.schema.tags),
         }
-        (to / "op.py").write_text(
-            Template(resources.template("library/op.py.in")).substitute(values), encoding="utf-8"
-        )
+        (to / "op.py").write_text(resources.filled("library/op.py.in", **values), encoding="utf-8")
     manifest = manifests.parse(files.read(entry.folder / manifests.NAME, manifests.MAX_BYTES))
     library = put_binary(op, target, entry, manifest, to)
     link = root / f"{_dotted(op)}.so"
@@ -266,7 +264,8 @@ def _digests(root: Path, seal: bool = False) -> dict[str, str]:
     found = {}
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - {"__pycache__"})
-        for path in (Path(folder, name) for name in sorted(names)):
+        for name in sorted(names):
+            path = Path(folder, name)
             found[str(path.relative_to(root))] = (
                 os.readlink(path) if path.is_symlink() else files.digest(str(path))
             )

@@ -190,10 +190,7 @@ def _refuse_elsewhere(shown: Path, schema: Schema, target: Target) -> None:
     if missing:
         raise DeviceUnavailable(f"{shown} is not loaded: {missing}")
     here = Target(target.backend, target.backend.host_arch(), target.backend.runtime(None))
-    if not target.backend.runs(target.arch) or (target.runtime, target.host) != (
-        here.runtime,
-        here.host,
-    ):
+    if not target.backend.runs(target.arch) or target._replace(arch=here.arch) != here:
         raise LoadError(
             f"{shown} is not loaded: it was built for {target}, but this process runs {here}; build it for that: "
             f"opjit.build_library({schema.qualified!r}, DIR, arch={here.arch!r})"

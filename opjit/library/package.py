@@ -9,7 +9,6 @@ dispatcher (C shims). Here, these texts are complete functions that open the lib
 import os
 import zipfile
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import torch
@@ -71,7 +70,7 @@ def aoti_compile_and_package(
                 for index, name in enumerate(names.values())
             )
     if libraries:  # torch copies the texts in this order. It does not search for an op without a name, so the first key only carries a text
-        text = Template(resources.template("package/library.cpp.in")).substitute(ops=defined)
+        text = resources.filled("package/library.cpp.in", ops=defined)
         texts = {
             torch.ops.aten.detach.default: [text],
             **{op.overload: shim for op, shim in shims.items()},
@@ -90,11 +89,9 @@ def aoti_compile_and_package(
 def _used(program: torch.export.ExportedProgram) -> dict[Op, list[str]]:
     """Return the ops that a program calls, each with the devices of its tensors; a functionalized call has its op as an argument."""
     found: dict[Op, set[str]] = {}
-    for node in (
-        node
-        for module in program.graph_module.modules()
-        for node in getattr(module, "graph", torch.fx.Graph()).nodes
-    ):
+    modules = program.graph_module.modules()
+    graphs = [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
+    for node in [node for graph in graphs for node in graph.nodes]:
         for target in (node.target, *node.args[:1]):
             op = (
                 registry.declared(target._schema.name)
@@ -140,12 +137,11 @@ def _shim(schema: Schema, device: str, library: str) -> str:
         for each, name in zip(schema.arguments, arguments, strict=True)
     ]
     function = f"aoti_torch_{device}_{schema.name}({', '.join([*parameters, *(f'AtenTensorHandle *{name}' for name in results)])})"
-    template = Template(resources.template("package/shim.cpp.in"))
-    size = max(len(arguments), len(results))
-    return template.substitute(
+    return resources.filled(
+        "package/shim.cpp.in",
         function=function,
         library=library,
-        size=size,
+        size=max(len(arguments), len(results)),
         num_arguments=len(arguments),
         num_results=len(results),
         arguments=", ".join(arguments),

@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from typing import NamedTuple
 
 from opjit import files, resources
@@ -86,8 +85,9 @@ def _rendered(binaries: Binaries, work: Path) -> str:
     data = "\n".join(op.data for op in ops)
     entries = "\n".join(op.entries for op in ops)
     rows = "".join(op.row for op in ops)
-    template = Template(resources.template("standalone.c.in"))
-    return template.substitute(binaries=data, entries=entries, ops=rows, count=len(ops))
+    return resources.filled(
+        "standalone.c.in", binaries=data, entries=entries, ops=rows, count=len(ops)
+    )
 
 
 class _Source(NamedTuple):

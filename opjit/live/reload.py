@@ -77,8 +77,9 @@ def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
                 f"{declaration.file} no longer declares {current.qualified}, only {', '.join(sorted(names)) or 'nothing'}"
             )
         install(newer, current.qualified, extra)
-        for gone in (op for op in before if op.qualified not in names):
-            registry.remove(gone)
+        for op in before:
+            if op.qualified not in names:
+                registry.remove(op)
         for name, value in vars(module).items():  # its functions call the registered ops
             if isinstance(value, Op):
                 vars(module)[name] = registry.declared(value.qualified) or value

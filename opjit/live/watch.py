@@ -106,9 +106,10 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
         known, found = self._headers.get(op.qualified, (None, []))
         if keys != known:
             found = []
-            for backend in [each for each in backends.all_backends() if each.name in op.loaded]:
+            for name in op.loaded:
                 with suppress(OpjitError, OSError):
-                    found += self._read_by_build(op, describe(op, here(backend), default_store()))
+                    target = here(backends.for_device(name))
+                    found += self._read_by_build(op, describe(op, target, default_store()))
             self._headers[op.qualified] = keys, found
         return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from opjit import files
 
 if TYPE_CHECKING:
     from opjit.backends.targets import Target
@@ -18,7 +19,7 @@ _OF_TOOLS: Mapping[str, Any] = {"toolchain": None, "search": None}
 def document_key(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a document in canonical JSON: sorted names, no spaces, ASCII."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return files.sha256(text)
 
 
 def request_key(document: Mapping[str, Any]) -> str:

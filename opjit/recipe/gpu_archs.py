@@ -4,7 +4,6 @@ supported one that the GPU can run.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -62,7 +61,7 @@ def _compilable(runtime: str, notes: Path | None) -> set[str]:
 
 def _supported_by(nvrtc: compilers.Nvrtc, notes: Path | None) -> set[str]:
     """Return NVRTC's architectures. A note keeps them, because loading the library costs time."""
-    stamp = hashlib.sha256(f"{nvrtc.library} {nvrtc.version}".encode()).hexdigest()[:16]
+    stamp = files.sha256(f"{nvrtc.library} {nvrtc.version}")[:16]
     note = notes / f"nvrtc-archs-{stamp}" if notes is not None else None
     kept = files.read_checked(note) if note is not None else None
     if isinstance(kept, list):

@@ -3,12 +3,13 @@ they give the same binary.
 """
 
 import errno
-import hashlib
 import mmap
 import os
 import stat
 import struct
 from collections.abc import Iterator
+
+from opjit import files
 
 _DYNAMIC = 6
 _SYMBOLS = 11  # types of sections
@@ -39,7 +40,7 @@ def digest(path: str) -> str:
             raise OSError(errno.EINVAL, "it is not a regular file", path)
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return hashlib.sha256(b"".join(_parts(content))).hexdigest()
+                return files.sha256(b"".join(_parts(content)))
         except (struct.error, IndexError, ValueError) as error:
             text = f"it is not a readable shared library: {error}"
             raise OSError(errno.ENOEXEC, text, path) from None

@@ -9,7 +9,6 @@ comparison.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -149,7 +148,7 @@ class Moment:
 
     def _digest(self, path: str, shared: bool) -> str:
         if path in self.texts:
-            return hashlib.sha256(self.texts[path]).hexdigest()
+            return files.sha256(self.texts[path])
         return _SHARED + interface.digest(path) if shared else files.digest(path)
 
     def text(self, path: str) -> bytes:
@@ -325,4 +324,4 @@ def listed_absolute(listings: Iterable[Path]) -> list[str]:
 
 def digest_of(value: object) -> str:
     """Return the SHA-256 of a value in JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return files.sha256(json.dumps(value, sort_keys=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from opjit import resources
+from opjit import files, resources
 from opjit.backends import Flags
 from opjit.backends.targets import Target
 from opjit.recipe import libraries
@@ -193,4 +192,4 @@ def glue_digest() -> str:
     text = "\0".join(
         [str(GLUE_GENERATOR), *map(resources.template, ("glue.c.in", "kernel.in", "fatbin.c.in"))]
     )
-    return hashlib.sha256(text.encode()).hexdigest()
+    return files.sha256(text)

@@ -3,7 +3,6 @@ its answer under the executable's path, size, modification time and inode."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -99,7 +98,7 @@ def working_nvcc(notes: Path | None) -> Nvcc | None:
 
 
 def find_device_compiler(wanted: DeviceCompiler, notes: Path | None) -> DeviceCompilerInfo | None:
-    kind = f"own-{hashlib.sha256(' '.join(wanted.version).encode()).hexdigest()[:8]}"
+    kind = f"own-{files.sha256(' '.join(wanted.version))[:8]}"
     return _find(
         notes,
         kind,
@@ -171,7 +170,7 @@ def _nvrtc_version(library: Path, headers: str) -> str:
         (entry.name, entry.stat().st_size) for entry in os.scandir(headers) if entry.is_file()
     )
     release = builtins[0].name.partition(".so.")[2] if builtins else library.suffix[1:]
-    return f"{release} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:16]}"
+    return f"{release} {files.sha256(json.dumps(sizes))[:16]}"
 
 
 def is_cross(host: str) -> bool:
@@ -265,7 +264,7 @@ def _find(
     stamp = [reads.signature(each) if each else None for each in (path, *map(which, ("as", "ld")))]
     if notes is None:
         return probe(path)
-    note = notes / f"{kind}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    note = notes / f"{kind}-{files.sha256(os.fsencode(path))[:16]}"
     known = files.read_checked(note)
     if (
         isinstance(known, dict)
@@ -286,7 +285,7 @@ def _with_script(compiler: Compiler | None, language: str) -> Compiler | None:
     if compiler is None or not compiler.script:
         return compiler
     commands = planned_commands(compiler.path, language)
-    return compiler._replace(script=hashlib.sha256(commands.encode()).hexdigest())
+    return compiler._replace(script=files.sha256(commands))
 
 
 class ToolVersions(dict[str, str]):

@@ -8,7 +8,6 @@ answer is bounded in time and size, and its signature is checked before anything
 written. After any failure except "not found", the process warns once and stops using the remote.
 """
 
-import hashlib
 import os
 import re
 import time
@@ -17,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from opjit import progress
+from opjit import files, progress
 from opjit.backends.targets import Target
 from opjit.errors import EntryError, RemoteError, warn_of_cache
 from opjit.recipe.build_inputs import BuildInputs
@@ -210,7 +209,7 @@ def examine(manifest: Manifest, library: bytes, key: str, target: Target | None)
     """
     if manifest.key != key:
         raise EntryError("it has another key")
-    if len(library) != manifest.size or hashlib.sha256(library).hexdigest() != manifest.sha256:
+    if len(library) != manifest.size or files.sha256(library) != manifest.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")
     check_binary(manifest, library, target)
 

@@ -7,7 +7,6 @@ read, and the paths that named none, by absolute paths. An object is taken only 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from contextlib import suppress
@@ -50,7 +49,7 @@ class KeptObjects:
         with suppress(OSError, EntryError, ValueError):  # it is being removed
             content = files.read(folder / _OBJECT, _MAX_BYTES)
             listed = json.loads(files.read(folder / runtime_objects.LIST, _MAX_BYTES))
-            if hashlib.sha256(content).hexdigest() == listed[_OBJECT]:
+            if files.sha256(content) == listed[_OBJECT]:
                 place.write_bytes(content)
                 self.read[place] = runtime_objects.kept_reads(folder)
                 return True

@@ -5,7 +5,6 @@ Its owner, modes, size, hash, machine and arch are verified before the library i
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -92,7 +91,7 @@ def read(
         if not hashed:
             return manifest, b"", ()
         content = file.read(manifest.size)
-    if hashlib.sha256(content).hexdigest() != manifest.sha256:
+    if files.sha256(content) != manifest.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")
     return manifest, content, verified
 
