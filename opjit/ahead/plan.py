@@ -280,9 +280,7 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
 
 
 def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | None) -> Target:
-    backend = next(
-        (each for each in backends.all_backends() if each.name == recorded.backend), None
-    )
+    backend = backends.named(recorded.backend)
     if backend is None:
         raise UnknownArch(
             f"{name} cannot be built, because this process lacks the backend "

@@ -157,7 +157,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
         )
         for name, text in {**texts, ".clangd": settings}.items():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            (staged / name).write_text(text, encoding="utf-8")
+            (staged / name).write_text(text, "utf-8")
         os.rename(staged, folder)
     except OSError as error:
         why = "it exists already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else str(error)

@@ -19,7 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
 
-from opjit import backends, progress, request
+from opjit import progress, request
 from opjit.author import cells
 from opjit.backends import Backend
 from opjit.catalog import registry
@@ -186,11 +186,7 @@ def split(cell: str, cuda: bool) -> dict[str, str]:
 
 def _declare(op: Op, arch: str | None) -> Op:
     assert op.declaration.code is not None
-    sources = [
-        backend
-        for backend in backends.all_backends()
-        if backend.suffix in op.declaration.code.texts
-    ]
+    sources = op.declaration.code.backends()
     missing = {backend.name: reason for backend in sources if (reason := backend.available())}
     if "cuda" in missing and arch:
         target = target_of("cuda", arch)

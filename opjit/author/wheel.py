@@ -85,7 +85,7 @@ def make(
             shutil.copytree(folder, root / folder.name, ignore=LEFT_OUT)
             add_binaries(found, targets, folder, root / folder.name)
         (root / "__init__.py").write_text(
-            resources.filled("wheel/package.py.in", **values), encoding="utf-8"
+            resources.filled("wheel/package.py.in", **values), "utf-8"
         )
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
     for op, target in batch.pairs(ops, targets):
         entry = request.entry(op, target)
         source = op.declaration.source(target.backend)
-        manifest = manifests.parse((entry.folder / manifests.NAME).read_bytes())
+        manifest = manifests.read(entry.folder)
         if "debug" in manifest.document:
             raise WheelError(
                 "OPJIT_DEBUG is set, but a wheel cannot contain debug builds, because they contain paths of this machine; unset it"

@@ -181,6 +181,11 @@ def all_backends() -> list[Backend]:
     return list(_backends.values())
 
 
+def named(name: object) -> Backend | None:
+    """Return the backend of a name, which may come from a manifest."""
+    return next((backend for backend in all_backends() if backend.name == name), None)
+
+
 def for_device(device_type: str) -> Backend:
     """Return the backend of a ``torch.device.type``. Raises UnknownDevice if it does not exist."""
     for backend in all_backends():

@@ -207,7 +207,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        return path.read_text("ascii", errors="replace").strip()
     except OSError:
         return ""
 

@@ -78,7 +78,7 @@ def write(schema: Schema, backend: Backend, source: str, folder: Path) -> list[P
     """Write the glue of an op into a folder; see `render`. Returns its files."""
     texts = render(schema, backend, source)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, "utf-8")
     return [folder / name for name in texts]
 
 
@@ -137,7 +137,7 @@ def schema_literal(schema: Schema) -> str:
 
 def tags(schema: Schema) -> list[str]:
     """Return the functions of torch's C interface that give the op's tags; it lacks some of torch's tags."""
-    shim = (resources.folder("kernels_c") / "opjit_shim.h").read_text(encoding="utf-8")
+    shim = (resources.folder("kernels_c") / "opjit_shim.h").read_text("utf-8")
     return [f"torch_tag_{name}" for name in schema.all_tags if f" torch_tag_{name}(" in shim]
 
 

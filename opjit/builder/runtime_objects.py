@@ -232,7 +232,7 @@ def _shim() -> str:
 
 def stub_of_torch(library: str, compiler: Compiler, work: Path) -> None:
     """Make a stub of one of torch's libraries, ``"libtorch_cpu"``, in a folder."""
-    header = Path(_shim()).read_text(encoding="utf-8")
+    header = Path(_shim()).read_text("utf-8")
     declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
     of_cuda = library == "libtorch_cuda"
     functions = [name for name in declared if bool(_OF_CUDA.search(name)) == of_cuda]
@@ -241,7 +241,7 @@ def stub_of_torch(library: str, compiler: Compiler, work: Path) -> None:
 
 def stub(compiler: Compiler, soname: str, functions: Iterable[str], work: Path) -> None:
     (work / f"{soname}.c").write_text(
-        "".join(f"void {function}(void) {{}}\n" for function in functions), encoding="ascii"
+        "".join(f"void {function}(void) {{}}\n" for function in functions), "ascii"
     )
     compile_part(
         compiler,

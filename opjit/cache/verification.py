@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from opjit import backends, files
+from opjit import backends
 from opjit.backends.targets import Target
 from opjit.errors import EntryError, OpjitError
 from opjit.recipe.build_inputs import LIBRARY, entries_folder
@@ -107,9 +107,9 @@ def _verify_entry(root: Store, item: EntryInfo) -> str:
     Returns a remark if a part cannot be compared here, for example because this process lacks the
     entry's backend.
     """
-    manifest = manifests.parse(files.read(item.folder / manifests.NAME, manifests.MAX_BYTES))
+    manifest = manifests.read(item.folder)
     backend = manifest.document.get("backend")
-    if isinstance(backend, str) and backend not in [each.name for each in backends.all_backends()]:
+    if isinstance(backend, str) and backends.named(backend) is None:
         entry.verify(item.folder, None)
         return f"only its bytes were compared: there is no backend {backend!r}; opjit.register_backend adds it"
     belongs = origin(manifest)

@@ -187,10 +187,9 @@ class Declaration:
                 return path
         missing = f"{self.qualified} has no kernel for {backend.name}"
         if self.code is not None:
-            suffixes = self.code.texts
-            devices = [each.name for each in backends.all_backends() if each.suffix in suffixes]
+            names = [each.name for each in self.code.backends()]
             raise NoKernel(
-                f"{missing}: its inline code is for {' and '.join(devices)} only; declare it again, "
+                f"{missing}: its inline code is for {' and '.join(names)} only; declare it again, "
                 f"also with code for {backend.name}"
             )
         raise NoKernel(

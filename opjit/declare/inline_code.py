@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files
+from opjit import backends, files
+from opjit.backends import Backend
 
 _folders: dict[int, Path] = {}  # by process
 
@@ -19,6 +20,10 @@ class Code(NamedTuple):
     module: str  # name of the declaring module; a later declaration there replaces this one
     shown: str | None = None  # the text's name in compiler messages; None is the file's name
     program: str = ""  # the declaring call's file and line
+
+    def backends(self) -> list[Backend]:
+        """Return the backends that the code is for."""
+        return [each for each in backends.all_backends() if each.suffix in self.texts]
 
     def place(self, name: str, suffix: str, line: int) -> tuple[str, int]:
         """Return the file and line of a source's line for messages: the program's, if it contains the source literally and once."""
@@ -58,6 +63,6 @@ class Code(NamedTuple):
             if not path.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
                 temporary = folder / f".{files.random_name()}"
-                temporary.write_text(text, encoding="utf-8")
+                temporary.write_text(text, "utf-8")
                 os.replace(temporary, path)
         return folder

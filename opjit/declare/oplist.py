@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from opjit import backends, files
+from opjit import files
 from opjit.backends.targets import Target
 from opjit.declare.op_state import OpState
 from opjit.errors import RecordError, warn_of_cache
@@ -162,13 +162,9 @@ def _recorded(op: OpState, target: Target) -> RecordedOp:
         flags["include"] = list(extra.include)
         flags["sources"] = list(extra.sources)
     code = None
-    if declaration.code is not None:
-        texts = declaration.code.texts
-        code = {
-            backend.name: texts[backend.suffix]
-            for backend in backends.all_backends()
-            if backend.suffix in texts
-        }
+    inline = declaration.code
+    if inline is not None:
+        code = {backend.name: inline.texts[backend.suffix] for backend in inline.backends()}
     return RecordedOp(
         op.qualified,
         op.schema.text,

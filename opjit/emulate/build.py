@@ -31,19 +31,17 @@ from opjit.store.store import default_store
 
 RUNTIME = "libopjit_emulate.so"
 _BINARY = "emulated.so"
-_RUNTIME_WORDS = (
-    "-std=c++17 -gdwarf-4 -w -fPIC -fexceptions -O2 -shared fiber.cc launch.cc check.cc finding.cc "
-    f"-lstdc++ -ldl -Wl,-soname,{RUNTIME}"
-)
-_GLUE_FLAGS = "-shared -std=gnu11 -O2 -fPIC -fexceptions -fvisibility=hidden"
-_KERNEL_FLAGS = (
-    "-std=c++17 -gdwarf-4 -w -fPIC -fexceptions -fvisibility=hidden "
-    "-fsanitize-coverage=trace-pc -ffp-contract=fast "
-)
-_CHECKED = (
-    "-O1 -DOPJIT_EMULATE_CHECKED -fsanitize=thread,alignment,bounds "
-    "--param=tsan-distinguish-volatile=1"
-)
+_CXX = ["-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions"]
+_RUNTIME_SOURCES = ["fiber.cc", "launch.cc", "check.cc", "finding.cc"]
+_RUNTIME_LINK = ["-shared", "-lstdc++", "-ldl", f"-Wl,-soname,{RUNTIME}"]
+_GLUE = ["-shared", "-std=gnu11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
+_KERNEL = [*_CXX, "-fvisibility=hidden", "-fsanitize-coverage=trace-pc", "-ffp-contract=fast"]
+_CHECKED = [
+    "-O1",
+    "-DOPJIT_EMULATE_CHECKED",
+    "-fsanitize=thread,alignment,bounds",
+    "--param=tsan-distinguish-volatile=1",
+]
 # Features that are not emulated, by words of an #include or of g++'s first error.
 _NOT_EMULATED = r"""
 mma\.h|wmma|nvcuda|mma_sync: tensor cores are not emulated
@@ -102,7 +100,7 @@ def runtime() -> ctypes.CDLL:
 def runtime_folder() -> Path:
     """Return the folder of the runtime library. Raises BuildError if the compiler fails."""
     compiler = toolchain.require_compiler(default_store().notes)
-    flags = _RUNTIME_WORDS.split()
+    flags = [*_CXX, "-O2", *_RUNTIME_SOURCES, *_RUNTIME_LINK]
 
     def make(staged: Path) -> None:
         words = [*flags, "-o", str(staged / RUNTIME)]
@@ -207,7 +205,7 @@ def _flags_of_cpu() -> Flags:
 def compiler_flags(checked: bool) -> list[str]:
     """The flags of g++. With a level of the processor that has -mfma, products and sums are fused as nvcc fuses them."""
     march = [flag for flag in _flags_of_cpu().c if flag.startswith("-march=")]
-    return [*(_KERNEL_FLAGS + (_CHECKED if checked else "-O2")).split(), *march]
+    return [*_KERNEL, *(_CHECKED if checked else ["-O2"]), *march]
 
 
 def write_translated(read: Iterable[str], work: Path, names: Mapping[str, str]) -> None:
@@ -265,14 +263,19 @@ def _link(
     compiled += [str(parts / part) for part in runtime_objects.OBJECTS]
     wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED.split()] if checked else []
     return [
-        *_GLUE_FLAGS.split(),
+        *_GLUE,
         f"-I{include}",
         "opjit_glue.c",
         *compiled,
         *wrapped,
         f"-L{parts}",
         f"-L{runtime_folder()}",
-        *f"-ltorch_cpu -l:{RUNTIME} -lstdc++ -lm -Wl,-z,defs -o".split(),
+        "-ltorch_cpu",
+        f"-l:{RUNTIME}",
+        "-lstdc++",
+        "-lm",
+        "-Wl,-z,defs",
+        "-o",
         str(staged / _BINARY),
     ]
 

@@ -240,8 +240,8 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
             "elementwise": op.elementwise,
             "tags": ", ".join(f"torch.Tag.{name}" for name in op.schema.tags),
         }
-        (to / "op.py").write_text(resources.filled("library/op.py.in", **values), encoding="utf-8")
-    manifest = manifests.parse(files.read(entry.folder / manifests.NAME, manifests.MAX_BYTES))
+        (to / "op.py").write_text(resources.filled("library/op.py.in", **values), "utf-8")
+    manifest = manifests.read(entry.folder)
     library = put_binary(op, target, entry, manifest, to)
     link = root / f"{_dotted(op)}.so"
     if not link.is_symlink():  # the first target's

@@ -121,11 +121,7 @@ def _takes_shim(schema: Schema, device: str) -> bool:
     )
     headers = Path(torch.__file__).parent.glob("include/torch/csrc/inductor/aoti_torch/**/*.h")
     name = f"aoti_torch_{device}_{schema.name}("
-    return (
-        plain
-        and tensors
-        and not any(name in header.read_text(encoding="utf-8") for header in headers)
-    )
+    return plain and tensors and not any(name in header.read_text("utf-8") for header in headers)
 
 
 def _shim(schema: Schema, device: str, library: str) -> str:

@@ -51,7 +51,7 @@ def write_standalone(place: Path, binaries: Binaries) -> None:
 
 
 def _compiled(binaries: Binaries, compiler: Compiler, work: Path) -> bytes:
-    (work / "standalone.c").write_text(_rendered(binaries, work), encoding="utf-8")
+    (work / "standalone.c").write_text(_rendered(binaries, work), "utf-8")
     runtime_objects.stub_of_torch("libtorch_cpu", compiler, work)
     include = f"-I{resources.include_path()}"
     runtime_objects.compile_part(

@@ -40,7 +40,7 @@ def bind_backward(op: OpState) -> bool:
     by_keyword = any(
         argument.keyword_only and argument.kind == "Tensor" for argument in schema.arguments
     )
-    no_handles = schema.draws and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
+    no_handles = schema.draws and torch.__version__ < "2.13"
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if forward_ad._current_level >= 0 and any(

@@ -91,12 +91,7 @@ def feed_inductor(op: OpState) -> bool:
     tensors = [argument for argument in schema.arguments if argument.kind == "Tensor"]
     leading = all(argument.plain for argument in schema.arguments[: len(tensors)])
     single = [result._replace(name="") for result in schema.results] == [Result("", "Tensor")]
-    if (
-        torch.torch_version.TorchVersion(torch.__version__) < "2.13"
-        or schema.mutates
-        or schema.draws
-        or not (leading and single)
-    ):
+    if torch.__version__ < "2.13" or schema.mutates or schema.draws or not (leading and single):
         return True
     from torch._inductor import config
     from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning

@@ -2,8 +2,10 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from opjit import files
 from opjit.errors import EntryError
 from opjit.recipe.document import FORMAT, document_key
 
@@ -49,6 +51,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("an object has a name twice")
     return found
+
+
+def read(folder: Path, trusted_as: Path | None = None) -> Manifest:
+    """Read the manifest of an entry. `trusted_as`: see files.trust_problem. Raises the errors of `parse`, and OSError."""
+    return parse(files.read(folder / NAME, MAX_BYTES, trusted_as))
 
 
 def parse(text: bytes) -> Manifest:

@@ -24,7 +24,7 @@ import torch
 
 from opjit.catalog import registry
 from opjit.operators.op import Op
-from opjit.recipe import toolchain
+from opjit.recipe import compilers, toolchain
 from opjit.testing import compare, numerics, sanitize
 from opjit.testing.checks import Check, Line, add, outcome_of, tally
 from opjit.testing.isolation import Death, supervise
@@ -90,10 +90,7 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
         # The check also looks for leaks.
         libraries = [_LIBRARIES[name] for name in names if name != "leak" or "address" not in names]
         queries = ([compiler.path, f"-print-file-name={library}"] for library in libraries)
-        found = [
-            subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-            for command in queries
-        ]
+        found = [compilers.run_compiler(command).stdout.strip() for command in queries]
         if not all(map(os.path.isabs, found)):
             raise Skipped(f"{compiler.path} lacks a library for -fsanitize={','.join(names)}")
         self._finding: SanitizerFinding | None = None
