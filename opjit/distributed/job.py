@@ -33,7 +33,7 @@ from opjit.environment import is_on
 from opjit.errors import BuildError, CompileError, EntryError, OpjitError, warn_of_cache
 from opjit.store import bundle, manifest
 from opjit.store.entry import Entry
-from opjit.store.store import Store
+from opjit.store.store import KEY, Store
 from opjit.typed_json import typed
 from opjit.wanted import BinaryRequest
 
@@ -62,7 +62,7 @@ class RankResult(NamedTuple):
         """Read another rank's result, which is not trusted."""
         try:
             found: RankResult = typed(json.loads(text), cls)
-            is_entry = re.fullmatch("[0-9a-f]{64}", found.key) and 0 <= found.parts <= _MAX_PARTS
+            is_entry = KEY.fullmatch(found.key) and 0 <= found.parts <= _MAX_PARTS
             if found.error or is_entry:
                 return found
         except (ValueError, TypeError, RecursionError):

@@ -14,7 +14,6 @@ from opjit import files
 _DYNAMIC = 6
 _SYMBOLS = 11  # types of sections
 _VERSIONS = (0x6FFFFFFD, 0x6FFFFFFF)  # of definitions, and of symbols
-_SYMBOL = 24  # bytes
 _NEEDED = 1
 _SONAME = 14  # tags of the dynamic section
 
@@ -46,17 +45,6 @@ def digest(path: str) -> str:
             raise OSError(errno.ENOEXEC, text, path) from None
 
 
-def _kept_of_symbols(part: bytes) -> bytes:
-    """Return the name, the kind and the visibility of each symbol, and whether it is defined. A library has many."""
-    columns = [part[byte::_SYMBOL] for byte in range(6)]  # of 4, 1 and 1 bytes
-    sections = zip(part[6::_SYMBOL], part[7::_SYMBOL], strict=True)
-    columns.append(bytes(map(any, sections)))
-    kept = bytearray(len(columns) * len(columns[0]))
-    for byte, column in enumerate(columns):
-        kept[byte :: len(columns)] = column
-    return bytes(kept)
-
-
 def _parts(content: mmap.mmap) -> Iterator[bytes]:
     (offset,) = struct.unpack_from("<Q", content, 40)
     size, count = struct.unpack_from("<HH", content, 58)
@@ -68,7 +56,8 @@ def _parts(content: mmap.mmap) -> Iterator[bytes]:
         if kind == _SYMBOLS:
             _, _, _, _, names, names_length, _ = sections[link]
             yield content[names : names + names_length]
-            yield _kept_of_symbols(part)
+            for name, info, other, section in struct.iter_unpack("<IBBH16x", part):
+                yield struct.pack("<IBB?", name, info, other, section)
         elif kind == _DYNAMIC:
             for tag, value in struct.iter_unpack("<QQ", part):
                 yield struct.pack("<QQ", tag, value) if tag in (_NEEDED, _SONAME) else b""

@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.store.store import OBJECTS, PARTS, SPECIAL, Store
+from opjit.store.store import KEY, OBJECTS, PARTS, SPECIAL, Store
 
 _BASE = re.compile(r"-[0-9a-f]{20}$")
-_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class EntryInfo(NamedTuple):
@@ -49,7 +48,7 @@ def scan(store: Store) -> Iterator[EntryInfo]:
     for op in _folders(store.base):
         for arch in _folders(op.path) if op.name not in SPECIAL else ():
             for entry in _folders(arch.path):
-                if _KEY.fullmatch(entry.name):
+                if KEY.fullmatch(entry.name):
                     with suppress(OSError):
                         yield _item(entry, op.name.replace(".", "::", 1), _arch(op.name, arch.name))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,7 +38,7 @@ SEEN = "seen"  # the folder of signatures of the files that builds read
 TUNED = "tuned"  # the folder of choices among variants
 # Folders that hold no entries.
 SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", OBJECTS, SEEN, SETS, TUNED})
-_DIGITS = frozenset("0123456789abcdef")
+KEY = re.compile(r"[0-9a-f]{64}")  # the name of an entry's folder
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
 # Roots that other users cannot replace, and `trusted_as`.
@@ -63,11 +64,6 @@ def default_root() -> Path:
 def _from_here(path: str) -> Path:
     """Return the absolute form of a relative path; it stays when the process changes its working directory."""
     return Path(os.path.abspath(path))
-
-
-def is_key(name: str) -> bool:
-    """Return whether a folder's name is the name of an entry."""
-    return len(name) == 64 and all(character in _DIGITS for character in name)
 
 
 class Store(NamedTuple):
@@ -220,7 +216,7 @@ def first(
     `fits` may raise EntryError; `warn` is about unverified ones.
     """
     try:
-        found = [each for each in os.scandir(folder) if is_key(each.name)]
+        found = [each for each in os.scandir(folder) if KEY.fullmatch(each.name)]
         # The newest first: an older entry with the same request key is likely to be out of date.
         found.sort(key=lambda each: -each.stat(follow_symlinks=False).st_mtime)
         names = [each.name for each in found]
