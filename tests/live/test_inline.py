@@ -239,7 +239,7 @@ def test_code_that_does_not_compile_is_answered_in_a_sentence(c: str, told: str)
         ({"extra_cflags": ["-ffast-math"]}, "extra_cflags cannot hold '-ffast-math'"),
         (
             {"extra_include_paths": ["no-such-folder"]},
-            f"no folder .*/no-such-folder; a relative path starts from {os.getcwd()}$",
+            f"no directory .*/no-such-folder; a relative path starts from {os.getcwd()}$",
         ),
     ],
 )
