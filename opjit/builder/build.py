@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -266,11 +265,8 @@ def _refuse_torch(recipe: Recipe, read: Iterable[str]) -> None:
         sysconfig.get_path("platinclude"),
     ]
     forbidden = tuple(os.path.realpath(folder) + os.sep for folder in folders)
-    # It queries the kernel for each part of a path, and many files share a few folders.
-    place = cache(os.path.realpath)
     for path in read:
-        folder, name = os.path.split(path)
-        if os.path.join(place(folder), name).startswith(forbidden):
+        if os.path.realpath(path).startswith(forbidden):
             raise recipe.fault(
                 f"it includes {path}: an op is plain C over opjit.h; torch's and Python's headers would tie its binary to "
                 "one version of them"

@@ -113,5 +113,5 @@ def refused(root: Store, error: Exception | None = None) -> bool:
     note = root.base / "toolchain" / NAME
     tried = json.dumps([_expected(), toolchain.find_cxx(root.notes)])
     if error is not None:
-        files.write_note(note, tried)
-    return files.stat_signature(note) is not None and files.read_regular(note).decode() == tried
+        files.write_checked(note, tried)
+    return files.read_checked(note) == tried

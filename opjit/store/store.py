@@ -41,9 +41,7 @@ SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", OBJECTS, SEEN, SETS,
 KEY = re.compile(r"[0-9a-f]{64}")  # the name of an entry's folder
 STAGING_AGE = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
-# Roots that other users cannot replace, and `trusted_as`.
-_trusted_roots: set[tuple[Path, Path | None]] = set()
-_warned: set[str] = set()  # warnings given about the other roots
+_warned: set[str] = set()  # warnings given about roots that are not trusted
 
 
 def default_root() -> Path:
@@ -96,14 +94,8 @@ class Store(NamedTuple):
 
     def problem(self, *folders: Path, trusted_as: Path | None = None) -> str | None:
         """Say how other users could replace the store, or the given folders in it; None if they cannot. An entry's path must keep its
-        meaning from its verification to its loading, so every folder on it is checked, those to the store once per process."""
-        problem = None
-        if (self.root, trusted_as) not in _trusted_roots:
-            # The order matters, because another user may create the root during the check.
-            exists = os.path.isdir(self.root)
-            problem = files.replacement_risk(self.root, trusted_as)
-            if problem is None and exists:
-                _trusted_roots.add((self.root, trusted_as))
+        meaning from its verification to its loading, so every folder on it is checked."""
+        problem = files.replacement_risk(self.root, trusted_as)
         with suppress(OSError):  # a missing folder holds nothing to load
             for folder in (self.base, *folders):
                 problem = problem or files.trust_problem(folder, trusted_as)
