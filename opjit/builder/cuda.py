@@ -13,11 +13,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files, resources
+from opjit import files, processes, resources
 from opjit.builder import budget, host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
 from opjit.builder.cuda_text import HOST, CudaFile, defined_macros, flat_text, folders_of_cuda
@@ -127,16 +126,16 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
 
     Other files may have the same names. Returns the compilers' output. Raises as `compile_kernels` does."""
 
-    with ThreadPoolExecutor() as pool:
-        texts = pool.map(
-            lambda arch: flat_text(unit, arch, work, compiler, found), [HOST, *unit.archs]
-        )
-        host_text, *device_texts = texts
-        if unit.adapt:
-            unit = unit.adapt(unit, host_text)
-        own = _digest(work.name, host_text)
-        halves = host_device_split.split(host_text, {}, f"opjit_unnamed_{own}")
-        _write_host(unit, halves, host_text, work)
+    def text_for(arch: str) -> str:
+        return flat_text(unit, arch, work, compiler, found)
+
+    host_text, *device_texts = processes.in_parallel(text_for, [HOST, *unit.archs])
+    if unit.adapt:
+        unit = unit.adapt(unit, host_text)
+    own = _digest(work.name, host_text)
+    halves = host_device_split.split(host_text, {}, f"opjit_unnamed_{own}")
+    _write_host(unit, halves, host_text, work)
+    with processes.pool(1) as pool:  # NVRTC compiles the device's part meanwhile
         compiled = pool.submit(_compile_host, unit, work, compiler, found, halves.kernels)
         parts = [
             host_device_split.split(text, {}, f"opjit_unnamed_{own}").device
@@ -287,7 +286,8 @@ def _compile_device(
     flags = [flag for flag in unit.device if flag not in authors]
     options = ["-default-device", *flags, *(f"--include-path={folder}" for folder in folders)]
 
-    def compile_for(arch: str, text: str) -> nvrtc.DeviceCode:
+    def compile_for(part: tuple[str, str]) -> nvrtc.DeviceCode:
+        arch, text = part
         name = Path(unit.source).name
         wanted = [f"--gpu-architecture={arch}", *options]
         source = f'#include "opjit_gnu.h"\n{text}'
@@ -299,8 +299,7 @@ def _compile_device(
                 raise LayoutDiffers(message) from None
             raise CompilerFailed(message) from None
 
-    with ThreadPoolExecutor() as pool:  # threads, because NVRTC does not need a process
-        codes = list(pool.map(compile_for, unit.archs, texts))
+    codes = processes.in_parallel(compile_for, [*zip(unit.archs, texts, strict=True)])
     machine_code = {arch: each.code for arch, each in zip(unit.archs, codes, strict=True)}
     log = "".join(_OWN_WORDS.sub("", each.log) for each in codes)
     return nvrtc.DeviceCode(nvrtc.fatbin(machine_code), codes[0].symbols, log)

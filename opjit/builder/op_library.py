@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -99,7 +98,7 @@ class _Compilation:
         if toolchain.is_cross(target.host):
             stubbed, found = self._with_stubs(nvrtc)
             linking = replace(linking, recipe=stubbed)
-        with ThreadPoolExecutor(1) as pool:
+        with processes.pool(1) as pool:
             making = pool.submit(self._make_parts)
             every = [*self.generated[1:], *self._wrappers()]
             registrations, kernels, output = cuda.compile_kernels(
