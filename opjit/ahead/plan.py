@@ -280,7 +280,7 @@ def _op_in_folder(recorded: RecordedOp) -> Op:
 
 
 def _resolve_target(recorded: RecordedOp, name: str, store: Store, host: str | None) -> Target:
-    backend = backends.named(recorded.backend)
+    backend = backends.by_name(recorded.backend)
     if backend is None:
         raise UnknownArch(
             f"{name} cannot be built, because this process lacks the backend "

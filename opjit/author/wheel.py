@@ -136,7 +136,7 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
     for op, target in batch.pairs(ops, targets):
         entry = request.entry(op, target)
         source = op.declaration.source(target.backend)
-        manifest = manifests.read(entry.folder)
+        manifest = manifests.read_manifest(entry.folder)
         if "debug" in manifest.document:
             raise WheelError(
                 "OPJIT_DEBUG is set, but a wheel cannot contain debug builds, because they contain paths of this machine; unset it"

@@ -181,7 +181,7 @@ def all_backends() -> list[Backend]:
     return list(_backends.values())
 
 
-def named(name: object) -> Backend | None:
+def by_name(name: object) -> Backend | None:
     """Return the backend of a name, which may come from a manifest."""
     return next((backend for backend in all_backends() if backend.name == name), None)
 

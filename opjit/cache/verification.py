@@ -107,9 +107,9 @@ def _verify_entry(root: Store, item: EntryInfo) -> str:
     Returns a remark if a part cannot be compared here, for example because this process lacks the
     entry's backend.
     """
-    manifest = manifests.read(item.folder)
+    manifest = manifests.read_manifest(item.folder)
     backend = manifest.document.get("backend")
-    if isinstance(backend, str) and backends.named(backend) is None:
+    if isinstance(backend, str) and backends.by_name(backend) is None:
         entry.verify(item.folder, None)
         return f"only its bytes were compared: there is no backend {backend!r}; opjit.register_backend adds it"
     belongs = origin(manifest)

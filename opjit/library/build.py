@@ -241,7 +241,7 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
             "tags": ", ".join(f"torch.Tag.{name}" for name in op.schema.tags),
         }
         (to / "op.py").write_text(resources.filled("library/op.py.in", **values), "utf-8")
-    manifest = manifests.read(entry.folder)
+    manifest = manifests.read_manifest(entry.folder)
     library = put_binary(op, target, entry, manifest, to)
     link = root / f"{_dotted(op)}.so"
     if not link.is_symlink():  # the first target's

@@ -144,7 +144,7 @@ def origin(manifest: Manifest) -> tuple[Schema, Target]:
     if not all(isinstance(text, str) for text in texts):
         raise EntryError("its manifest does not name an op and a target")
     schema, name, dispatch_key, arch, runtime, host = map(str, texts)
-    backend = backends.named(name)
+    backend = backends.by_name(name)
     if backend is None or backend.dispatch_key != dispatch_key:
         raise EntryError(
             f"it was built for the backend {name!r} ({dispatch_key}), which this process does not have; add it with "

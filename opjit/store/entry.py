@@ -81,7 +81,7 @@ def read(
     problem = files.trust_problem(folder, trusted_as)
     if problem is not None:
         raise EntryError(problem)
-    manifest = manifests.read(folder, trusted_as)
+    manifest = manifests.read_manifest(folder, trusted_as)
     if fits is not None and not fits(manifest):
         raise NotWanted
     with files.opened(folder / manifest.library, MAX_BYTES, trusted_as) as file:

@@ -53,7 +53,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read(folder: Path, trusted_as: Path | None = None) -> Manifest:
+def read_manifest(folder: Path, trusted_as: Path | None = None) -> Manifest:
     """Read the manifest of an entry. `trusted_as`: see files.trust_problem. Raises the errors of `parse`, and OSError."""
     return parse(files.read(folder / NAME, MAX_BYTES, trusted_as))
 
