@@ -133,11 +133,12 @@ def _shim(schema: Schema, device: str, library: str) -> str:
         for each, name in zip(schema.arguments, arguments, strict=True)
     ]
     function = f"aoti_torch_{device}_{schema.name}({', '.join([*parameters, *(f'AtenTensorHandle *{name}' for name in results)])})"
+    size = max(len(arguments), len(results))
     return resources.filled(
         "package/shim.cpp.in",
         function=function,
         library=library,
-        size=max(len(arguments), len(results)),
+        size=size,
         num_arguments=len(arguments),
         num_results=len(results),
         arguments=", ".join(arguments),
