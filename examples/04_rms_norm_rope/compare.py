@@ -1,4 +1,4 @@
-"""Time rms_norm_rope in turns with torch's ops and with torch.compile of them: `python examples/04_rms_norm_rope/compare.py`."""
+"""Compare the speed of rms_norm_rope with torch's ops and torch.compile: `python examples/04_rms_norm_rope/compare.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""demo::rms_norm_rope: each head's RMSNorm with a weight, then the rotary embedding, as on the queries and keys of a language model."""
+"""demo::rms_norm_rope: RMSNorm of each head with a weight, and a rotary embedding, for the queries and keys of a language model."""
 
 from __future__ import annotations
 

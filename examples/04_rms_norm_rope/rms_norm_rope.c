@@ -1,6 +1,6 @@
 /*
- * rms_norm_rope on the CPU: two passes over a head's row, which stays in the first cache, so that memory is read once and
- * written once. torch's own ops make a tensor for each step.
+ * rms_norm_rope on the CPU: two passes over the row of a head. The row stays in the L1 cache, so memory is read and
+ * written once. torch's ops make a tensor for each step.
  */
 #include <math.h>
 
@@ -13,7 +13,7 @@ struct work {
     int64_t heads, size;
 };
 
-/* 1 / sqrt(mean of squares). Eight sums, because the compiler must not reorder one. */
+/* 1 / sqrt(mean of squares), with eight partial sums, because the compiler must not reorder additions. */
 static float inverse_rms(const float *row, int64_t size, float eps)
 {
     float sums[8] = {0}, total = 0;

@@ -1,6 +1,6 @@
 /*
- * rms_norm_rope on CUDA: a warp for each head's row, so that the sum of squares needs no shared memory. The row's second read
- * comes from the cache.
+ * rms_norm_rope on CUDA: one warp for the row of each head, so the sum of squares does not need shared memory. The
+ * second read of the row hits the cache.
  */
 #include "opjit_reduce.h"
 #include "rms_norm_rope.h"

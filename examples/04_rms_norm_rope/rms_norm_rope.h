@@ -1,4 +1,4 @@
-/* Both kernels require this of their arguments. */
+/* Check the arguments of both kernels. */
 #ifndef RMS_NORM_ROPE_H
 #define RMS_NORM_ROPE_H
 

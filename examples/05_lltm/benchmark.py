@@ -1,4 +1,4 @@
-"""Time the forward and the backward of one form of the LLTM cell: the least and the mean of some runs.
+"""Time the forward and the backward of one form of the LLTM cell, and print the minimum and the mean.
 
     python examples/05_lltm/benchmark.py c
     python examples/05_lltm/benchmark.py cuda -b 64 -f 128 -s 512

@@ -17,7 +17,7 @@ State = tuple[Tensor, Tensor]
 
 
 class LLTM(nn.Module):
-    """The parameters: ``weights`` is (3 * state_size, state_size + features), the columns of the old state first."""
+    """The parameters: ``weights`` is (3 * state_size, state_size + features), with the columns of the old state first."""
 
     def __init__(self, features: int, state_size: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class CppLLTM(LLTM):
 
 
 class OpjitLLTM(LLTM):
-    """One op: plain C on the CPU, CUDA C on a GPU. The third result is what its backward needs."""
+    """One op: plain C on the CPU, CUDA C on a GPU. The third result contains the values for the backward."""
 
     def forward(self, x: Tensor, state: State) -> State:
         new_h, new_cell, _ = lltm_forward(x, self.weights, self.bias, *state)

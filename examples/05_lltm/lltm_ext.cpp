@@ -1,5 +1,5 @@
-// The LLTM cell in C++ over ATen, as an extension would have it: the same ops as in Python, without Python between them,
-// and a backward written by hand.
+// The LLTM cell as a C++ extension: the same ops of ATen as in Python, without Python between them, and a backward
+// written by hand.
 #include <torch/library.h>
 #include <ATen/ATen.h>
 

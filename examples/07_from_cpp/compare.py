@@ -1,4 +1,4 @@
-"""Compares the all_reduce of the C++ tutorial in C++ (ATen) and in C (opjit): build time, size and speed.
+"""Compare all_reduce in C++ (ATen) and in C (opjit): build time, size and speed.
 
     python compare.py           on the CPU
     python compare.py --cuda    on a GPU; builds the .cu files too
@@ -27,7 +27,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Built(NamedTuple):
-    """One side: its op, the seconds until it could be called, and its library."""
+    """One side of the comparison: its op, the seconds until the first call, and its library."""
 
     op: Function
     seconds: float
@@ -85,10 +85,10 @@ def main() -> None:
     if device == "cuda":
         from opjit.recipe import toolchain
 
-        os.environ["CUDA_HOME"] = toolchain.require_nvcc(None).root  # torch misses it where nvcc is a wrapper script
+        os.environ["CUDA_HOME"] = toolchain.require_nvcc(None).root  # torch does not find it if nvcc is a wrapper script
     torch.zeros(1, device=device)
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as folder:
-        c = build_c(device, Path(cache))  # first, so that its time has the import of torch's builder in it
+        c = build_c(device, Path(cache))  # first, so that its time includes the import of torch's builder
         cpp = build_cpp(device, Path(folder))
         for side in (c, cpp):
             check(side.op, device)

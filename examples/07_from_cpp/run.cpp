@@ -1,5 +1,5 @@
 /*
- * Runs a model that calls ops of opjit, without Python: run MODEL.pt2, which package.py wrote, with a model of one tensor.
+ * Run a model that calls ops of opjit, without Python: run MODEL.pt2, with a model of one tensor from package.py.
  */
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/torch.h>

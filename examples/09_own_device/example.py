@@ -1,4 +1,4 @@
-"""opjit's add_custom, with autograd and torch.compile, on a device that opjit has never heard of. Run it: python example.py"""
+"""opjit's add_custom, with autograd and torch.compile, on a device that opjit does not support. Run it: python example.py"""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONVERTERS = {torch.ops.opjit.add_custom.default: "ToyAdd", operator.mul: "ToyMu
 
 
 def to_toy_graph(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-    """Where a vendor's graph compiler makes its own graph of torch's: here it only names the nodes, and torch runs them."""
+    """The place of a vendor's graph compiler, which converts torch's graph. Here it only names the nodes, and torch runs them."""
     print("graph:", *(CONVERTERS[node.target] for node in module.graph.nodes if node.op == "call_function"))
     return module.forward
 # end: graph

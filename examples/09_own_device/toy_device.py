@@ -1,8 +1,7 @@
-"""A device of its own for torch, in Python: ``toy``, whose memory is host memory. It knows nothing of opjit.
+"""A device for torch in Python: ``toy``, which uses the memory of the CPU. It does not depend on opjit.
 
-A toy tensor is a CPU tensor with another label, put on by way of DLPack, so that both share the memory. Allocation, copies and
-views are written out below; for all else a fallback runs torch's CPU kernel on the same memory. Streams, random numbers and autocast's
-dtypes are in toy_module.py.
+A toy tensor shares its memory with a CPU tensor, by DLPack. This file implements allocation, copies and views. For all other ops, a
+fallback runs torch's CPU kernel on the same memory. Streams, random numbers and the dtypes of autocast are in toy_module.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _IN_LOW_PRECISION = ("mm", "addmm", "bmm", "linear", "matmul", "convolution")  #
 
 
 class _Label(ctypes.Structure):
-    """How a DLManagedTensor starts."""
+    """The first fields of a DLManagedTensor."""
 
     _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_index", ctypes.c_int32))
 
@@ -41,12 +40,12 @@ def _labelled(tensor: torch.Tensor, device_type: int) -> torch.Tensor:
 
 
 def _host(value: Any) -> Any:
-    """The CPU tensor with the memory of a toy tensor; anything else as it is."""
+    """Return the CPU tensor with the memory of a toy tensor, and any other value unchanged."""
     return _labelled(value, _ON_CPU) if isinstance(value, torch.Tensor) and value.device.type == NAME else value
 
 
 def _toy(value: Any) -> Any:
-    """The toy tensor with the memory of a CPU tensor; anything else as it is."""
+    """Return the toy tensor with the memory of a CPU tensor, and any other value unchanged."""
     return _labelled(value, _ON_ANOTHER) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
 
 
@@ -64,7 +63,7 @@ def _copy_from(source: torch.Tensor, to: torch.Tensor, non_blocking: bool = Fals
 
 
 def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Any op of torch, by its CPU kernel: on the arguments' own memory, so that what it writes is written."""
+    """Run any op of torch with its CPU kernel, on the memory of the arguments, so that it can write them."""
     written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def down(value: Any) -> Any:
@@ -93,13 +92,13 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _view(op: Any) -> Any:
-    """torch's own kernel: it looks at nothing but sizes and strides, so the CPU's does for any device."""
+    """Run torch's CPU kernel, which works for every device because it only reads sizes and strides."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     return lambda *args, **kwargs: op.redispatch(keys, *args, **kwargs)
 
 
 def _in_low_precision(op: Any) -> Any:
-    """The op under autocast: float32 tensors of this device are converted to autocast's dtype first."""
+    """Run an op under autocast: float32 tensors of this device are first converted to the dtype of autocast."""
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(NAME)
 
@@ -130,7 +129,7 @@ class _Guard(torch._C._acc.DeviceGuard):
 
 
 def install() -> list[torch.library.Library]:
-    """Make ``device="toy"`` a device of torch. What is registered lasts as long as the result is kept."""
+    """Make ``device="toy"`` a device of torch, for as long as you keep the result."""
     rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, toy_module)  # torch.toy
     generate_methods_for_privateuse1_backend()  # Tensor.toy(), Tensor.is_toy, Module.toy()

@@ -1,4 +1,4 @@
-"""``torch.toy``: what torch and its users ask a device's module for. Names and signatures are the same as in torch.cuda."""
+"""``torch.toy``, the module that torch expects for a device. Names and signatures are the same as in torch.cuda."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 SDK = Path(__file__).resolve().parent / "sdk"
-# torch takes a Generator of a new device from C++ only; so the numbers of this device come from a CPU's.
+# Only C++ can add a Generator for a new device to torch, so the numbers of this device come from a CPU generator.
 default_generators = (torch.Generator(),)
 
 
 @cache
 def library() -> str:
-    """The path of the runtime, libtoy.so. A vendor's SDK brings it along compiled."""
+    """Return the path of the runtime, libtoy.so. A vendor's SDK contains the compiled file."""
     folder = tempfile.mkdtemp(prefix="toy-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = f"{folder}/libtoy.so"
@@ -61,7 +61,7 @@ def set_device(device: torch.device | str | int) -> None:
 
 
 def synchronize(device: torch.device | str | int | None = None) -> None:
-    """Kernels are done when their launch returns."""
+    """Do nothing, because kernels are done when their launch returns."""
 
 
 def current_stream(device: torch.device | str | int | None = None) -> Stream:
@@ -110,5 +110,5 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Asked by torch.autocast."""
+    """Called by torch.autocast."""
     return [torch.bfloat16, torch.float16]

@@ -1,12 +1,12 @@
 /*
- * Runs a model that calls ops of opjit, without Python: run OPS.so... MODEL.pt, with a TorchScript module of one tensor.
+ * Run a model that calls ops of opjit, without Python: run OPS.so... MODEL.pt, with a TorchScript module of one tensor.
  */
 #include <dlfcn.h>
 #include <torch/script.h>
 
 #include <iostream>
 
-/* Make an op known to torch, by the library that `opjit get --build-directory` wrote. */
+/* Define an op in torch with the library that `opjit get --build-directory` wrote. */
 static void define(const char *path)
 {
     void *library = dlopen(path, RTLD_NOW);

@@ -3,8 +3,8 @@
     python serve.py ops.json -m vllm.entrypoints.openai.api_server --model ...
     python serve.py ops.json -m sglang.launch_server --model-path ...
 
-vLLM can do this by itself, in each of its processes: name the function `register` in a package's entry points, group
-`vllm.general_plugins`, and the list in OPS_LIST.
+vLLM can also check the list in each of its processes. Add the function `register` to the entry points of a package, in the group
+`vllm.general_plugins`, and set OPS_LIST to the list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A training script's first lines on a cluster: every rank has its ops before the first step, and each was built once at most.
+"""The first lines of a training script on a cluster: every rank gets its ops before the first step, and each op is built at most once.
 
     torchrun --nproc-per-node 2 examples/11_cluster/train.py
-    sbatch examples/11_cluster/train.sbatch    # srun alone sets no RANK, which init_process_group wants
+    sbatch examples/11_cluster/train.sbatch    # srun alone doesn't set RANK, which init_process_group needs
 """
 
 from __future__ import annotations

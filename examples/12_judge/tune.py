@@ -1,4 +1,4 @@
-"""Search for a fast kernel: vary its numbers, have each variant judged, go on from the best. python tune.py [VARIANTS]"""
+"""Search for a fast kernel: vary its numbers, judge each variant, and continue from the best one. python tune.py [VARIANTS]"""
 
 import asyncio
 import random

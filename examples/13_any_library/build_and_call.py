@@ -1,4 +1,4 @@
-"""A library of C++ for any program: through ctypes and, where it is installed, as a module of tvm-ffi. opjit imports no torch."""
+"""A C++ library for any program, called with ctypes and, if tvm-ffi is installed, as a module of tvm-ffi. opjit does not import torch."""
 
 import ctypes
 import sys
@@ -14,7 +14,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(plus, plus)
 
 
 def by_ctypes() -> None:
-    generated = {"amount.h": "#define AMOUNT 40\n"}  # as a template of the program would make it
+    generated = {"amount.h": "#define AMOUNT 40\n"}  # for example from a template of your program
     path = opjit.build("plus", [Path(__file__).with_name("plus.cpp")], generated=generated, cflags=["-O3"])
     print("ctypes:", ctypes.CDLL(str(path)).plus(2))
 

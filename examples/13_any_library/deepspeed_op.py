@@ -1,4 +1,4 @@
-"""A DeepSpeed op from opjit's cache, without an edit: its OpBuilder calls torch's load, which `opjit run` replaces.
+"""Build a DeepSpeed op with opjit's cache, without an edit, because its OpBuilder calls torch's load, which `opjit run` replaces.
 
     opjit run examples/13_any_library/deepspeed_op.py
 """

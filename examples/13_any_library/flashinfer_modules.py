@@ -1,4 +1,4 @@
-"""FlashInfer's modules from opjit's cache: each JitSpec that nvcc builds goes through opjit.build, without ninja.
+"""Build FlashInfer's modules with opjit's cache: opjit.build builds each JitSpec for nvcc, without ninja.
 
     python examples/13_any_library/flashinfer_modules.py page norm
 

@@ -1,4 +1,4 @@
-"""SGLang's modules from opjit's cache: load_jit calls opjit.build, without ninja and without SGLang's cache.
+"""Build SGLang's modules with opjit's cache: load_jit calls opjit.build, without ninja and without SGLang's cache.
 
     python examples/13_any_library/sglang_modules.py
 
@@ -34,7 +34,7 @@ def library(spec: Any) -> Path:
         os.environ["OPJIT_OFFLINE"] = "1"
     units, kernels = spec.translation_units(), f"{KERNEL_PATH}/csrc"
     include, folder, linked = toolchain.tvm_ffi_paths()
-    # The wrapper names kernels by their paths here; below a folder of headers, they have the same names everywhere.
+    # The wrapper includes kernels by their paths on this machine. Below a directory of headers, the names are the same on all machines.
     generated = {unit.filename: unit.source.replace(f'"{kernels}/', '"') for unit in units if unit.source is not None}
     return opjit.build(re.sub(r"[^\w.-]", "_", spec.module_name)[:100], [unit.filename for unit in units if unit.source is None],
                        generated=generated, include=[*include, *spec.include_paths, kernels], cflags=spec.cflags,

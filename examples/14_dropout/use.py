@@ -16,7 +16,7 @@ def main() -> None:
     dropout = torch.ops.demo.dropout
 
     torch.manual_seed(1)
-    first, second = dropout(x, 0.5)[0], dropout(x, 0.5)[0]  # two calls, other numbers
+    first, second = dropout(x, 0.5)[0], dropout(x, 0.5)[0]  # two calls, different numbers
     torch.manual_seed(1)
     assert torch.equal(dropout(x, 0.5)[0], first)  # the same seed, the same numbers
     assert torch.equal(dropout(x, 0.5)[0], second)

@@ -16,13 +16,13 @@ def main() -> None:
     sample = torch.ops.demo.sample_top_k
 
     torch.manual_seed(1)
-    first, second = sample(logits, 3, 1.5), sample(logits, 3, 1.5)  # two calls, other tokens
+    first, second = sample(logits, 3, 1.5), sample(logits, 3, 1.5)  # two calls, different tokens
     torch.manual_seed(1)
     with torch.random.fork_rng():
         assert torch.equal(sample(logits, 3, 1.5), first)  # the same seed, the same tokens
-    assert torch.equal(sample(logits, 3, 1.5), first)  # fork_rng has put the state back
+    assert torch.equal(sample(logits, 3, 1.5), first)  # fork_rng has restored the state
 
-    def loss(logits: torch.Tensor) -> torch.Tensor:  # as policy gradients have it
+    def loss(logits: torch.Tensor) -> torch.Tensor:  # of a policy gradient
         return logits.log_softmax(-1).gather(-1, sample(logits, 3)[:, None]).sum()
 
     gradients = []

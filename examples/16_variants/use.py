@@ -1,4 +1,4 @@
-"""A transpose with variants, which opjit chooses among: `python examples/16_variants/use.py`."""
+"""A transpose with variants, from which opjit chooses: `python examples/16_variants/use.py`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An op with a string as its source, and new code for it while it is in use."""
+"""Declare an op from a string, and replace its code while it is in use."""
 
 import torch
 

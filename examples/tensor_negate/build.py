@@ -1,4 +1,4 @@
-"""Build the op into a folder, and print where the library is: python build.py [FOLDER]"""
+"""Build the op into a directory, and print the path of the library: python build.py [DIRECTORY]"""
 
 import os
 import sys

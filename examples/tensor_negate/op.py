@@ -7,7 +7,7 @@ import opjit
 
 @opjit.op("example::tensor_negate(Tensor x) -> Tensor", extra_cflags=["-DSTACK_SIZE=20000", "-DTRACE"])
 def tensor_negate(x: torch.Tensor) -> torch.Tensor:
-    """Shape and dtype of the result; it sees no data, which the op's tensors do not have when a model is traced."""
+    """Return the shape and dtype of the result. It reads no data, because tensors have none when torch traces a model."""
     return x.new_empty(x.shape)
 
 

@@ -1,4 +1,4 @@
-"""Use the op in a process that never saw its sources: python use.py LIBRARY"""
+"""Use the op from its library, without building it: python use.py LIBRARY"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""caffe::round: a rounding layer with a straight-through gradient, on CUDA; its kernel is Caffe code as it stood.
+"""caffe::round: a rounding layer with a straight-through gradient, on CUDA, with an unchanged kernel of Caffe.
 
     opjit get examples/06_from_caffe/round/ --arch sm_90
     opjit test examples/06_from_caffe/round/

@@ -1,4 +1,4 @@
-/* The runtime of the toy device: two devices, each with a current stream of each thread. */
+/* The runtime of the toy device: two devices, with a current stream for each device and thread. */
 #include "toy.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 #include "opjit_random.h"
 
-/* Element i is kept, and scaled, where its number is below 1 - p. */
+/* Keep and scale element i if its random number is below 1 - p. */
 static opjit_status drop(const opjit_tensor *x, double p, uint64_t seed, opjit_tensor *out)
 {
     opjit_tensor packed;

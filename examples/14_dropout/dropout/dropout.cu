@@ -1,7 +1,7 @@
 #include "opjit_cuda.h"
 #include "opjit_random.h"
 
-/* Element i is kept, and scaled, where its number is below `keep`. The seed is in the GPU's memory. */
+/* Keep and scale element i if its random number is below `keep`. The seed is in GPU memory. */
 static __global__ void drop_kernel(const float *from, opjit_layout layout, float *to, float keep, const uint64_t *seed,
                                    uint64_t *kept, int64_t n)
 {

@@ -1,4 +1,4 @@
-"""Dropout that keeps a seed for its backward, where torch's keeps a mask as large as its input."""
+"""Dropout that keeps a seed for its backward. torch's dropout keeps a mask as large as its input."""
 
 import torch
 

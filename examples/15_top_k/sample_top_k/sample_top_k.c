@@ -1,6 +1,6 @@
 /*
- * One index of each row, drawn from softmax(logits / temperature) over the row's k largest logits. All that equal the k-th
- * take part. Nothing is sorted: four passes find the k-th largest, and a fifth lets those above it race.
+ * Draw one index of each row from softmax(logits / temperature) over the k largest logits of the row. All logits that
+ * equal the k-th one stay in. Without a sort, four passes find the k-th largest logit, and a fifth one draws.
  */
 #include "sample_top_k.h"
 
@@ -12,7 +12,7 @@ typedef struct rows {
     int64_t *out;
 } rows;
 
-/* The k-th largest rank, eight bits at a time: count the values of the next eight among those that agree so far. */
+/* The k-th largest rank, eight bits at a time. Each pass counts the next eight bits of the ranks that match so far. */
 static uint32_t kth_largest(const float *row, int64_t n, int64_t k)
 {
     uint32_t found = 0;

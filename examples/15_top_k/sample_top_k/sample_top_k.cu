@@ -1,6 +1,6 @@
 /*
- * As in sample_top_k.c, with a block for each row, which it reads five times. A single row keeps one multiprocessor busy
- * and leaves the others idle.
+ * The method of sample_top_k.c, with one block for each row, which reads the row five times. A single row uses only one
+ * multiprocessor.
  */
 #include "opjit_cuda.h"
 #include "sample_top_k.h"
