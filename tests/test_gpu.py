@@ -46,6 +46,18 @@ def test_files_that_were_changed_last_run_first_and_a_table_shows_their_seconds(
     assert sum("1 tests  test_" in line for line in shown.splitlines()) == 4
 
 
+@pytest.mark.parametrize(("count", "workers"), [(10, 4), (3, 4), (100, 3)])
+def test_each_process_begins_with_one_of_the_first_tests(count: int, workers: int) -> None:
+    order = gpu.dealt(range(count), workers)
+    assert sorted(order) == list(range(count))
+    left = order
+    for number in range(workers):  # as pytest-xdist's worksteal cuts the list
+        size = len(left) // (workers - number)
+        assert left[:size] == sorted(left[:size]), "the first tests first"
+        assert all(first < workers for first in left[: min(1, size)])
+        left = left[size:]
+
+
 def test_without_git_the_order_stays(tmp_path: Path) -> None:
     assert gpu.changed(tmp_path) == {}
 

@@ -2,6 +2,7 @@
 
     python -m tests.cpp_extension.corpus.reference FOLDER             # builds what is not there, and writes FOLDER/results.json
     python -m tests.cpp_extension.corpus.reference FOLDER cuda        # the CUDA programs, on a GPU
+    python -m tests.cpp_extension.corpus.reference FOLDER cuda build  # only builds
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import filelock
 import torch
 from torch.utils import cpp_extension
 
@@ -99,9 +101,10 @@ def build(folder: Path, programs: Sequence[Program]) -> ModuleType:
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-    (folder / "lock").unlink(missing_ok=True)  # of a build that was killed
     files = [str(folder / name) for name in texts]
-    module = cpp_extension.load("corpus_reference", files, extra_cflags=CFLAGS, build_directory=str(folder))
+    with filelock.FileLock(folder / "building"):
+        (folder / "lock").unlink(missing_ok=True)  # of a build that was killed
+        module = cpp_extension.load("corpus_reference", files, extra_cflags=CFLAGS, build_directory=str(folder))
     assert isinstance(module, ModuleType)
     return module
 
@@ -110,9 +113,11 @@ def part(module: ModuleType, program: Program) -> Any:
     return getattr(torch.ops, program.library) if program.library else getattr(module, program.identifier)
 
 
-def main(folder: Path, device: str = "cpu") -> None:
+def main(folder: Path, device: str = "cpu", only: str = "") -> None:
     programs = CPU if device == "cpu" else CUDA
     module = build(folder, programs)
+    if only == "build":
+        return
     found = {program.name: results(part(module, program), program, device) for program in programs}
     (folder / "results.json").write_text(json.dumps(found), encoding="utf-8")
 
