@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 import opjit
-from tests.helpers import fresh
+from opjit.store.entry import Entry
+from tests.helpers import copy_parts, fresh
 
 FILES = {
     "my_ops/scale/op.py": """\
@@ -117,11 +118,14 @@ def test_the_public_names_are_those_of_every_room() -> None:
         for name in public()
     ],
 )
-def test_an_example_prints_what_it_says(tmp_path: Path, name: str) -> None:
+def test_an_example_prints_what_it_says(
+    tmp_path: Path, name: str, built_once: tuple[Path, Entry]
+) -> None:
     text = inspect.getdoc(public()[name]) or ""
     assert doctest.DocTestParser().get_examples(text), f"{name} has no example"
     for path, content in FILES.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(content, encoding="utf-8")
+    copy_parts(built_once[1], tmp_path / "opjit")
     code = CODE.format(before=BEFORE.get(name, ""), text=text.replace("…", "..."), name=name)
     fresh(code, {"OPJIT_CACHE": str(tmp_path / "opjit"), "CUDA_VISIBLE_DEVICES": ""}, cwd=tmp_path)

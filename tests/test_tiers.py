@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +78,20 @@ def test_a_run_leaves_out_what_is_slow_and_says_how_to_run_it(
     assert slow == "Left out: 11 tests of the tier slow; run them with --tier slow or --tier all"
     assert stress == "Left out: 1 tests of the tier stress; run them with -m stress"
     assert last.startswith("1 passed")
+
+
+def test_the_fast_tier_has_one_of_four_emulated_cases_of_a_function(
+    project: Run, tmp_path: Path
+) -> None:
+    devices = '@pytest.mark.parametrize("device", ["cpu", "emulated"])\n'
+    cases = '@pytest.mark.parametrize("case", range(5))\n'
+    text = f"import pytest\n{devices}{cases}def test_it(case, device): pass\n"
+    (tmp_path / "test_two.py").write_text(text, encoding="utf-8")
+    shown = project("test_two.py", "-vv")[1]
+    passed = re.findall(r"test_it\[(\d)-(\w+)\] PASSED", shown)
+    assert sorted(passed) == sorted(
+        [*((str(case), "cpu") for case in range(5)), ("0", "emulated"), ("4", "emulated")]
+    )
 
 
 def test_each_way_to_choose_chooses(project: Run) -> None:

@@ -1,7 +1,8 @@
 """Tiers: conftest registers this plugin, which leaves out what is slow, says so, and finds runs that lie.
 
-A test is slow when it has the marker `slow` or `corpus`, or when tests/durations.txt lists it. A whole run fails when it executes fewer
-tests than tests/floors.json says, when it skips a file whole, or skips the GPU tests on a machine with a GPU."""
+A test is slow when it has the marker `slow` or `corpus`, when tests/durations.txt lists it, or when it is one of three in four emulated
+cases of a function, which emulate a GPU for many dtypes or shapes. A whole run fails when it executes fewer tests than tests/floors.json
+says, when it skips a file whole, or skips the GPU tests on a machine with a GPU."""
 
 import json
 import re
@@ -16,6 +17,7 @@ HERE = Path(__file__).parent
 DURATIONS, FLOORS = (HERE / name for name in ("durations.txt", "floors.json"))
 UNMEASURED = {"fast": 0.25, "slow": 2.0, "stress": 60.0}  # guesses, in seconds
 NEEDS = ("gpu", "nvcc")
+EMULATED = 4  # of so many emulated cases of a function, the fast tier has one
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -75,6 +77,14 @@ def names_of(item: pytest.Item) -> tuple[str, str]:
     return name, name.partition("[")[0]
 
 
+def is_emulated(item: pytest.Item) -> bool:
+    """Return whether a test runs a CUDA kernel on the CPU, as the case of a fixture that also has a GPU."""
+    case = getattr(item, "callspec", None)
+    return case is not None and "emulated" in (
+        case.params.get(name) for name in ("device", "cuda_device")
+    )
+
+
 class Tiers:
     """Selects tests; in the process that a person sees, it counts what ran and tells of what did not."""
 
@@ -93,10 +103,14 @@ class Tiers:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Mark what is slow before pytest selects by -m."""
+        emulated = Counter[str]()  # cases so far, by function
         for item in items:
-            if item.get_closest_marker("corpus") or not self.measured.keys().isdisjoint(
-                names_of(item)
-            ):
+            function = item.nodeid.partition("[")[0]
+            if is_emulated(item):
+                emulated[function] += 1
+            beyond_sample = is_emulated(item) and emulated[function] % EMULATED != 1
+            listed = not self.measured.keys().isdisjoint(names_of(item))
+            if item.get_closest_marker("corpus") or listed or beyond_sample:
                 item.add_marker("slow")
 
     def select(self, items: list[pytest.Item]) -> None:

@@ -19,7 +19,7 @@ from opjit.recipe.document import document_key
 from opjit.recipe.recipe import Recipe
 from opjit.store import inventory, layers, lock, manifest, usage
 from opjit.store.entry import Entry, verify
-from opjit.store.store import Store
+from opjit.store.store import PARTS, Store
 from tests.helpers.ops import SCHEMA, cpu, describe
 
 DAY = 86400.0
@@ -103,6 +103,13 @@ def as_verified(entry: Entry) -> Entry:
     """The entry as if its library's file, as it is now, had been verified."""
     with open(entry.library, "rb") as file:
         return replace(entry, verified=files.inode_signature(file.fileno()))
+
+
+def copy_parts(entry: Entry, cache: Path) -> None:
+    """Give a new cache the parts that all builds share, and the versions of compilers, as they are in the cache of an entry."""
+    base = entry.folder.parents[2]
+    for name in (PARTS, "toolchain"):
+        shutil.copytree(base / name, Store(cache).base / name)
 
 
 def copy_cache(entry: Entry, to: Path) -> Entry:

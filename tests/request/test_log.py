@@ -10,6 +10,7 @@ import pytest
 import opjit
 from opjit.backends import targets
 from opjit.errors import CompileError
+from opjit.recipe.compilers import Compiler
 from opjit.request import entry
 from tests import helpers
 from tests.helpers import PLUS, declare, fresh, write_op
@@ -52,8 +53,11 @@ def test_a_cold_request_logs_why_it_builds_how_long_it_took_and_where_it_went_an
 
 
 def test_the_commands_are_logged_at_debug_and_those_of_a_build_that_fails_too(
-    op: opjit.Op, caplog: pytest.LogCaptureFixture
+    op: opjit.Op,
+    caplog: pytest.LogCaptureFixture,
+    probed_once: dict[tuple[object, ...], Compiler],
 ) -> None:
+    probed_once.clear()
     with caplog.at_level(logging.DEBUG, logger="opjit"):
         request(op)
         compiling = [

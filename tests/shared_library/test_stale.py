@@ -4,7 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,9 +257,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def edits() -> Iterator[Any]:
+    """Each edit of a project with one source and with two; the fast tier has each edit once."""
+    for number, (name, edit) in enumerate(EDITS.items()):
+        slow = [pytest.mark.slow]
+        is_even = number % 2 == 0
+        yield pytest.param(edit, ["a.c"], id=f"{name}-one", marks=[] if is_even else slow)
+        yield pytest.param(edit, ["a.c", "b.c"], id=f"{name}-two", marks=slow if is_even else [])
+
+
 @pytest.mark.filterwarnings("ignore::opjit.errors.CacheWarning")
-@pytest.mark.parametrize("sources", [["a.c"], ["a.c", "b.c"]], ids=["one", "two"])
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize(("edit", "sources"), list(edits()))
 def test_an_edit_is_seen(
     project: Path, edit: Edit, sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
