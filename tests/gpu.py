@@ -138,11 +138,11 @@ def pytest_collection_modifyitems(
     when = changed(config.rootpath)
     if when:
         items.sort(key=lambda item: -when.get(item.nodeid.partition("::")[0], float("inf")))
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if workers > 1:
+    worker = getattr(config, "workerinput", None)  # of pytest-xdist
+    if worker is not None:
         measured = tiers.durations()
         items.sort(key=lambda item: urgency(item, measured))
-        items[:] = dealt(items, workers)
+        items[:] = dealt(items, worker["workercount"])
 
 
 def urgency(item: pytest.Item, measured: Mapping[str, float]) -> float:
