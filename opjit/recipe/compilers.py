@@ -248,7 +248,8 @@ def _program_version(compiler: str, name: str) -> str:
 def planned_commands(path: str, language: str) -> str:
     """Return the commands that a compiler would run, without the names of temporary files."""
     said = _output(path, "-###", "-x", language, os.devnull, "-o", os.devnull)
-    return re.sub(r"\S*/cc\w{6}\b[.\w]*", "<temporary>", said)
+    # A word that is quoted may have blanks.
+    return re.sub(r'"[^"]*/cc\w{6}\b[.\w]*"|\S*/cc\w{6}\b[.\w]*', "<temporary>", said)
 
 
 def probe_nvcc(path: str) -> Nvcc:

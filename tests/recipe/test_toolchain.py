@@ -98,6 +98,18 @@ def test_a_compiler_for_another_kind_of_machine_is_refused_in_a_sentence(
         built(op, tmp_path / "cache")
 
 
+def test_a_compiler_that_is_a_script_is_the_same_one_behind_a_temporary_folder_with_blanks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "own-cc")))
+    found = set()
+    for name in ("plain", "with a blank"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+        found.add(toolchain.find_compiler(None))
+    assert len(found) == 1
+
+
 def test_a_compiler_that_is_still_being_written_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
