@@ -90,7 +90,7 @@ class WorkerPool:
             "KINETO_LOG_LEVEL": "99",  # torch's profiler
             "OPJIT_CPP_AUTOGRAD": "0",  # no candidate needs a derivative
         }
-        if self.gpus:
+        if self.gpus or self.device == "cpu":  # a candidate for the CPU gets no GPU
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.gpus))
         end = self._for_zygote.end
         arguments = [str(end.fileno()), str(self.scratch)]
