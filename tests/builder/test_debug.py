@@ -114,14 +114,16 @@ def test_a_debug_build_names_the_author_s_file_and_no_folder_of_the_build(
     assert b"staging" not in content
 
 
-def test_a_debug_build_goes_into_no_remote_and_no_wheel(
-    op: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_debug_build_goes_into_no_remote(op: Path, here: Path, tmp_path: Path) -> None:
     debug = debug_build(op, here)
     ordinary = built(op, here)
     report = transfer.push((tmp_path / "remote").as_uri(), sign=None)
     assert ([Path(name).stem for name in report.moved], report.problems) == ([ordinary.key], [])
     assert debug.folder.is_dir()
+
+
+def test_a_debug_build_goes_into_no_wheel(op: Path, here: Path, tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
     done = helpers.command(
         "wheel", op, "--arch", targets.here(helpers.cpu()).arch, "-o", tmp_path, OPJIT_DEBUG="1"
     )

@@ -139,6 +139,7 @@ def test_a_damaged_entry_and_a_layer_that_others_can_write_are_not_loaded(
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A private key, whose public one is trusted; no remote has failed yet."""
+    pytest.importorskip("cryptography")
     private, public = trust.keygen("ci", tmp_path / "keys")
     monkeypatch.setenv("OPJIT_TRUST", public)
     monkeypatch.setenv("no_proxy", "*")
