@@ -124,7 +124,7 @@ def which(name: str) -> str | None:
         return name if _is_program(name) else None
     path = os.environ.get("PATH", os.defpath)
     places = (os.path.join(folder or os.curdir, name) for folder in path.split(os.pathsep))
-    return next(filter(_is_program, places), None) if name else None
+    return next(filter(_is_program, places), None)
 
 
 def _is_program(path: str) -> bool:
@@ -205,7 +205,7 @@ def _output(*command: str) -> str:
 
 def probe_compiler(path: str, language: str = "c") -> Compiler:
     text = _output(path, "-v", "-E", "-x", language, os.devnull)
-    machine = re.search(r"^Target: (.+)$", text, re.MULTILINE)
+    machine = re.search(r"^Target: (\S+)", text, re.MULTILINE)
     version = re.search(r"^(.*\b(?:gcc|clang) version .+)$", text, re.MULTILINE)
     if machine is None or version is None:
         name, variable = ("cc", "CC") if language == "c" else ("c++", "CXX")
@@ -228,7 +228,7 @@ def probe_compiler(path: str, language: str = "c") -> Compiler:
     return Compiler(
         path,
         version[1].strip(),
-        machine[1].strip(),
+        machine[1],
         ":".join(includes),
         ":".join(found),
         binutils,
