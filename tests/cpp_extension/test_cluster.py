@@ -438,7 +438,7 @@ def test_a_list_is_built_in_the_cache_and_what_cannot_be_built_is_named(
 def test_a_recorded_arch_is_built_for_without_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Path, no_gpu: None
 ) -> None:
-    arguments = {"name": "ext", "sources": [str(source)], "with_cuda": True}
+    arguments: dict[str, Any] = {"name": "ext", "sources": [str(source)], "with_cuda": True}
     (tmp_path / "ops.json").write_text(
         oplist.dump_list([], [RecordedExtension("load", arguments, "9.0+PTX")])
     )

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -395,7 +396,7 @@ def test_a_recorded_library_is_precompiled_and_explained(
 def test_a_list_names_no_file_that_another_user_can_write_and_no_program(tmp_path: Path) -> None:
     sources = project(tmp_path / "a")
     sources[1].chmod(0o666)
-    given = {
+    given: dict[str, Any] = {
         "name": "adder",
         "sources": [str(path) for path in sources],
         "include": [str(tmp_path / "a/include")],
@@ -428,7 +429,8 @@ def test_a_header_that_another_user_can_write_keeps_a_listed_library_out_of_the_
     header.write_text("#define AMOUNT 2\n")
     header.chmod(0o666)
     (tmp_path / "one.c").write_text('#include "theirs.h"\nint amount(void) { return AMOUNT; }\n')
-    given = {"name": "one", "sources": [str(tmp_path / "one.c")], "include": [], "generated": {}}
+    given: dict[str, Any] = {"name": "one", "sources": [str(tmp_path / "one.c")]}
+    given |= {"include": [], "generated": {}}
     flags: dict[str, list[str]] = {"cflags": [], "cuda_cflags": [], "ldflags": []}
     listed = tmp_path / "list.json"
     listed.write_text(oplist.dump_list([], [RecordedExtension("build", {**given, **flags}, None)]))
