@@ -373,7 +373,7 @@ def judge(
 
 @helps.command("opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90")
 @click.argument(
-    "folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "folders", metavar="DIRECTORY...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 @helps.archs_option(
     "Architectures to build for, separated by commas. You don't need a GPU.", required=True
