@@ -25,7 +25,7 @@ from opjit import backends, batch, files, loader, processes, progress, request
 from opjit.backends import Backend, cpu
 from opjit.declare.op_state import OpState
 from opjit.environment import is_on
-from opjit.errors import EntryError, OpjitError
+from opjit.errors import CompileError, EntryError, OpjitError
 from opjit.measure.plan import Inputs, ratio
 from opjit.measure.timing import measure, plan_of, wait
 from opjit.store import layers
@@ -36,6 +36,9 @@ from opjit.wanted import OpRequest, here
 _FINALISTS = 16  # variants that are measured at length
 _NEAR = 1.3  # of the best time at a first look, up to which a variant is one
 _SLOW = 1e-3  # seconds of a call above which a variant that is four times slower than the best is dropped
+# With fewer processes or builds, importing torch in each costs more than Python's lock.
+_PROCESSES = 4
+_BUILDS = 64
 Candidates = dict[str, Callable[..., Any]]  # calls, by the label of the variant that they run
 
 
@@ -187,22 +190,33 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
     """Build the variants that are missing, side by side, and open all. One that cannot be built is left out."""
     from opjit.builder import budget
 
+    op.write_code()
     target = here(backend)
     known = op.loaded[backend.name].variants
     failed = []
     wanted = dict(
         zip(op.declaration.labels(backend), batch.requests([(op, target)], store), strict=True)
     )
+    job = budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB
+    size = min(budget.jobs(job), len(wanted))
+    missing = [each for each in wanted.values() if each.find(store, False, hashed=False) is None]
+    refused: dict[str, CompileError] = {}
+    if reason := _reason_for_threads(backend, size, len(missing)):
+        progress.log(f"{op.qualified}: {reason}, so its variants are built in threads")
+    else:
+        refused = batch.build_in_processes(missing, store, size)
 
     def obtain(each: OpRequest) -> Entry | None:
         try:
+            if each.name in refused:
+                each.refused(refused[each.name])
+                raise refused[each.name]
             return request.lookup(each, store) or request.fetch_or_build(each, store)
         except OpjitError as error:
             failed.append(error)
             return None
 
-    job = budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB
-    with processes.pool(min(budget.jobs(job), len(wanted))) as pool:
+    with processes.pool(size) as pool:
         for label, entry in zip(wanted, pool.map(obtain, wanted.values()), strict=True):
             if entry is not None:
                 known[label] = loader.open_kernel(
@@ -212,6 +226,15 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
         progress.logger().warning(
             f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}"
         )
+
+
+def _reason_for_threads(backend: Backend, size: int, count: int) -> str:
+    """Return the reason why `size` processes must not build so many variants, or an empty text."""
+    if not type(backend).__module__.startswith("opjit.backends."):
+        return f"another process may lack {backend.name}"
+    if size < _PROCESSES or count < _BUILDS or is_on("OPJIT_OFFLINE"):
+        return f"{count} are missing, for {size} CPUs"
+    return ""
 
 
 def _running(

@@ -110,18 +110,14 @@ class BinaryRequest:
 
 
 @dataclass(frozen=True)
-class OpRequest(BinaryRequest):
-    """A requested library of an op for a target."""
+class LibraryRequest(BinaryRequest):
+    """A requested library of an op, which this process may lack."""
 
     inputs: Recipe
-    op: OpState = field(kw_only=True)
 
     @property
     def target(self) -> Target:
         return self.inputs.target
-
-    def now(self, store: Store) -> OpRequest:
-        return replace(self, inputs=describe(self.op, self.target, store))
 
     def fetch(self, store: Store) -> Entry | None:
         return None if self.inputs.flags.debug else super().fetch(store)
@@ -129,16 +125,33 @@ class OpRequest(BinaryRequest):
     def build(self, store: Store) -> Entry:
         from opjit.builder import build
 
+        return build.build(self.inputs, store, self.must_store)
+
+
+@dataclass(frozen=True)
+class OpRequest(LibraryRequest):
+    """A requested library of an op for a target."""
+
+    op: OpState = field(kw_only=True)
+
+    def now(self, store: Store) -> OpRequest:
+        return replace(self, inputs=describe(self.op, self.target, store))
+
+    def build(self, store: Store) -> Entry:
         self.op.write_code()
         wanted = self.now(store) if self.op.declaration.code else self
         try:
-            return build.build(wanted.inputs, store, self.must_store)
+            return super(OpRequest, wanted).build(store)
         except CompileError as error:
-            code = self.op.declaration.code
-            if code is not None:
-                error.args = (code.in_program(str(error), self.op.schema.name),)
-            self.op.failed[self.target.backend.name] = self.name, error
+            self.refused(error)
             raise
+
+    def refused(self, error: CompileError) -> None:
+        """Note an error of the compilers, and name the program's lines if the code is inline."""
+        code = self.op.declaration.code
+        if code is not None:
+            error.args = (code.in_program(str(error), self.op.schema.name),)
+        self.op.failed[self.target.backend.name] = self.name, error
 
 
 def of_op(op: OpState, target: Target, store: Store, must_store: bool = False) -> OpRequest:

@@ -1,6 +1,8 @@
 """An op with variants: each a binary of its own, chosen by measurement for a device and sizes, once, and kept in the cache."""
 
 import json
+import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,10 @@ import pytest
 import torch
 
 import opjit
-from opjit import tune
-from opjit.errors import DeclarationError
+from opjit import batch, request, tune
+from opjit.errors import CompileWarning, DeclarationError
 from opjit.measure.plan import Inputs
-from tests.helpers import command, fresh
+from tests.helpers import command, fresh, is_alive, process, until
 
 # Adds its number to each element, and takes the longer, the larger LOOPS is.
 SOURCE = """
@@ -214,6 +216,95 @@ def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothin
         assert fresh(call).stdout == "2.0\n", damage
         record.chmod(0o600)
         assert json.loads(record.read_text())["variant"] == "LOOPS=0 NUMBER=2", damage
+
+
+@pytest.fixture
+def in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All variants are built in two processes, however few they are."""
+    monkeypatch.setattr(tune, "_PROCESSES", 1)
+    monkeypatch.setattr(tune, "_BUILDS", 1)
+    monkeypatch.setenv("OPJIT_JOBS", "2")
+
+
+@pytest.mark.slow
+def test_processes_build_variants_and_return_errors_and_warnings(
+    numbered: opjit.Op,
+    measured: list[int],
+    in_processes: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = numbered.folder / "numbered.c"
+    remark = '#if NUMBER > 1\n#warning "a large number"\n#endif\n'
+    source.write_text(source.read_text(encoding="utf-8") + remark, encoding="utf-8")
+    numbered.variants("cpu", LOOPS=(0,), NUMBER=(1, 3, 5, "2 + +"))
+    opjit.get(numbered.qualified, "cpu")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("this process builds nothing")
+
+    monkeypatch.setattr(request, "fetch_or_build", refuse)
+    with pytest.warns(CompileWarning, match="a large number") as warned:
+        assert numbered(torch.zeros(200)).sum() == 1000
+    assert len(warned) == 1
+    assert "1 of 4 variants of" in caplog.text
+    assert "numbered.c:6:24: error" in caplog.text
+
+
+@pytest.mark.slow
+def test_processes_build_variants_of_inline_code(
+    measured: list[int], in_processes: None, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = opjit.inline(
+        "tunetest::numbered_text(Tensor x) -> Tensor",
+        like="x",
+        c=SOURCE.replace("numbered_cpu", "numbered_text_cpu"),
+    )
+    op.variants("cpu", LOOPS=(0,), NUMBER=(1, 2, 3))
+    opjit.get(op.qualified, "cpu")
+    monkeypatch.setattr(request, "fetch_or_build", None)
+    assert op(torch.zeros(200)).sum() == 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", ["import os; os.kill(os.getpid(), 9)", "import missing"])
+def test_threads_build_the_variants_of_a_process_that_was_killed(
+    numbered: opjit.Op,
+    measured: list[int],
+    in_processes: None,
+    monkeypatch: pytest.MonkeyPatch,
+    worker: str,
+) -> None:
+    monkeypatch.setattr(batch, "_WORKER", worker)
+    assert numbered(torch.zeros(200)).sum() == 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_processes_that_build_variants_end_with_their_parent(
+    folder: Path, here: Path, on_compile: Callable[[str], None], tmp_path: Path, number: int
+) -> None:
+    running = tmp_path / "running"
+    on_compile(f"if [ -e {running} ]; then touch {running}/$$ {running}/$PPID; sleep 100; fi")
+    code = f"""
+import opjit, torch
+from opjit import tune
+tune._PROCESSES = tune._BUILDS = 1
+opjit.add_path({str(folder)!r})
+opjit.get("tunetest::numbered", "cpu")
+print("ready", flush=True)
+input()
+torch.ops.tunetest.numbered(torch.zeros(9))
+"""
+    with process(code, {"OPJIT_JOBS": "2"}) as parent:
+        assert parent.stdout.readline() == "ready\n"
+        running.mkdir()
+        parent.send("")
+        until(lambda: len([*running.iterdir()]) >= 4, process=parent)  # two compilers, two builders
+        os.kill(parent.pid, number)
+        started = [int(each.name) for each in running.iterdir()]
+        assert parent.pid not in started
+        until(lambda: not any(map(is_alive, started)))
 
 
 @pytest.mark.slow
