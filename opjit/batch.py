@@ -3,39 +3,17 @@
 Python's part of a build holds Python's lock, so threads keep only a few CPUs busy.
 """
 
-import os
-import pickle
-import signal
 import subprocess
-import sys
-import tempfile
-import threading
-import time
-import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from opjit import backends, processes, progress, request
 from opjit.backends.targets import Target
 from opjit.declare.op_state import OpState
-from opjit.environment import is_on
-from opjit.errors import (
-    BadSetting,
-    BuildError,
-    CacheWarning,
-    CompileError,
-    CompileWarning,
-    Failures,
-    OpjitError,
-)
+from opjit.errors import BadSetting, BuildError, CompileError, Failures, OpjitError
 from opjit.recipe import gpu_archs, toolchain
+from opjit.recipe.recipe import Recipe
 from opjit.store.store import Store
 from opjit.wanted import LibraryRequest, OpRequest, here
-
-_WORKER = "import sys; sys.path[:] = sys.argv[3:]; from opjit import batch; batch.work()"
-_Answer = tuple[dict[str, CompileError], list[warnings.WarningMessage]]
-_RECIPES = "recipes"  # a file for all workers
-_LOOK = 0.5  # seconds between a worker's looks at its parent
 
 
 def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
@@ -105,79 +83,30 @@ def build_in_processes(
     """Build requests into the store in `size` processes.
 
     Returns the errors of the compilers, by the request's name. Requests that a process cannot
-    recreate or store, and the requests of a process that was killed, are left to the caller.
+    store, and the requests of a process that was killed, are left to the caller.
     """
-    with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
-        recipes = [each.inputs for each in wanted]
-        Path(folder, _RECIPES).write_bytes(pickle.dumps((recipes, store)))
-        with processes.pool(size) as pool:
-            answers = list(pool.map(_run_worker, [folder] * size))
-    errors = {name: error for refused, _ in answers for name, error in refused.items()}
-    warn_once(each for _, seen in answers for each in seen)
+    parts = [[each.inputs for each in wanted[start::size]] for start in range(size)]
+    errors: dict[str, CompileError] = {}
+
+    def build_part(recipes: Sequence[Recipe]) -> None:
+        try:
+            errors.update(processes.call(_build_recipes, recipes, store))
+        except (OSError, subprocess.SubprocessError) as error:
+            progress.log(f"threads do the builds of a process: {error}")
+
+    with processes.pool(size) as pool:
+        list(pool.map(build_part, parts))
     return errors
 
 
-def warn_once(seen: Iterable[warnings.WarningMessage]) -> None:
-    """Give the recorded warnings of builds, each once, because a build for another arch has the same."""
-    found = {
-        (each.category, str(each.message), each.filename, each.lineno): each
-        for each in seen
-        if issubclass(each.category, (CacheWarning, CompileWarning))
-    }
-    for each in found.values():
-        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-
-
-def _run_worker(folder: str) -> _Answer:
-    """Let a process build, and return its answer, which is empty if it was killed.
-
-    It is silent, because it would repeat the warnings of an import of torch.
-    """
-    path = map(os.path.abspath, sys.path)
-    done = processes.run(
-        [sys.executable, "-c", _WORKER, folder, str(os.getpid()), *path],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=None if is_on("OPJIT_VERBOSE") else subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    if done.returncode == 0:
-        answer: _Answer = pickle.loads(done.stdout)
-        return answer
-    progress.log(f"threads do the builds of a process that ended with {done.returncode}")
-    return {}, []
-
-
-def work() -> None:
-    """Build, in a process, the recipes that no other process has claimed."""
-    _, folder, parent, *_ = sys.argv
-    signal.signal(signal.SIGTERM, _end)
-    threading.Thread(target=_watch, args=[int(parent)], daemon=True).start()
-    recipes, store = pickle.loads(Path(folder, _RECIPES).read_bytes())
+def _build_recipes(recipes: Sequence[Recipe], store: Store) -> dict[str, CompileError]:
+    """Build recipes into the store, and return the compilers' errors by key."""
     errors = {}
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        for number, recipe in enumerate(recipes):
-            try:
-                with open(Path(folder, str(number)), "xb"):
-                    request.fetch_or_build(LibraryRequest(recipe, must_store=True), store)
-            except FileExistsError:
-                continue
-            except CompileError as error:
-                errors[recipe.key] = error
-            except (OSError, OpjitError) as error:
-                progress.log(f"a thread of the other process builds {recipe}: {error}")
-    sys.stdout.buffer.write(pickle.dumps((errors, seen)))
-
-
-def _end(number: int, frame: object) -> None:
-    """End this process and its compilers. Another signal does not disturb that."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(1)
-
-
-def _watch(parent: int) -> None:
-    """End this process when its parent has ended."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK)
-    os.kill(os.getpid(), signal.SIGTERM)
+    for recipe in recipes:
+        try:
+            request.fetch_or_build(LibraryRequest(recipe, must_store=True), store)
+        except CompileError as error:
+            errors[recipe.key] = error
+        except (OSError, OpjitError):
+            continue  # the caller builds it
+    return errors

@@ -11,14 +11,16 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
-from opjit import endless
+from opjit import endless, errors
 from opjit.errors import DeclarationError, OpjitError
 
 if TYPE_CHECKING:  # late: no hit needs them
@@ -27,8 +29,9 @@ if TYPE_CHECKING:  # late: no hit needs them
 
 LATE = "the compiler did not finish within"
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
-_LOOK = 0.2  # seconds between looks at the files of a command
+_LOOK = 0.2  # seconds between looks at the files of a command, or at the parent
 _END = 2.0  # seconds in which an interrupted command can end the processes that it started
+_CHILD = "import sys; sys.path[:] = sys.argv[2:]; from opjit import processes; processes.answer()"
 _T = TypeVar("_T")
 _Value = TypeVar("_Value")
 _RLock: type = type(threading.RLock())
@@ -171,6 +174,68 @@ def run_printing(command: Any, **settings: Any) -> subprocess.CompletedProcess[s
     )
 
 
+def call(function: Callable[..., _T], *arguments: object) -> _T:
+    """Call a function of a module in another process, which ends with this one and prints nothing.
+
+    Gives opjit's warnings, and raises the function's error; OSError or subprocess.SubprocessError
+    if the process does not answer.
+    """
+    with importing:
+        import pickle
+        import subprocess
+        import tempfile
+
+    path = map(os.path.abspath, sys.path)
+    with tempfile.TemporaryFile() as file:
+        file.write(pickle.dumps((function, arguments)))
+        file.seek(0)
+        done = run(
+            [sys.executable, "-c", _CHILD, str(os.getpid()), *path],
+            check=True,
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    result, failed, seen = pickle.loads(done.stdout)
+    for each in seen:
+        if each.category.__module__ == errors.__name__:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if failed is not None:
+        raise failed
+    return cast("_T", result)
+
+
+def answer() -> None:
+    """Call, in another process, the function that `call` sends, and send the outcome."""
+    import pickle
+
+    signal.signal(signal.SIGTERM, _end_process)
+    threading.Thread(target=_watch_parent, args=[int(sys.argv[1])], daemon=True).start()
+    result = None
+    failed = None
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        function, arguments = pickle.load(sys.stdin.buffer)
+        try:
+            result = function(*arguments)
+        except Exception as error:
+            failed = error
+    sys.stdout.buffer.write(pickle.dumps((result, failed, seen)))
+
+
+def _end_process(number: int, frame: object) -> None:
+    """End this process and its commands. Another signal does not disturb that."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(number)
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @contextmanager
 def handling(numbers: Iterable[int], handler: Any) -> Iterator[None]:
     """Set a handler or an action of signals during the block."""
@@ -215,7 +280,7 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
             since = time.monotonic()
             ending.start()
             while ending.is_alive():
-                gentle = time.monotonic() < since + _END
+                gentle = time.monotonic() < since + 2 * _END  # a command may end commands
                 for process in list(_running):
                     _signal(process, signal.SIGTERM if gentle else signal.SIGKILL)
                 ending.join(0.1)

@@ -201,10 +201,11 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
     size = min(budget.jobs(job), len(wanted))
     missing = [each for each in wanted.values() if each.find(store, False, hashed=False) is None]
     refused: dict[str, CompileError] = {}
-    if reason := _reason_for_threads(backend, size, len(missing)):
-        progress.log(f"{op.qualified}: {reason}, so its variants are built in threads")
-    else:
+    enough = size >= _PROCESSES and len(missing) >= _BUILDS and not is_on("OPJIT_OFFLINE")
+    if enough and type(backend).__module__.startswith(backends.__name__):  # a process has it
         refused = batch.build_in_processes(missing, store, size)
+    else:
+        progress.log(f"threads build {len(missing)} variants of {op.qualified} on {size} CPUs")
 
     def obtain(each: OpRequest) -> Entry | None:
         try:
@@ -226,15 +227,6 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
         progress.logger().warning(
             f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}"
         )
-
-
-def _reason_for_threads(backend: Backend, size: int, count: int) -> str:
-    """Return the reason why `size` processes must not build so many variants, or an empty text."""
-    if not type(backend).__module__.startswith("opjit.backends."):
-        return f"another process may lack {backend.name}"
-    if size < _PROCESSES or count < _BUILDS or is_on("OPJIT_OFFLINE"):
-        return f"{count} are missing, for {size} CPUs"
-    return ""
 
 
 def _running(

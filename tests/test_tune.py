@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import opjit
-from opjit import batch, request, tune
+from opjit import processes, request, tune
 from opjit.errors import CompileWarning, DeclarationError
 from opjit.measure.plan import Inputs
 from tests.helpers import command, fresh, is_alive, process, until
@@ -246,7 +246,7 @@ def test_processes_build_variants_and_return_errors_and_warnings(
     monkeypatch.setattr(request, "fetch_or_build", refuse)
     with pytest.warns(CompileWarning, match="a large number") as warned:
         assert numbered(torch.zeros(200)).sum() == 1000
-    assert len(warned) == 1
+    assert {each.lineno for each in warned} == {15}, "the line of the source"
     assert "1 of 4 variants of" in caplog.text
     assert "numbered.c:6:24: error" in caplog.text
 
@@ -275,7 +275,7 @@ def test_threads_build_the_variants_of_a_process_that_was_killed(
     monkeypatch: pytest.MonkeyPatch,
     worker: str,
 ) -> None:
-    monkeypatch.setattr(batch, "_WORKER", worker)
+    monkeypatch.setattr(processes, "_CHILD", worker)
     assert numbered(torch.zeros(200)).sum() == 600
 
 

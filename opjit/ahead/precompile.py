@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import as_completed
 from typing import NamedTuple, TextIO
 
-from opjit import batch, distributed, files, processes, progress, request
+from opjit import distributed, files, processes, progress, request
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.cpp_extension.autograd_part import make as make_autograd_part
 from opjit.distributed import ranks
@@ -21,6 +21,7 @@ from opjit.environment import is_on
 from opjit.errors import (
     BadSetting,
     CacheWarning,
+    CompileWarning,
     Failures,
     OpjitError,
     PrecompileError,
@@ -236,7 +237,14 @@ def _build_missing(
             }
             for done in as_completed(running):
                 _add(running[done], *done.result(), report)
-    batch.warn_once(seen)
+    # A build for another arch has the same ones.
+    found = {
+        (each.category, str(each.message), each.filename, each.lineno): each
+        for each in seen
+        if issubclass(each.category, (CacheWarning, CompileWarning))
+    }
+    for each in found.values():
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def _build_one(

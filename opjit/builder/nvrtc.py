@@ -10,13 +10,9 @@ writes it without compression."""
 from __future__ import annotations
 
 import ctypes
-import os
-import pickle
 import re
 import struct
 import subprocess
-import sys
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -65,7 +61,6 @@ _OF_LIBCUDACXX = (
 )
 _turn = processes.Lock()
 _START = 0.1  # seconds that another process needs to start
-_CHILD = "import sys; sys.path[:] = sys.argv[1:]; from opjit.builder import nvrtc; nvrtc.answer()"
 _FEATURES = {"a": 0x100000, "f": 0x200000}  # sm_90a, sm_100f
 
 
@@ -128,36 +123,13 @@ def compile_for(
     ``compute_90`` for PTX; `expressions` are template instances and variables to keep, such as ``scale<float>`` and ``&table``."""
     given = (path, source, name, dict(more), [*options], [*expressions])
     if not _turn.acquire(timeout=_START):
-        with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryFile() as file:
-            file.write(pickle.dumps(given))
-            file.seek(0)
-            answer = processes.run(
-                [sys.executable, "-c", _CHILD, *map(os.path.abspath, sys.path)],
-                check=True,
-                stdin=file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            ).stdout
-            made, refused = pickle.loads(answer)
-            if refused is not None:
-                raise CompilerFailed(refused)
-            return DeviceCode(*made)
+        with suppress(OSError, subprocess.SubprocessError):
+            return processes.call(_compile_program, *given)
         _turn.acquire()  # no process can be started
     try:
         return _compile_program(*given)
     finally:
         _turn.release()
-
-
-def answer() -> None:
-    """Compile what another process sends, and send what came out."""
-    made = tuple[object, ...]()
-    refused = None
-    try:
-        made = tuple(_compile_program(*pickle.load(sys.stdin.buffer)))
-    except CompilerFailed as failed:
-        refused = str(failed)
-    sys.stdout.buffer.write(pickle.dumps((made, refused)))
 
 
 def _compile_program(
