@@ -13,7 +13,7 @@ from opjit.errors import BadSetting, BuildError, CompileError, Failures, OpjitEr
 from opjit.recipe import gpu_archs, toolchain
 from opjit.recipe.recipe import Recipe
 from opjit.store.store import Store
-from opjit.wanted import LibraryRequest, OpRequest, here
+from opjit.wanted import RecipeRequest, OpRequest, here
 
 
 def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
@@ -90,7 +90,7 @@ def build_in_processes(
 
     def build_part(recipes: Sequence[Recipe]) -> None:
         try:
-            errors.update(processes.call(_build_recipes, recipes, store))
+            errors.update(processes.call_elsewhere(_build_recipes, recipes, store))
         except (OSError, subprocess.SubprocessError) as error:
             progress.log(f"threads do the builds of a process: {error}")
 
@@ -104,7 +104,7 @@ def _build_recipes(recipes: Sequence[Recipe], store: Store) -> dict[str, Compile
     errors = {}
     for recipe in recipes:
         try:
-            request.fetch_or_build(LibraryRequest(recipe, must_store=True), store)
+            request.fetch_or_build(RecipeRequest(recipe, must_store=True), store)
         except CompileError as error:
             errors[recipe.key] = error
         except (OSError, OpjitError):

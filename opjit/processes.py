@@ -31,7 +31,7 @@ LATE = "the compiler did not finish within"
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
 _LOOK = 0.2  # seconds between looks at the files of a command, or at the parent
 _END = 2.0  # seconds in which an interrupted command can end the processes that it started
-_CHILD = "import sys; sys.path[:] = sys.argv[2:]; from opjit import processes; processes.answer()"
+_CHILD = "import sys; sys.path[:] = sys.argv[2:]; from opjit import processes; processes.answer_call()"
 _T = TypeVar("_T")
 _Value = TypeVar("_Value")
 _RLock: type = type(threading.RLock())
@@ -174,7 +174,7 @@ def run_printing(command: Any, **settings: Any) -> subprocess.CompletedProcess[s
     )
 
 
-def call(function: Callable[..., _T], *arguments: object) -> _T:
+def call_elsewhere(function: Callable[..., _T], *arguments: object) -> _T:
     """Call a function of a module in another process, which ends with this one and prints nothing.
 
     Gives opjit's warnings, and raises the function's error; OSError or subprocess.SubprocessError
@@ -206,8 +206,8 @@ def call(function: Callable[..., _T], *arguments: object) -> _T:
     return cast("_T", result)
 
 
-def answer() -> None:
-    """Call, in another process, the function that `call` sends, and send the outcome."""
+def answer_call() -> None:
+    """Call, in another process, the function that `call_elsewhere` sends, and send the outcome."""
     import pickle
 
     signal.signal(signal.SIGTERM, _end_process)

@@ -110,7 +110,7 @@ class BinaryRequest:
 
 
 @dataclass(frozen=True)
-class LibraryRequest(BinaryRequest):
+class RecipeRequest(BinaryRequest):
     """A requested library of an op, which this process may lack."""
 
     inputs: Recipe
@@ -129,7 +129,7 @@ class LibraryRequest(BinaryRequest):
 
 
 @dataclass(frozen=True)
-class OpRequest(LibraryRequest):
+class OpRequest(RecipeRequest):
     """A requested library of an op for a target."""
 
     op: OpState = field(kw_only=True)

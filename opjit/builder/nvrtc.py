@@ -124,7 +124,7 @@ def compile_for(
     given = (path, source, name, dict(more), [*options], [*expressions])
     if not _turn.acquire(timeout=_START):
         with suppress(OSError, subprocess.SubprocessError):
-            return processes.call(_compile_program, *given)
+            return processes.call_elsewhere(_compile_program, *given)
         _turn.acquire()  # no process can be started
     try:
         return _compile_program(*given)
