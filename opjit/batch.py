@@ -1,19 +1,14 @@
-"""Requests for many ops and targets at once, and their builds in several processes.
+"""Requests for many ops and targets at once."""
 
-Python's part of a build holds Python's lock, so threads keep only a few CPUs busy.
-"""
-
-import subprocess
 from collections.abc import Iterable, Sequence
 
-from opjit import backends, processes, progress, request
+from opjit import backends
 from opjit.backends.targets import Target
 from opjit.declare.op_state import OpState
-from opjit.errors import BadSetting, BuildError, CompileError, Failures, OpjitError
+from opjit.errors import BadSetting, BuildError, Failures, OpjitError
 from opjit.recipe import gpu_archs, toolchain
-from opjit.recipe.recipe import Recipe
 from opjit.store.store import Store
-from opjit.wanted import RecipeRequest, OpRequest, here
+from opjit.wanted import OpRequest, here
 
 
 def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) -> list[Target]:
@@ -75,38 +70,3 @@ def requests(
                 error = BuildError(text, op=op.qualified, target=str(target))
             failed.append((name, error))
     return found
-
-
-def build_in_processes(
-    wanted: Sequence[OpRequest], store: Store, size: int
-) -> dict[str, CompileError]:
-    """Build requests into the store in `size` processes.
-
-    Returns the errors of the compilers, by the request's name. Requests that a process cannot
-    store, and the requests of a process that was killed, are left to the caller.
-    """
-    parts = [[each.inputs for each in wanted[start::size]] for start in range(size)]
-    errors: dict[str, CompileError] = {}
-
-    def build_part(recipes: Sequence[Recipe]) -> None:
-        try:
-            errors.update(processes.call_elsewhere(_build_recipes, recipes, store))
-        except (OSError, subprocess.SubprocessError) as error:
-            progress.log(f"threads do the builds of a process: {error}")
-
-    with processes.pool(size) as pool:
-        list(pool.map(build_part, parts))
-    return errors
-
-
-def _build_recipes(recipes: Sequence[Recipe], store: Store) -> dict[str, CompileError]:
-    """Build recipes into the store, and return the compilers' errors by key."""
-    errors = {}
-    for recipe in recipes:
-        try:
-            request.fetch_or_build(RecipeRequest(recipe, must_store=True), store)
-        except CompileError as error:
-            errors[recipe.key] = error
-        except (OSError, OpjitError):
-            continue  # the caller builds it
-    return errors

@@ -28,10 +28,13 @@ if TYPE_CHECKING:  # late: no hit needs them
     from concurrent.futures import ThreadPoolExecutor
 
 LATE = "the compiler did not finish within"
+_PR_SET_PDEATHSIG = 1
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
-_LOOK = 0.2  # seconds between looks at the files of a command, or at the parent
+_LOOK = 0.2  # seconds between looks at the files of a command
 _END = 2.0  # seconds in which an interrupted command can end the processes that it started
-_CHILD = "import sys; sys.path[:] = sys.argv[2:]; from opjit import processes; processes.answer_call()"
+_CHILD = (
+    "import sys; sys.path[:] = sys.argv[2:]; from opjit import processes; processes.answer_call()"
+)
 _T = TypeVar("_T")
 _Value = TypeVar("_Value")
 _RLock: type = type(threading.RLock())
@@ -186,23 +189,24 @@ def call_elsewhere(function: Callable[..., _T], *arguments: object) -> _T:
         import tempfile
 
     path = map(os.path.abspath, sys.path)
+    command = [sys.executable, "-c", _CHILD, str(os.getpid()), *path]
     with tempfile.TemporaryFile() as file:
         file.write(pickle.dumps((function, arguments)))
         file.seek(0)
         done = run(
-            [sys.executable, "-c", _CHILD, str(os.getpid()), *path],
+            command,
             check=True,
             stdin=file,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-    result, failed, seen = pickle.loads(done.stdout)
+    result, seen = pickle.loads(done.stdout)
     for each in seen:
         if each.category.__module__ == errors.__name__:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    if failed is not None:
-        raise failed
+    if isinstance(result, Exception):
+        raise result
     return cast("_T", result)
 
 
@@ -211,17 +215,17 @@ def answer_call() -> None:
     import pickle
 
     signal.signal(signal.SIGTERM, _end_process)
-    threading.Thread(target=_watch_parent, args=[int(sys.argv[1])], daemon=True).start()
-    result = None
-    failed = None
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):  # it has ended already
+        return
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         function, arguments = pickle.load(sys.stdin.buffer)
         try:
             result = function(*arguments)
         except Exception as error:
-            failed = error
-    sys.stdout.buffer.write(pickle.dumps((result, failed, seen)))
+            result = error
+    sys.stdout.buffer.write(pickle.dumps((result, seen)))
 
 
 def _end_process(number: int, frame: object) -> None:
@@ -230,10 +234,11 @@ def _end_process(number: int, frame: object) -> None:
     raise SystemExit(number)
 
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK)
-    os.kill(os.getpid(), signal.SIGTERM)
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send a signal to this process when the thread that started it ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ recorded choice runs or, without a record, the first variant.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,13 +25,14 @@ from opjit import backends, batch, files, loader, processes, progress, request
 from opjit.backends import Backend, cpu
 from opjit.declare.op_state import OpState
 from opjit.environment import is_on
-from opjit.errors import CompileError, EntryError, OpjitError
+from opjit.errors import EntryError, OpjitError
 from opjit.measure.plan import Inputs, ratio
 from opjit.measure.timing import measure, plan_of, wait
+from opjit.recipe.recipe import Recipe
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.store import TUNED, Store, default_store
-from opjit.wanted import OpRequest, here
+from opjit.wanted import OpRequest, RecipeRequest, here
 
 _FINALISTS = 16  # variants that are measured at length
 _NEAR = 1.3  # of the best time at a first look, up to which a variant is one
@@ -200,18 +201,16 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
     job = budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB
     size = min(budget.jobs(job), len(wanted))
     missing = [each for each in wanted.values() if each.find(store, False, hashed=False) is None]
-    refused: dict[str, CompileError] = {}
     enough = size >= _PROCESSES and len(missing) >= _BUILDS and not is_on("OPJIT_OFFLINE")
-    if enough and type(backend).__module__.startswith(backends.__name__):  # a process has it
-        refused = batch.build_in_processes(missing, store, size)
+    if enough:
+        parts = [[each.inputs for each in missing[start::size]] for start in range(size)]
+        with processes.pool(size) as pool:
+            list(pool.map(partial(_build_elsewhere, store), parts))
     else:
         progress.log(f"threads build {len(missing)} variants of {op.qualified} on {size} CPUs")
 
     def obtain(each: OpRequest) -> Entry | None:
         try:
-            if each.name in refused:
-                each.refused(refused[each.name])
-                raise refused[each.name]
             return request.lookup(each, store) or request.fetch_or_build(each, store)
         except OpjitError as error:
             failed.append(error)
@@ -227,6 +226,20 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
         progress.logger().warning(
             f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}"
         )
+
+
+def _build_elsewhere(store: Store, recipes: Sequence[Recipe]) -> None:
+    """Build recipes in another process. Threads build those that it does not store."""
+    try:
+        processes.call_elsewhere(_build_recipes, store, recipes)
+    except Exception as error:  # for example, the backend's class is in a notebook
+        progress.log(f"threads build {len(recipes)} variants, because a process failed: {error}")
+
+
+def _build_recipes(store: Store, recipes: Sequence[Recipe]) -> None:
+    for recipe in recipes:
+        with suppress(OSError, OpjitError):
+            request.fetch_or_build(RecipeRequest(recipe, must_store=True), store)
 
 
 def _running(

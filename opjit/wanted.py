@@ -115,10 +115,6 @@ class RecipeRequest(BinaryRequest):
 
     inputs: Recipe
 
-    @property
-    def target(self) -> Target:
-        return self.inputs.target
-
     def fetch(self, store: Store) -> Entry | None:
         return None if self.inputs.flags.debug else super().fetch(store)
 
@@ -134,6 +130,10 @@ class OpRequest(RecipeRequest):
 
     op: OpState = field(kw_only=True)
 
+    @property
+    def target(self) -> Target:
+        return self.inputs.target
+
     def now(self, store: Store) -> OpRequest:
         return replace(self, inputs=describe(self.op, self.target, store))
 
@@ -143,20 +143,16 @@ class OpRequest(RecipeRequest):
         try:
             return super(OpRequest, wanted).build(store)
         except CompileError as error:
-            self.refused(error)
+            code = self.op.declaration.code
+            if code is not None:
+                error.args = (code.in_program(str(error), self.op.schema.name),)
+            self.op.failed[self.target.backend.name] = self.name, error
             raise
 
-    def refused(self, error: CompileError) -> None:
-        """Note an error of the compilers, and name the program's lines if the code is inline."""
-        code = self.op.declaration.code
-        if code is not None:
-            error.args = (code.in_program(str(error), self.op.schema.name),)
-        self.op.failed[self.target.backend.name] = self.name, error
 
-
-def of_op(op: OpState, target: Target, store: Store, must_store: bool = False) -> OpRequest:
+def of_op(op: OpState, target: Target, store: Store) -> OpRequest:
     """Return the request for an op's library for a target, from its sources and the compilers as they are now."""
-    return OpRequest(describe(op, target, store), must_store, op=op)
+    return OpRequest(describe(op, target, store), op=op)
 
 
 def describe(op: OpState, target: Target, store: Store) -> Recipe:

@@ -14,6 +14,9 @@ import opjit
 from opjit import processes, request, tune
 from opjit.errors import CompileWarning, DeclarationError
 from opjit.measure.plan import Inputs
+from opjit.store.entry import Entry
+from opjit.store.store import Store
+from opjit.wanted import OpRequest
 from tests.helpers import command, fresh, is_alive, process, until
 
 # Adds its number to each element, and takes the longer, the larger LOOPS is.
@@ -227,7 +230,7 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_processes_build_variants_and_return_errors_and_warnings(
+def test_processes_build_variants_and_give_their_warnings(
     numbered: opjit.Op,
     measured: list[int],
     in_processes: None,
@@ -239,13 +242,17 @@ def test_processes_build_variants_and_return_errors_and_warnings(
     source.write_text(source.read_text(encoding="utf-8") + remark, encoding="utf-8")
     numbered.variants("cpu", LOOPS=(0,), NUMBER=(1, 3, 5, "2 + +"))
     opjit.get(numbered.qualified, "cpu")
+    fetch_or_build = request.fetch_or_build
+    built_here = []
 
-    def refuse(*_: object) -> None:
-        raise AssertionError("this process builds nothing")
+    def build(wanted: OpRequest, store: Store) -> Entry:
+        built_here.append(str(wanted.inputs.flags.c[-1]))
+        return fetch_or_build(wanted, store)
 
-    monkeypatch.setattr(request, "fetch_or_build", refuse)
+    monkeypatch.setattr(request, "fetch_or_build", build)
     with pytest.warns(CompileWarning, match="a large number") as warned:
         assert numbered(torch.zeros(200)).sum() == 1000
+    assert built_here == ["-DNUMBER=2 + +"], "which says why it does not compile"
     assert {each.lineno for each in warned} == {15}, "the line of the source"
     assert "1 of 4 variants of" in caplog.text
     assert "numbered.c:6:24: error" in caplog.text

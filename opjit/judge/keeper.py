@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from opjit import files
+from opjit import files, processes
 from opjit.errors import (
     CompileError,
     DeclarationError,
@@ -23,7 +23,7 @@ from opjit.judge.bench import Bench
 from opjit.judge.protocol import Channel, Died, Failed, Fork, Resume, Stopped
 from opjit.judge.verdict import VerdictReached, Word
 from opjit.judge.worker import CandidateWorker
-from opjit.testing.isolation import Child, end_with_parent
+from opjit.testing.isolation import Child
 
 _PROCESSES = 256  # and threads that a candidate may have. Compilers need a dozen
 
@@ -32,7 +32,7 @@ def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRe
     """Run a worker, watch it, and report how it ended."""
     group = _control_group(folder.name)
     try:
-        end_with_parent()
+        processes.end_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         folder.mkdir()
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
@@ -86,7 +86,7 @@ def _first_of_namespace(asked: Fork) -> int:
     reading, writing = os.pipe()
     first = os.fork()
     if first == 0:
-        end_with_parent()
+        processes.end_with_parent()
         sandbox.own_proc()
         os.close(writing)
         os.close(reading)

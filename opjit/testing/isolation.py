@@ -20,12 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+from opjit import processes
 from opjit.errors import OpjitError
 from opjit.operators.op import Op
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.samples import CallWatch, watch
 
-_PR_SET_PDEATHSIG = 1
 _M_PERTURB = -6
 _DYING = 20.0  # seconds that a sanitizer gets for its report
 _LOOKS = 20  # at a call's threads within its time limit
@@ -56,7 +56,7 @@ class Child(AbstractContextManager["Child"]):
         """In the child: end with the parent, but not by a terminal's Ctrl-C, which is the parent's to handle."""
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
-        end_with_parent()
+        processes.end_with_parent()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -101,11 +101,6 @@ class Child(AbstractContextManager["Child"]):
             self._process.kill()  # even if it does not have a separate group yet
         self._process.join()
         self._errors.close()
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def apart(work: Callable[[], object]) -> None:
