@@ -201,13 +201,8 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
     job = budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB
     size = min(budget.jobs(job), len(wanted))
     missing = [each for each in wanted.values() if each.find(store, False, hashed=False) is None]
-    enough = size >= _PROCESSES and len(missing) >= _BUILDS and not is_on("OPJIT_OFFLINE")
-    if enough:
-        parts = [[each.inputs for each in missing[start::size]] for start in range(size)]
-        with processes.pool(size) as pool:
-            list(pool.map(partial(_build_elsewhere, store), parts))
-    else:
-        progress.log(f"threads build {len(missing)} variants of {op.qualified} on {size} CPUs")
+    if size >= _PROCESSES and len(missing) >= _BUILDS and not is_on("OPJIT_OFFLINE"):
+        _build_elsewhere([each.inputs for each in missing], store, size)
 
     def obtain(each: OpRequest) -> Entry | None:
         try:
@@ -228,12 +223,14 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
         )
 
 
-def _build_elsewhere(store: Store, recipes: Sequence[Recipe]) -> None:
-    """Build recipes in another process. Threads build those that it does not store."""
+def _build_elsewhere(recipes: Sequence[Recipe], store: Store, size: int) -> None:
+    """Build recipes in `size` processes, with what they cannot build or store left to threads."""
+    parts = [recipes[start::size] for start in range(size)]
+    build = partial(processes.call_elsewhere, _build_recipes, store)
     try:
-        processes.call_elsewhere(_build_recipes, store, recipes)
-    except Exception as error:  # for example, the backend's class is in a notebook
-        progress.log(f"threads build {len(recipes)} variants, because a process failed: {error}")
+        processes.in_parallel(build, parts, size)
+    except Exception as error:  # a process was killed, or lacks the class of the backend
+        progress.log(f"threads build variants, because a process failed: {error}")
 
 
 def _build_recipes(store: Store, recipes: Sequence[Recipe]) -> None:

@@ -133,7 +133,6 @@ class _ListReader:
         self.pairs: list[tuple[OpState, Target]] = []
         self.failed: Failures = []
         self.absent: set[str] = set()
-        self._targets: dict[tuple[str, str], list[Target]] = {}
 
     def add_op(self, uses: Sequence[RecordedOp], targets: Sequence[Target] | None) -> int:
         """Add an op for these targets, or for the recorded ones. Returns the number of targets without a kernel."""
@@ -155,19 +154,12 @@ class _ListReader:
     def _add_use(self, op: OpState, use: RecordedOp) -> None:
         name = f"{use.op} for {use.backend} {use.arch}"
         try:
-            targets = self._resolve(use, name)
+            hosts = self.hosts or (None,)
+            targets = [_resolve_target(use, name, self.store, host) for host in hosts]
             _require_closed(op, targets[0])
             self.pairs += [(op, target) for target in targets]
         except OpjitError as error:
             self.failed.append((name, error))
-
-    def _resolve(self, use: RecordedOp, name: str) -> list[Target]:
-        """Return the targets of a recorded use, one for each host."""
-        place = (use.backend, use.arch)
-        if place not in self._targets:
-            hosts = self.hosts or (None,)
-            self._targets[place] = [_resolve_target(use, name, self.store, host) for host in hosts]
-        return self._targets[place]
 
 
 def _plan_extensions(

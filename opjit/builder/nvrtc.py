@@ -32,33 +32,16 @@ _EMPTY_NAMES = """
 """
 _EMPTY = tuple(_EMPTY_NAMES.split())
 _OF_FILES = {
-    "stdint.h": ("stdint.h", "inttypes.h", "cstdint"),
-    "limits.h": ("limits.h", "climits"),
-    "math.h": ("math.h", "cmath"),
-    "float.h": ("float.h", "cfloat"),
-    "assert.h": ("assert.h", "cassert"),
-    "stddef.h": ("stddef.h", "cstddef"),
-    "cuda_runtime.h": ("cuda_runtime.h", "cuda_runtime_api.h", "cuda.h"),
-    "libraries.h": (
-        "cublas_v2.h",
-        "cublasLt.h",
-        "cudnn.h",
-        "nccl.h",
-        "cufft.h",
-        "curand.h",
-        "cusolverDn.h",
-        "cusparse.h",
-    ),
+    "stdint.h": "stdint.h inttypes.h cstdint",
+    "limits.h": "limits.h climits",
+    "math.h": "math.h cmath",
+    "float.h": "float.h cfloat",
+    "assert.h": "assert.h cassert",
+    "stddef.h": "stddef.h cstddef",
+    "cuda_runtime.h": "cuda_runtime.h cuda_runtime_api.h cuda.h",
+    "libraries.h": "cublas_v2.h cublasLt.h cudnn.h nccl.h cufft.h curand.h cusolverDn.h cusparse.h",
 }
-_OF_LIBCUDACXX = (
-    "type_traits",
-    "limits",
-    "utility",
-    "array",
-    "tuple",
-    "initializer_list",
-    "complex",
-)
+_OF_LIBCUDACXX = "type_traits limits utility array tuple initializer_list complex"
 _turn = processes.Lock()
 _START = 0.1  # seconds that another process needs to start
 _FEATURES = {"a": 0x100000, "f": 0x200000}  # sm_90a, sm_100f
@@ -75,10 +58,10 @@ def headers() -> dict[str, str]:
     return {
         **dict.fromkeys(_EMPTY, ""),
         "opjit_gnu.h": own_header("gnu.h"),
-        **{name: own_header(file) for file, names in _OF_FILES.items() for name in names},
+        **{name: own_header(file) for file, names in _OF_FILES.items() for name in names.split()},
         **{
             name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
-            for name in _OF_LIBCUDACXX
+            for name in _OF_LIBCUDACXX.split()
         },
     }
 
@@ -121,7 +104,7 @@ def compile_for(
     """Compile device code for one arch with the libnvrtc.so at `path`. Raises CompilerFailed with the compiler's messages. `more` has texts
     of headers, by the names in #include lines; the first option is the arch, ``--gpu-architecture=sm_90`` for machine code and
     ``compute_90`` for PTX; `expressions` are template instances and variables to keep, such as ``scale<float>`` and ``&table``."""
-    given = (path, source, name, dict(more), [*options], [*expressions])
+    given = (path, source, name, more, options, expressions)
     if not _turn.acquire(timeout=_START):
         with suppress(OSError, subprocess.SubprocessError):
             return processes.call_elsewhere(_compile_program, *given)

@@ -9,7 +9,7 @@ DEVICE = "device"
 HOST = "host"
 BOTH = "both"
 NEITHER = "neither"
-FOLDER = "directory of headers"
+FOLDER = "directory"  # of headers
 NVCC = "nvcc"
 LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--generate-line-info"})
 
@@ -20,52 +20,43 @@ class NvccFlag(NamedTuple):
     name: str  # a pattern
     value: str  # a pattern of what follows the name. A value that begins with = may be the next argument instead.
     part: str  # `NEITHER` has no meaning where other compilers replace nvcc, and `NVCC` none in other compilers
-    author: str | None = (
-        None  # a pattern of the values that an op's author may give; None if it is not the author's to give
-    )
+    author: str  # a pattern of the values that an op's author may give
 
 
-FLAGS = (
-    NvccFlag(r"-[DU]", r".*", BOTH, r"[A-Za-z_]\w*([(=].*)?"),
-    NvccFlag(r"--?std", r"=.*", BOTH, r"=c\+\+(17|2\d)"),
-    NvccFlag(r"-w", r"", BOTH, r""),
-    NvccFlag(r"-O", r"\d", HOST, r"[0-3]"),
-    NvccFlag(r"-W", r".*", NEITHER, r"[a-z][\w=-]*"),
-    NvccFlag(r"-Xcompiler", r"=.*", HOST, r"=[\w=.,+-]+"),
-    NvccFlag(r"--compiler-options", r"=.*", HOST),
-    NvccFlag(r"-Xptxas", r"=.*", DEVICE, r"=[\w=,-]+"),
-    NvccFlag(r"--ptxas-options", r"=.*", DEVICE),
-    NvccFlag(
-        r"--?use_fast_math|--?restrict|--?extra-device-vectorization|--?lineinfo|--?generate-line-info",
-        r"",
-        DEVICE,
-        r"",
-    ),
-    NvccFlag(r"--?(ftz|prec-div|prec-sqrt|fmad)", r"=\w+", DEVICE, r"=\w+"),
-    NvccFlag(r"--?maxrregcount", r"=\d+", DEVICE, r"=\d+"),
-    NvccFlag(r"--?diag-(suppress|warn|error)", r"=[\d,]+", DEVICE, r"=[\d,]+"),
-    NvccFlag(r"--split-compile|--frandom-seed", r"=\w+", DEVICE),
-    NvccFlag(r"-G", r"", DEVICE),
-    NvccFlag(r"--?(expt-)?relaxed-constexpr", r"", NEITHER, r""),
-    NvccFlag(r"--?(expt-)?extended-lambda", r"", NVCC, r""),
-    NvccFlag(
-        r"-Xcudafe",
-        r"=.*",
-        NEITHER,
-        r"=--(diag_(suppress|remark|warning|error)=\w+|display_error_number|promote_warnings)",
-    ),
-    NvccFlag(r"-gencode", r"=.*", NEITHER),
-    NvccFlag(r"--generate-code|-arch|--gpu-architecture", r"=.*", NVCC),
-    NvccFlag(r"-I|-isystem|--include-path|--system-include", r"=?.+", FOLDER),
-    NvccFlag(r"--threads|-t", r"=\d+", NEITHER),
-    NvccFlag(r"-MD", r"", NEITHER),
-    NvccFlag(r"-MF", r"=.*", NEITHER),
-    NvccFlag(r"-ccbin|--compiler-bindir", r"=.*", NEITHER),
-    NvccFlag(r"-optf|--options-file|--?keep|--save-temps", r".*", NVCC),
-)
-OF_AUTHORS = "|".join(
-    f"(?:{flag.name})(?:{flag.author})" for flag in FLAGS if flag.author is not None
-)
+# An empty pattern is (), and (?!) matches nothing.
+_TABLE = r"""
+    -[DU]                                         .*       both     [A-Za-z_]\w*([(=].*)?
+    --?std                                        =.*      both     =c\+\+(17|2\d)
+    -w                                            ()       both     ()
+    -O                                            \d       host     [0-3]
+    -W                                            .*       neither  [a-z][\w=-]*
+    -Xcompiler                                    =.*      host     =[\w=.,+-]+
+    --compiler-options                            =.*      host     (?!)
+    -Xptxas                                       =.*      device   =[\w=,-]+
+    --ptxas-options                               =.*      device   (?!)
+    --?use_fast_math|--?restrict                  ()       device   ()
+    --?extra-device-vectorization                 ()       device   ()
+    --?lineinfo|--?generate-line-info             ()       device   ()
+    --?(ftz|prec-div|prec-sqrt|fmad)              =\w+     device   =\w+
+    --?maxrregcount                               =\d+     device   =\d+
+    --?diag-(suppress|warn|error)                 =[\d,]+  device   =[\d,]+
+    --split-compile|--frandom-seed                =\w+     device   (?!)
+    -G                                            ()       device   (?!)
+    --?(expt-)?relaxed-constexpr                  ()       neither  ()
+    --?(expt-)?extended-lambda                    ()       nvcc     ()
+    -Xcudafe                                      =.*      neither  =--diag_(suppress|remark|warning|error)=\w+
+    -Xcudafe                                      =.*      neither  =--(display_error_number|promote_warnings)
+    -gencode                                      =.*      neither  (?!)
+    --generate-code|-arch|--gpu-architecture      =.*      nvcc     (?!)
+    -I|-isystem|--include-path|--system-include   =?.+     directory   (?!)
+    --threads|-t                                  =\d+     neither  (?!)
+    -MD                                           ()       neither  (?!)
+    -MF                                           =.*      neither  (?!)
+    -ccbin|--compiler-bindir                      =.*      neither  (?!)
+    -optf|--options-file|--?keep|--save-temps     .*       nvcc     (?!)
+"""
+FLAGS = [NvccFlag(*line.split()) for line in _TABLE.split("\n")[1:-1]]
+OF_AUTHORS = "|".join(f"(?:{flag.name})(?:{flag.author})" for flag in FLAGS)
 _WITH_VALUE = "|".join(flag.name for flag in FLAGS if flag.value.startswith("="))
 
 
