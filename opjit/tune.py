@@ -32,6 +32,7 @@ from opjit.recipe.recipe import Recipe
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.store import TUNED, Store, default_store
+from opjit.typed_json import typed
 from opjit.wanted import OpRequest, RecipeRequest, here
 
 _FINALISTS = 16  # variants that are measured at length
@@ -142,11 +143,12 @@ def _model(backend: Backend, index: int) -> str:
 def _read_choice(name: str, labels: list[str], store: Store) -> Choice | None:
     """Return a recorded choice among variants of these names."""
     for each in (*map(Store, layers.named()), store):
-        with suppress(OSError, EntryError, ValueError, LookupError, TypeError, RecursionError):
+        with suppress(OSError, EntryError, ValueError, TypeError, RecursionError):
             if each.trusted(each.base / TUNED):
                 fields = json.loads(files.read(each.base / TUNED / name, 1 << 20))
-                if fields["variant"] in labels:
-                    return Choice(fields["variant"], float(fields["seconds"]))
+                choice: Choice = typed(fields, Choice)
+                if choice.variant in labels:
+                    return choice
     return None
 
 
@@ -200,9 +202,11 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
     )
     job = budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB
     size = min(budget.jobs(job), len(wanted))
-    missing = [each for each in wanted.values() if each.find(store, False, hashed=False) is None]
+    missing = [
+        each.inputs for each in wanted.values() if each.find(store, False, hashed=False) is None
+    ]
     if size >= _PROCESSES and len(missing) >= _BUILDS and not is_on("OPJIT_OFFLINE"):
-        _build_elsewhere([each.inputs for each in missing], store, size)
+        _build_elsewhere(missing, store, size)
 
     def obtain(each: OpRequest) -> Entry | None:
         try:

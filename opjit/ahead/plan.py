@@ -139,7 +139,7 @@ class _ListReader:
         try:
             op = _resolve_op(uses[0], self.absent)
             if targets is not None:
-                found: list[tuple[OpState, Target]] = batch.pairs([op], targets)
+                found = batch.pairs([op], targets)
                 for pair in found:
                     _require_closed(*pair)
                 self.pairs += found
@@ -174,11 +174,9 @@ def _plan_extensions(
     folder = os.path.dirname(os.path.abspath(path))
     for each in listed:
         try:
-            wanted: BinaryRequest
-            if each.function == recorded_libraries.FUNCTION:
-                wanted = recorded_libraries.request(each, folder, store)
-            else:
-                wanted = extension_binary.of_recorded(each, folder, store)
+            of_library = each.function == recorded_libraries.FUNCTION
+            request = recorded_libraries.request if of_library else extension_binary.of_recorded
+            wanted = request(each, folder, store)
             found.setdefault(wanted.name, wanted.in_store() if shared else wanted)
         except OpjitError as error:
             failed.append((each.name, error))
