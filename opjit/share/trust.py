@@ -10,7 +10,6 @@ manifest's signature covers all of them.
 
 import base64
 import binascii
-import errno
 import os
 import re
 import stat
@@ -187,11 +186,10 @@ def keygen(name: str, directory: StrPath = ".") -> tuple[Path, str]:
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         for path in filter(os.path.lexists, texts):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            raise FileExistsError(f"{path} exists")
         for path, (text, mode) in texts.items():
-            with open(
-                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb"
-            ) as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(path, flags, mode), "wb") as file:
                 file.write(text)
     except OSError as error:
         raise RemoteError(
