@@ -48,7 +48,7 @@ _TABLE = r"""
     -Xcudafe                                      =.*      neither  =--(display_error_number|promote_warnings)
     -gencode                                      =.*      neither  (?!)
     --generate-code|-arch|--gpu-architecture      =.*      nvcc     (?!)
-    -I|-isystem|--include-path|--system-include   =?.+     directory   (?!)
+    -I|-isystem|--include-path|--system-include   =?.+     directory  (?!)
     --threads|-t                                  =\d+     neither  (?!)
     -MD                                           ()       neither  (?!)
     -MF                                           =.*      neither  (?!)
