@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import opjit
+from tests import tiers
 
 HERE = Path(__file__).parent
 PACKAGE = Path(opjit.__file__).parent
@@ -113,3 +114,10 @@ def test_each_module_s_tests_are_in_the_file_of_its_name_or_where_the_room_says(
             if name not in modules or (room / f"test_{name}.py").exists()
         ]
     assert (missing, wrong) == ([], [])
+
+
+def test_the_list_of_slow_tests_names_tests_that_there_are() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in HERE.rglob("test_*.py")]
+    there = {function.name for text in texts for function in functions(text)}
+    listed = {name.partition("[")[0] for name in tiers.durations()}
+    assert listed - there == set()
