@@ -78,8 +78,8 @@ static void collect(chunk *c, int64_t n, const char *from, int64_t stride)
 }
 
 /*
- * Add rows of n elements that are `stride` elements apart. The rows are `apart` elements apart. Most elements are added
- * in place, and the last few of each row are collected.
+ * Add rows of n elements that are `stride` elements apart. The rows are `apart` elements apart. Vectors are added in
+ * place, and the last few elements of each row are added as columns or collected.
  */
 static void add_rows(chunk *c, int64_t n, int64_t stride, int64_t rows, int64_t apart, const char *from)
 {
@@ -91,8 +91,8 @@ static void add_rows(chunk *c, int64_t n, int64_t stride, int64_t rows, int64_t 
         add_vectors(&s->form, from, vectors, rows, bytes, &c->lanes);
         done = vectors * VECTOR / s->from_size;
     } else if (s->from == s->as && s->form.scattered) {
-        done = n / 8 * 8;
-        add_scattered(&s->form, from, done, stride, rows, bytes, &c->lanes);
+        add_scattered(&s->form, from, n, stride, rows, bytes, &c->lanes);
+        return;
     }
     from += done * stride * s->from_size;
     if (done > 0 && rows > 1 && rows * bytes <= NEAR) /* the last few are columns of short rows */

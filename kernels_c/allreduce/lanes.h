@@ -179,8 +179,8 @@ static void add_integers(const char *row, int64_t vectors, int64_t rows, int64_t
 /* ---------------------------------------------------------------------------------------------- */
 
 /*
- * Add rows of n elements that are `stride` elements apart; n is a multiple of 8. Eight sums of single elements take less
- * time than to put the elements next to each other first.
+ * Add rows of n elements that are `stride` elements apart. Eight sums of single elements take less time than to put the
+ * elements next to each other first.
  */
 typedef void scattered(const char *at, int64_t n, int64_t stride, int64_t rows, int64_t apart, lanes *to);
 
@@ -190,7 +190,8 @@ typedef void scattered(const char *at, int64_t n, int64_t stride, int64_t rows, 
         type_ a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0; \
         for (; rows > 0; rows--, at += apart) { \
             const type_ *x = (const type_ *)(const void *)at; \
-            for (int64_t left = n; left > 0; left -= 8, x += 4 * stride) { \
+            int64_t left = n; \
+            for (; left >= 8; left -= 8, x += 4 * stride) { \
                 a += x[0]; \
                 b += x[stride]; \
                 c += x[2 * stride]; \
@@ -201,6 +202,20 @@ typedef void scattered(const char *at, int64_t n, int64_t stride, int64_t rows, 
                 g += x[2 * stride]; \
                 h += x[3 * stride]; \
             } \
+            if (left >= 4) { \
+                a += x[0]; \
+                b += x[stride]; \
+                c += x[2 * stride]; \
+                d += x[3 * stride]; \
+                x += 4 * stride; \
+            } \
+            if (left % 4 >= 2) { \
+                e += x[0]; \
+                f += x[stride]; \
+                x += 2 * stride; \
+            } \
+            if (left % 2 == 1) \
+                g += x[0]; \
         } \
         const type_ sums[] = {a, b, c, d, e, f, g, h}; \
         vector_ vectors[sizeof sums / VECTOR]; \
@@ -209,6 +224,7 @@ typedef void scattered(const char *at, int64_t n, int64_t stride, int64_t rows, 
             add_(vectors[i], to); \
     }
 
+SCATTERED(add_scattered_int64, uint64_t, words, add_words)
 SCATTERED(add_scattered_float32, float, floats, add_floats)
 SCATTERED(add_scattered_float64, double, doubles, add_doubles)
 
@@ -235,17 +251,24 @@ static kernel *kernel_of(opjit_dtype dtype, bool as_double)
     }
 }
 
+static scattered *scattered_of(opjit_dtype dtype, bool as_double)
+{
+    switch (dtype) {
+    case OPJIT_INT64:
+    case OPJIT_UINT64: return add_scattered_int64;
+    case OPJIT_FLOAT32: return as_double ? NULL : add_scattered_float32;
+    case OPJIT_FLOAT64: return add_scattered_float64;
+    default: return NULL;
+    }
+}
+
 /* float32 optionally in double lanes. */
 static form form_of(opjit_dtype dtype, bool as_double)
 {
     const int bits = 8 * (int)opjit_dtype_size(dtype);
     const bool flips = dtype == OPJIT_INT8 || dtype == OPJIT_INT16 || dtype == OPJIT_INT32;
     const uint64_t ones = flips ? UINT64_MAX / ((UINT64_C(1) << bits) - 1) : 0; /* 0x0101010101010101 for 8 */
-    scattered *one_by_one = as_double                ? NULL
-                            : dtype == OPJIT_FLOAT32 ? add_scattered_float32
-                            : dtype == OPJIT_FLOAT64 ? add_scattered_float64
-                                                     : NULL;
-    return (form){kernel_of(dtype, as_double), one_by_one, bits, ones << (bits - 1)};
+    return (form){kernel_of(dtype, as_double), scattered_of(dtype, as_double), bits, ones << (bits - 1)};
 }
 
 /* Add rows of adjacent vectors. The rows are `apart` bytes apart. */
@@ -264,11 +287,11 @@ static void add_vectors(const form *f, const char *at, int64_t vectors, int64_t 
         }
 }
 
-/* The same for elements that are `stride` elements apart; n is a multiple of 8. */
+/* The same for n elements that are `stride` elements apart. A sum adds at most 2 * BLOCK of them. */
 static void add_scattered(const form *f, const char *at, int64_t n, int64_t stride, int64_t rows, int64_t apart,
                           lanes *to)
 {
-    const int64_t most = 16 * BLOCK, width = n < most ? n : most, height = most / (width > 0 ? width : 1);
+    const int64_t most = 16 * BLOCK, height = n > 0 && n <= most ? 2 * BLOCK / ((n + 7) / 8) : 1;
     for (int64_t row = 0; row < rows; row += height)
         for (int64_t i = 0; i < n; i += most) {
             const char *block = at + row * apart + i * stride * f->bits / 8;
