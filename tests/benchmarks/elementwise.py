@@ -3,9 +3,8 @@
     python tests/benchmarks/elementwise.py [--dtype float32 ...]
 
 The peers are each op's reference: torch.add, (x > 0.5).to(x.dtype), torch.neg. Sides take turns in inference mode; a ratio is the
-median of the rounds' ratios. Results are checked first. On the CPU both use the same threads, and torch.ops.aten.add and neg are also
-peers, because torch.add and torch.neg have faster bindings than any operator. On a GPU a round is some calls between two events, and
-`of copy` is the bytes per second against those of y.copy_(x) in the same run.
+median of the rounds' ratios. Results are checked first. On the CPU both use the same threads; on a GPU a round is some calls
+between two events, and `of copy` is the bytes per second against those of y.copy_(x) in the same run.
 """
 
 from __future__ import annotations
@@ -22,10 +21,6 @@ import opjit
 from opjit.catalog import registry
 
 OPS = ("add_custom", "round_ste", "tensor_negate")
-OPERATORS = {
-    "add_custom": torch.ops.aten.add.Tensor,
-    "tensor_negate": torch.ops.aten.neg.default,
-}
 ROUNDS = 15
 Side = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 
@@ -46,14 +41,11 @@ def sides_of(name: str, power: int, dtype: torch.dtype, device: str) -> dict[str
     op = opjit.get(name, device)
     plain = registry.find(name).reference_function
     torch.testing.assert_close(op(*args), plain(*args), rtol=0, atol=0)
-    sides: dict[str, Side] = {
+    return {
         "opjit": (op, args),
         "torch": (plain, args),
         "copy": (torch.Tensor.copy_, (torch.empty_like(args[0]), args[0])),
     }
-    if device == "cpu" and name in OPERATORS:
-        sides["operator"] = (OPERATORS[name], args)
-    return sides
 
 
 def seconds_on_cuda(call: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> float:
@@ -91,10 +83,6 @@ def measure(sides: dict[str, Side], device: str) -> dict[str, list[float]]:
     return {name: values[1:] for name, values in spent.items()}  # the first round warms up
 
 
-def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
-
-
 def show(name: str, power: int, dtype: torch.dtype, device: str) -> None:
     sides = sides_of(name, power, dtype, device)
     spent = measure(sides, device)
@@ -102,13 +90,13 @@ def show(name: str, power: int, dtype: torch.dtype, device: str) -> None:
     moved = (1 + len(sides["opjit"][1])) * size
     copied = 2 * size
     median = {side: statistics.median(values) for side, values in spent.items()}
-    ratio = median_ratio(spent["opjit"], spent["torch"])
+    ratio = statistics.median(
+        ours / theirs for ours, theirs in zip(spent["opjit"], spent["torch"], strict=True)
+    )
     line = (
         f"{device:<5}{name:<15}{str(dtype).removeprefix('torch.'):<9} 2^{power:<3}{1e6 * median['opjit']:>11.2f} us"
         f"{1e6 * median['torch']:>11.2f} us   {ratio:5.3f}x of torch's time"
     )
-    if "operator" in spent:
-        line += f"   {median_ratio(spent['opjit'], spent['operator']):5.3f}x of its operator's"
     if device == "cuda":
         line += f"   {moved / median['opjit'] / 1e9:5.0f} GB/s, {moved / median['opjit'] * median['copy'] / copied:5.3f}x of copy"
     print(line, flush=True)

@@ -321,6 +321,30 @@ READINGS: dict[str, tuple[Reading, ...]] = {
         Reading("... of 2^24 on the CPU", elementwise("cpu", 24)),
         Reading("... of 2^12 on the CPU", elementwise("cpu", 12)),
     ),
+    "cpu_kernels.py": (
+        Reading(
+            "float32 sum of scattered elements of 2^20, 12 layouts, one CPU thread",
+            (rf"^sum of float32, .*?  +{OURS}  +{PEER}  ",),
+            every=True,
+        ),
+        Reading(
+            "`add_custom` of 2^16 elements of two dtypes, 45 pairs, one CPU thread",
+            (rf"^\w+ \+ \w+  +{OURS}  +{PEER}  ",),
+            every=True,
+        ),
+        Reading(
+            "`add_custom`, `tensor_negate` of 8 and 2^12 float32, one CPU thread",
+            (rf"^\w+ of 2.*operator  +{OURS}  +{PEER}  ",),
+            "torch.ops.aten",
+            every=True,
+        ),
+        Reading(
+            "`add_custom`, `tensor_negate` of 8 and 2^12 float32, one CPU thread",
+            (rf"^\w+ of 2.*function  +{OURS}  +{PEER}  ",),
+            "torch.add",
+            every=True,
+        ),
+    ),
     "strides.py": (
         Reading(
             "`OPJIT_FOR_EACH` over 10^6 float32, transposed or permuted, one CPU thread",

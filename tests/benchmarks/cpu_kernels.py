@@ -1,9 +1,10 @@
-"""Sums of scattered elements, and additions of two dtypes, against torch: CPU time of one thread.
+"""Sums of scattered elements, additions of two dtypes, and small calls, against torch: CPU time of one thread.
 
-    python tests/benchmarks/scattered.py [WORD...]
+    python tests/benchmarks/cpu_kernels.py [WORD...]
 
-A layout or a pair of dtypes runs if its line contains one of the words. Results are checked first, and sides take turns; a table holds
-medians of rounds. Calls last at least 10 us, so the path through torch.ops counts little (floors.py).
+A line is measured if it contains one of the words. Results are checked first, and sides take turns; a table holds medians of rounds.
+The small calls have two peers: torch.add and torch.neg have Python bindings that are faster than any operator, and torch.ops.aten.add
+and neg take the path through torch.ops that every op takes.
 """
 
 from __future__ import annotations
@@ -97,6 +98,22 @@ def additions(words: Sequence[str]) -> Iterator[Row]:
         yield against(what, partial(op, x, y), partial(torch.add, x, y))
 
 
+def calls(words: Sequence[str]) -> Iterator[Row]:
+    functions = (
+        ("add_custom", 2, torch.add, torch.ops.aten.add.Tensor),
+        ("tensor_negate", 1, torch.neg, torch.ops.aten.neg.default),
+    )
+    for name, count, function, operator in functions:
+        for power in (3, 12):
+            op = opjit.get(name, "cpu")
+            args = [numbers(1 << power, torch.float32)] * count
+            torch.testing.assert_close(op(*args), function(*args), rtol=0, atol=0)
+            for peer, called in (("function", function), ("operator", operator)):
+                what = f"{name} of 2^{power}, against torch's {peer}"
+                if is_chosen(what, words):
+                    yield against(what, partial(op, *args), partial(called, *args))
+
+
 def is_chosen(what: str, words: Sequence[str]) -> bool:
     return not words or any(word in what for word in words)
 
@@ -110,6 +127,7 @@ def main() -> None:
         for title, rows, peer in (
             ("Sums of scattered elements", sums(words), "torch.sum"),
             ("Additions of 2^16 elements of two dtypes", additions(words), "torch.add"),
+            ("Small calls", calls(words), "torch"),
         ):
             if measured := list(rows):
                 show(f"{title}, CPU time", measured, ("opjit", peer))
