@@ -25,14 +25,9 @@ from opjit.cpp_extension.light import headers as light
 from opjit.recipe import nvcc_flags
 from opjit.recipe.compilers import Nvcc, Nvrtc
 
-_NVCCS = (
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-    "PYTORCH_NVCC",
-    "CPATH",
-    "CPLUS_INCLUDE_PATH",
-    "C_INCLUDE_PATH",
-)
+_NVCCS = """
+    NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS PYTORCH_NVCC CPATH CPLUS_INCLUDE_PATH C_INCLUDE_PATH
+"""
 _ARCH = re.compile(
     r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)"
 )
@@ -113,7 +108,7 @@ def compile_file(
 
 def _joined(flags: Sequence[str]) -> list[str]:
     """Return flags for nvcc, each in one word."""
-    found = [name for name in _NVCCS if os.environ.get(name)]
+    found = [name for name in _NVCCS.split() if os.environ.get(name)]
     if found:
         raise NvccOnly(f"{found[0]} is set")
     return [*nvcc_flags.joined(flags)]

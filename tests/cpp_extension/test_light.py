@@ -543,6 +543,19 @@ def test_a_program_that_reads_less_than_the_core_does_not_get_it(
     assert first.read_text() == core.TEXT
 
 
+def test_a_file_that_equals_a_file_of_the_core_stands_for_it(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "stub.h" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text("#pragma once\n")
+    known = core.Core(frozenset(), frozenset([str(paths[0])]), {}, ())
+    read = frozenset([str(paths[1])])
+    assert known.is_within(read)
+    paths[1].write_text("#pragma once\nint a;\n")
+    assert not known.is_within(read)
+    assert not known.is_within(frozenset())
+
+
 def write_core(cxx: Any, flags: Any, staged: Path) -> None:
     """Replace runtime_objects.compile_part."""
     (staged / core.COMPILED).write_text("made once")

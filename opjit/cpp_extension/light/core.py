@@ -11,6 +11,7 @@ sources by path and date.
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import re
@@ -46,6 +47,16 @@ class Core(NamedTuple):
     def knows_header(self, path: str) -> bool:
         """Whether the core includes a header, or the header belongs to the C++ library."""
         return not self.read.isdisjoint((path, f"{os.path.dirname(path)}/vector"))
+
+    def is_within(self, read: frozenset[str]) -> bool:
+        """Whether all files of the core are in `read`. GCC does not list a file that equals another one with ``#pragma once``."""
+        for path in self.read - read:
+            end = f"/{os.path.basename(path)}"
+            if not any(
+                each.endswith(end) and filecmp.cmp(path, each, shallow=False) for each in read
+            ):
+                return False
+        return True
 
 
 def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:

@@ -30,14 +30,14 @@ from opjit.recipe.compilers import Compiler
 
 _JOINED = frozenset(["-I", "-D", "-U"])  # flags that are joined with their value here
 _DROPPED = frozenset(["-o", "-MF", "-MT", "-MQ"])  # with the word behind them
-_SINGLE = frozenset(["-c", "-S", "-E", "-M", "-MM", "-MD", "-MMD", "-MG", "-MP"])
+_SINGLE = "-c -S -E -M -MM -MD -MMD -MG -MP"
 _PINNED = "PYBIND11_MODULE"  # a word of both texts, because opjit's binding defines it differently
 # Each use of this macro gives the next number, so it stays a word in both texts: torch's macros make names of it.
 COUNTED = ("-D__COUNTER__=__COUNTER__",)
 COUNTS = re.compile(r"\b(?:__COUNTER__|C10_UID)\b")
 _TRIES = 6
 # Headers of torch that the author's headers often include. Any other costs a pass without its stub.
-_OFTEN = ("torch/extension.h", "torch/all.h", "torch/types.h", "torch/library.h", "ATen/ATen.h")
+_OFTEN = "torch/extension.h torch/all.h torch/types.h torch/library.h ATen/ATen.h"
 PASTES = re.compile(r"\s*(?:##|%:%:)\s*")
 
 
@@ -64,7 +64,7 @@ def flags_of(command: Sequence[str], source: str) -> list[str]:
             kept.append(word + next(given, ""))
         elif word in macros.TWO_WORDS:
             kept += [word, next(given, "")]
-        elif word not in _SINGLE and word != source and not word.endswith(".rsp"):
+        elif word not in _SINGLE.split() and word != source and not word.endswith(".rsp"):
             kept.append(word)
     return kept
 
@@ -141,7 +141,7 @@ class Preprocessor:
         source = Path(self.work, self.source)
         included = headers.includes(headers.code_of([source.read_text("utf-8", "replace")]))
         named = [name for name in included if headers.text_of(name) is not None]
-        self._named.update(dict.fromkeys([*named, *_OFTEN]))
+        self._named.update(dict.fromkeys([*named, *_OFTEN.split()]))
         order = tuple(named[:1])
         for _ in range(_TRIES):
             text = self.run(self._stubs(order), more=wanted)
@@ -246,7 +246,7 @@ class Preprocessor:
     def takes_first(self, text: str, core: Core) -> bool:
         """Whether the source is the same program if the core comes first. `text` is the result of `text_with_torchs`."""
         order = self._needed(self._entered(text))
-        if not core.read <= self._state(order).read:
+        if not core.is_within(self._state(order).read):
             return False
         made = dict[str, str | None]()
         for piece in pieces_of(text):
