@@ -303,11 +303,6 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
 )
 @helps.device_option
 @click.option(
-    "--gpus",
-    callback=helps.split,
-    help="Numbers of the GPUs to use, separated by commas. Default: all.",
-)
-@click.option(
     "--workers",
     type=click.IntRange(min=1),
     help="Number of candidates to judge in parallel. Default: a number that fits CPUs and memory.",
@@ -331,7 +326,6 @@ def judge(
     op: str | None,
     lint: bool,
     device: str | None,
-    gpus: list[str],
     workers: int | None,
     time_limit: float,
     json_file: TextIO | None,
@@ -354,13 +348,11 @@ def judge(
         found = command.lint(Task(task, device or "cpu", 0, op))
         click.echo("\n".join(found) or "no trivial output would pass")
         sys.exit(bool(found))
-    numbers = [int(each) for each in gpus if each.isdecimal()]
     command.run(
         Judge(
             task,
             workers=workers,
             device=device or ("cuda" if emulate else None),
-            gpus=numbers,
             seconds=time_limit,
             op=op,
             emulate=emulate,

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from opjit.store.store import default_store
 from opjit.testing.compare import import_all
 
 _NOT_EMULATED = "this machine has no GPU, and only CUDA code of an op is emulated; use --device cpu for a KernelBench file"
+_BENCHES = 16  # processes that launch kernels. More only wait for each other's contexts on the GPU
 _AHEAD = 2  # workers that wait for a candidate. With eight, one verdict on an H100 waited 12 s for contexts
 
 
@@ -53,7 +54,6 @@ class WorkerPool:
     workers: int
     device: str
     emulated: bool
-    gpus: Sequence[int]
     seconds: float
     seed: int
     is_seeded: bool
@@ -61,6 +61,7 @@ class WorkerPool:
     def __post_init__(self) -> None:
         self.device_lock = ReadWriteLock()
         self._forking = threading.Lock()
+        self._bench_slots = threading.Semaphore(_BENCHES)
         self._waiting = deque[WorkerConnection]()  # forked ahead
         self._benches = deque[WorkerConnection]()
         self._forks, self._for_zygote = Channel.pair()
@@ -90,8 +91,8 @@ class WorkerPool:
             "KINETO_LOG_LEVEL": "99",  # torch's profiler
             "OPJIT_CPP_AUTOGRAD": "0",  # no candidate needs a derivative
         }
-        if self.gpus or self.device == "cpu":  # a candidate for the CPU gets no GPU
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.gpus))
+        if self.device == "cpu":  # a candidate for the CPU gets no GPU
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         end = self._for_zygote.end
         arguments = [str(end.fileno()), str(self.scratch)]
         self.zygote = subprocess.Popen(
@@ -153,26 +154,28 @@ class WorkerPool:
     def worker(self, bench: bool = False) -> Iterator[WorkerConnection]:
         """Yield a pre-forked worker, with its CUDA context, or a long-lived bench for kernels without host code."""
         waiting = self._benches if bench else self._waiting
+        slot = self._bench_slots if bench else nullcontext()
         wanted = 1 if bench else 1 + min(_AHEAD, self.workers)
-        with self._forking:
-            if not bench:
-                self._prepare()
-            while len(waiting) < wanted:
-                waiting.append(self._fork(bench))
-            worker = waiting.popleft()
+        with slot:
+            with self._forking:
+                if not bench:
+                    self._prepare()
+                while len(waiting) < wanted:
+                    waiting.append(self._fork(bench))
+                worker = waiting.popleft()
 
-        keep = False
-        try:
-            yield worker
-            keep = bench
-        except VerdictReached as reached:
-            keep = bench and reached.reusable
-            raise
-        finally:
-            if keep:
-                waiting.appendleft(worker)
-            else:
-                worker.close()
+            keep = False
+            try:
+                yield worker
+                keep = bench
+            except VerdictReached as reached:
+                keep = bench and reached.reusable
+                raise
+            finally:
+                if keep:
+                    waiting.appendleft(worker)
+                else:
+                    worker.close()
 
     def _prepare(self) -> None:
         """Compute once what every trial needs."""

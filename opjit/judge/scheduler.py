@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import torch
 
 from opjit import backends
 from opjit.builder import budget
+from opjit.judge.gpus import GpuProcesses, visible_gpus
 from opjit.judge.pool import WorkerPool
 from opjit.judge.trial import Trial
 from opjit.judge.verdict import Verdict
@@ -27,8 +27,8 @@ class Judge:
         task: the name or the directory of an op, a KernelBench file, or a task.yml of GPU MODE.
         workers: the number of candidates in parallel. By default, the number that CPUs and memory allow.
         device: ``"cpu"`` or ``"cuda"``. By default, the current accelerator or, without one, the CPU. Without a GPU, ``"cuda"``
-            runs the CUDA code of candidates emulated on the CPU, and the best verdict is ``emulated``.
-        gpus: the numbers of the GPUs that workers see. By default, all.
+            runs the CUDA code of candidates emulated on the CPU, and the best verdict is ``emulated``. opjit uses all GPUs that
+            CUDA_VISIBLE_DEVICES lists.
         seconds: the time limit of a call.
         seed: the seed of the hidden values. By default, a random number.
         op: the name of the op to judge, if the task declares several.
@@ -47,7 +47,6 @@ class Judge:
         *,
         workers: int | None = None,
         device: str | None = None,
-        gpus: Sequence[int] = (),
         seconds: float = 10.0,
         seed: int | None = None,
         op: str | None = None,
@@ -55,26 +54,32 @@ class Judge:
     ) -> None:
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         on_cuda = chosen == "cuda" and backends.for_device("cuda").available() is None
-        emulated = chosen == "cuda" and not on_cuda
+        self.workers = workers or budget.jobs(budget.GIB // 2)
+        self.pools: list[WorkerPool] = []
+        self.processes: GpuProcesses | None = None
+        self._known: dict[str, Verdict] = {}
+        self._threads = ThreadPoolExecutor(self.workers)
+        gpus = visible_gpus()[: self.workers] if on_cuda else []
+        if len(gpus) > 1:
+            options = {"task": task, "seconds": seconds, "seed": seed, "op": op, "emulate": emulate}
+            self.processes = GpuProcesses(gpus, self.workers, options | {"device": chosen})
+            return
 
+        emulated = chosen == "cuda" and not on_cuda
         drawn = random.SystemRandom().getrandbits(31)
-        possible = budget.jobs(budget.GIB // 2)
-        self.pool = WorkerPool(
+        pool = WorkerPool(
             task,
             op,
-            workers=workers or possible,
+            workers=self.workers,
             device="cpu" if emulated else chosen,
             emulated=emulated,
-            gpus=gpus,
             seconds=seconds,
             seed=drawn if seed is None else seed,
             is_seeded=seed is not None,
         )
-        self.pools = [self.pool]
+        self.pools = [pool]
         if emulate and on_cuda:
-            self.pools.insert(0, replace(self.pool, device="cpu", emulated=True))
-        self._known: dict[str, Verdict] = {}
-        self._threads = ThreadPoolExecutor(self.pool.workers)
+            self.pools.insert(0, replace(pool, device="cpu", emulated=True))
 
     async def __aenter__(self) -> "Judge":
         await asyncio.get_running_loop().run_in_executor(None, self.start)
@@ -91,14 +96,18 @@ class Judge:
 
     def start(self) -> None:
         """Start workers and prepare the task. Raises the errors of `Task`."""
-        for pool in self.pools:
-            pool.start()
+        for each in self._parts:
+            each.start()
 
     def close(self) -> None:
         """End all workers, and remove their files."""
-        for pool in self.pools:
-            pool.close()
+        for each in self._parts:
+            each.close()
         self._threads.shutdown(cancel_futures=True)
+
+    @property
+    def _parts(self) -> list[WorkerPool] | list[GpuProcesses]:
+        return self.pools if self.processes is None else [self.processes]
 
     def judge(self, text: str, name: str = "candidate") -> Verdict:
         """Judge a candidate in this thread."""
@@ -106,12 +115,16 @@ class Judge:
         known = self._known.get(digest)
         if known is not None:
             return replace(known, candidate=name, cached=True, seconds={})
-        for pool in self.pools:
-            verdict = Trial(pool, text, name).run()
-            if verdict.verdict not in ("emulated", "unavailable"):
-                break
+        verdict = (self.processes.judge if self.processes else self._judge_here)(text, name)
         if verdict.verdict not in ("noisy", "timeout"):
             self._known[digest] = verdict
             for old in [*self._known][:-_REMEMBERED]:
                 self._known.pop(old, None)
+        return verdict
+
+    def _judge_here(self, text: str, name: str) -> Verdict:
+        for pool in self.pools:
+            verdict = Trial(pool, text, name).run()
+            if verdict.verdict not in ("emulated", "unavailable"):
+                break
         return verdict

@@ -604,9 +604,9 @@ def test_the_process_that_forks_has_one_thread() -> None:
     judge = Judge(SCALE, device="cpu", workers=1)
     try:
         judge.start()
-        with judge.pool.worker():
+        with judge.pools[0].worker():
             while (
-                len([*Path(f"/proc/{judge.pool.zygote.pid}/task").iterdir()]) > 1
+                len([*Path(f"/proc/{judge.pools[0].zygote.pid}/task").iterdir()]) > 1
             ):  # the others end before it forks
                 time.sleep(0.01)
     finally:
