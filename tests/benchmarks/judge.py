@@ -1,10 +1,10 @@
-"""Verdicts a minute, against torch's load_inline with a process for each: python tests/benchmarks/judge.py [cpu|cuda] [SECONDS]
+"""Verdicts a minute, against torch's load_inline with a process for each: python tests/benchmarks/judge.py [cpu|cuda] [SECONDS] [alone]
 
 C ops on a CPU; on a GPU kernels with a rule to launch them, CUDA ops and KernelBench's kind of Python, and whether each cheat in CUDA
 fails. Every candidate's text is new, and as many are on their way as keep all CPUs busy. Each row takes SECONDS, 30 by default, and a
 peer at least one candidate. A row also shows the memory, descriptors and folders of the judge before and after all candidates: with
 SECONDS for 10,000 candidates, a leak would show. The peer does less: it compiles, compares one call with allclose, and times one loop
-in the candidate's process.
+in the candidate's process. With `alone`, neither the peer nor the cheats run.
 """
 
 from __future__ import annotations
@@ -152,21 +152,32 @@ async def verdicts(what: str, task: str, text: str, device: str, seconds: float)
         last = await judge(text.replace("NUMBER", "0"))
         print(f"{what}\n{last.json()}")
         before = footprint(judge)
-        each = await each_takes(ask, text, judge.pool.workers + 1, seconds)
+        each = await each_takes(ask, text, judge.workers + 1, seconds)
         print(f"before: {before}\nafter:  {footprint(judge)}")
         return each
 
 
 def footprint(judge: Judge) -> str:
-    """What the judge and the process that forks its workers hold: memory, descriptors, temporary folders."""
-    parts = []
-    for name, process in (("judge", os.getpid()), ("zygote", judge.pool.zygote.pid)):
-        status = Path(f"/proc/{process}/status").read_text("ascii")
-        kibibytes = int(status.partition("VmRSS:")[2].split()[0])
-        descriptors = len([*Path(f"/proc/{process}/fd").iterdir()])
-        parts.append(f"{name} {kibibytes / 1024:.0f} MiB, {descriptors} descriptors")
-    folders = len([*judge.pool.scratch.iterdir()])
-    return f"{'; '.join(parts)}; {folders} folders of workers"
+    """What the judge's processes and those that fork workers hold: memory, descriptors, folders of workers."""
+    of_gpus = judge.processes.processes if judge.processes else []
+    judges = [os.getpid(), *(process.pid for process in of_gpus)]
+    parts = [f"judge {held_by(judge)}" for judge in judges]
+    for judge_process in judges:
+        for child in Path(f"/proc/{judge_process}/task").glob("*/children"):
+            for number in child.read_text("ascii").split():
+                words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
+                if b"opjit.judge.zygote" in words:
+                    folders = len([*Path(os.fsdecode(words[-2])).iterdir()])
+                    parts.append(f"zygote {held_by(int(number))}, {folders} folders of workers")
+    return "; ".join(parts)
+
+
+def held_by(process: int) -> str:
+    """The memory and descriptors of a process."""
+    status = Path(f"/proc/{process}/status").read_text("ascii")
+    kibibytes = int(status.partition("VmRSS:")[2].split()[0])
+    descriptors = len([*Path(f"/proc/{process}/fd").iterdir()])
+    return f"{kibibytes / 1024:.0f} MiB, {descriptors} descriptors"
 
 
 async def peer(device: str, seconds: float) -> float:
@@ -205,12 +216,14 @@ async def cheats() -> None:
 def main() -> None:
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
+    alone = "alone" in sys.argv
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "relu.py")
         model.write_text(MODEL, "utf-8")
         kinds = [("a C op", SCALE, C)]
         if device == "cuda":
-            asyncio.run(cheats())
+            if not alone:
+                asyncio.run(cheats())
             kinds = [
                 ("a CUDA kernel and its rule", SCALE, KERNEL),
                 ("a CUDA op", SCALE, CUDA),
@@ -220,6 +233,8 @@ def main() -> None:
             what: asyncio.run(verdicts(what, task, text, device, seconds))
             for what, task, text in kinds
         }
+    if alone:
+        return
     theirs = asyncio.run(peer(device, seconds))
     common.show(
         "seconds of a verdict",
