@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -21,7 +20,7 @@ import torch
 from opjit.errors import DeviceUnavailable, OpjitError
 from opjit.judge.verdict import Verdict
 
-_START = f"import sys; from {__name__} import judge_until_closed; judge_until_closed(*sys.argv[1:])"
+_MODULE = "opjit.judge.gpu_process"  # by name, because it imports the module of `Judge`, which imports this one
 
 
 def visible_gpus() -> list[str]:
@@ -46,15 +45,8 @@ class GpuProcesses:
         count = len(self._gpus)
         for number, gpu in enumerate(self._gpus):
             ends = [theirs.fileno() for _, theirs in self._pipes[number::count]]
-            process = subprocess.Popen(
-                [sys.executable, "-c", _START, self._options, *map(str, ends)],
-                pass_fds=ends,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the judge's stdout may have verdicts
-                start_new_session=True,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
-            )
-            self.processes.append(process)
+            command = [sys.executable, "-m", _MODULE, self._options, *map(str, ends)]
+            self.processes.append(_process(command, ends, gpu))
         for ours, theirs in self._pipes:
             theirs.close()
             self._free.put(ours)
@@ -83,6 +75,17 @@ class GpuProcesses:
             process.wait()
 
 
+def _process(command: Sequence[str], ends: Sequence[int], gpu: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        pass_fds=ends,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # the judge's stdout may have verdicts
+        start_new_session=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+    )
+
+
 def _receive(connection: Connection) -> Any:
     try:
         answer = connection.recv()
@@ -91,26 +94,3 @@ def _receive(connection: Connection) -> Any:
     if isinstance(answer, OpjitError):
         raise answer
     return answer
-
-
-def judge_until_closed(options: str, *ends: str) -> None:
-    """Judge the candidates of all connections, in a process for one GPU."""
-    from opjit.judge.scheduler import Judge
-
-    connections = [Connection(int(end)) for end in ends]
-    judge = Judge(**json.loads(options), workers=len(ends))
-    try:
-        judge.start()
-    except OpjitError as error:
-        connections[0].send(error)
-        return
-
-    def answer(connection: Connection) -> None:
-        with suppress(EOFError, ConnectionError):
-            while True:
-                connection.send(judge.judge(*connection.recv()))
-
-    connections[0].send(None)
-    with ThreadPoolExecutor(len(ends)) as threads:
-        threads.map(answer, connections)
-    judge.close()
