@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import opjit
@@ -432,7 +433,9 @@ def test_the_parts_for_the_compilers_are_made_once_for_every_cache_with_the_laye
     tmp_path: Path, here: Path
 ) -> None:
     layer = tmp_path / "layer"
-    done = helpers.command("precompile", "--warm-compilers", "--store", layer)
+    done = helpers.command(
+        "precompile", "--warm-compilers", "--store", layer, TORCH_CUDA_ARCH_LIST="9.0"
+    )
     assert done.returncode == 0, done.stderr
     assert {entry.parent.name for entry in layer.glob("v2/cpp_extension.*/*")} <= {
         "cpp_extension.opjit_autograd"
@@ -454,3 +457,20 @@ print(opjit.load_inline("warmed", text, functions="twice").twice(torch.ones(1)).
         path.name for kind in ("parts", "objects") for path in tmp_path.glob(f"cache/v2/{kind}/*/*")
     ]
     assert [name for name in kept if name != "object.o" and not name.endswith(".json")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch is a build without CUDA")
+def test_the_parts_of_cuda_extensions_are_made_ahead(tmp_path: Path) -> None:
+    layer = tmp_path / "layer"
+    archs = {"TORCH_CUDA_ARCH_LIST": "9.0"}
+    done = helpers.command("precompile", "--warm-compilers", "--store", layer, **archs)
+    assert done.returncode == 0, done.stderr
+    code = """
+import opjit
+kernel = "#include <torch/extension.h>\\n__global__ void other() {}\\nat::Tensor twice(at::Tensor x) { other<<<1, 1>>>(); return x; }"
+opjit.load_inline("warmed", "at::Tensor twice(at::Tensor x);", kernel, functions="twice")
+"""
+    settings = {"OPJIT_LAYERS": str(layer), "OPJIT_CACHE": str(tmp_path / "cache"), **archs}
+    fresh(code, settings)
+    assert [*tmp_path.glob("cache/v2/parts/*/*")] == []
