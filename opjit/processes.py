@@ -214,7 +214,7 @@ def answer_call() -> None:
     """Call, in another process, the function that `call_elsewhere` sends, and send the outcome."""
     import pickle
 
-    signal.signal(signal.SIGTERM, _end_process)
+    end_with_commands()
     end_with_parent(signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):  # it has ended already
         return
@@ -228,10 +228,14 @@ def answer_call() -> None:
     sys.stdout.buffer.write(pickle.dumps((result, seen)))
 
 
-def _end_process(number: int, frame: object) -> None:
-    """End this process and its commands. Another signal does not disturb that."""
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(number)
+def end_with_commands() -> None:
+    """Let SIGTERM end this process's commands, which have other sessions, and then the process."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

@@ -229,6 +229,7 @@ def _temporary_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
 
 def print_observation(about: str, where: str) -> None:
     """Print an observation of the op for a device, or for an architecture of another machine, as the subprocess's last line."""
+    processes.end_with_commands()
     try:
         observation = Observation(about, OK, _build_and_call(where))
     except Exception as error:
