@@ -96,7 +96,7 @@ def test_the_command_prints_rows_runs_each_command_once_and_fails(
 
     def run(each: PageRow) -> tuple[int, str]:
         ran.append(each.command)
-        return 0, "get again  2.3 us  2.3 us\nimport opjit  16 ms  16 ms\n"
+        return 0, "get again  2.3 us  2.3 us\nimport opjit  38 ms  38 ms\n"
 
     monkeypatch.setattr(page, "run", run)
     assert page.main(["warm.py"]) == 1
