@@ -32,9 +32,10 @@ static void gather(int64_t n, const void *from, int64_t stride, size_t bytes, vo
 {
 #define GATHER(type_) \
     do { \
+        typedef type_ one __attribute__((may_alias)); \
         typedef type_ four __attribute__((vector_size(4 * sizeof(type_)), aligned(sizeof(type_)), may_alias)); \
-        const type_ *f = (const type_ *)from; \
-        type_ *t = (type_ *)to; \
+        const one *f = (const one *)from; \
+        one *t = (one *)to; \
         for (; n >= 4; n -= 4, f += 4 * stride, t += 4) \
             *(four *)t = (four){f[0], f[stride], f[2 * stride], f[3 * stride]}; \
         EACH(i) \

@@ -25,7 +25,7 @@ extern "C" {
 
 /*
  * Convert n elements that are `stride` elements apart, and write them contiguously. The output must not overlap the
- * row. If both dtypes are equal, this copies. Only then, the dtype may be complex.
+ * row. If both dtypes are equal, this copies. Only then, the dtype may be complex. The byte of a bool must be 0 or 1.
  */
 void opjit_convert(int64_t n, const void *from, opjit_dtype from_dtype, int64_t stride, void *to, opjit_dtype to_dtype);
 

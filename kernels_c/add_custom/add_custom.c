@@ -80,11 +80,12 @@ static const void *load(const sum *s, bool first, int64_t n, const void *data, i
 {
     uint16_t halves[PIECE / sizeof(float)];
     const int64_t read = stride == 0 ? 1 : n;
-    if (stride == 1 && opjit_has_same_bits(dtype, s->as))
+    const bool rounds = s->as != s->result; /* a single float32 also rounds, although it has the dtype to add in */
+    if (stride == 1 && !rounds && opjit_has_same_bits(dtype, s->as))
         return data;
     if (stride == 0 && !first)
         return buffer;
-    if (dtype != s->result && s->result != s->as && opjit_dtype_size(dtype) > 1) { /* torch rounds to halves first */
+    if (dtype != s->result && rounds && opjit_dtype_size(dtype) > 1) { /* torch rounds to halves first */
         opjit_convert(read, data, dtype, stride, halves, s->result);
         opjit_convert(read, halves, s->result, 1, buffer, s->as);
     } else {

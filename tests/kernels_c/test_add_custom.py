@@ -76,6 +76,16 @@ def test_dtypes_are_promoted_as_torchs(one: torch.dtype, device: str) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_one_element_rounds_as_a_row_does(half: torch.dtype) -> None:
+    """The row of one element is contiguous for a tensor without dimensions, whose dtype is that of the addition."""
+    for size in (0, 1, 2):
+        x = torch.full((size,), 2**-11, dtype=half)
+        y = torch.tensor(1 + 2**-11)
+        assert_as_torch(x, y)
+        assert_as_torch(y, x)
+
+
 @pytest.mark.parametrize("one", REAL)
 def test_two_dtypes_are_added_piece_by_piece(one: torch.dtype) -> None:
     """Rows that are longer than the buffers of converted elements, and end anywhere."""
