@@ -203,8 +203,7 @@ def call_elsewhere(function: Callable[..., _T], *arguments: object) -> _T:
         )
     result, seen = pickle.loads(done.stdout)
     for each in seen:
-        if each.category.__module__ == errors.__name__:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     if isinstance(result, Exception):
         raise result
     return cast("_T", result)
@@ -218,6 +217,8 @@ def answer_call() -> None:
     end_with_parent(signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):  # it has ended already
         return
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         function, arguments = pickle.load(sys.stdin.buffer)
@@ -225,14 +226,18 @@ def answer_call() -> None:
             result = function(*arguments)
         except Exception as error:
             result = error
-    sys.stdout.buffer.write(pickle.dumps((result, seen)))
+    ours = [each for each in seen if each.category.__module__ == errors.__name__]
+    answer.write(pickle.dumps((result, ours)))
+    answer.close()
 
 
 def end_with_commands() -> None:
     """Let SIGTERM end this process's commands, which have other sessions, and then the process."""
+    global _END
+    _END = 0.5  # sooner than the parent ends this process
 
     def end(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)
         raise SystemExit(number)
 
     signal.signal(signal.SIGTERM, end)

@@ -42,7 +42,7 @@ def typed(value: Any, hint: Any) -> Any:
         return value
     elif (is_dataclass(hint) or hasattr(hint, "_fields")) and isinstance(value, dict):
         return _record(value, hint)
-    elif hint is float and type(value) is int:
+    elif hint is float and type(value) is int and abs(value) < 1 << 1023:
         return float(value)
     elif type(value) is hint:
         return value

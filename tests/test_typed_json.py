@@ -28,6 +28,7 @@ def test_a_value_becomes_the_record_that_its_type_names() -> None:
 @pytest.mark.parametrize(
     ("value", "hint", "reason"),
     [
+        pytest.param(10**400, float, "expected float, got '1000", id="huge"),
         (True, int, "expected int, got 'True'"),
         (1, str | None, r"expected str \| None, got '1'"),
         ("half", Literal["open"], "expected .*Literal.*, got 'half'"),

@@ -11,7 +11,7 @@ from opjit.builder import runtime_objects
 from opjit.cpp_extension import autograd_part, binary
 from opjit.cpp_extension.arguments import InlineCall
 from opjit.cpp_extension.light import vocabulary
-from opjit.errors import UnknownArch
+from opjit.errors import ToolMissing, UnknownArch
 from opjit.recipe import toolchain
 from opjit.store.store import Store
 
@@ -35,7 +35,7 @@ def make_parts(store: Store, write: Callable[[str], object]) -> None:
     _build_sample(sample, store)
     _build_sample(sample, store)
     if torch.version.cuda is not None:
-        with suppress(UnknownArch):
+        with suppress(UnknownArch, ToolMissing):
             _build_sample(replace(sample, cpp_sources=_DECLARATION, cuda_sources=_CUDA), store)
     vocabulary.of_torch(store.base, toolchain.require_cxx(store.notes))
     autograd_part.make(store, write)

@@ -266,7 +266,9 @@ def _refuse_torch(recipe: Recipe, read: Iterable[str]) -> None:
     ]
     forbidden = tuple(os.path.realpath(folder) + os.sep for folder in folders)
     for path in read:
-        if os.path.realpath(path).startswith(forbidden):
+        folder, name = os.path.split(path)
+        linked = os.path.join(os.path.realpath(folder), name)  # some installers link each file
+        if linked.startswith(forbidden) or os.path.realpath(path).startswith(forbidden):
             raise recipe.fault(
                 f"it includes {path}: an op is plain C over opjit.h; torch's and Python's headers would tie its binary to "
                 "one version of them"

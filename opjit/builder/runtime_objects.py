@@ -51,6 +51,8 @@ _UNUSED = (
     "torch_cuda",
 )
 
+_FLAGS = ["-O1", "-ftree-vectorize", "-fPIC"]
+
 
 def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     """Return the folder inside the store's folder with the parts for a compiler and a backend's
@@ -61,7 +63,7 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     """
     include = resources.include_path()
     tools = versions_of(compiler, "cc")
-    content = [include, tools, compiler.includes, flags.c, flags.stubs]
+    content = [include, tools, compiler.includes, flags.c, _FLAGS, flags.stubs]
     moment = Moment()
 
     def is_good(place: Path) -> bool:
@@ -208,8 +210,8 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
         options = [flag.format(**paths) for flag in flags.c]
-        options += ["-O1", "-ftree-vectorize", "-fPIC", "-c"]
-        compile_part(compiler, [*options, f"-I{include}", f"{include}/{source}"], work)
+        options += [*_FLAGS, "-c", f"-I{include}", f"{include}/{source}"]
+        compile_part(compiler, options, work)
 
     processes.in_parallel(compile_one, RUNTIME)
     system = system_folders([compiler])

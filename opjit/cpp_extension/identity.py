@@ -103,9 +103,8 @@ def expanded(call: _Call) -> _Call:
             if _OF_TORCH.search(written):  # variables of build.ninja
                 raise Unsupported
             text = _NINJA.sub(r"\1", written)
-            done = compilers.run_compiler(
-                ["/bin/sh", "-c", f'exec 2>/dev/null; printf "%s\\0" {text}']
-            )
+            shown = f'exec 2>/dev/null; set -- {text}; [ $# = 0 ] || printf "%s\\0" "$@"'
+            done = compilers.run_compiler(["/bin/sh", "-c", shown])
             if done.returncode:
                 raise BuildError(
                     f"the shell cannot expand {parameter} of {call.name!r}: {text}",

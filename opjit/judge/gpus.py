@@ -4,6 +4,7 @@ judge ──text, name──  process  a judge that sees one GPU, with a thread 
       ────verdict───
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -39,6 +40,7 @@ class GpuProcesses:
         self._options = json.dumps(options)
         self._pipes = [Pipe() for _ in range(workers)]
         self._free = SimpleQueue[Connection]()
+        self._numbers = itertools.count(1)  # of candidates
 
     def start(self) -> None:
         """Start a process for each GPU. Raises the errors of `Task`."""
@@ -52,18 +54,19 @@ class GpuProcesses:
             self._free.put(ours)
         try:
             for ours, _ in self._pipes[:count]:
-                _receive(ours)
+                _receive(ours, 0)
         except BaseException:
             self.close()
             raise
 
     def judge(self, text: str, name: str) -> Verdict:
         """Judge a candidate. Raises DeviceUnavailable if the process ended."""
+        number = next(self._numbers)
         connection = self._free.get()
         try:
             with suppress(ConnectionError):
-                connection.send((text, name))
-            verdict: Verdict = _receive(connection)
+                connection.send((number, text, name))
+            verdict: Verdict = _receive(connection, number)
         finally:
             self._free.put(connection)
         return verdict
@@ -86,11 +89,14 @@ def _process(command: Sequence[str], ends: Sequence[int], gpu: str) -> subproces
     )
 
 
-def _receive(connection: Connection) -> Any:
-    try:
-        answer = connection.recv()
-    except (EOFError, ConnectionError):
-        raise DeviceUnavailable("the process that judges on one of the GPUs ended") from None
+def _receive(connection: Connection, number: int) -> Any:
+    """Return the answer with a number. The answers to interrupted calls come before it."""
+    answered = -1
+    while answered != number:
+        try:
+            answered, answer = connection.recv()
+        except (EOFError, ConnectionError):
+            raise DeviceUnavailable("the process that judges on one of the GPUs ended") from None
     if isinstance(answer, OpjitError):
         raise answer
     return answer

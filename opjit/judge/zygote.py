@@ -25,7 +25,8 @@ def main(forks: Channel, scratch: Path) -> None:
     # Python warns of threads. NumPy's threads end before a fork. CUDA's driver starts one when it is loaded.
     warnings.simplefilter("ignore", DeprecationWarning)
     worker.import_all()
-    forks.send(Done())
+    with suppress(BrokenPipeError):  # the judge ended meanwhile
+        forks.send(Done())
     with suppress(EOFError):
         while True:
             asked, ends = forks.receive([Fork])

@@ -99,6 +99,11 @@ def test_ninja_expands_a_flag_before_the_shell_does(
     assert identity.expanded(call).extra_cflags == [torch_builder.quote(word)]
 
 
+def test_a_flag_that_expands_to_nothing_disappears() -> None:
+    call = LoadCall(name="faults_extension", sources="a.cpp", extra_cflags=["$OPJIT_NO_SUCH"])
+    assert identity.expanded(call).extra_cflags == []
+
+
 @pytest.mark.parametrize("flag", ["$cxx", "-DF=${cflags}"])
 def test_a_flag_with_a_variable_of_torchs_ninja_file_is_left_to_torch(flag: str) -> None:
     call = LoadCall(name="faults_extension", sources="a.cpp", extra_cflags=[flag])

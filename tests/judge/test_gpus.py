@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from opjit import backends
 from opjit.errors import DeviceUnavailable, UnknownOp
-from opjit.judge import Judge, scheduler
+from opjit.judge import Judge, gpu_process, scheduler
 from opjit.judge.gpus import GpuProcesses, visible_gpus
 from tests.helpers import elementwise
 
@@ -55,7 +57,7 @@ def test_a_process_judges_on_each_gpu_and_if_one_ends_the_other_judges_on(
 
     os.kill(two.processes[0].pid, signal.SIGKILL)
     two.processes[0].wait()
-    outcomes = []
+    outcomes: list[str] = []
     for _ in range(4):
         try:
             outcomes.append(two.judge(WRONG, "a.c").verdict)
@@ -69,6 +71,40 @@ def test_a_process_judges_on_each_gpu_and_if_one_ends_the_other_judges_on(
     for zygote in zygotes:
         while Path(f"/proc/{zygote}").exists():
             time.sleep(0.01)
+
+
+class _Failing:
+    """A judge of which one candidate is slow, and another breaks it."""
+
+    def __init__(self, workers: int) -> None:
+        self.start = self.close = lambda: None
+
+    def judge(self, text: str, name: str) -> str:
+        if text == "broken":
+            raise BrokenPipeError("zygote")
+        if text == "slow":
+            time.sleep(0.5)
+        return f"verdict on {name}"
+
+
+def test_a_failure_and_an_interrupted_call_leave_the_next_verdicts_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_process, "Judge", _Failing)
+    judges = GpuProcesses(["0"], 1, {})
+    [(ours, theirs)] = judges._pipes
+    judges._free.put(ours)
+    end = str(os.dup(theirs.fileno()))
+    theirs.close()
+    thread = threading.Thread(target=gpu_process.judge_until_closed, args=("{}", end))
+    thread.start()
+    with pytest.raises(DeviceUnavailable, match="BrokenPipeError"):
+        judges.judge("broken", "a.c")
+
+    ours.send((10, "slow", "b.c"))  # a call whose caller was interrupted
+    assert str(judges.judge("right", "c.c")) == "verdict on c.c"
+    ours.close()
+    thread.join()
 
 
 def test_an_error_of_the_task_is_raised_as_without_processes() -> None:
@@ -116,7 +152,7 @@ def test_a_judge_uses_all_gpus(
         asked.append((names, count, options["task"]))
         return SimpleNamespace()
 
-    cuda = scheduler.backends.for_device("cuda")
+    cuda = backends.for_device("cuda")
     monkeypatch.setattr(cuda, "available", lambda: None)
     monkeypatch.setattr(scheduler, "visible_gpus", lambda: here)
     monkeypatch.setattr(scheduler, "GpuProcesses", processes)

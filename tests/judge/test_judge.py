@@ -390,6 +390,12 @@ def test_a_size_that_the_reference_broadcasts_and_the_op_does_not_declare_is_no_
     assert all(call.sample.args[0].shape[-1] % 2 == 0 for call in task.samples)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_the_referee_compares_dtypes_for_which_torch_lacks_equal() -> None:
+    half = torch.ones(2, dtype=torch.complex32)
+    assert referee.max_error([half], [half]) == 0.0
+
+
 def test_the_referee_says_what_wrong_results_look_like() -> None:
     x = torch.linspace(-1, 2, 100)
     call = Expected(Sample((x,)), [x.exp()])

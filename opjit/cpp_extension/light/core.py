@@ -102,7 +102,8 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
         wanted = ["-x", "c++-header", "-w", *core.flags, *system, FIRST, "-o", COMPILED]
         runtime_objects.compile_part(cxx, wanted, staged)
 
-    content = ["core", *vocabulary.versions(cxx), files.digest(cxx.path), core.flags]
+    compiler = (*vocabulary.versions(cxx), files.digest(cxx.path))
+    content = ["core", TEXT, *headers.folders(), *compiler, core.flags]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
     if not note.exists():
         files.write_checked(note, None)
