@@ -31,7 +31,7 @@ LATE = "the compiler did not finish within"
 _PR_SET_PDEATHSIG = 1
 _TIMED_OUT = 124  # the exit code of coreutils' timeout
 _LOOK = 0.2  # seconds between looks at the files of a command
-_END = 2.0  # seconds in which an interrupted command can end the processes that it started
+_seconds_to_end = 2.0  # of an interrupted command, so that it can end the processes that it started
 _CHILD = (
     "import sys; sys.path[:] = sys.argv[2:]; from opjit import processes; processes.answer_call()"
 )
@@ -233,8 +233,8 @@ def answer_call() -> None:
 
 def end_with_commands() -> None:
     """Let SIGTERM end this process's commands, which have other sessions, and then the process."""
-    global _END
-    _END = 0.5  # sooner than the parent ends this process
+    global _seconds_to_end
+    _seconds_to_end = 0.5  # sooner than the parent ends this process
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, lambda *_: None)
@@ -294,7 +294,9 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
             since = time.monotonic()
             ending.start()
             while ending.is_alive():
-                gentle = time.monotonic() < since + 2 * _END  # a command may end commands
+                gentle = (
+                    time.monotonic() < since + 2 * _seconds_to_end
+                )  # a command may end commands
                 for process in list(_running):
                     _signal(process, signal.SIGTERM if gentle else signal.SIGKILL)
                 ending.join(0.1)
@@ -370,7 +372,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
     _signal(process, signal.SIGTERM)
     try:
-        process.wait(_END)
+        process.wait(_seconds_to_end)
     except subprocess.TimeoutExpired:
         _signal(process, signal.SIGKILL)
 

@@ -18,7 +18,7 @@ def judge_until_closed(options: str, *ends: str) -> None:
     judge = Judge(**json.loads(options), workers=len(ends))
     failure = _outcome(judge.start)
     connections[0].send((0, failure))
-    if failure is not None:
+    if failure:
         return
 
     def answer(connection: Connection) -> None:

@@ -153,17 +153,8 @@ class WorkerPool:
     @contextmanager
     def worker(self, bench: bool = False) -> Iterator[WorkerConnection]:
         """Yield a pre-forked worker, with its CUDA context, or a long-lived bench for kernels without host code."""
-        waiting = self._benches if bench else self._waiting
-        slot = self._bench_slots if bench else nullcontext()
-        wanted = 1 if bench else 1 + min(_AHEAD, self.workers)
-        with slot:
-            with self._forking:
-                if not bench:
-                    self._prepare()
-                while len(waiting) < wanted:
-                    waiting.append(self._fork(bench))
-                worker = waiting.popleft()
-
+        with self._bench_slots if bench else nullcontext():
+            worker = self._next_worker(bench)
             keep = False
             try:
                 yield worker
@@ -173,9 +164,19 @@ class WorkerPool:
                 raise
             finally:
                 if keep:
-                    waiting.appendleft(worker)
+                    self._benches.appendleft(worker)
                 else:
                     worker.close()
+
+    def _next_worker(self, bench: bool) -> WorkerConnection:
+        waiting = self._benches if bench else self._waiting
+        wanted = 1 if bench else 1 + min(_AHEAD, self.workers)
+        with self._forking:
+            if not bench:
+                self._prepare()
+            while len(waiting) < wanted:
+                waiting.append(self._fork(bench))
+            return waiting.popleft()
 
     def _prepare(self) -> None:
         """Compute once what every trial needs."""

@@ -61,8 +61,15 @@ class Judge:
         self._threads = ThreadPoolExecutor(self.workers)
         gpus = visible_gpus()[: self.workers] if on_cuda else []
         if len(gpus) > 1:
-            options = {"task": task, "seconds": seconds, "seed": seed, "op": op, "emulate": emulate}
-            self.processes = GpuProcesses(gpus, self.workers, options | {"device": chosen})
+            options = {
+                "task": task,
+                "device": chosen,
+                "seconds": seconds,
+                "seed": seed,
+                "op": op,
+                "emulate": emulate,
+            }
+            self.processes = GpuProcesses(gpus, self.workers, options)
             return
 
         emulated = chosen == "cuda" and not on_cuda

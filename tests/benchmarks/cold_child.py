@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from common import PEERS, load_peer
+from common import DTYPES, PEERS, load_peer
 
 from opjit.wanted import target_of
 
@@ -122,16 +122,7 @@ def build_only(arch: str) -> dict[str, float]:
 
 def check(op: Sum, device: str) -> None:
     """Stop unless the sums are torch's."""
-    floating = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        *floating,
-    ):
+    for dtype in DTYPES:
         for numel in (0, 1, 8, 100_003):
             x = (torch.arange(numel, device=device) % 3).to(dtype)
             torch.testing.assert_close(op(x), torch.sum(x))

@@ -15,6 +15,18 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
+DTYPES = (  # that torch adds, without complex ones
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
 
 
 class Row(NamedTuple):

@@ -16,25 +16,13 @@ from itertools import combinations
 from time import thread_time
 
 import torch
-from common import Row, ratio, show
+from common import DTYPES, Row, ratio, show
 
 import opjit
 
 ROUNDS = 15
 SECONDS = 0.004  # of a side's turn, at least
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8)
-ADDED = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
 # Of 2^20 elements in order.
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "x[::2]": lambda x: x[::2],
@@ -88,7 +76,7 @@ def sums(words: Sequence[str]) -> Iterator[Row]:
 
 def additions(words: Sequence[str]) -> Iterator[Row]:
     op = opjit.get("add_custom", "cpu")
-    for one, two in combinations(ADDED, 2):
+    for one, two in combinations(DTYPES, 2):
         what = " + ".join(str(dtype).removeprefix("torch.") for dtype in (one, two))
         if not is_chosen(what, words):
             continue
