@@ -16,9 +16,8 @@ import opjit
 INTEGRAL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
-TAKEN = frozenset(
-    (*INTEGRAL, *FLOATING, *COMPLEX, torch.uint16, torch.uint32, torch.uint64)
-)  # torch itself adds no wide unsigned ones
+# torch itself adds no wide unsigned ones
+TAKEN = (*INTEGRAL, *FLOATING, *COMPLEX, torch.uint16, torch.uint32, torch.uint64)
 
 
 @opjit.op("add_custom(Tensor self, Tensor other) -> Tensor", elementwise=True)
@@ -51,11 +50,8 @@ def _same(one: torch.Size, other: torch.Size) -> bool:
 def _surely(equal: bool | torch.SymBool) -> bool:
     if isinstance(equal, bool):
         return equal
-    from torch.fx.experimental.symbolic_shapes import (
-        guard_or_false,
-    )  # slow to import; there already where this is reached
-
-    return guard_or_false(equal)
+    # The module is slow to import, and is there already where this is reached.
+    return torch.fx.experimental.symbolic_shapes.guard_or_false(equal)
 
 
 add_custom.reference(torch.add)

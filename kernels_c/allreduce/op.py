@@ -21,7 +21,7 @@ INTEGRAL = (
     torch.uint64,
 )
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-TAKEN = frozenset((*INTEGRAL, *FLOATING))
+TAKEN = (*INTEGRAL, *FLOATING)
 
 
 @opjit.op("allreduce(Tensor x, *, ScalarType? dtype=None) -> Tensor")
@@ -57,10 +57,10 @@ def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
 @allreduce.sharding
 def sharding(x: Any, *, dtype: torch.dtype | None = None) -> list[tuple[list[Any], list[Any]]]:
     """Each process sums its shard; the sum of these sums is the result, except for bool, whose sum is `any`."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    shards = [([Partial()], [Shard(dim)]) for dim in range(x.ndim)]
-    return [([Replicate()], [Replicate()]), *(shards if dtype is not torch.bool else [])]
+    partial = [torch.distributed.tensor.Partial()]
+    whole = [torch.distributed.tensor.Replicate()]
+    shards = [(partial, [torch.distributed.tensor.Shard(dim)]) for dim in range(x.ndim)]
+    return [(whole, whole), *(shards if dtype is not torch.bool else [])]
 
 
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:

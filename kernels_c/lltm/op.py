@@ -121,18 +121,16 @@ def _check_one(
     for found, size, d in zip(one.shape, sizes, range(2), strict=False):
         torch._check(
             found == size,
-            partial(
-                "{}: dimension {} of `{}` is {}, but must be {} for a batch of {}, {} features (`x`) and {} "
-                "states (`old_h`)".format,
-                op,
-                d,
-                name,
-                found,
-                size,
-                *x.shape,
-                states.shape[1],
-            ),
+            partial(_wrong_size, op, f"dimension {d} of `{name}`", found, size, x, states),
         )
+
+
+def _wrong_size(op: str, what: str, found: int, size: int, x: Tensor, states: Tensor) -> str:
+    batch, features = x.shape
+    return (
+        f"{op}: {what} is {found}, but must be {size} for a batch of {batch}, {features} features (`x`) and "
+        f"{states.shape[1]} states (`old_h`)"
+    )
 
 
 @lltm_forward.reference

@@ -18,9 +18,8 @@ FLOATING = (
     torch.complex64,
     torch.complex128,
 )
-TAKEN = frozenset(
-    (*INTEGRAL, *FLOATING, torch.uint16, torch.uint32, torch.uint64)
-)  # torch itself negates no wide unsigned ones
+# torch itself negates no wide unsigned ones
+TAKEN = (*INTEGRAL, *FLOATING, torch.uint16, torch.uint32, torch.uint64)
 
 
 @opjit.op("tensor_negate(Tensor x) -> Tensor", elementwise=True)

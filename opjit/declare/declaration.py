@@ -113,7 +113,7 @@ class Declaration:
         """Return the parts that decide how torch traces, differentiates and transforms the op; a kernel's code does not."""
         return {
             "schema": self.schema.text,
-            "tags": self.schema.all_tags,
+            "tags": tuple(self.schema.all_tags),
             "constant": self.constant,
             "elementwise": self.elementwise,
             "fake": self.fake,
@@ -122,7 +122,7 @@ class Declaration:
             "vmap": self.vmap,
             "autocast": self.autocast,
             "sharding": self.sharding,
-            "variants": [(nvcc, *labels) for nvcc, labels in self.variants.items()],
+            "variants": tuple((nvcc, *labels) for nvcc, labels in self.variants.items()),
         }
 
     @property

@@ -1,204 +1,173 @@
-"""A digest of functions: of their code and of every value that they read, so that equal digests mean equal behavior in two processes."""
+"""A digest of plain functions, so that equal digests mean equal behavior in two processes.
 
-import hashlib
+A function has a digest only if these rules describe it completely. torch.compile never reuses the graphs of any other function.
+
+1. It is a Python function without attributes. Its constants, defaults and closure, and the globals that it reads, are values of rule 2.
+2. A value is a literal (a number, a string, None, a dtype, a device, or a tuple of these), an opjit op, an op of ATen, a member of
+   `_MODULES`, a built-in function such as `len`, or a function with a digest.
+3. The function imports nothing, and only reads such values from the dictionaries of modules, ``shapes.rows``.
+4. Any other attribute is one of a type in `_TYPES`, such as ``x.shape``, or one that a function stores, such as ``ctx.size``.
+
+The version of torch, which is part of each of its keys, describes the functions of torch and the operators of its tensors.
+"""
+
+import dis
 import os
-import sys
-from collections.abc import Iterator
-from functools import cache
-from types import CodeType, FunctionType, ModuleType
+import types
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd.function import BackwardCFunction
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
-# Packages with a version that describes their code.
-_VERSIONED = frozenset({*sys.stdlib_module_names, "numpy", "opjit", "torch"})
-_CLASS_NOISE = frozenset({"__dict__", "__doc__", "__firstlineno__", "__weakref__"})
-_LIMIT = 20_000  # values
+from opjit import files
+from opjit.declare.declaration import Declaration
+from opjit.declare.op_state import OpState
+
+_OF_TORCH = (torch.dtype, torch.device, torch.memory_format, torch.layout)
+_LITERALS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), *_OF_TORCH)
+_TYPES = (*_OF_TORCH, torch.Size, torch.SymInt, torch.Tensor, BackwardCFunction, dict, list, tuple)
+_BUILTINS = (abs, all, any, bool, enumerate, float, int, isinstance, len, map, max, min, partial)
+_MORE = (range, reversed, slice, sum, zip, RuntimeError, ValueError, torch.SymBool, torch.finfo)
+_PURE = (*_TYPES, *_BUILTINS, *_MORE, torch._check, torch.is_grad_enabled)
+_MODULES = (
+    "math",
+    "torch._C._linalg",
+    "torch._C._nn",
+    "torch._C._special",
+    "torch._tensor",
+    "torch.autograd.function",
+    "torch.distributed.tensor.placement_types",
+    "torch.functional",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.nn.functional",
+)
+_METHODS = (types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
+_SPACES = (types.ModuleType, torch._ops._Ops, torch._ops._OpNamespace, OpOverloadPacket)
+_FIELDS = (
+    "co_argcount",
+    "co_cellvars",
+    "co_code",
+    "co_exceptiontable",
+    "co_flags",
+    "co_freevars",
+    "co_kwonlyargcount",
+    "co_names",
+    "co_posonlyargcount",
+    "co_varnames",
+)
 
 
-def digest(value: object) -> tuple[str, list[str]]:
-    """Return a digest, and descriptions of the values that it cannot cover.
+class NoDigest(Exception):
+    """A function reads a value, which the message names, that the rules do not describe."""
 
-    Such a value is replaced by its identity in this process.
-    """
-    reader = _Reader()
+
+def digest(declaration: Declaration, declarations: Mapping[str, Declaration]) -> str:
+    """Return the digest of a declaration and of those, among `declarations`, of the ops that it calls. Raises NoDigest."""
+    reader = _Reader(declarations)
     try:
-        reader.read(value)
-    except RecursionError:
-        reader.read_identity(value)
-    text = "\n".join(reader.words)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), reader.unknown
+        reader.read_declaration(declaration)
+        reader.read_attributes()
+    except (KeyError, RecursionError, ValueError) as error:  # a name, nesting, or an empty cell
+        raise NoDigest(repr(error)) from None
+    return files.sha256("\n".join(reader.words))
 
 
 class _Reader:
-    """Spells values as words. A value that was read before is spelled as its number, so that a cycle ends."""
+    """Spells values as words."""
 
-    def __init__(self) -> None:
+    def __init__(self, declarations: Mapping[str, Declaration]) -> None:
         self.words: list[str] = []
-        self.unknown: list[str] = []
-        self._numbers: dict[int, int] = {}
-        self._alive: list[object] = []  # an id is used again once its object is gone
-        self._names: set[str] = set()  # that the current function reads
-        self._attributes: set[tuple[int, str]] = set()  # of modules, by id and name
+        self._declarations = declarations
+        self._known: dict[int, Any] = {}  # the functions and ops that were read, by id
+        self._attributes = defaultdict[str, bool](bool)  # whether a function stores each
 
-    def read(self, value: Any) -> None:
-        kind = type(value)
-        if kind in _PLAIN:
-            self.words.append(f"{kind.__name__} {value!r}")
-            return
-        if isinstance(value, ModuleType):  # never "again": another function may read other names
-            self._read_module(value)
-            return
-        if id(value) in self._numbers:
-            self.words.append(f"again {self._numbers[id(value)]}")
-            return
-        if len(self._numbers) >= _LIMIT:
-            self.read_identity(value)
-            return
-        self._numbers[id(value)] = len(self._numbers)
-        self._alive.append(value)
-        self.words.append(f"{kind.__module__}.{kind.__qualname__}")
-        self._read_parts(value)
-
-    def read_identity(self, value: object) -> None:
-        """Spell a value that exists only in this process."""
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        self.unknown.append(kind)
-        self.words.append(f"{kind} {id(value)} of process {_process(os.getpid())}")
-
-    def _read_all(self, *values: object) -> None:
-        self.words.append(f"{len(values)} values")
-        for value in values:
+    def read_declaration(self, declaration: Declaration) -> None:
+        for part, value in declaration.traced_parts().items():
+            self.words.append(part)
             self.read(value)
 
-    def _read_parts(self, value: Any) -> None:
-        if isinstance(value, CodeType):
-            self._read_code(value)
-        elif isinstance(value, FunctionType):
-            self._read_function(value)
-        elif isinstance(value, type):
-            self._read_class(value)
-        elif hasattr(value, "__wrapped__"):
-            self.read(value.__wrapped__)
-        elif type(value) in (tuple, list):
-            self._read_all(*value)
-        elif type(value) is dict:
-            self._read_all(*value, *value.values())
-        elif type(value) in (set, frozenset):
-            self._read_set(value)
-        elif type(value) in (staticmethod, classmethod):
-            self.read(value.__func__)
-        elif type(value) is property:
-            self._read_all(value.fget, value.fset, value.fdel)
+    def read(self, value: Any) -> None:
+        """Spell a value by rule 2."""
+        kind = type(value)
+        if kind in _LITERALS:
+            self.words.append(f"{kind.__name__} {value!r}")
+        elif kind is tuple:
+            self.words.append(f"{len(value)} values")
+            for each in value:
+                self.read(each)
+        elif _is_described(value):
+            self.words.append(f"{getattr(value, '__module__', '')} {value.__qualname__}")
+        elif id(value) in self._known:
+            self.words.append(f"again {[*self._known].index(id(value))}")
+        elif isinstance(value, (OpState, OpOverload, OpOverloadPacket)):
+            self._known[id(value)] = value
+            self._read_op(value.qualified if isinstance(value, OpState) else str(value))
+        elif kind is FunctionType and not vars(value) and type(value.__globals__) is dict:
+            self._known[id(value)] = value
+            named = value.__kwdefaults__ or {}
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            self.read((value.__defaults__, *named, *named.values(), *cells))
+            self._read_code({**value.__builtins__, **value.__globals__}, value.__code__)
         else:
-            self._read_object(value)
+            raise NoDigest(f"a value of type {kind.__module__}.{kind.__qualname__}")
 
-    def _read_code(self, code: CodeType) -> None:
-        self._read_all(
-            code.co_code,
-            code.co_argcount,
-            code.co_posonlyargcount,
-            code.co_kwonlyargcount,
-            code.co_flags,
-            code.co_names,
-            code.co_varnames,
-            code.co_freevars,
-            code.co_cellvars,
-            code.co_consts,
-            getattr(code, "co_exceptiontable", b""),
-        )
+    def _read_op(self, name: str) -> None:
+        """Spell an op, ``ns::name`` or ``ns.name.overload``, by its declaration."""
+        self.words.append(name)
+        namespace, op, *_ = name.replace("::", ".").split(".")
+        if namespace != "aten":
+            self.read_declaration(self._declarations[f"{namespace}::{op}"])
 
-    def _read_set(self, values: set[object] | frozenset[object]) -> None:
-        digests = []
-        for value in values:
-            text, unknown = digest(value)
-            digests.append(text)
-            self.unknown += unknown
-        self._read_all(*sorted(digests))
+    def _read_code(self, names: Mapping[str, Any], code: CodeType) -> None:
+        """Spell code with its globals, and note the attributes of values that are unknown before a call."""
+        self.words += [repr(getattr(code, field, None)) for field in _FIELDS]
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self._read_code(names, constant)
+            else:
+                self.read(constant)
+        found: list[Any] = []  # the global, or the attribute of a module, before the instruction
+        for each in dis.get_instructions(code):
+            loads = each.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            if loads and not each.is_jump_target and found and type(found[0]) in _SPACES:
+                found = [vars(found[0])[each.argval]]
+                continue
+            for value in found:
+                self.read(value)
+            found = [names[each.argval]] if each.opname == "LOAD_GLOBAL" else []
+            if loads or each.opname == "STORE_ATTR":
+                self._attributes[each.argval] |= not loads
+            elif not found and (each.opcode in dis.hasname or each.opname == "MATCH_CLASS"):
+                raise NoDigest(f"{each.opname} {each.argval}")
 
-    def _read_function(self, function: FunctionType) -> None:
-        before = self._names
-        self._names = set(_names(function.__code__))
-        self._read_all(function.__defaults__, function.__kwdefaults__)
-        for cell in function.__closure__ or ():
-            try:
-                self.read(cell.cell_contents)
-            except ValueError:
-                self.words.append("an empty cell")
-        values = function.__globals__
-        # `__module__` is another one under functools.wraps.
-        if not self._read_version(values.get("__name__"), function.__qualname__):
-            self.read(function.__code__)
-            for name in sorted(self._names & values.keys()):
-                self.words.append(f"global {name}")
-                self.read(values[name])
-        self._names = before
-
-    def _read_module(self, module: ModuleType) -> None:
-        """Read the values of a module that the current function names, for example
-        ``shapes.rows``.
-        """
-        if self._read_version(module.__name__, ""):
-            return
-        for name in sorted(self._names & vars(module).keys()):
-            self.words.append(f"{module.__name__}.{name}")
-            if (id(module), name) not in self._attributes:
-                self._attributes.add((id(module), name))
-                self.read(vars(module)[name])
-
-    def _read_class(self, value: type) -> None:
-        if self._read_version(value.__module__, value.__qualname__):
-            return
-        self._read_all(*value.__bases__)
-        for name in sorted(vars(value).keys() - _CLASS_NOISE):
-            self.words.append(f"attribute {name}")
-            self.read(vars(value)[name])
-
-    def _read_version(self, module: str | None, name: str) -> bool:
-        """Spell a value of a module that is described by its version.
-
-        Returns whether this is possible.
-        """
-        package = (module or "").partition(".")[0]
-        if package not in _VERSIONED:
-            return False
-        version = getattr(sys.modules.get(package), "__version__", "")
-        self.words.append(f"{module}.{name} {version}")
-        return True
-
-    def _read_object(self, value: Any) -> None:
-        """Read an object by its parts, like pickle."""
-        if isinstance(value, torch.Tensor):
-            self.read_identity(value)
-            return
-        if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-            self.words.append(str(value))
-            return
-        module = type(value).__module__
-        if module == "opjit.operators.op":  # the tag has the declaration of each op
-            self.words.append(value.qualified)
-            return
-        try:
-            parts = value.__reduce_ex__(4)
-        except Exception:
-            self.read_identity(value)
-            return
-        if not isinstance(parts, str):
-            self._read_all(*(list(part) if hasattr(part, "__next__") else part for part in parts))
-        elif not self._read_version(getattr(value, "__module__", None) or module, parts):
-            self.read_identity(value)
+    def read_attributes(self) -> None:
+        """Read the attributes of types by name, because a program can change some types and ops."""
+        bases = dict.fromkeys(base for kind in _TYPES for base in kind.__mro__)
+        for name, stored in sorted(self._attributes.items()):
+            found = [vars(base)[name] for base in bases if name in vars(base)]
+            changed = name.startswith("__") or any(
+                name in vars(each) for each in self._known.values()
+            )
+            if changed or not (found or stored):
+                raise NoDigest(f"the attribute {name}")
+            self.read(tuple(found))
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that code and the functions within it read."""
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _names(each)
+def _is_described(value: Any) -> bool:
+    """Return whether a value is a method of a type, an op of ATen, in `_PURE`, or a function or class of a module in `_MODULES`."""
+    kind = type(value)
+    if kind is FunctionType:
+        of_torch = value.__code__.co_filename.startswith(os.path.dirname(torch.__file__))
+        return of_torch and not vars(value) and _is_listed(value)
+    called = kind is BuiltinFunctionType or isinstance(value, type)
+    return kind in _METHODS or (called and _is_listed(value))
 
 
-@cache
-def _process(number: int) -> str:
-    """Return a name that no other process has, even if it has this one's number."""
-    return os.urandom(8).hex()
+def _is_listed(value: Any) -> bool:
+    aten = getattr(torch._C._VariableFunctions, value.__name__, None)
+    return value.__module__ in _MODULES or any(value is each for each in (aten, *_PURE))

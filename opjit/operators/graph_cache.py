@@ -10,32 +10,36 @@ from typing import Any
 
 import torch
 
-from opjit import processes, progress
+from opjit import files, processes, progress
 from opjit.declare.declaration import Declaration
-from opjit.operators.code_digest import digest
+from opjit.operators.code_digest import NoDigest, digest
 
 _MARK = " opjit:"
 _lock = processes.Lock()
-_in_key: dict[str, Declaration] = {}  # the declarations that are in the key, by qualified name
+_declared: dict[str, Declaration] = {}  # the ops of this process, by qualified name
+_in_key: set[str] = set()  # the names of the ops that are in the key
 _traced: dict[str, str] = {}  # the digest of each declaration when torch first traced it
-_told: set[str] = set()  # ops with a value that no digest covers
+_told: set[str] = set()  # ops without a digest
 
 
-def add(declaration: Declaration) -> None:
-    """Make a declaration part of torch's cache key from now on."""
+def add(declaration: Declaration, bundled: bool) -> None:
+    """Make a declaration part of torch's cache key: a bundled one when torch traces it, and any other from now on."""
     with _lock:
-        _in_key[declaration.qualified] = declaration
-        _extend_key()
+        _declared[declaration.qualified] = declaration
+    if not bundled:
+        _put_in_key(declaration.qualified)
 
 
 def remove(qualified: str) -> None:
     with _lock:
-        _in_key.pop(qualified, None)
+        _declared.pop(qualified, None)
+        _in_key.discard(qualified)
 
 
 def note_trace(declaration: Declaration) -> None:
     """Note the declaration of an op that torch's compiler may be tracing."""
     if "torch._dynamo" in sys.modules and declaration.qualified not in _traced:
+        _put_in_key(declaration.qualified)
         _traced[declaration.qualified] = _digest_of(declaration)
 
 
@@ -47,8 +51,7 @@ def note_change(declaration: Declaration) -> None:
     """
     qualified = declaration.qualified
     with _lock:
-        if qualified in _in_key:
-            _in_key[qualified] = declaration
+        _declared[qualified] = declaration
     before = _traced.get(qualified)
     if before is not None and before != _digest_of(declaration):
         _traced.clear()
@@ -56,33 +59,37 @@ def note_change(declaration: Declaration) -> None:
 
 
 def _digest_of(declaration: Declaration) -> str:
-    found, unknown = digest(declaration.traced_parts())
-    if unknown and declaration.qualified not in _told:
-        _told.add(declaration.qualified)
-        progress.log(
-            "later processes do not find the graphs that torch.compile keeps, because a function of "
-            f"{declaration.qualified} reads a value without a digest: {', '.join(sorted(set(unknown)))}"
-        )
-    return found
+    """Return the digest of a declaration or, without one, a number that nothing else has."""
+    try:
+        return digest(declaration, _declared)
+    except NoDigest as error:
+        if declaration.qualified not in _told:
+            _told.add(declaration.qualified)
+            progress.log(
+                "torch.compile compiles each graph again in a later process, because a function of "
+                f"{declaration.qualified} reads {error}"
+            )
+        return files.random_name()
 
 
-def _extend_key() -> None:
-    """Let each read of `torch.compiler.config.cache_key_tag` return the user's tag with the
-    declarations.
+def _put_in_key(qualified: str) -> None:
+    """Let each read of `torch.compiler.config.cache_key_tag` return the user's tag with the declarations.
 
     Setting the tag is not enough: torch keeps the value for one thread only, and a user may set
     another value later.
     """
     kind: Any = type(torch.compiler.config)
-    if "cache_key_tag" not in vars(kind):
-        kind.cache_key_tag = property(_tag)
+    with _lock:
+        _in_key.add(qualified)
+        if "cache_key_tag" not in vars(kind):
+            kind.cache_key_tag = property(_tag)
 
 
 def _tag(config: ModuleType) -> str:
     users: str = config.__getattr__("cache_key_tag").partition(_MARK)[0]
     with _lock:
-        declarations = sorted(_in_key.items())
+        declarations = [_declared[name] for name in sorted(_in_key & _declared.keys())]
     if not declarations:
         return users
-    found, _ = digest([(name, _digest_of(each)) for name, each in declarations])
-    return f"{users}{_MARK}{found}"
+    digests = files.sha256(" ".join(map(_digest_of, declarations)))
+    return f"{users}{_MARK}{digests}"

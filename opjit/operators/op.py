@@ -276,8 +276,9 @@ class Op(OpState):
         Example:
             >>> @scale.sharding
             ... def sharding(x, a):
-            ...     from torch.distributed.tensor import Replicate, Shard
-            ...     return [([place], [place, None]) for place in (Replicate(), *map(Shard, range(x.ndim)))]
+            ...     replicate = torch.distributed.tensor.Replicate()
+            ...     shards = [torch.distributed.tensor.Shard(dim) for dim in range(x.ndim)]
+            ...     return [([place], [place, None]) for place in (replicate, *shards)]
         """
         self.declare(sharding=function)
         return function

@@ -63,8 +63,8 @@ def define(op: Op, earlier: Op | None) -> None:
                 _functionalize(library, op)
             rules.bind_autograd(op)
             rules.bind_rules(op)
-            if not op.folder.is_relative_to(resources.folder("kernels_c")):
-                graph_cache.add(op.declaration)
+            bundled = op.folder.is_relative_to(resources.folder("kernels_c"))
+            graph_cache.add(op.declaration, bundled)
             graph_cache.note_change(op.declaration)
     except BaseException:
         forget(op)

@@ -96,6 +96,61 @@ def test_a_graph_is_stale_when_a_backward_differs(tmp_path: Path) -> None:
     assert run(tmp_path, grow(2), BACKWARD.format(slope=8), GRADIENT)[0] == str([8.0] * 3)
 
 
+TIMES = """
+import functools
+class times:
+    def __init__(self, function, by):
+        self.function, self.by = function, by
+        functools.update_wrapper(self, function)
+    def __call__(self, ctx, grad):
+        return self.function(ctx, grad) * self.by
+def plain(ctx, grad):
+    return grad.new_full(ctx.size, 1)
+op.setup_context(lambda ctx, inputs, output: setattr(ctx, "size", inputs[0].shape))
+op.backward(times(plain, {slope}))
+"""
+
+
+def test_a_graph_is_not_used_again_when_an_object_is_part_of_a_backward(tmp_path: Path) -> None:
+    for slope, hits in ((1, "0 0"), (2, "0 0"), (2, "0 0")):
+        lines = run(tmp_path, grow(2), TIMES.format(slope=slope), GRADIENT)
+        assert lines == [str([float(slope)] * 3), hits]
+
+
+def test_a_graph_is_not_used_again_when_a_backward_reads_a_variable_of_the_process(
+    tmp_path: Path,
+) -> None:
+    backward = BACKWARD.format(slope='float(os.environ["SLOPE"])')
+    for slope in ("1.0", "2.0"):
+        found = run(tmp_path, "import os\n", grow(2), backward, GRADIENT, SLOPE=slope)
+        assert found == [str([float(slope)] * 3), "0 0"]
+    again = f"os.environ['SLOPE'] = '3.0'\ntorch._dynamo.reset()\n{GRADIENT}"
+    found = run(tmp_path, "import os\n", grow(2), backward, GRADIENT, again, SLOPE="1.0")
+    assert found[:2] == [str([1.0] * 3), str([3.0] * 3)]
+
+
+def test_a_graph_is_used_again_when_a_backward_calls_a_plain_function(tmp_path: Path) -> None:
+    helper = "def scaled(grad, size): return grad.new_full(size, 7)\n"
+    backward = BACKWARD.replace("grad.new_full(ctx.size, {slope})", "scaled(grad, ctx.size)")
+    assert run(tmp_path, helper, grow(2), backward, GRADIENT)[-1] == "0 0"
+    assert run(tmp_path, helper, grow(2), backward, GRADIENT) == [str([7.0] * 3), "1 0"]
+
+
+BUNDLED = """
+from torch._dynamo.utils import counters
+import os
+op = torch.ops.opjit.round_ste
+if os.environ["SLOPE"] != "1.0":
+    opjit.registry.find("round_ste").backward(lambda ctx, grad: grad * 2)
+"""
+
+
+def test_a_graph_with_a_bundled_op_is_stale_when_its_declaration_differs(tmp_path: Path) -> None:
+    for slope, hits in (("1.0", "0 0"), ("1.0", "1 0"), ("2.0", "0 0")):
+        found = run(tmp_path, BUNDLED, GRADIENT, SLOPE=slope)
+        assert found == [str([float(slope)] * 3), hits]
+
+
 HELPER = "class Rule:\n    times = {times}\ndef size(x):\n    return x.numel() * Rule.times\n"
 BY_HELPER = "lambda x: x.new_empty(size(x))"
 
