@@ -8,7 +8,7 @@ VARIABLES = {
     "OPJIT_ARCH": "build for this architecture instead of the machine's, for example `x86-64-v3`, `neoverse-v2`, `sm_90` or `sm_80+sm_90`",
     "OPJIT_CACHE": "directory of the cache. Default: `$XDG_CACHE_HOME/opjit`, or `~/.cache/opjit`",
     "OPJIT_CACHE_SIZE": "size limit of the cache, for example `5GiB`. Default: `10GiB`. `0` means no limit",
-    "OPJIT_CPP_AUTOGRAD": "`0`: don't compile the C++ autograd kernel, so that calls without a gradient go through Python",
+    "OPJIT_CPP_AUTOGRAD": "`0`: don't compile or use the C++ autograd kernel, so that calls without a gradient go through Python",
     "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, like `opjit get --debug`",
     "OPJIT_EMULATE": "`1`: without a GPU, CPU tensors run ops' CUDA kernels, checked for races and bounds; `fast`: unchecked",
     "OPJIT_FAST": "`0`: compile C++ extensions with torch's full headers and nvcc",

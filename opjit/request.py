@@ -18,7 +18,7 @@ from opjit.environment import is_on
 from opjit.errors import CompileError, NotCached
 from opjit.store import usage
 from opjit.store.entry import Entry
-from opjit.store.store import Store, default_root, default_store
+from opjit.store.store import Store, default_store
 from opjit.wanted import BinaryRequest, W, here, of_op
 
 if TYPE_CHECKING:
@@ -66,11 +66,6 @@ def _load_kernel(op: OpState, target: Target, found: Entry | None) -> loader.Loa
     for store in stores():
         try:
             chosen = found or entry(op, target, store)
-            if chosen.origin in ("built", "remote") and store.root == default_root():
-                # An op's first entry in a cache also starts the C++ kernel of autograd, for later processes.
-                from opjit.declare import cpp_autograd
-
-                cpp_autograd.make_later(store)
             return loader.load(chosen, op.qualified, op.declaration.libraries(target))
         except loader.Gone as error:
             gone = error

@@ -125,7 +125,7 @@ def shared_cache(
             patch.setenv(
                 "CXX", next(filter(shares_libstdcxx, ("g++", "c++", "clang++")), os.environ["CXX"])
             )
-        # No compiler starts in the background, also by children.
+        # Children do not compile it for `opjit precompile`.
         patch.setenv("OPJIT_CPP_AUTOGRAD", "0")
         if CPP_AUTOGRAD:
             helpers.take_cpp_autograd(patch)

@@ -43,7 +43,6 @@ def make(store: Store | None = None, on_build: Callable[[str], object] = lambda 
                 on_build(f"building autograd's kernel in C++ for torch {torch.__version__}")
                 request.fetch_or_build(wanted, store)
     except (CompileError, CompileWarning) as error:
-        cpp_autograd.refused(store, error)
         progress.log(
             f"autograd's kernel in C++ does not fit torch {torch.__version__}, so that in Python serves: {error}"
         )

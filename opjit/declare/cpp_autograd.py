@@ -1,36 +1,28 @@
 """Autograd without Python for a call that needs no derivative: a kernel in C++, kernels_c/opjit_autograd.cpp, compiled once for a torch.
-It has an entry like a C++ extension, so layers and remotes share it. An op uses it, if a cache has it, when a device's kernel is loaded.
-Until then the kernel in Python serves, which costs a call some microseconds."""
+
+`opjit precompile` compiles it, which costs 17 seconds of a CPU for torch's headers. It has an entry like a C++ extension, so layers and
+remotes share it. An op uses it, if a cache has it, when a device's kernel is loaded. The kernel in Python, which serves without it, costs a
+call 5 us more (tests/benchmarks/call.py)."""
 
 import ctypes
 import functools
 import importlib.machinery
-import json
-import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from opjit import files, loader, processes, progress, resources
+from opjit import files, loader, processes, resources
 from opjit.environment import is_on
-from opjit.errors import LoadError, ToolMissing
-from opjit.recipe import toolchain
+from opjit.errors import LoadError
 from opjit.store import layers, store
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_store
 
 NAME = "opjit_autograd"
-# Calls of an op with a backward cost 5 us less with it (tests/benchmarks/call.py), but a compiler needs seconds for it. So a shell starts a
-# build of the lowest priority that outlives this process and that nobody waits for; `opjit cache ls` then shows its entry.
-_START_BUILD = 'nice -n 19 "$0" -c "$@" >/dev/null 2>&1 </dev/null &'
-_BUILD = "import sys; sys.path[:] = sys.argv[1:]; from opjit.cpp_extension import autograd_part; autograd_part.make()"
 _library: ctypes.CDLL | None = None
-_started = False  # whether this process has started a build
 _lock = processes.Lock()
 
 
@@ -39,16 +31,12 @@ def source() -> Path:
 
 
 @functools.cache
-def _expected() -> tuple[Any, ...]:
+def _expected() -> tuple[object, ...]:
     """Return the fields that the document of its entry has, whichever compiler made it."""
-    of_torch = [
-        str(torch.__version__),
-        torch.version.git_version,
-        torch.version.cuda,
-        bool(torch._C._GLIBCXX_USE_CXX11_ABI),
-    ]
+    build = (str(torch.__version__), torch.version.git_version, torch.version.cuda)
     inputs = {source().name: files.digest(str(source()))}
-    return inputs, importlib.machinery.EXTENSION_SUFFIXES[0], of_torch
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    return inputs, suffix, [*build, bool(torch._C._GLIBCXX_USE_CXX11_ABI)]
 
 
 def _fits_here(manifest: Manifest) -> bool:
@@ -90,28 +78,3 @@ def _open_library() -> ctypes.CDLL | None:
                 library.opjit_autograd_unbind.argtypes = (ctypes.c_void_p,)
                 _library = library
         return _library
-
-
-def make_later(root: Store) -> None:
-    """Compile or fetch it in the background, once per process, for later processes; never retry after a compile error."""
-    global _started
-    if _started or not is_on("OPJIT_CPP_AUTOGRAD", unset=True) or is_on("OPJIT_OFFLINE"):
-        return
-    _started = True
-    with suppress(OSError, ToolMissing):
-        if not sys.executable or find_entry() is not None or refused(root):
-            return
-        if os.environ.get("OPJIT_REMOTE") or toolchain.find_cxx(root.notes):
-            progress.log("autograd's kernel in C++ is being built in the background")
-            shell = ["/bin/sh", "-c", _START_BUILD, sys.executable, _BUILD]
-            shell += map(os.path.abspath, sys.path)
-            processes.run(shell, cwd=os.sep, start_new_session=True)
-
-
-def refused(root: Store, error: Exception | None = None) -> bool:
-    """Return whether this compiler refused it, which an `error` notes. Raises ToolMissing if the environment names no compiler."""
-    note = root.base / "toolchain" / NAME
-    tried = json.dumps([_expected(), toolchain.find_cxx(root.notes)])
-    if error is not None:
-        files.write_checked(note, tried)
-    return files.read_checked(note) == tried

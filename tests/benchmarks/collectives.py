@@ -409,7 +409,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     chosen = parser.parse_args()
     ranks = on_cpus if chosen.cpu else on_gpus
-    autograd_part.make()  # what opjit compiles in the background of a first process
+    autograd_part.make()  # as `opjit precompile` does
     port = 29500 + os.getpid() % 1000
     mp.spawn(  # type: ignore[attr-defined, no-untyped-call]
         ranks, (chosen.ranks, port, chosen.shapes), nprocs=chosen.ranks
