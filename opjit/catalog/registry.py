@@ -446,7 +446,7 @@ def op(
 def _require_namespace(text: str, folder: Path) -> None:
     """Raise DeclarationError for a schema without a namespace: only the bundled ops are in opjit's."""
     name = text.partition("(")[0].strip()
-    if "::" not in name and not folder.is_relative_to(resources.folder("kernels_c").resolve()):
+    if "::" not in name and not folder.is_relative_to(resources.folder("kernels_c")):
         raise DeclarationError(
             f"expected namespace::name, such as mylib::{name or 'scale_add'}, got {name!r}: your own namespace keeps the "
             "op apart from other people's"

@@ -7,6 +7,7 @@ call 5 us more (tests/benchmarks/call.py)."""
 import ctypes
 import functools
 import importlib.machinery
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -48,9 +49,10 @@ def _fits_here(manifest: Manifest) -> bool:
 def find_entry() -> Entry | None:
     """Return its entry, from a layer or the cache."""
     for root in [*map(Store, layers.named()), default_store()]:
-        archs = (root.base / f"cpp_extension.{NAME}").glob(f"*-torch{torch.__version__}-*")
-        for folder in sorted(archs):
-            if root.trusted(folder.parent, folder):
+        place = root.base / f"cpp_extension.{NAME}"
+        archs = sorted(os.listdir(place)) if place.is_dir() else []
+        for folder in (place / arch for arch in archs if f"-torch{torch.__version__}-" in arch):
+            if root.trusted(place, folder):
                 entry = store.first(folder, None, _fits_here)
                 if entry is not None:
                     return entry

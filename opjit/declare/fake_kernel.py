@@ -17,6 +17,15 @@ _NUMBERS: dict[str, tuple[type, ...]] = {
 }
 
 
+def register(
+    library: torch.library.Library, qualified: str, fake: Function, place: str = "opjit"
+) -> None:
+    """Register a fake kernel like torch.library.register_fake, which searches all modules for the caller's and reads its source."""
+    entry = torch._library.simple_registry.singleton.find(qualified)
+    handle = entry.fake_impl.register(fake, place, lib=library)
+    library._registration_handles.append(handle)
+
+
 def check_signature(schema: Schema, fake: Function) -> None:
     """Bind the calls that torch makes: with all arguments, and without arguments that equal their defaults.
 

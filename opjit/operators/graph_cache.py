@@ -12,7 +12,6 @@ import torch
 
 from opjit import files, processes, progress
 from opjit.declare.declaration import Declaration
-from opjit.operators.code_digest import NoDigest, digest
 
 _MARK = " opjit:"
 _lock = processes.Lock()
@@ -60,6 +59,8 @@ def note_change(declaration: Declaration) -> None:
 
 def _digest_of(declaration: Declaration) -> str:
     """Return the digest of a declaration or, without one, a number that nothing else has."""
+    from opjit.operators.code_digest import NoDigest, digest  # late: only torch.compile needs it
+
     try:
         return digest(declaration, _declared)
     except NoDigest as error:

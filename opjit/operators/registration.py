@@ -27,7 +27,6 @@ from opjit.recipe.schema import Schema
 half_declared: dict[
     str, Any
 ] = {}  # torch's objects for ops that a thread with `processes.declaring` is declaring, None before it has one
-_ORIGIN = re.compile(r"^debug: registered at (.+):\d+$", re.MULTILINE)
 _look_up = torch._ops._OpNamespace.__getattr__
 _placeholders: dict[
     str, torch.library.Library
@@ -86,7 +85,8 @@ def _released(op: Op) -> bool:
     """Let the library that defined an op withdraw it, if `opjit.build_library` made that
     library; see opjit_standalone.h.
     """
-    origin = _ORIGIN.search(torch._C._dispatch_dump(op.qualified))
+    dump = torch._C._dispatch_dump(op.qualified)
+    origin = re.search(r"^debug: registered at (.+):\d+$", dump, re.MULTILINE)
     if origin is None or not Path(origin[1]).is_absolute():
         return False
     try:
@@ -163,7 +163,7 @@ def _register(library: torch.library.Library, op: Op) -> None:
                 ),
                 key,
             )
-    torch.library.register_fake(op.qualified, partial(_fake, op), lib=library)
+    fake_kernel.register(library, op.qualified, partial(_fake, op), op.declaration.place)
 
 
 def _functionalize(library: torch.library.Library, op: Op) -> None:
@@ -177,9 +177,7 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
         op.overload(*args, **kwargs)
 
     library.impl(name, call, "CompositeExplicitAutograd")
-    torch.library.register_fake(
-        f"{schema.namespace}::{name}", lambda *args, **kwargs: None, lib=library
-    )
+    fake_kernel.register(library, f"{schema.namespace}::{name}", lambda *args, **kwargs: None)
     form = getattr(getattr(torch.ops, schema.namespace), name).default
 
     def functionalized(context: Any, *args: Any, **kwargs: Any) -> Any:

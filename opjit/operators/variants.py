@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from opjit import backends
+from opjit.declare import fake_kernel
 from opjit.declare.op_state import OpState
 from opjit.environment import is_on
 from opjit.errors import DeclarationError, NoKernel
@@ -70,10 +71,10 @@ def bind_variants(op: OpState) -> bool:
             with_keyset=True,
         )
         op.library.impl(other, torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(
+    fake_kernel.register(
+        op.library,
         f"{op.qualified}_variant",
         lambda variant, *args, **kwargs: op.declaration.fake(*args, **kwargs),
-        lib=op.library,
     )
     return True
 
