@@ -6,9 +6,12 @@ A thread compares the files' dates, because a check during calls would slow down
 import logging
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from opjit import backends, files
 from opjit.catalog import registry
@@ -28,6 +31,16 @@ logger = logging.getLogger("opjit")
 _Stamps = dict[str, tuple[int, ...] | None]
 
 
+@dataclass
+class _Seen:
+    """The state of an op's files at the last check."""
+
+    keys: list[str] | None = None  # of its loaded kernels
+    read_by_builds: list[str] = field(default_factory=list)
+    stamps: _Stamps = field(default_factory=dict)  # that the op is up to date with
+    changing: _Stamps | None = None
+
+
 class FolderWatch(AbstractContextManager["FolderWatch"]):
     """A watched folder.
 
@@ -38,9 +51,9 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
         self._declarations = {op.declaration.file for op in ops}
         self._interval = interval
         self._stopped = threading.Event()
-        self._headers: dict[str, tuple[list[str] | None, list[str]]] = {}
-        self._last: dict[str, _Stamps] = {}
-        self._last = {op.qualified: self._stamps(op) for op in self._ops()}
+        self._seen = defaultdict[str, _Seen](_Seen)
+        for op in self._ops():
+            _is_saved(op, self._seen[op.qualified])
         self._thread = threading.Thread(target=self._run, name="opjit.watch", daemon=True)
         self._thread.start()
 
@@ -56,73 +69,63 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
         return [op for op in registry.all_ops() if op.declaration.file in self._declarations]
 
     def _run(self) -> None:
-        changing: dict[str, _Stamps] = {}
         while not self._stopped.wait(self._interval):
             for op in self._ops():
-                now = self._stamps(op)
-                if now == self._last.get(op.qualified):
-                    changing.pop(op.qualified, None)
-                elif changing.get(op.qualified) != now:
-                    changing[op.qualified] = (
-                        now  # wait until two checks agree, because a file may be half saved
-                    )
-                else:
-                    self._headers.pop(op.qualified, None)
-                    self._last[op.qualified] = self._stamps(op)
-                    try:
-                        reload.refresh(op)
-                    except Exception as error:  # op.py may raise anything; logged once for each time that files are saved
-                        logger.error(
-                            "%s stays as it was: %s",
-                            op.qualified,
-                            error,
-                            exc_info=not isinstance(error, OpjitError),
-                        )
-                    else:
-                        logger.info("%s is up to date with its files", op.qualified)
+                if _is_saved(op, self._seen[op.qualified]):
+                    _refresh(op)
 
-    def _stamps(self, op: Op) -> _Stamps:
-        """Return the stamps of the files in an op's folder and in its folders of headers, and of the files that its builds read."""
-        extra = op.declaration.flags_of_author
-        names = []
-        for folder in (str(op.folder), *(extra.include if extra else ())):
-            with suppress(OSError), os.scandir(folder) as entries:
-                names += [
-                    entry.path
-                    for entry in entries
-                    if entry.is_file() and not entry.name.startswith(".")
-                ]
-        before = self._headers.get(op.qualified)
-        now = {path: files.stat_signature(path) for path in (*names, *self._read_by_builds(op))}
-        last = self._last.get(op.qualified, {})
-        # A file that comes into view is no change, if it is as the build read it.
-        if before is not self._headers[op.qualified] and self._last.get(op.qualified):
-            self._last[op.qualified] = {path: last.get(path, now[path]) for path in now}
-        return now
 
-    def _read_by_builds(self, op: Op) -> list[str]:
-        """Return the files that the builds of an op's loaded kernels read."""
-        keys = [loaded.key for loaded in op.loaded.values()]
-        known, found = self._headers.get(op.qualified, (None, []))
-        if keys != known:
-            found = []
-            for name in op.loaded:
-                with suppress(OpjitError, OSError):
-                    target = here(backends.for_device(name))
-                    found += self._read_by_build(op, describe(op, target, default_store()))
-            self._headers[op.qualified] = keys, found
-        return found
+def _refresh(op: Op) -> None:
+    try:
+        reload.refresh(op)
+        logger.info("%s is up to date with its files", op.qualified)
+    except (
+        Exception
+    ) as error:  # op.py may raise anything; logged once for each time that files are saved
+        trace = not isinstance(error, OpjitError)
+        logger.error("%s stays as it was: %s", op.qualified, error, exc_info=trace)
 
-    def _read_by_build(self, op: Op, recipe: Recipe) -> Iterator[str]:
-        """Yield the files that the build of a loaded kernel read. If one has changed since then, the op is out of date."""
-        key = op.loaded[recipe.target.backend.name].key
-        name = Path(recipe.place_of_entries).parent
-        for place in layers.locations(recipe, default_store()):
-            for folder in (place.store.base / name).glob(f"*/{key}"):
-                document = read(folder, place.source)[0].document
-                if any(recipe.changes(document)):
-                    self._last[op.qualified] = {}
-                yield from filter(None, map(recipe.places.path, document["inputs"]))
+
+def _is_saved(op: Op, seen: _Seen) -> bool:
+    """Return whether files changed, and two checks agree, because a file may be half saved."""
+    keys = [loaded.key for loaded in op.loaded.values()]
+    is_new = keys != seen.keys
+    is_stale = False
+    if is_new:
+        builds = list(_builds(op))
+        paths = [recipe.places.path(name) for recipe, read in builds for name in read["inputs"]]
+        seen.keys = keys
+        seen.read_by_builds = [path for path in paths if path]
+        is_stale = any(any(recipe.changes(document)) for recipe, document in builds)
+    now = {path: files.stat_signature(path) for path in (*_files(op), *seen.read_by_builds)}
+    if is_new:  # a file that a build read now counts, and is no change
+        before = seen.stamps
+        seen.stamps = {} if is_stale else {path: before.get(path, now[path]) for path in now}
+    is_same = now == seen.stamps
+    is_saved = not is_same and now == seen.changing
+    seen.changing = None if is_same else now
+    if is_saved:
+        seen.stamps = now
+    return is_saved
+
+
+def _files(op: Op) -> Iterator[str]:
+    """Yield the files in an op's folder and in its folders of headers."""
+    extra = op.declaration.flags_of_author
+    for folder in (op.folder, *(extra.include if extra else ())):
+        with suppress(OSError), os.scandir(folder) as entries:
+            yield from (each.path for each in entries if each.is_file() and each.name[0] != ".")
+
+
+def _builds(op: Op) -> Iterator[tuple[Recipe, dict[str, Any]]]:
+    """Yield the recipe of each loaded kernel, and the document of the build that made it."""
+    for name, loaded in list(op.loaded.items()):
+        with suppress(OpjitError, OSError):
+            recipe = describe(op, here(backends.for_device(name)), default_store())
+            folder = Path(recipe.place_of_entries).parent
+            for place in layers.locations(recipe, default_store()):
+                for each in (place.store.base / folder).glob(f"*/{loaded.key}"):
+                    yield recipe, read(each, place.source)[0].document
 
 
 def watch(folder: StrPath, interval: float = INTERVAL) -> FolderWatch:
