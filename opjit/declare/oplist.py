@@ -16,7 +16,7 @@ below the list's folder start from there, and all other paths are absolute."""
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -96,18 +96,20 @@ def _require_encodable(fields: object) -> None:
 
 def dump_list(ops: Iterable[RecordedOp], extensions: Iterable[RecordedExtension] = ()) -> str:
     """Return the list's text: each op and target and each extension once, in an order that does not depend on the input's."""
-    found = {json.dumps(each.fields(), sort_keys=True): each for each in ops}
-    ordered = sorted(
-        found.items(), key=lambda item: (item[1].op, item[1].backend, item[1].arch, item[0])
-    )
-    fields: dict[str, Any] = {"format": FORMAT, "ops": [each.fields() for _, each in ordered]}
-    loaded = {json.dumps(each._asdict(), sort_keys=True): each for each in extensions}
-    if loaded:
-        fields["extensions"] = [
-            each._asdict()
-            for _, each in sorted(loaded.items(), key=lambda item: (item[1].name, item[0]))
-        ]
+    fields: dict[str, Any] = {"format": FORMAT}
+    found = [each.fields() for each in ops]
+    fields["ops"] = _unique(found, lambda each: [each["op"], each["backend"], each["arch"]])
+    calls = [each._asdict() for each in extensions]
+    if calls:
+        fields["extensions"] = _unique(calls, lambda each: [each["arguments"]["name"]])
     return json.dumps(fields, indent=1) + "\n"
+
+
+def _unique(
+    records: Iterable[dict[str, Any]], order: Callable[[dict[str, Any]], list[str]]
+) -> list[dict[str, Any]]:
+    texts = {json.dumps(each, sort_keys=True): each for each in records}
+    return [each for _, each in sorted(texts.items(), key=lambda item: [*order(item[1]), item[0]])]
 
 
 def read_list(path: Path) -> tuple[list[RecordedOp], list[RecordedExtension]]:
@@ -146,21 +148,18 @@ def append(name: str, fields: dict[str, Any]) -> None:
         warn_of_cache(f"{name} is not recorded: OPJIT_RECORD names {path!r}: {error}")
 
 
-def _undoubled(flag: str) -> str:
-    return flag.replace("{{", "{").replace("}}", "}")
+def _undoubled(flags: Iterable[str]) -> list[str]:
+    return [flag.replace("{{", "{").replace("}}", "}") for flag in flags]
+
+
+# The forms of flags in a list. The compilers' flags have doubled braces.
+_FORMS = {"c": _undoubled, "cuda": _undoubled, "link": as_written, "cuda_link": as_written}
 
 
 def _recorded(op: OpState, target: Target) -> RecordedOp:
-    flags: dict[str, list[str]] = {name: [] for name in FLAGS}
     declaration = op.declaration
     extra = declaration.flags_of_author
-    if extra is not None:  # the compilers' flags have doubled braces
-        flags["c"] = [_undoubled(flag) for flag in extra.c]
-        flags["cuda"] = [_undoubled(flag) for flag in extra.cuda]
-        flags["link"] = as_written(extra.link)
-        flags["cuda_link"] = as_written(extra.cuda_link)
-        flags["include"] = list(extra.include)
-        flags["sources"] = list(extra.sources)
+    flags = {name: _FORMS.get(name, list)(getattr(extra, name, ())) for name in FLAGS}
     code = None
     inline = declaration.code
     if inline is not None:

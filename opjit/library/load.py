@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,56 +61,65 @@ def load_library(path: StrPath) -> Any:
         place = place.with_suffix("")  # the folder next to the library for plain torch
     try:
         _refuse_swappable(shown, shown)
-        found = {
-            folder: [
-                _verified(shown, each.parent)
-                for each in sorted(
-                    (folder / layers.FOLDER).glob(f"{VERSION}/*/*/*/{manifests.NAME}")
-                )
-            ]
-            for folder in _folders(place, shown, path)
-        }
+        found = [_verified(shown, each) for each in _manifests(place, shown, path)]
     except (OSError, EntryError) as error:
         raise LoadError(
             f"{shown} is not loaded: {error}; build it again with opjit.build_library"
         ) from error
-    usable = {folder: _usable(shown, place, binaries) for folder, binaries in found.items()}
+    ops = {}
     with processes.reading:
-        ops = [
-            (_declared(shown, folder, schema), entry, target)
-            for folder, binaries in usable.items()
-            for entry, schema, target in binaries
-        ]
-    for op, entry, target in ops:
+        for binary in _usable(shown, place, found):
+            ops[binary] = _declared(shown, binary)
+    for binary, op in ops.items():
+        libraries = op.declaration.libraries(binary.target)
         with op.lock:
-            op.replace_kernel(target.backend.name, entry, op.declaration.libraries(target))
+            op.replace_kernel(binary.target.backend.name, binary.entry, libraries)
     if place.is_file():
-        named = next(
-            schema for entry, schema, _ in found[place.parents[5]] if entry.library == place
-        )
-        return next(op.overload for op, *_ in ops if op.qualified == named.qualified)
-    return [op.overload for op in sorted({op for op, *_ in ops}, key=lambda op: op.qualified)]
+        [named] = (each.schema.qualified for each in found if each.entry.library == place)
+        return next(op.overload for op in ops.values() if op.qualified == named)
+    return [op.overload for op in sorted(set(ops.values()), key=lambda op: op.qualified)]
 
 
-def _folders(place: Path, shown: Path, path: StrPath) -> list[Path]:
-    """Return the op folders of a library: all, or the one of a ``.so``."""
-    if place.is_dir():
-        folders = [each for each in registry.op_folders(place) if (each / layers.FOLDER).is_dir()]
-        if folders:
-            return folders
-    elif layers.holds(place):
-        folder = place.parents[5]
-        if (folder / "op.py").is_file():
-            return [folder]
-        raise EntryError(f"there is no {folder / 'op.py'}")
+@dataclass(frozen=True, eq=False)
+class _Binary:
+    """A verified binary of a library, for an op and a target."""
+
+    entry: Entry
+    schema: Schema
+    target: Target
+
+    @property
+    def folder(self) -> Path:
+        """The op's folder."""
+        return self.entry.library.parents[5]
+
+    @property
+    def use(self) -> tuple[str, str]:
+        return self.schema.qualified, self.target.backend.name
+
+
+def _manifests(place: Path, shown: Path, path: StrPath) -> list[Path]:
+    """Return the manifests of a library: of all op folders, or of the one of a ``.so``."""
+    folders = registry.op_folders(place) if place.is_dir() else []
+    if layers.holds(place):
+        folders = [place.parents[5]]
+        if not (folders[0] / "op.py").is_file():
+            raise EntryError(f"there is no {folders[0] / 'op.py'}")
     elif place.is_file():
         raise LoadError(
             f"{shown} is not loaded: the rest of its op package is missing; copy the directory from opjit.build_library as a "
             "whole, and load it from there"
         )
-    raise LoadError(
-        f"there is no library {os.fspath(path)!r}: expected a path that opjit.build_library returned"
-    )
+    found = [
+        manifest
+        for folder in folders
+        for manifest in (folder / layers.FOLDER).glob(f"{VERSION}/*/*/*/{manifests.NAME}")
+    ]
+    if not found:
+        raise LoadError(
+            f"there is no library {os.fspath(path)!r}: expected a path that opjit.build_library returned"
+        )
+    return sorted(found)
 
 
 def _refuse_swappable(shown: Path, path: Path) -> None:
@@ -118,8 +128,9 @@ def _refuse_swappable(shown: Path, path: Path) -> None:
         raise LoadError(f"{shown} is not loaded: {problem}")
 
 
-def _verified(shown: Path, folder: Path) -> tuple[Entry, Schema, Target]:
-    """Verify one op's entry."""
+def _verified(shown: Path, place: Path) -> _Binary:
+    """Verify the entry of a manifest."""
+    folder = place.parent
     _refuse_swappable(shown, folder)
     manifest, content, identity = read(folder)
     if manifest.key != folder.name:
@@ -129,7 +140,8 @@ def _verified(shown: Path, folder: Path) -> tuple[Entry, Schema, Target]:
         check_library(content, target, manifest.link)
     except OpjitError as error:
         raise LoadError(f"{shown} is not loaded: {error}") from error
-    return Entry(folder, manifest.key, folder / manifest.library, verified=identity), schema, target
+    entry = Entry(folder, manifest.key, folder / manifest.library, verified=identity)
+    return _Binary(entry, schema, target)
 
 
 def origin(manifest: Manifest) -> tuple[Schema, Target]:
@@ -157,30 +169,26 @@ def origin(manifest: Manifest) -> tuple[Schema, Target]:
     return parse(schema), Target(backend, arch, runtime, host)
 
 
-def _usable(
-    shown: Path, place: Path, binaries: Sequence[tuple[Entry, Schema, Target]]
-) -> list[tuple[Entry, Schema, Target]]:
+def _usable(shown: Path, place: Path, binaries: Sequence[_Binary]) -> list[_Binary]:
     """Return the binaries that this process can run: for each op, the best binary for each kind of
     device.
 
     Raises an error if an op does not have one, or if the user named a different binary.
     """
-    best: dict[tuple[str, str], tuple[Entry, Schema, Target]] = {}
+    best: dict[tuple[str, str], _Binary] = {}
     refused: dict[str, Exception] = {}
-    for entry, schema, target in binaries:
+    for each in binaries:
         try:
-            _refuse_elsewhere(shown, schema, target)
+            _refuse_elsewhere(shown, each.schema, each.target)
         except (DeviceUnavailable, LoadError) as error:
-            if entry.library == place:
+            if each.entry.library == place:
                 raise
-            refused[schema.qualified] = error
+            refused[each.schema.qualified] = error
             continue
-        key = (schema.qualified, target.backend.name)
-        if key not in best or rank(target) > rank(best[key][2]):
-            best[key] = (entry, schema, target)
-    for qualified, reason in refused.items():
-        if all(qualified != op for op, _ in best):
-            raise reason
+        if each.use not in best or rank(each.target) > rank(best[each.use].target):
+            best[each.use] = each
+    for qualified in refused.keys() - {op for op, _ in best}:
+        raise refused[qualified]
     return list(best.values())
 
 
@@ -197,28 +205,28 @@ def _refuse_elsewhere(shown: Path, schema: Schema, target: Target) -> None:
         )
 
 
-def _declared(shown: Path, folder: Path, schema: Schema) -> Op:
+def _declared(shown: Path, binary: _Binary) -> Op:
     """Return the op of a binary: from this process or, if it does not declare the op, from the
     library.
 
     The caller holds `processes.reading`.
     """
+    schema = binary.schema
+    op_py = f"its {binary.folder.name}/op.py"
     if registry.declared(schema.qualified) is None:
         try:
-            registry.add_trusted(folder)
+            registry.add_trusted(binary.folder)
         except Exception as error:
-            reason = (
-                error
-                if isinstance(error, OpjitError)
-                else f"its {folder.name}/op.py raised {type(error).__name__}: {error}"
-            )
+            reason: object = error
+            if not isinstance(error, OpjitError):
+                reason = f"{op_py} raised {type(error).__name__}: {error}"
             raise LoadError(f"{shown} is not loaded: {reason}") from error
     op = registry.declared(schema.qualified)
     if op is None or op.schema.text != schema.text:
         declares = (
             f"this process declares {op.schema.text!r} (in {op.folder})"
             if op
-            else f"its {folder.name}/op.py does not"
+            else f"{op_py} does not"
         )
         raise DeclarationError(
             f"{shown} is not loaded: it was built for {schema.text!r}, but {declares}; build the library "

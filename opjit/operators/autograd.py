@@ -37,9 +37,12 @@ def bind_backward(op: OpState) -> bool:
         functions = Info(partial(_run_trimmed, op), partial(transforms.run_setup_context, op))
         return make_autograd_impl(overload, functions)
 
-    by_keyword = any(
-        argument.keyword_only and argument.kind == "Tensor" for argument in schema.arguments
-    )
+    # torch lacks a derivative for these ops, and would not report it.
+    problem = ""
+    if schema.returned:
+        problem = "writes an argument and returns it"
+    elif any(each.keyword_only and each.kind == "Tensor" for each in schema.arguments):
+        problem = "has a keyword-only Tensor"
     no_handles = schema.draws and torch.__version__ < "2.13"
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -47,26 +50,14 @@ def bind_backward(op: OpState) -> bool:
             forward_ad.unpack_dual(each).tangent is not None for each in tensors_of((args, kwargs))
         ):
             raise transforms.no_forward_mode(overload)  # the results' tangents would be zero
-        if (
-            torch.is_grad_enabled()
-            and (
-                schema.returned or by_keyword
-            )  # torch lacks a derivative here, and would not report it
-            and any(
-                each.requires_grad
-                for each in tensors_of((args, kwargs) if schema.returned else kwargs)
-            )
-        ):
-            does = (
-                "writes an argument and returns it"
-                if schema.returned
-                else "has a keyword-only Tensor"
-            )
-            raise RuntimeError(
-                f"{schema.qualified} {does}, so torch cannot differentiate it, but one of its "
-                "tensors requires a gradient; call it under torch.no_grad(), or pass "
-                "tensor.detach()"
-            )
+        if problem and torch.is_grad_enabled():
+            tensors = tensors_of((args, kwargs) if schema.returned else kwargs)
+            if any(each.requires_grad for each in tensors):
+                raise RuntimeError(
+                    f"{schema.qualified} {problem}, so torch cannot differentiate it, but one of its "
+                    "tensors requires a gradient; call it under torch.no_grad(), or pass "
+                    "tensor.detach()"
+                )
         if no_handles and any(
             isinstance(each, torch.Generator) for each in (*args, *kwargs.values())
         ):

@@ -72,13 +72,13 @@ def define(op: Op, earlier: Op | None) -> None:
 
 def _define_schema(library: torch.library.Library, op: Op) -> None:
     """Define an op's schema. If a library for plain torch defined it before, that library gives it up."""
-    text = op.schema.text.partition("::")[2]
+    define = partial(library.define, op.schema.text.partition("::")[2], tags=_tags(op.schema))
     try:
-        library.define(text, tags=_tags(op.schema))
+        define()
     except RuntimeError:
         if not _released(op):
             raise
-        library.define(text, tags=_tags(op.schema))
+        define()
 
 
 def _released(op: Op) -> bool:
@@ -143,26 +143,17 @@ def _tags(schema: Schema) -> list[torch.Tag]:
 def _register(library: torch.library.Library, op: Op) -> None:
     name = op.schema.name
     # the first leaves nested tensors out
-    for key in (
-        "CompositeExplicitAutograd",
-        "NestedTensorCPU",
-        "NestedTensorCUDA",
-    ):
+    for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA"):
         library.impl(name, partial(_first_call, op), key, with_keyset=True)
     if op.schema.mutates:
         # The kernels of torch resolve these views, but assume that an op which writes an argument
         # also returns it. Without a result, they read invalid memory.
         for key in ("Conjugate", "Negative"):
-            library.impl(
-                name,
-                partial(
-                    _refuse,
-                    f"{op.qualified} writes an argument, so it does not accept a lazily "
-                    "conjugated or negated view; call .resolve_conj() or .resolve_neg() on the "
-                    "tensor first",
-                ),
-                key,
+            message = (
+                f"{op.qualified} writes an argument, so it does not accept a lazily conjugated or "
+                "negated view; call .resolve_conj() or .resolve_neg() on the tensor first"
             )
+            library.impl(name, partial(_refuse, message), key)
     fake_kernel.register(library, op.qualified, partial(_fake, op), op.declaration.place)
 
 

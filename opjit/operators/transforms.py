@@ -5,7 +5,7 @@ For example, grad, vjp, jacrev, vmap and their nestings use this kernel, and wit
 backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -63,42 +63,37 @@ def transform(op: OpState, *args: Any, **kwargs: Any) -> Any:
 def _function(op: OpState, kwargs: dict[str, Any]) -> Any:
     """Return the op, called with these keyword arguments, as a torch.autograd.Function that torch.func can transform."""
     overload = op.overload
-    arguments = overload._schema.arguments
-    positional = tuple(argument.default_value for argument in arguments if not argument.kwarg_only)
-    named = {argument.name: argument.default_value for argument in arguments if argument.kwarg_only}
-
-    def forward(*args: Any) -> Any:
-        return overload(*args, **kwargs)
-
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        # torch drops trailing arguments that equal their defaults.
-        dropped = positional[len(inputs) :]
-        context: dict[str, Any] = {"ctx": ctx, "inputs": (*inputs, *dropped), "output": output}
-        if named:
-            context["keyword_only_inputs"] = {**named, **kwargs}
-        run_setup_context(op, **context)
-
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return run_backward(op, ctx, *grads)
-
-    def batched(info: Any, in_dims: Dims, *args: Any) -> Any:
-        return run_vmap(op, info, in_dims, *args, **kwargs)
-
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise no_forward_mode(overload)
-
-    functions: dict[str, Callable[..., Any]] = {
-        "forward": forward,
-        "setup_context": keep,
-        "backward": backward,
-        "vmap": batched,
-        "jvp": jvp,
+    defaults = [each.default_value for each in overload._schema.arguments if not each.kwarg_only]
+    named = {
+        each.name: each.default_value for each in overload._schema.arguments if each.kwarg_only
     }
-    return type(
-        op.qualified.replace("::", "_"),
-        (torch.autograd.Function,),
-        {name: staticmethod(function) for name, function in functions.items()},
-    )
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return overload(*args, **kwargs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            # torch drops trailing arguments that equal their defaults.
+            context = {"ctx": ctx, "inputs": (*inputs, *defaults[len(inputs) :]), "output": output}
+            if named:
+                context["keyword_only_inputs"] = {**named, **kwargs}
+            run_setup_context(op, **context)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return run_backward(op, ctx, *grads)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Dims, *args: Any) -> Any:
+            return run_vmap(op, info, in_dims, *args, **kwargs)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            raise no_forward_mode(overload)
+
+    return type(op.qualified.replace("::", "_"), (Function,), {})  # a name for torch's profiler
 
 
 def no_forward_mode(overload: OpOverload) -> NotImplementedError:
