@@ -81,7 +81,7 @@ def load_library(path: StrPath) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class _Binary:
+class _OpBinary:
     """A verified binary of a library, for an op and a target."""
 
     entry: Entry
@@ -128,7 +128,7 @@ def _refuse_swappable(shown: Path, path: Path) -> None:
         raise LoadError(f"{shown} is not loaded: {problem}")
 
 
-def _verified(shown: Path, place: Path) -> _Binary:
+def _verified(shown: Path, place: Path) -> _OpBinary:
     """Verify the entry of a manifest."""
     folder = place.parent
     _refuse_swappable(shown, folder)
@@ -141,7 +141,7 @@ def _verified(shown: Path, place: Path) -> _Binary:
     except OpjitError as error:
         raise LoadError(f"{shown} is not loaded: {error}") from error
     entry = Entry(folder, manifest.key, folder / manifest.library, verified=identity)
-    return _Binary(entry, schema, target)
+    return _OpBinary(entry, schema, target)
 
 
 def origin(manifest: Manifest) -> tuple[Schema, Target]:
@@ -169,13 +169,13 @@ def origin(manifest: Manifest) -> tuple[Schema, Target]:
     return parse(schema), Target(backend, arch, runtime, host)
 
 
-def _usable(shown: Path, place: Path, binaries: Sequence[_Binary]) -> list[_Binary]:
+def _usable(shown: Path, place: Path, binaries: Sequence[_OpBinary]) -> list[_OpBinary]:
     """Return the binaries that this process can run: for each op, the best binary for each kind of
     device.
 
     Raises an error if an op does not have one, or if the user named a different binary.
     """
-    best: dict[tuple[str, str], _Binary] = {}
+    best: dict[tuple[str, str], _OpBinary] = {}
     refused: dict[str, Exception] = {}
     for each in binaries:
         try:
@@ -205,7 +205,7 @@ def _refuse_elsewhere(shown: Path, schema: Schema, target: Target) -> None:
         )
 
 
-def _declared(shown: Path, binary: _Binary) -> Op:
+def _declared(shown: Path, binary: _OpBinary) -> Op:
     """Return the op of a binary: from this process or, if it does not declare the op, from the
     library.
 

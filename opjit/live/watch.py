@@ -72,10 +72,10 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
         while not self._stopped.wait(self._interval):
             for op in self._ops():
                 if _is_saved(op, self._seen[op.qualified]):
-                    _refresh(op)
+                    _reload_saved(op)
 
 
-def _refresh(op: Op) -> None:
+def _reload_saved(op: Op) -> None:
     try:
         reload.refresh(op)
         logger.info("%s is up to date with its files", op.qualified)
@@ -112,7 +112,7 @@ def _is_saved(op: Op, seen: _Seen) -> bool:
 def _files(op: Op) -> Iterator[str]:
     """Yield the files in an op's folder and in its folders of headers."""
     extra = op.declaration.flags_of_author
-    for folder in (op.folder, *(extra.include if extra else ())):
+    for folder in (str(op.folder), *(extra.include if extra else ())):
         with suppress(OSError), os.scandir(folder) as entries:
             yield from (each.path for each in entries if each.is_file() and each.name[0] != ".")
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import opjit
+from opjit.catalog import registry
 from opjit.declare.declaration import Declaration
 from opjit.operators.code_digest import NoDigest, digest
 from opjit.recipe import schema
@@ -393,8 +394,8 @@ def module(name: str, **values: object) -> types.ModuleType:
 
 def made(text: str, **values: object) -> Callable[..., Any]:
     """The backward that a text defines."""
-    names = {"__name__": "some_cell", "torch": torch, "functools": functools, "types": types}
-    names |= {"module": module, **values}
+    names: dict[str, Any] = {"__name__": "some_cell", "torch": torch, "functools": functools}
+    names |= {"types": types, "module": module, **values}
     exec(text, names)
     backward: Callable[..., Any] = names["backward"]
     return backward
@@ -404,7 +405,7 @@ def found(backward: Callable[..., Any], **more: Any) -> str | None:
     """The digest of an op with a backward; None if it has none."""
     fake = torch.empty_like
     declaration = Declaration(schema.parse("digestforms::op(Tensor x) -> Tensor"), fake, Path())
-    declarations = {op.qualified: op.declaration for op in opjit.registry.all_ops()}
+    declarations = {op.qualified: op.declaration for op in registry.all_ops()}
     try:
         return digest(replace(declaration, backward=backward, **more), declarations)
     except NoDigest:
@@ -478,9 +479,9 @@ def test_bundled_ops_have_a_digest_unless_they_read_the_state_of_a_process() -> 
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     without = set()
-    for each in opjit.registry.all_ops():
+    for each in registry.all_ops():
         if each.qualified.startswith("opjit::"):
-            declarations = {op.qualified: op.declaration for op in opjit.registry.all_ops()}
+            declarations = {op.qualified: op.declaration for op in registry.all_ops()}
             try:
                 digest(each.declaration, declarations)
             except NoDigest:
