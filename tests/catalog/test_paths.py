@@ -14,6 +14,7 @@ import torch
 import opjit
 from opjit import processes
 from opjit.catalog import arguments, registry
+from opjit.declare import fake_kernel
 from opjit.errors import DeclarationError, UnknownOp
 from opjit.operators import autograd
 from tests.helpers import PLUS, fresh, install_package, op_py, until, write_op
@@ -123,7 +124,7 @@ def test_what_an_op_py_declared_before_it_raised_is_taken_back(
     ("owner", "name"),
     [
         (torch.library.Library, "impl"),
-        (torch.library, "register_fake"),
+        (fake_kernel, "register"),
         (autograd, "bind_backward"),
         (registry, "add"),
     ],

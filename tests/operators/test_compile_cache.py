@@ -133,7 +133,7 @@ def test_a_graph_is_used_again_when_a_backward_calls_a_plain_function(tmp_path: 
     helper = "def scaled(grad, size): return grad.new_full(size, 7)\n"
     backward = BACKWARD.replace("grad.new_full(ctx.size, {slope})", "scaled(grad, ctx.size)")
     assert run(tmp_path, helper, grow(2), backward, GRADIENT)[-1] == "0 0"
-    assert run(tmp_path, helper, grow(2), backward, GRADIENT) == [str([7.0] * 3), "1 0"]
+    assert run(tmp_path, helper, grow(2), backward, GRADIENT) == [str([7.0] * 3), "1 2"]
 
 
 BUNDLED = """
@@ -146,7 +146,7 @@ if os.environ["SLOPE"] != "1.0":
 
 
 def test_a_graph_with_a_bundled_op_is_stale_when_its_declaration_differs(tmp_path: Path) -> None:
-    for slope, hits in (("1.0", "0 0"), ("1.0", "1 0"), ("2.0", "0 0")):
+    for slope, hits in (("1.0", "0 0"), ("1.0", "0 1"), ("2.0", "0 0")):
         found = run(tmp_path, BUNDLED, GRADIENT, SLOPE=slope)
         assert found == [str([float(slope)] * 3), hits]
 
