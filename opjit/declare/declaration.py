@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 Stamp = tuple[int, ...]
 Definitions = Mapping[str, Mapping[str, object]]  # of C macros, by the label of their variant
 # None stands for the region's dtype, and for all arguments.
-AutocastRule = tuple[torch.dtype | None, frozenset[int | str] | None]
+AutocastRule = tuple[torch.dtype | None, tuple[str, ...] | None]
 
 
 @dataclass(frozen=True, eq=False)

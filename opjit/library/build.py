@@ -113,15 +113,11 @@ def _targets(
             op=requested[0].qualified,
             target=", ".join(arch),
         )
-    if arch is not None:
-        archs = [arch] if isinstance(arch, str) else list(arch)
-        targets = [target_of(device, each) for each in archs]
-    elif device is None and name is not None:
-        kernels = {backend for op in requested for backend in op.devices()}
-        targets = [target_of(each, None) for each in sorted(kernels)]
-    else:
-        targets = []
-    found = targets or [target_of(device, None)]
+    devices: list[object] = [device]
+    if device is None and arch is None and name is not None:
+        devices = [*sorted({each for op in requested for each in op.devices()})] or devices
+    archs = [arch] if isinstance(arch, str | None) else list(arch)
+    found = [target_of(kind, each) for kind in devices for each in archs or [None]]
     if name is not None:
         standalone.require_one_host(name, found)
     return sorted(dict.fromkeys(found), key=lambda target: target.backend.name != "cpu")

@@ -264,8 +264,8 @@ class Op(OpState):
                 f"{self.qualified} writes an argument, so autocast() is not supported, because "
                 "the op would write a converted copy; convert the argument before the call"
             )
-        places = None if only is None else transforms.places(self.schema, only)
-        self.declare(autocast=(dtype, places))
+        names = None if only is None else transforms.tensor_names(self.schema, only)
+        self.declare(autocast=(dtype, names))
 
     def sharding(self, function: Function) -> Function:
         """Declare the sharding rule for DTensor, ``sharding(*args, **kwargs)``.

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from opjit.declare.declaration import AutocastRule
 from opjit.declare.op_state import OpState
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
@@ -56,7 +55,7 @@ def transform(op: OpState, *args: Any, **kwargs: Any) -> Any:
     """Run an op with a backward under torch.func."""
     from torch._functorch.autograd_function import custom_function_call
 
-    args, kwargs = cast(args, kwargs, op.declaration.autocast)  # torch does so below the transforms
+    args, kwargs = cast(op, args, kwargs)  # torch does so below the transforms
     return custom_function_call(_function(op, kwargs), *args)
 
 
@@ -169,30 +168,27 @@ def bind_autocast(op: OpState) -> bool:
 
 
 def _cast_first(op: OpState, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-    args, kwargs = cast(args, kwargs, op.declaration.autocast)
+    args, kwargs = cast(op, args, kwargs)
     with torch._C._ExcludeDispatchKeyGuard(keys):
         return op.overload(*args, **kwargs)
 
 
-def places(schema: Schema, names: Sequence[str]) -> frozenset[int | str]:
-    """Return the positions of Tensor arguments, and the names of keyword-only ones. Raises DeclarationError for another name."""
-    known: dict[str, int | str] = {
-        each.name: each.name if each.keyword_only else index
-        for index, each in enumerate(schema.arguments)
-        if each.kind == "Tensor"
-    }
-    wrong = [name for name in names if name not in known]
-    if isinstance(names, str) or wrong:
+def tensor_names(schema: Schema, only: Sequence[str]) -> tuple[str, ...]:
+    """Return names of Tensor arguments. Raises DeclarationError for another name."""
+    known = [each.name for each in schema.arguments if each.kind == "Tensor"]
+    wrong = [name for name in only if name not in known]
+    if isinstance(only, str) or wrong:
         raise DeclarationError(
-            f"{schema.qualified} has no Tensor {', '.join(wrong) or names}: only= is a list of {', '.join(known)}"
+            f"{schema.qualified} has no Tensor {', '.join(wrong) or only}: only= is a list of {', '.join(known)}"
         )
-    return frozenset(known[name] for name in names)
+    return tuple(only)
 
 
 def cast(
-    args: tuple[Any, ...], kwargs: dict[str, Any], rule: AutocastRule | None
+    op: OpState, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Convert a call's floating-point tensors by an op's rule, if autocast is on for their device."""
+    """Convert a call's floating-point tensors by the op's rule, if autocast is on for their device."""
+    rule = op.declaration.autocast
     if rule is None:
         return args, kwargs
     from torch.amp.autocast_mode import _cast
@@ -204,11 +200,9 @@ def cast(
     dtype, only = rule
     wanted = dtype or torch.get_autocast_dtype(device)
 
-    def converted(place: int | str, value: Any) -> Any:
-        if only is not None and place not in only:
-            return value
-        return _cast(value, device, wanted)
+    def converted(name: str, value: Any) -> Any:
+        return _cast(value, device, wanted) if only is None or name in only else value
 
-    positional = tuple(map(converted, range(len(args)), args))
-    named = {name: converted(name, value) for name, value in kwargs.items()}
-    return positional, named
+    names = [each.name for each in op.schema.arguments]
+    positional = tuple(map(converted, names, args))
+    return positional, {name: converted(name, value) for name, value in kwargs.items()}
