@@ -30,8 +30,8 @@
  *
  * OPJIT_BARRIER synchronizes each block with the blocks of the same index on the other ranks. After it, a block can
  * read everything that these blocks wrote before it. Call it in every thread of the block, and launch the same grid on
- * every rank. If other ranks read your buffer, end the kernel with a barrier, so that no rank overwrites its buffer too
- * early.
+ * every rank. The grid has one dimension, and a block may have any shape and number of threads. If other ranks read
+ * your buffer, end the kernel with a barrier, so that no rank overwrites its buffer too early.
  *
  * A wait never lasts longer than the time limit of the group. If a rank is missing, or calls a different op, or the
  * same op with different sizes or a different grid, the wait ends, the kernel returns, and all ranks lose the group.
@@ -79,7 +79,7 @@ typedef struct opjit_peers {
     uint64_t timeout;              /* the limit of a wait, in nanoseconds */
     uint32_t call;                 /* a hash of op and bytes, by which ranks notice different calls */
     uint32_t op;                   /* the number of the op in the group */
-    int32_t grid;                  /* blocks that opjit_peers_launch() has checked */
+    int32_t blocks, threads;       /* of the launch that opjit_peers_launch() has checked */
     int64_t bytes;                 /* the size of a buffer */
     struct opjit_group *group;     /* in host memory */
 } opjit_peers;
@@ -165,7 +165,7 @@ __attribute__((returns_nonnull)) OPJIT_UNUSED static opjit_status opjit_lost_err
 {
     static const char *const why[] = {"was lost", "did not come in time", "has died",
                                       "called another op, other sizes or another grid",
-                                      "launched a kernel without opjit_peers_launch()"};
+                                      "launched a kernel with another grid or block than it gave opjit_peers_launch()"};
     const uint32_t *lost = group->peers.lost;
     const uint32_t rank = lost[0] - 1, reason = lost[1 + rank % OPJIT_RANKS], op = reason >> 8;
     const bool waited = reason && (reason & 255) != OPJIT_DIED && op < OPJIT_OPS;
@@ -432,20 +432,24 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_after_last(opjit_group *gr
 }
 
 /*
- * Call this before each launch of a kernel that waits. It rejects a grid if its blocks can't all run on the device at
- * the same time, because running blocks would wait for blocks that can't start. It also orders the call after the last
- * call of the group. A kernel that is launched without it ends with an error at its first wait.
+ * Call this before each launch of a kernel that waits, with the number of blocks and the number of threads of a block.
+ * It rejects a grid if its blocks can't all run on the device at the same time, because running blocks would wait for
+ * blocks that can't start. It also orders the call after the last call of the group. A kernel that is launched without
+ * it, or with other numbers, ends with an error at its first wait.
  */
 OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_launch(opjit_peers *p, const void *kernel, int blocks,
                                                                    int threads, size_t shared, cudaStream_t stream)
 {
     int most;
+    OPJIT_CHECK(blocks > 0 && threads > 0, "%d blocks of %d threads wait for other ranks; launch at least one of one",
+                blocks, threads);
     OPJIT_TRY(opjit_most_blocks(kernel, threads, shared, &most));
     OPJIT_CHECK(blocks <= most, "%d blocks wait for each other, but only %d fit on the device at once; launch fewer",
                 blocks, most);
     OPJIT_CHECK(blocks <= OPJIT_SLOTS, "%d blocks wait for other ranks; launch at most %d", blocks, OPJIT_SLOTS);
     OPJIT_TRY(opjit_after_last(p->group, stream));
-    p->grid = blocks;
+    p->blocks = blocks;
+    p->threads = threads;
     opjit_agree(p, (int64_t)blocks << 32 | threads);
     return OPJIT_OK;
 }
@@ -455,10 +459,24 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_launch(opjit_peers *
 /* 4. Barrier, signals                                                                            */
 
 #ifdef __CUDACC__
+/* The number of this thread in its block of any shape, and the number of threads of the block. */
+OPJIT_PEER_FUNCTION int opjit_thread(void)
+{
+    return (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
+}
+
+OPJIT_PEER_FUNCTION int opjit_threads(void)
+{
+    return (int)(blockDim.x * blockDim.y * blockDim.z);
+}
+
+/* The ranks that this thread signals and waits for. The threads of a block share all ranks, however few they are. */
+#define OPJIT_RANKS_OF_THREAD(r_, p_) for (int r_ = opjit_thread(); r_ < (p_)->world; r_ += opjit_threads())
+
 /* Return whether opjit_peers_launch() has checked the launch. */
 OPJIT_PEER_FUNCTION bool opjit_is_checked(const opjit_peers *p)
 {
-    if (p->grid == (int)gridDim.x && gridDim.y == 1 && gridDim.z == 1)
+    if (p->blocks == (int)gridDim.x && gridDim.y == 1 && gridDim.z == 1 && p->threads == opjit_threads())
         return true;
     opjit_lose(p, p->rank, OPJIT_UNCHECKED);
     return false;
@@ -467,16 +485,18 @@ OPJIT_PEER_FUNCTION bool opjit_is_checked(const opjit_peers *p)
 /* Call it in all threads of a block. It returns false if the group is lost. */
 OPJIT_PEER_FUNCTION bool opjit_barrier(const opjit_peers *p)
 {
-    const int thread = threadIdx.x, slot = blockIdx.x;
+    const int slot = blockIdx.x;
     uint32_t *own = opjit_count_at(p, slot, OPJIT_BARRIERS);
+    bool came = true;
+    if (!opjit_is_checked(p))
+        return false;
     const uint32_t count = *own + 1;
-    bool came = opjit_is_checked(p);
     __syncthreads();
-    if (came && thread < p->world) {
-        opjit_send(p, OPJIT_BARRIERS, slot, thread, opjit_signal_of(count, p->call));
-        came = opjit_await(p, OPJIT_BARRIERS, slot, thread, opjit_signal_of(count, p->call));
-    }
-    if (thread == 0)
+    OPJIT_RANKS_OF_THREAD(r, p)
+        opjit_send(p, OPJIT_BARRIERS, slot, r, opjit_signal_of(count, p->call));
+    OPJIT_RANKS_OF_THREAD(r, p)
+        came = came && opjit_await(p, OPJIT_BARRIERS, slot, r, opjit_signal_of(count, p->call));
+    if (opjit_thread() == 0)
         *own = count;
     return __syncthreads_and(came);
 }
@@ -599,7 +619,7 @@ OPJIT_PEER_FUNCTION bool opjit_pull(const opjit_peers *p, int from, uint32_t cou
 OPJIT_PEER_FUNCTION void opjit_forget_words(const opjit_peers *p, uint32_t count)
 {
     for (int from = 0; from < p->world; from++)
-        for (int i = threadIdx.x; i < OPJIT_WORDS_OF_BLOCK; i += blockDim.x)
+        for (int i = opjit_thread(); i < OPJIT_WORDS_OF_BLOCK; i += opjit_threads())
             opjit_word_at(p, p->rank, from, count + 1, i)[3] = count;
     __threadfence_system();
     __syncthreads();
@@ -611,19 +631,18 @@ OPJIT_PEER_FUNCTION uint32_t opjit_begin_words(const opjit_peers *p)
     const uint32_t count = *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) + 1;
     if (((count + 2) & 0xffffff) < 2)
         opjit_forget_words(p, count);
-    if ((int)threadIdx.x < p->world)
-        opjit_relaxed(opjit_signal_at(p, threadIdx.x, OPJIT_WORDS, blockIdx.x, p->rank),
-                      opjit_signal_of(count, p->call));
+    OPJIT_RANKS_OF_THREAD(r, p)
+        opjit_relaxed(opjit_signal_at(p, r, OPJIT_WORDS, blockIdx.x, p->rank), opjit_signal_of(count, p->call));
     return count;
 }
 
 OPJIT_PEER_FUNCTION bool opjit_end_words(const opjit_peers *p, uint32_t count, bool came)
 {
-    if (came && (int)threadIdx.x < p->world)
-        came = opjit_is_checked(p) &&
-               opjit_await(p, OPJIT_WORDS, blockIdx.x, threadIdx.x, opjit_signal_of(count, p->call));
+    came = came && opjit_is_checked(p);
+    OPJIT_RANKS_OF_THREAD(r, p)
+        came = came && opjit_await(p, OPJIT_WORDS, blockIdx.x, r, opjit_signal_of(count, p->call));
     came = __syncthreads_and(came);
-    if (threadIdx.x == 0)
+    if (opjit_thread() == 0)
         *opjit_count_at(p, blockIdx.x, OPJIT_WORDS) = count;
     __syncthreads(); /* so that all threads can begin again */
     return came;
@@ -657,22 +676,22 @@ OPJIT_PEER_FUNCTION uint32_t opjit_begin_tiles(const opjit_peers *p, int ring)
 OPJIT_PEER_FUNCTION void opjit_send_tiles(const opjit_peers *p, int ring, uint32_t count)
 {
     __syncthreads();
-    if ((int)threadIdx.x < p->world)
-        opjit_send(p, ring, blockIdx.x, threadIdx.x, opjit_signal_of(count, p->call));
+    OPJIT_RANKS_OF_THREAD(r, p)
+        opjit_send(p, ring, blockIdx.x, r, opjit_signal_of(count, p->call));
 }
 
 OPJIT_PEER_FUNCTION bool opjit_await_tiles(const opjit_peers *p, int ring, uint32_t count)
 {
-    bool came = true;
-    if ((int)threadIdx.x < p->world)
-        came = opjit_is_checked(p) && opjit_await(p, ring, blockIdx.x, threadIdx.x, opjit_signal_of(count, p->call));
+    bool came = opjit_is_checked(p);
+    OPJIT_RANKS_OF_THREAD(r, p)
+        came = came && opjit_await(p, ring, blockIdx.x, r, opjit_signal_of(count, p->call));
     return __syncthreads_and(came);
 }
 
 /* `next` is the count after the last tile. */
 OPJIT_PEER_FUNCTION void opjit_end_tiles(const opjit_peers *p, int ring, uint32_t next)
 {
-    if (threadIdx.x == 0)
+    if (opjit_thread() == 0)
         *opjit_count_at(p, blockIdx.x, ring) = next - 1;
     __syncthreads();
 }

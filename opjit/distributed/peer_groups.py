@@ -28,7 +28,7 @@ _REASONS = {
     1: "did not come in time",
     _DIED: "has ended",
     3: "called another op, other sizes or another grid",
-    4: "launched a kernel without opjit_peers_launch()",
+    4: "launched a kernel with another grid or block than it gave opjit_peers_launch()",
 }
 _Value = TypeVar("_Value")
 _Pointers = ctypes.c_void_p * MAX_RANKS
@@ -48,7 +48,8 @@ class _PeersStruct(ctypes.Structure):
         ("timeout", ctypes.c_uint64),
         ("call", ctypes.c_uint32),
         ("op", ctypes.c_uint32),
-        ("grid", ctypes.c_int32),
+        ("blocks", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
         ("bytes", ctypes.c_int64),
         ("group", ctypes.c_void_p),
     )

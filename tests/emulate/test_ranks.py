@@ -1,5 +1,6 @@
 """Kernels across ranks, all in one process: six mistakes at their lines, a rank that does not come, and the bundled collectives."""
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -115,17 +116,114 @@ opjit_status total_cuda(const opjit_tensor *x, const char *group, opjit_tensor *
 """
 
 
+IS_RIGHT = "emulated::total on 3 ranks (cuda, emulated on the CPU, no timing): ok"
+
+
 def _tested(folder: Path, kernel: str) -> str:
     (folder / "op.py").write_text(OP)
     (folder / "total.cu").write_text(kernel)
     done = command("test", folder, "--ranks", "3", "--device", "cuda")
-    assert done.returncode == int(kernel != KERNEL), done
+    assert done.returncode == int(IS_RIGHT not in done.stdout), done
     return done.stdout
 
 
 def test_an_op_across_ranks_is_checked_without_a_gpu(tmp_path: Path, no_gpu: None) -> None:
-    out = _tested(tmp_path, KERNEL)
-    assert "emulated::total on 3 ranks (cuda, emulated on the CPU, no timing): ok" in out
+    assert IS_RIGHT in _tested(tmp_path, KERNEL)
+
+
+# Every thread of the block moves elements, whatever the shape of the block.
+SHAPED = KERNEL.replace(
+    "OPJIT_KERNEL_LOOP(i, n)",
+    "for (int i = blockIdx.x * opjit_threads() + opjit_thread(); i < n; i += gridDim.x * opjit_threads())",
+).replace("<<<4, 64, 0, stream>>>", "<<<4, SHAPE, 0, stream>>>")
+
+
+@pytest.mark.parametrize("shape", ["1", "2", "dim3(1, 2)", "dim3(2, 16)", "dim3(1, 1, 3)"])
+def test_a_barrier_reaches_all_ranks_from_a_block_of_any_shape(
+    shape: str, tmp_path: Path, no_gpu: None
+) -> None:
+    threads = math.prod(map(int, re.findall(r"\d+", shape.removeprefix("dim3"))))
+    kernel = SHAPED.replace("SHAPE", shape).replace("4, 64, 0", f"4, {threads}, 0")
+    assert IS_RIGHT in _tested(tmp_path, kernel)
+
+
+# Words take the elements of a small tensor, and tiles those of a large one. A block has two threads, in y.
+COLLECTIVE = """\
+#include "opjit_collective.h"
+static __global__ void words_kernel(const opjit_peers p, const float *x, float *out, int n)
+{
+    bool came = true;
+    const uint32_t count = opjit_begin_words(&p);
+    for (int i = opjit_thread(); i < n; i += opjit_threads())
+        for (int r = 0; r < p.world; r++) {
+            opjit_word word = {{__float_as_uint(x[i]), 0, 0}};
+            opjit_push(&p, r, count, i, word);
+        }
+    for (int i = opjit_thread(); i < n; i += opjit_threads()) {
+        float sum = 0;
+        for (int r = 0; r < p.world; r++) {
+            opjit_word word;
+            came = came && opjit_pull(&p, r, count, i, &word);
+            sum += __uint_as_float(word.data[0]);
+        }
+        out[i] = sum;
+    }
+    (void)opjit_end_words(&p, count, came);
+}
+
+static __global__ void tiles_kernel(const opjit_peers p, const float *x, float *out, int n)
+{
+    const uint32_t count = opjit_begin_tiles(&p, OPJIT_RING_A);
+    for (int r = 0; r < p.world; r++)
+        for (int i = opjit_thread(); i < n; i += opjit_threads())
+            ((float *)opjit_tile(&p, OPJIT_RING_A, r, p.rank, count))[i] = x[i];
+    opjit_send_tiles(&p, OPJIT_RING_A, count);
+    if (!opjit_await_tiles(&p, OPJIT_RING_A, count))
+        return;
+    for (int i = opjit_thread(); i < n; i += opjit_threads()) {
+        float sum = 0;
+        for (int r = 0; r < p.world; r++)
+            sum += ((const float *)opjit_tile(&p, OPJIT_RING_A, p.rank, r, count))[i];
+        out[i] = sum;
+    }
+    opjit_end_tiles(&p, OPJIT_RING_A, count + 1);
+}
+
+opjit_status total_cuda(const opjit_tensor *x, const char *group, opjit_tensor *out, cudaStream_t stream)
+{
+    void (*const kernel)(opjit_peers, const float *, float *, int) = x->numel < 200 ? words_kernel : tiles_kernel;
+    opjit_peers p;
+    OPJIT_TRY(opjit_peers_of(&p, group, x->numel * 4));
+    OPJIT_TRY(opjit_empty(out, 1, x->sizes, x->dtype, x));
+    OPJIT_TRY(opjit_peers_launch(&p, (const void *)kernel, 1, 2, 0, stream));
+    kernel<<<1, dim3(1, 2), 0, stream>>>(p, (const float *)x->data, (float *)out->data, (int)x->numel);
+    return OPJIT_LAUNCHED();
+}
+"""
+
+
+def test_words_and_tiles_reach_all_ranks_from_a_block_of_any_shape(
+    tmp_path: Path, no_gpu: None
+) -> None:
+    assert IS_RIGHT in _tested(tmp_path, COLLECTIVE)
+
+
+@pytest.mark.parametrize(
+    ("given", "launched", "error"),
+    [
+        ("4, 64", "4, 32", "with another grid or block than it gave opjit_peers_launch"),
+        ("4, 64", "dim3(4, 2), 64", "with another grid or block than it gave opjit_peers_launch"),
+        ("0, 64", "4, 64", "0 blocks of 64 threads"),
+        ("300, 64", "300, 64", "300 blocks wait for"),
+    ],
+)
+def test_a_launch_that_breaks_a_rule_is_an_error_on_all_ranks(
+    given: str, launched: str, error: str, tmp_path: Path, no_gpu: None
+) -> None:
+    kernel = KERNEL.replace("4, 64, 0, stream)", f"{given}, 0, stream)")
+    kernel = kernel.replace("((float *)p.buffer", "if (blockIdx.y == 0) ((float *)p.buffer", 1)
+    out = _tested(tmp_path, kernel.replace("<<<4, 64, 0", f"<<<{launched}, 0"))
+    assert error in out
 
 
 def test_a_missing_barrier_at_the_end_is_found_in_the_next_call(
