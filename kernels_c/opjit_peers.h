@@ -72,7 +72,7 @@ enum {
 typedef struct opjit_peers {
     int32_t rank, world;
     void *buffer[OPJIT_RANKS];     /* each rank's memory, at least the bytes that you asked for */
-    void *inbox[OPJIT_RANKS];      /* each rank's memory for words and tiles (5); NULL on the CPU */
+    void *inbox[OPJIT_RANKS];      /* each rank's memory for words and tiles (5), in CUDA */
     uint64_t *signal[OPJIT_RANKS]; /* each rank's signals: counts, and the called op */
     uint32_t *count;               /* this rank's memory: the numbers of signals and waits of each slot */
     uint32_t *lost;                /* pinned host memory: [0] 1 + a missing rank, [1 + rank] the reason */
@@ -84,8 +84,8 @@ typedef struct opjit_peers {
     struct opjit_group *group;     /* in host memory */
 } opjit_peers;
 
-/* Reasons for a lost rank. The upper bits have the number of the op, shifted by 8. */
-enum { OPJIT_LATE = 1, OPJIT_DIED = 2, OPJIT_DIFFERS = 3, OPJIT_UNCHECKED = 4 };
+/* Reasons for a lost rank. The upper bits have the number of the op, shifted by 8. peer_groups.py has their texts. */
+enum { OPJIT_LATE = 1, OPJIT_DIED = 2, OPJIT_DIFFERS = 3, OPJIT_UNCHECKED = 4, OPJIT_REASONS };
 
 /* The name of an op that a rank has called. All ranks share this memory. */
 typedef struct opjit_named {
@@ -93,18 +93,23 @@ typedef struct opjit_named {
     char name[92];
 } opjit_named;
 
-/* A group that opjit.distributed has made. opjit/distributed/peer_groups.py has the same fields. */
+/* A group in host memory. opjit/distributed/peer_groups.py makes it, with the words above `lock` in this order. */
 typedef struct opjit_group {
     uint64_t size; /* the size of this struct */
     struct opjit_group *next;
     const char *name;
-    int32_t device; /* the CUDA device's index; -1 for CPU ranks */
-    int32_t lock;
-    opjit_named *ops;     /* OPJIT_OPS entries */
-    void *stream, *event; /* of the last call */
-    uint64_t capture;     /* the graph that it was captured into, or 0 */
+    int64_t device; /* the CUDA device's index; -1 for CPU ranks */
+    int64_t rank, world, bytes;
+    uint64_t timeout;
+    int64_t inbox, buffer; /* their places in the memory of a rank, which begins with the signals */
+    uint32_t *count, *lost;
+    opjit_named *ops;           /* OPJIT_OPS entries */
+    const char *const *reasons; /* OPJIT_REASONS texts */
+    char *memory[OPJIT_RANKS];  /* of each rank */
+    int32_t lock;               /* 0, 1 if a call holds it, or 2 if others also wait for it */
+    void *stream, *event;       /* of the last call */
+    uint64_t capture;           /* the graph that the last call was captured into, or 0 */
     uint64_t calls;
-    opjit_peers peers;
 } opjit_group;
 
 /* Functions of opjit_runtime.c. */
@@ -163,16 +168,31 @@ OPJIT_UNUSED static void opjit_agree(opjit_peers *p, int64_t number)
 
 __attribute__((returns_nonnull)) OPJIT_UNUSED static opjit_status opjit_lost_error(const opjit_group *group)
 {
-    static const char *const why[] = {"was lost", "did not come in time", "has died",
-                                      "called another op, other sizes or another grid",
-                                      "launched a kernel with another grid or block than it gave opjit_peers_launch()"};
-    const uint32_t *lost = group->peers.lost;
-    const uint32_t rank = lost[0] - 1, reason = lost[1 + rank % OPJIT_RANKS], op = reason >> 8;
+    const uint32_t rank = group->lost[0] - 1, reason = group->lost[1 + rank % OPJIT_RANKS], op = reason >> 8;
     const bool waited = reason && (reason & 255) != OPJIT_DIED && op < OPJIT_OPS;
     OPJIT_FAIL("PeerLost: rank %u of group %s %s%s%s; opjit.distributed.check(group) raises this as PeerLost, and the "
                "ranks that are left can make a smaller group",
-               rank, group->name, why[(reason & 255) < 5 ? reason & 255 : 0], waited ? " in " : "",
+               rank, group->name, group->reasons[(reason & 255) % OPJIT_REASONS], waited ? " in " : "",
                waited ? group->ops[op].name : "");
+}
+
+/* The view of a group for kernels, without the fields of a call. */
+OPJIT_UNUSED static opjit_peers opjit_peers_in(opjit_group *group)
+{
+    opjit_peers peers = {0};
+    peers.rank = (int32_t)group->rank;
+    peers.world = (int32_t)group->world;
+    for (int64_t r = 0; r < group->world; r++) {
+        peers.signal[r] = (uint64_t *)group->memory[r];
+        peers.inbox[r] = group->memory[r] + group->inbox;
+        peers.buffer[r] = group->memory[r] + group->buffer;
+    }
+    peers.count = group->count;
+    peers.lost = group->lost;
+    peers.timeout = group->timeout;
+    peers.bytes = group->bytes;
+    peers.group = group;
+    return peers;
 }
 
 /*
@@ -198,14 +218,13 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_of(opjit_peers *peer
         of_device);
     OPJIT_CHECK(group->size == sizeof *group, "another version of opjit made the group %s", name);
     OPJIT_CHECK(
-        bytes <= group->peers.bytes,
+        bytes <= group->bytes,
         "the call needs %lld bytes of each rank, and group %s has %lld; call opjit.distributed.peers(bytes=%lld)",
-        (long long)bytes, name, (long long)group->peers.bytes, (long long)bytes);
+        (long long)bytes, name, (long long)group->bytes, (long long)bytes);
     OPJIT_TRY(opjit_hold(&group->lock));
-    if (__atomic_load_n(&group->peers.lost[0], __ATOMIC_ACQUIRE))
+    if (__atomic_load_n(&group->lost[0], __ATOMIC_ACQUIRE))
         return opjit_lost_error(group);
-    *peers = group->peers;
-    peers->group = group;
+    *peers = opjit_peers_in(group);
     peers->op = opjit_op_number(group);
     peers->call = opjit_call_of(bytes, peers->world);
     return OPJIT_OK;
@@ -388,23 +407,26 @@ OPJIT_PEER_FUNCTION void opjit_send(const opjit_peers *p, int kind, int slot, in
 /* 3. Host side of CUDA                                                                           */
 
 #ifdef __CUDACC__
-/* The number of blocks of a kernel that fit on the device at the same time. It is queried once for a kernel and
- * thread, because a query costs a microsecond. */
+/* The number of blocks of a kernel that fit on the device at the same time. It is queried once for a kernel,
+ * device and thread, because a query costs a microsecond. */
 OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_most_blocks(const void *kernel, int threads, size_t shared,
                                                                   int *most)
 {
     static __thread struct {
         const void *kernel;
         size_t shared;
-        int threads, most;
+        int device, threads, most;
     } known[8];
-    int per_processor, processors;
+    int device, per_processor, processors;
+    OPJIT_CUDA_CHECK(cudaGetDevice(&device));
     const size_t place = ((uintptr_t)kernel >> 4) % 8;
-    if (known[place].kernel != kernel || known[place].threads != threads || known[place].shared != shared) {
+    if (known[place].kernel != kernel || known[place].threads != threads || known[place].shared != shared ||
+        known[place].device != device) {
         OPJIT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, shared));
         OPJIT_TRY(opjit_multiprocessors(&processors));
         known[place].kernel = kernel;
         known[place].shared = shared;
+        known[place].device = device;
         known[place].threads = threads;
         known[place].most = per_processor * processors;
     }

@@ -10,7 +10,6 @@
  */
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -776,6 +775,19 @@ void opjit_free_tensors(torch_ivalue value)
 }
 
 static _Thread_local int32_t *held_lock; /* of the group of ranks that the thread's call uses */
+enum { FREE, HELD, AWAITED };            /* a group's lock; other threads also wait for one that is AWAITED */
+
+/* Sleep until the word changes from what was seen, or another thread or process wakes it, for 5 ms at most. */
+static void rest(const void *word, uint32_t seen)
+{
+    const struct timespec most = {0, 5000000};
+    (void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
+}
+
+static void wake(const void *word, int sleepers)
+{
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, sleepers, NULL, NULL, 0);
+}
 
 void opjit_free_call(opjit_call *call)
 {
@@ -794,7 +806,8 @@ void opjit_free_call(opjit_call *call)
     if (call->before >= 0)
         (void)call->device->exchange(call->before, &entered);
     if (held_lock) {
-        __atomic_store_n(held_lock, 0, __ATOMIC_RELEASE);
+        if (__atomic_exchange_n(held_lock, FREE, __ATOMIC_RELEASE) == AWAITED)
+            wake(held_lock, 1);
         held_lock = NULL;
     }
 }
@@ -869,12 +882,17 @@ static void install(void)
     (void)sigaction(SIGINT, &counting, NULL);
 }
 
+static void count_from_now_on(void)
+{
+    if (__atomic_exchange_n(&interrupts->busy, true, __ATOMIC_ACQUIRE))
+        return;
+    install();
+    __atomic_store_n(&interrupts->busy, false, __ATOMIC_RELEASE);
+}
+
 bool opjit_interrupted(const opjit_tensor *x)
 {
-    if (!__atomic_exchange_n(&interrupts->busy, true, __ATOMIC_ACQUIRE)) {
-        install();
-        __atomic_store_n(&interrupts->busy, false, __ATOMIC_RELEASE);
-    }
+    count_from_now_on();
     if (interrupts_so_far() == x->call->interrupts)
         return false;
     __atomic_store_n(&x->call->interrupted, true, __ATOMIC_RELAXED);
@@ -944,14 +962,25 @@ const char *opjit_op_name(void)
     return opjit_this.op;
 }
 
-/* Ranks can only match calls of a group that come one after the other: other threads' calls wait until this one ends. */
+/*
+ * Ranks can only match calls of a group that come one after the other: other threads' calls sleep until this one ends,
+ * which takes as long as it waits for a rank, or until Ctrl-C.
+ */
 opjit_status opjit_hold(int32_t *lock)
 {
     if (held_lock == lock)
         return OPJIT_OK;
     OPJIT_CHECK(!held_lock, "a call uses one group of ranks");
-    while (__atomic_exchange_n(lock, 1, __ATOMIC_ACQUIRE))
-        (void)sched_yield();
+    int32_t found = FREE;
+    if (!__atomic_compare_exchange_n(lock, &found, HELD, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+        count_from_now_on();
+        const uint64_t before = interrupts_so_far();
+        while (__atomic_exchange_n(lock, AWAITED, __ATOMIC_ACQUIRE) != FREE) {
+            OPJIT_CHECK(interrupts_so_far() == before,
+                        "interrupted by Ctrl-C while another thread's call in the same group waits for a rank");
+            rest(lock, AWAITED);
+        }
+    }
     held_lock = lock;
     return OPJIT_OK;
 }
@@ -963,16 +992,14 @@ uint64_t opjit_clock(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Sleep until another process wakes the sleepers on the word, unless the word has changed. Sleep for 5 ms at most. */
 void opjit_rest(const uint64_t *at, uint64_t seen)
 {
-    const struct timespec most = {0, 5000000};
-    (void)syscall(SYS_futex, (const uint32_t *)at, FUTEX_WAIT, (uint32_t)seen, &most, NULL, 0);
+    rest(at, (uint32_t)seen);
 }
 
 void opjit_wake(uint64_t *at)
 {
-    (void)syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    wake(at, INT32_MAX);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -1038,12 +1065,12 @@ static uint64_t place_of(uint64_t bucket)
 /* An error that comes back through Python has the name of its type before it, and Python's lines behind. */
 static opjit_status through_python(opjit_status error)
 {
-    char *end = strstr(error->text, "\n\nAt:\n"), *start = strstr(error->text, opjit_this.op);
+    char *end = strstr(error->text, "\n\nAt:\n"), *name = strstr(error->text, opjit_this.op);
     if (end)
         *end = '\0';
-    start += start ? strlen(opjit_this.op) : 0;
-    if (start && strncmp(start, ": ", 2) == 0)
-        memmove(error->text, start + 2, strlen(start + 2) + 1);
+    const char *behind = name ? name + strlen(opjit_this.op) : "";
+    if (strncmp(behind, ": ", 2) == 0)
+        memmove(error->text, behind + 2, strlen(behind + 2) + 1);
     return error;
 }
 

@@ -1,76 +1,41 @@
-"""Groups of ranks with kernels that reach each other's memory; kernels_c/opjit_peers.h declares the
-kernel's side.
+"""Groups of ranks with kernels that reach each other's memory. Libraries read a group as an `opjit_group` of
+kernels_c/opjit_peers.h.
 
 The ranks of a group are processes of one machine. They share a page with the group's error words, which the kernels of all ranks and a
 thread in each process write: the thread waits for the other processes to end. `peer_memory` gets the memory that kernels use."""
 
 import ctypes
-import math
 import os
 import select
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
 from opjit import loader, processes
 from opjit.distributed import peer_memory
-from opjit.distributed.peer_memory import INBOX_BYTES, SIGNAL_BYTES, PeerMemory
+from opjit.distributed.peer_memory import PeerMemory
 from opjit.errors import BadSetting, PeerLost
 
 MAX_RANKS = 8
 _ALONE = "alone"  # the group of a process that is in no process group
+_TIMEOUT = 10.0  # seconds
 _DIED = 2  # OPJIT_DIED
-_REASONS = {
-    1: "did not come in time",
-    _DIED: "has ended",
-    3: "called another op, other sizes or another grid",
-    4: "launched a kernel with another grid or block than it gave opjit_peers_launch()",
-}
+# Why a rank was lost, by the numbers of opjit_peers.h. Libraries read them for their errors.
+_REASONS = (
+    "was lost",
+    "did not come in time",
+    "has ended",
+    "called another op, other sizes or another grid",
+    "launched a kernel with another grid or block than it gave opjit_peers_launch()",
+)
+_GROUP_WORDS = 27  # of an opjit_group
+_TIMEOUT_WORD = 7  # of them
 _Value = TypeVar("_Value")
-_Pointers = ctypes.c_void_p * MAX_RANKS
-
-
-class _PeersStruct(ctypes.Structure):
-    """opjit_peers."""
-
-    _fields_ = (
-        ("rank", ctypes.c_int32),
-        ("world", ctypes.c_int32),
-        ("buffer", _Pointers),
-        ("inbox", _Pointers),
-        ("signal", _Pointers),
-        ("count", ctypes.c_void_p),
-        ("lost", ctypes.c_void_p),
-        ("timeout", ctypes.c_uint64),
-        ("call", ctypes.c_uint32),
-        ("op", ctypes.c_uint32),
-        ("blocks", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-        ("bytes", ctypes.c_int64),
-        ("group", ctypes.c_void_p),
-    )
-
-
-class _GroupStruct(ctypes.Structure):
-    """opjit_group."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint64),
-        ("next", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("device", ctypes.c_int32),
-        ("lock", ctypes.c_int32),
-        ("ops", ctypes.c_void_p),
-        ("stream", ctypes.c_void_p),
-        ("event", ctypes.c_void_p),
-        ("capture", ctypes.c_uint64),
-        ("calls", ctypes.c_uint64),
-        ("peers", _PeersStruct),
-    )
 
 
 @dataclass(frozen=True)
@@ -103,9 +68,10 @@ class _LiveGroup:
     """A group, and the memory that libraries and kernels read for as long as the process lives."""
 
     peers: Peers
-    struct: _GroupStruct
+    words: Any  # the opjit_group, as an array of ctypes
     memory: PeerMemory
     members: Callable[[], Any]  # the process group, or None if it was destroyed
+    kept: tuple[Any, ...]  # the texts to which the words point
 
     def lost(self) -> dict[int, int]:
         """Return the error words of lost ranks by their numbers."""
@@ -131,7 +97,7 @@ this_thread = threading.local()
 def peers(
     group: Any = None,
     bytes: int = 1 << 20,  # noqa: A002 - the usual word; the type is not needed here
-    timeout: float = 10.0,
+    timeout: float | None = None,
     device: Any = None,
 ) -> Peers:
     """Make a group of ranks with kernels that read and write each other's memory.
@@ -141,13 +107,15 @@ def peers(
     confirms. In addition to the buffer, each rank allocates 24 MiB for each rank of the group for opjit's collectives. On the CPU, ranks
     are processes that share memory.
 
-    If a group has enough bytes, a second call returns the same group. If a wait lasts longer than `timeout`, all ranks lose the group. If a
-    rank may only be late, for example because it compiles, choose a longer timeout.
+    All ranks also make later calls together. If their group has enough bytes, such a call returns it, with the new `timeout`. If a wait
+    lasts longer than `timeout`, all ranks lose the group. If a rank may only be late, for example because it compiles, choose a longer
+    timeout.
 
     Args:
         group: a process group of torch.distributed. None means the default group or, without one, this rank alone.
         bytes: the size of the buffer of each rank, for ops that use one (`opjit_peers_of`).
-        timeout: seconds that a kernel waits for a rank. The environment variable OPJIT_PEER_TIMEOUT overrides it.
+        timeout: seconds that a kernel waits for a rank. None means the limit of the group or, for a new group, 10 seconds. A captured CUDA
+            graph keeps its limit. The environment variable OPJIT_PEER_TIMEOUT overrides it.
         device: ``"cpu"`` or ``"cuda"``. None means the current accelerator, or the CPU.
 
     Returns:
@@ -165,31 +133,73 @@ def peers(
     """
     where = _device(device)
     members = _members(group)
-    wanted = Peers(
-        members.name, members.rank, members.world, where, max(bytes, 0), _timeout(timeout)
-    )
     known = _newest(members.name, where)
-    is_same = known is not None and known.members() is members.group
-    if known is not None and is_same and known.peers.bytes >= bytes:
-        check(members.name)
-        return known.peers
-    asked = members.exchange((bytes, where.type))
+    if known is not None and known.members() is not members.group:
+        known = None  # of a process group that was destroyed
+    if known is not None:
+        check(members.name)  # a lost rank would not answer
+    limit = os.environ.get("OPJIT_PEER_TIMEOUT") or timeout
+    asked = members.exchange((bytes, limit, where.type))
     if len(set(asked)) > 1:
         raise BadSetting(
-            f"the ranks of group {members.name} must call opjit.distributed.peers with the same arguments; bytes and device are {asked}"
+            f"the ranks of group {members.name} must call opjit.distributed.peers with the same arguments; "
+            f"bytes, timeout and device are {asked}"
         )
+    size = _checked_size(bytes)
+    if limit is None:
+        limit = known.peers.timeout if known is not None else _TIMEOUT
+    seconds = _checked_timeout(limit)
     if members.world > MAX_RANKS:
         raise BadSetting(f"a group has at most {MAX_RANKS} ranks, not {members.world}")
-    memory = members.obtain(wanted.bytes, where)
-    live = _LiveGroup(wanted, _described(wanted, memory), memory, _reference(members.group))
-    with _lock:
-        _groups.append(live)
-        live.struct.next = loader.first_group.value
-        loader.first_group.value = ctypes.addressof(live.struct)
-    if members.world > 1 and members.group is not None:
-        threading.Thread(target=_watch, args=(live,), name="opjit peers", daemon=True).start()
+    if known is not None and known.peers.bytes >= size:
+        return _with_timeout(known, seconds).peers
+    wanted = Peers(members.name, members.rank, members.world, where, size, seconds)
+    _publish(wanted, members)
     members.exchange(None)  # no rank calls before all are ready
     return wanted
+
+
+def _with_timeout(known: _LiveGroup, seconds: float) -> _LiveGroup:
+    """Set the time limit of a group for its next calls."""
+    if known.peers.timeout == seconds:
+        return known
+    limited = replace(known, peers=replace(known.peers, timeout=seconds))
+    with _lock:
+        _groups[_groups.index(known)] = limited
+        known.words[_TIMEOUT_WORD] = _nanoseconds(seconds)
+    return limited
+
+
+def _publish(wanted: Peers, members: "Members") -> None:
+    """Get a group's memory, let libraries find the group, and watch the other ranks."""
+    memory = members.obtain(wanted.bytes, wanted.device)
+    name = ctypes.create_string_buffer(wanted.name.encode())
+    reasons = (ctypes.c_char_p * len(_REASONS))(*(each.encode() for each in _REASONS))
+    words = (ctypes.c_uint64 * _GROUP_WORDS)()
+    live = _LiveGroup(wanted, words, memory, _reference(members.group), (name, reasons))
+    with _lock:
+        known = (
+            ctypes.sizeof(words),
+            loader.first_group.value or 0,
+            ctypes.addressof(name),
+            memory.device,
+            wanted.rank,
+            wanted.world,
+            wanted.bytes,
+            _nanoseconds(wanted.timeout),
+            memory.inbox,
+            memory.buffer,
+            memory.count,
+            ctypes.addressof(memory.lost),
+            memory.ops,
+            ctypes.addressof(reasons),
+            *memory.starts,
+        )
+        words[: len(known)] = known  # libraries keep the state of calls in the others
+        _groups.append(live)
+        loader.first_group.value = ctypes.addressof(words)
+    if members.world > 1 and members.group is not None:
+        threading.Thread(target=_watch, args=(live,), name="opjit peers", daemon=True).start()
 
 
 def check(group: Any = None) -> None:
@@ -217,7 +227,7 @@ def check(group: Any = None) -> None:
         numbers = [word >> 8 for word in lost.values() if word & 255 != _DIED]
         op = live.memory.op_name(numbers[0]) if numbers else None
         reasons = [
-            f"rank {rank} {_REASONS.get(word & 255, 'was lost')}" for rank, word in lost.items()
+            f"rank {rank} {_REASONS[word % 256 % len(_REASONS)]}" for rank, word in lost.items()
         ]
         where = f" in {op}" if op else ""
         raise PeerLost(
@@ -331,17 +341,25 @@ def _device(device: Any) -> torch.device:
     return chosen
 
 
-def _timeout(seconds: float) -> float:
-    text = os.environ.get("OPJIT_PEER_TIMEOUT")
-    try:
-        chosen = float(text) if text else float(seconds)
-    except ValueError:
-        chosen = math.nan
-    if not 0 < chosen < 1e6:
+def _checked_size(size: Any) -> int:
+    if type(size) is not int or size < 0:
         raise BadSetting(
-            f"the time limit of a group of ranks is {text or seconds}; expected seconds above 0"
+            f"bytes of opjit.distributed.peers is {size!r}; expected a number of bytes, 0 or more"
         )
-    return chosen
+    return size
+
+
+def _checked_timeout(limit: float | str) -> float:
+    with suppress(ValueError, TypeError):
+        if 0 < float(limit) < 1e6:
+            return float(limit)
+    raise BadSetting(
+        f"the time limit of a group of ranks is {limit!r}; expected seconds above 0 and below 1000000"
+    )
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
 
 
 def _reference(group: Any) -> Callable[[], Any]:
@@ -354,26 +372,6 @@ def _reference(group: Any) -> Callable[[], Any]:
 def _newest(name: str, device: torch.device) -> _LiveGroup | None:
     found = [live for live in _groups if (live.peers.name, live.peers.device) == (name, device)]
     return found[-1] if found else None
-
-
-def _described(wanted: Peers, memory: PeerMemory) -> _GroupStruct:
-    """Describe a group to libraries."""
-    struct = _GroupStruct(size=ctypes.sizeof(_GroupStruct), name=wanted.name.encode())
-    struct.ops = memory.ops
-    struct.device = memory.device
-    seen = struct.peers
-    seen.rank = wanted.rank
-    seen.world = wanted.world
-    seen.bytes = wanted.bytes
-    seen.timeout = int(wanted.timeout * 1e9)
-    seen.count = memory.count
-    seen.lost = ctypes.addressof(memory.lost)
-    inbox_bytes = INBOX_BYTES * wanted.world if struct.device >= 0 else 0
-    for rank, start in enumerate(memory.starts):
-        seen.signal[rank] = start
-        seen.inbox[rank] = start + SIGNAL_BYTES
-        seen.buffer[rank] = start + SIGNAL_BYTES + inbox_bytes
-    return struct
 
 
 def _watch(live: _LiveGroup) -> None:

@@ -41,6 +41,16 @@ class PeerMemory:
     kept: tuple[Any, ...]  # owners of the memory
 
     @property
+    def inbox(self) -> int:
+        """The place of the inbox in a rank's piece, behind the signals."""
+        return SIGNAL_BYTES
+
+    @property
+    def buffer(self) -> int:
+        """The place of the buffer in a rank's piece. CPU ranks have no inbox."""
+        return SIGNAL_BYTES + (INBOX_BYTES * len(self.starts) if self.device >= 0 else 0)
+
+    @property
     def ops(self) -> int:
         """The address of the table of ops that ranks have called."""
         return ctypes.addressof(self.lost) + _OPS_START

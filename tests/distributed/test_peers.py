@@ -2,6 +2,7 @@
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -221,6 +222,43 @@ def test_threads_of_a_rank_call_one_after_the_other(tmp_path: Path) -> None:
     assert run(tmp_path, body) == ""
 
 
+def test_ctrl_c_ends_a_call_behind_another_threads_call_that_waits_for_a_rank(
+    tmp_path: Path,
+) -> None:
+    body = """
+        import threading
+        if rank == 0:
+            got = []
+            first = threading.Thread(target=lambda: got.append(op(torch.ones(3), group.name)))
+            first.start()
+            while not op_is_waiting(group):
+                time.sleep(0.01)
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                try:
+                    op(torch.ones(5), group.name)
+                except RuntimeError as error:
+                    assert "interrupted by Ctrl-C" in str(error), error
+                    time.sleep(60)
+            except KeyboardInterrupt:
+                say("ended")
+            dist.barrier()
+            first.join()
+            assert got[0].tolist() == [2] * 3
+            assert op(torch.ones(5), group.name).tolist() == [2] * 5
+        else:
+            dist.barrier()
+            op(torch.ones(3), group.name)
+            op(torch.ones(5), group.name)
+    """
+    before = """
+def op_is_waiting(group):
+    memory = peer_groups._newest(group.name, group.device).memory
+    return ctypes.c_uint32.from_address(memory.count).value > 0
+"""
+    assert run(tmp_path, body, before=before) == "ended\n"
+
+
 def test_the_gradient_is_the_sum_of_the_ranks_gradients(tmp_path: Path) -> None:
     body = """
         x = torch.ones(3, requires_grad=True)
@@ -238,6 +276,50 @@ def test_ranks_with_other_arguments_are_told_so(tmp_path: Path) -> None:
             say(type(error).__name__, "same arguments" in str(error))
     """
     assert run(tmp_path, body) == "BadSetting True\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("bytes=(1 << 19) << rank", "bytes"),
+        ("bytes=(1 << 20) << rank", "bytes"),
+        ("timeout=30 + rank", "timeout"),
+        ("bytes=(-1, 1)[rank]", "bytes"),
+    ],
+)
+def test_ranks_with_other_arguments_are_told_so_where_a_known_group_suffices(
+    arguments: str, named: str, tmp_path: Path
+) -> None:
+    body = f"""
+        try:
+            opjit.distributed.peers(device="cpu", {arguments})
+        except OpjitError as error:
+            say(type(error).__name__, "same arguments" in str(error), "{named}" in str(error))
+        dist.barrier()
+    """
+    assert run(tmp_path, body) == "BadSetting True True\n" * 2
+
+
+def test_a_known_group_takes_the_time_limit_of_a_later_call(tmp_path: Path) -> None:
+    body = """
+        assert opjit.distributed.peers(device="cpu", timeout=0.2).timeout == 0.2
+        again = opjit.distributed.peers(device="cpu")
+        assert again == opjit.distributed.peers(device="cpu", timeout=0.2), again
+        if rank == 0:
+            try:
+                op(torch.ones(3), group.name)
+            except RuntimeError as error:
+                assert "did not come in time" in str(error), error
+                say("late")
+        dist.barrier()
+    """
+    assert run(tmp_path, body) == "late\n"
+
+
+@pytest.mark.parametrize("size", [-5, 0.5, "1", True])
+def test_the_size_of_a_buffer_is_a_whole_number(size: Any) -> None:
+    with pytest.raises(BadSetting, match="expected a number of bytes, 0 or more"):
+        opjit.distributed.peers(device="cpu", bytes=size)
 
 
 def test_a_larger_group_takes_the_place_of_a_smaller_one() -> None:
