@@ -29,18 +29,23 @@ struct ordered {
 };
 typedef std::shared_ptr<const ordered> knowledge; /* threads share it: one that learns gets a new object */
 
+/* The same for two kinds of readers: threads of the rank, and of other ranks, which needs system scope at every step. */
+struct by_reach {
+    knowledge in_rank, across;
+};
+
 struct clocks {
     uint32_t id; /* the block's number and the thread's */
     uint32_t time;
     uint32_t lanes[LANES]; /* the time up to which each lane of its warp is ordered before it */
     knowledge known;       /* by acquired fences */
-    knowledge fenced;      /* what its last fence made ready to hand over */
-    knowledge seen;        /* what it has read of others since its last fence */
+    by_reach fenced;       /* what its last fence made ready to hand over */
+    by_reach seen;         /* what it has read of others, which it knows with its next fence */
     knowledge acquired;    /* the last that it has learned, for loops that wait */
 };
 
-static std::unordered_map<uintptr_t, knowledge> released; /* with the values of atomics and flags */
-static std::map<int, knowledge> known_to_ranks;           /* from their earlier launches */
+static std::unordered_map<uintptr_t, std::map<int, by_reach>> released; /* by ranks, with a flag's value */
+static std::map<int, knowledge> known_to_ranks;                         /* from their earlier launches */
 
 static void raise_to(times &all, uint32_t who, uint32_t time)
 {
@@ -92,7 +97,8 @@ static knowledge snapshot(void)
 /* ---------------------------------------------------------------------------------------------- */
 /* Records of accesses                                                                            */
 
-enum { IS_WRITE = 1, IS_ATOMIC = 2, NEEDS_OLD = 4 }; /* NEEDS_OLD: an update that reads what was there */
+/* NEEDS_OLD: an update that reads what was there. IS_SYSTEM: an atomic that is one for all ranks. */
+enum { IS_WRITE = 1, IS_ATOMIC = 2, NEEDS_OLD = 4, IS_SYSTEM = 8 };
 
 struct access {
     uint32_t id, time, epoch, era;
@@ -169,12 +175,21 @@ static int rank_of(uint32_t block)
     return -1;
 }
 
+/* Whether neither of two accesses can see half of the other. */
+static bool are_atomic(const access &earlier, int flags)
+{
+    const int both = earlier.flags & flags, rank = self->in->of->name.rank;
+    return both & IS_ATOMIC && (both & IS_SYSTEM || rank < 0 || rank_of(earlier.id / THREADS) == rank);
+}
+
 /* What would order two accesses. */
 static const char *remedy_for(const access &earlier, int flags)
 {
+    if (rank_of(earlier.id / THREADS) != self->in->of->name.rank && earlier.flags & flags & IS_ATOMIC)
+        return "an atomic of one GPU is none for another rank: use its _system form, or .sys in PTX";
     if (rank_of(earlier.id / THREADS) != self->in->of->name.rank)
-        return "nothing orders the two ranks: store a signal with release and wait for it with acquire, as OPJIT_BARRIER "
-               "does";
+        return "nothing orders the two ranks: store a signal with release and wait for it with acquire, both of system "
+               "scope, as OPJIT_BARRIER does";
     if ((earlier.flags | flags) & IS_ATOMIC && earlier.id / THREADS == self->in->number)
         return "one of them is no atomic, and no barrier is between them";
     if (earlier.id / THREADS != self->in->number)
@@ -221,8 +236,8 @@ static void record(uintptr_t word, uint8_t bytes, int flags, const void *code)
         }
         if (!(each.bytes & bytes))
             continue;
-        const bool before = is_before(each), both_atomic = each.flags & flags & IS_ATOMIC;
-        if (!before && (each.flags | flags) & IS_WRITE && !both_atomic)
+        const bool before = is_before(each);
+        if (!before && (each.flags | flags) & IS_WRITE && !are_atomic(each, flags))
             report_race(each, flags, code, word);
         const bool own_and_less = each.id == own->id && (each.flags & ~flags & ~NEEDS_OLD) == 0;
         const bool overwritten = before && flags & IS_WRITE && (bytes & each.bytes) == each.bytes;
@@ -611,10 +626,12 @@ void check_end_block(block *done)
 /* A barrier orders the block's accesses by its epoch; what a thread has learned or fenced, all of them have. */
 void check_block_barrier(block *at)
 {
-    knowledge known, fenced;
+    knowledge known;
+    by_reach fenced;
     for (const thread &each : at->threads) {
         known = joined(known, each.order->known);
-        fenced = joined(fenced, each.order->fenced);
+        fenced.in_rank = joined(fenced.in_rank, each.order->fenced.in_rank);
+        fenced.across = joined(fenced.across, each.order->fenced.across);
     }
     for (thread &each : at->threads) {
         each.order->known = known;
@@ -663,40 +680,66 @@ void emu_fence(emu_scope scope)
     if (!self || !checking || scope == EMU_BLOCK)
         return;
     clocks *own = self->order;
-    own->known = joined(own->known, own->seen);
-    own->fenced = snapshot();
+    own->known = joined(own->known, own->seen.in_rank);
+    if (scope == EMU_SYSTEM)
+        own->known = joined(own->known, own->seen.across);
+    own->fenced.in_rank = snapshot();
+    if (scope == EMU_SYSTEM)
+        own->fenced.across = own->fenced.in_rank;
     own->time++;
 }
 
-/* A load of a flag: what its writer had fenced is known at once with an acquire, or with the next fence. */
-static void learn_from(uintptr_t address, bool at_once)
+static void learn(bool at_once, knowledge &with_next_fence, const knowledge &handed)
+{
+    clocks *own = self->order;
+    if (own->acquired == handed)
+        return;
+    knowledge &to = at_once ? own->known : with_next_fence;
+    to = joined(to, handed);
+    if (at_once)
+        own->acquired = handed;
+}
+
+/*
+ * A load of a flag: what its writers had fenced is known at once with an acquire, or with the next fence. Within a rank,
+ * a thread that has fenced before also knows it at once, because many right programs leave out the second fence.
+ */
+static void learn_from(uintptr_t address, emu_order order)
 {
     const auto found = released.find(address);
-    clocks *own = self->order;
-    if (found == released.end() || (at_once && own->acquired == found->second))
+    if (found == released.end())
         return;
-    knowledge &to = at_once ? own->known : own->seen;
-    to = joined(to, found->second);
-    if (at_once)
-        own->acquired = found->second;
+    clocks *own = self->order;
+    for (const auto &[rank, handed] : found->second)
+        if (rank == self->in->of->name.rank)
+            learn(order.acquires || own->fenced.in_rank, own->seen.in_rank, handed.in_rank);
+        else if (order.scope == EMU_SYSTEM)
+            learn(order.acquires, own->seen.across, handed.across);
 }
 
 /* A store of a flag hands over what its thread had fenced. An update keeps what others had handed over there. */
-static void hand_over(uintptr_t address, bool update)
+static void hand_over(uintptr_t address, bool update, emu_order order)
 {
-    const knowledge &fenced = self->order->fenced;
+    clocks *own = self->order;
     if (!update)
         released.erase(address);
-    if (fenced)
-        released[address] = joined(released[address], fenced);
+    if (!order.releases && !own->fenced.in_rank)
+        return;
+    const knowledge all = order.releases ? snapshot() : nullptr;
+    by_reach &handed = released[address][self->in->of->name.rank];
+    handed.in_rank = joined(handed.in_rank, joined(own->fenced.in_rank, all));
+    if (order.scope == EMU_SYSTEM)
+        handed.across = joined(handed.across, joined(own->fenced.across, all));
+    if (order.releases)
+        own->time++;
 }
 
-void emu_atomic(const void *place, int size, emu_access access, const void *caller)
+void emu_atomic(const void *place, int size, emu_access access, emu_order order, const void *caller)
 {
     if (!self)
         return;
     self->budget -= 50;
-    if (self->budget < 0) {
+    if (self->budget < 0 || order.acquires) {
         self->caller = caller;
         emu_pause(); /* before the access: what it sees is what the checks know */
     }
@@ -705,42 +748,20 @@ void emu_atomic(const void *place, int size, emu_access access, const void *call
     if (!checking)
         return;
     const uintptr_t address = (uintptr_t)place;
-    const int writes = access & EMU_STORES ? IS_WRITE : 0, needs = access == EMU_UPDATES ? NEEDS_OLD : 0;
+    int flags = IS_ATOMIC | (order.scope == EMU_SYSTEM ? IS_SYSTEM : 0);
+    flags |= access & EMU_STORES ? IS_WRITE : 0;
+    flags |= access == EMU_UPDATES ? NEEDS_OLD : 0;
     finding_reached(caller);
-    see_access(address, (size_t)size, IS_ATOMIC | writes | needs, caller);
+    see_access(address, (size_t)size, flags, caller);
     if (access & EMU_LOADS)
-        learn_from(address, self->order->fenced != nullptr);
+        learn_from(address, order);
     if (access & EMU_STORES)
-        hand_over(address, access & EMU_LOADS);
+        hand_over(address, access & EMU_LOADS, order);
 }
 
 void emu_progress(void)
 {
     launch_progress();
-}
-
-void emu_acquire(const void *place, int size, const void *caller)
-{
-    if (!self)
-        return;
-    self->caller = caller;
-    emu_pause();
-    if (!checking)
-        return;
-    see_access((uintptr_t)place, (size_t)size, IS_ATOMIC, caller);
-    learn_from((uintptr_t)place, true);
-}
-
-void emu_release(const void *place, int size, const void *caller)
-{
-    if (!self)
-        return;
-    launch_progress();
-    if (!checking)
-        return;
-    see_access((uintptr_t)place, (size_t)size, IS_ATOMIC | IS_WRITE, caller);
-    released[(uintptr_t)place] = snapshot();
-    self->order->time++;
 }
 
 /* A volatile access of global memory is a flag's; in shared memory it orders nothing, and only binds the compiler. */
@@ -757,12 +778,12 @@ static void see_volatile(uintptr_t address, size_t size, bool write, const void 
         self->caller = code;
         emu_pause();
     }
-    see_access(address, size, IS_ATOMIC | (write ? IS_WRITE : 0), code);
+    see_access(address, size, IS_ATOMIC | IS_SYSTEM | (write ? IS_WRITE : 0), code);
     if (write) {
         launch_progress();
-        hand_over(address, false);
+        hand_over(address, false, {EMU_SYSTEM, false, false});
     } else {
-        learn_from(address, self->order->fenced != nullptr);
+        learn_from(address, {EMU_SYSTEM, false, false});
     }
 }
 

@@ -371,12 +371,45 @@ EMU_OWN static unsigned __activemask(void)
 /* An exchange loads, but does not depend on the old value. */
 enum emu_access { EMU_LOADS = 1, EMU_STORES = 2, EMU_UPDATES = 3, EMU_EXCHANGES = 7 };
 
+/* The threads for which an access is atomic, and whether it also orders the accesses around it. */
+struct emu_order {
+    emu_scope scope;
+    bool acquires, releases;
+};
+
+static constexpr bool emu_contains(const char *text, const char *part)
+{
+    for (; *text; text++)
+        for (int i = 0;; i++) {
+            if (!part[i])
+                return true;
+            if (text[i] != part[i])
+                break;
+        }
+    return false;
+}
+
+/* The scope of a PTX instruction. A volatile access is a relaxed one of system scope. */
+static constexpr emu_scope emu_scope_of(const char *ptx)
+{
+    if (emu_contains(ptx, ".sys") || emu_contains(ptx, ".volatile"))
+        return EMU_SYSTEM;
+    return emu_contains(ptx, ".cta") ? EMU_BLOCK : EMU_DEVICE;
+}
+
+static constexpr emu_order emu_order_of(const char *ptx)
+{
+    const bool both = emu_contains(ptx, ".acq_rel");
+    return {emu_scope_of(ptx), both || emu_contains(ptx, ".acquire"), both || emu_contains(ptx, ".release")};
+}
+
 /* Called before the access, from functions that are not inlined: their return address is the author's line. */
-void emu_atomic(const void *place, int size, emu_access access, const void *caller);
+void emu_atomic(const void *place, int size, emu_access access, emu_order order, const void *caller);
 void emu_progress(void); /* a value has changed for which another block may wait */
 #define EMU_ATOMIC __attribute__((noinline, no_sanitize_thread, no_sanitize_undefined, no_sanitize_coverage, unused))
-#define EMU_SEES(place_, access_) \
-    emu_atomic((const void *)(place_), sizeof *(place_), access_, __builtin_return_address(0))
+#define EMU_SEES(place_, access_, order_) \
+    emu_atomic((const void *)(place_), sizeof *(place_), access_, order_, __builtin_return_address(0))
+#define EMU_RELAXED(scope_) (emu_order{scope_, false, false})
 
 template <size_t size>
 struct emu_word;
@@ -430,19 +463,19 @@ EMU_OWN void emu_set(value *place, value updated)
     __atomic_store_n((word *)place, after, __ATOMIC_RELAXED);
 }
 
-#define EMU_ATOMIC_OF_SCOPE(name_, access_, expression_) \
+#define EMU_ATOMIC_OF_SCOPE(name_, scope_, access_, expression_) \
     template <typename value> \
     EMU_ATOMIC value name_(value *place, emu_as<value> by) \
     { \
-        EMU_SEES(place, access_); \
+        EMU_SEES(place, access_, EMU_RELAXED(scope_)); \
         const value old = emu_old(place); \
         emu_set<value>(place, expression_); \
         return old; \
     }
 #define EMU_ATOMIC_UPDATE(name_, access_, expression_) \
-    EMU_ATOMIC_OF_SCOPE(name_, access_, expression_) \
-    EMU_ATOMIC_OF_SCOPE(name_##_block, access_, expression_) \
-    EMU_ATOMIC_OF_SCOPE(name_##_system, access_, expression_)
+    EMU_ATOMIC_OF_SCOPE(name_, EMU_DEVICE, access_, expression_) \
+    EMU_ATOMIC_OF_SCOPE(name_##_block, EMU_BLOCK, access_, expression_) \
+    EMU_ATOMIC_OF_SCOPE(name_##_system, EMU_SYSTEM, access_, expression_)
 EMU_ATOMIC_UPDATE(atomicAdd, EMU_UPDATES, old + by)
 EMU_ATOMIC_UPDATE(atomicSub, EMU_UPDATES, old - by)
 EMU_ATOMIC_UPDATE(atomicMin, EMU_UPDATES, by < old ? by : old)
@@ -454,58 +487,51 @@ EMU_ATOMIC_UPDATE(atomicInc, EMU_UPDATES, old >= by ? 0 : old + 1)
 EMU_ATOMIC_UPDATE(atomicDec, EMU_UPDATES, old == 0 || old > by ? by : old - 1)
 EMU_ATOMIC_UPDATE(atomicExch, EMU_EXCHANGES, by)
 
-#define EMU_ATOMIC_CAS(name_) \
+#define EMU_ATOMIC_CAS(name_, scope_) \
     template <typename value> \
     EMU_ATOMIC value name_(value *place, emu_as<value> expected, emu_as<value> by) \
     { \
-        EMU_SEES(place, EMU_UPDATES); \
+        EMU_SEES(place, EMU_UPDATES, EMU_RELAXED(scope_)); \
         const value old = emu_old(place); \
         emu_set<value>(place, old == expected ? by : old); \
         return old; \
     }
-EMU_ATOMIC_CAS(atomicCAS)
-EMU_ATOMIC_CAS(atomicCAS_block)
-EMU_ATOMIC_CAS(atomicCAS_system)
+EMU_ATOMIC_CAS(atomicCAS, EMU_DEVICE)
+EMU_ATOMIC_CAS(atomicCAS_block, EMU_BLOCK)
+EMU_ATOMIC_CAS(atomicCAS_system, EMU_SYSTEM)
 
 /* ---------------------------------------------------------------------------------------------- */
-/* PTX's ld.acquire, st.release and their like, of any scope                                      */
-
-void emu_acquire(const void *place, int size, const void *caller);
-void emu_release(const void *place, int size, const void *caller);
+/* PTX's ld, st, atom and red with an order and a scope                                           */
 
 template <typename value>
-EMU_ATOMIC value emu_load_acquire(const value *place)
+EMU_ATOMIC value emu_ptx_load(const value *place, emu_order order)
 {
-    emu_acquire((const void *)place, sizeof *place, __builtin_return_address(0));
+    EMU_SEES(place, EMU_LOADS, order);
     return *(const volatile value *)place;
 }
 
 template <typename value>
-EMU_ATOMIC void emu_store_release(value *place, emu_as<value> stored)
+EMU_ATOMIC void emu_ptx_store(value *place, emu_as<value> stored, emu_order order)
 {
-    emu_release((const void *)place, sizeof *place, __builtin_return_address(0));
+    EMU_SEES(place, EMU_STORES, order);
     *(volatile value *)place = stored;
 }
 
+/* Returns the old value. */
 template <typename value>
-EMU_ATOMIC value emu_load_relaxed(const value *place)
+EMU_ATOMIC value emu_ptx_add(value *place, emu_as<value> by, emu_order order)
 {
-    EMU_SEES(place, EMU_LOADS);
-    return *(const volatile value *)place;
+    EMU_SEES(place, EMU_UPDATES, order);
+    const value old = emu_old(place);
+    emu_set<value>(place, old + by);
+    return old;
 }
 
-template <typename value>
-EMU_ATOMIC void emu_store_relaxed(value *place, emu_as<value> stored)
-{
-    EMU_SEES(place, EMU_STORES);
-    *(volatile value *)place = stored;
-}
-
-/* PTX's ld.relaxed and st.relaxed of 16 bytes at once. */
+/* ld.relaxed.sys and st.relaxed.sys of 16 bytes at once. */
 EMU_ATOMIC static void emu_load_words(const void *place, uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d)
 {
     uint32_t words[4];
-    emu_atomic(place, sizeof words, EMU_LOADS, __builtin_return_address(0));
+    emu_atomic(place, sizeof words, EMU_LOADS, EMU_RELAXED(EMU_SYSTEM), __builtin_return_address(0));
     memcpy(words, place, sizeof words);
     a = words[0];
     b = words[1];
@@ -516,19 +542,8 @@ EMU_ATOMIC static void emu_load_words(const void *place, uint32_t &a, uint32_t &
 EMU_ATOMIC static void emu_store_words(void *place, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     const uint32_t words[4] = {a, b, c, d};
-    emu_atomic(place, sizeof words, EMU_STORES, __builtin_return_address(0));
+    emu_atomic(place, sizeof words, EMU_STORES, EMU_RELAXED(EMU_SYSTEM), __builtin_return_address(0));
     memcpy(place, words, sizeof words);
-}
-
-/* PTX's atom.add.release.sys and red. Returns the old value. */
-template <typename value>
-EMU_ATOMIC value emu_add_release(value *place, emu_as<value> by)
-{
-    emu_fence(EMU_SYSTEM);
-    EMU_SEES(place, EMU_UPDATES);
-    const value old = emu_old(place);
-    emu_set<value>(place, old + by);
-    return old;
 }
 
 /* ---------------------------------------------------------------------------------------------- */

@@ -32,17 +32,13 @@ _ALIGNED = re.compile(r"(?:__align__|alignas|aligned)\s*\(((?:[^()]|\([^()]*\))*
 _ASM = {"asm", "__asm__", "__asm"}
 _NAMESPACE = re.compile(r"\b(namespace|extern)\b[^(){};]*$")  # before a brace
 _SYNCHRONIZES = re.compile(r"__syncthreads\w*|__syncwarp|sync|atomic[A-Z]\w*")
-# Inline PTX by its instruction, and the C++ for its operands: {0} and so on, in their order.
+# Inline PTX by its instruction, and the C++ for its operands: {0} and so on, in their order, and {ptx}.
 _PTX_TABLE = r"""
-ld\.acquire\.\S+ %0, \[%1\]              {0} = emu_load_acquire((const EMU_VALUE({0}) *)({1}))
-ld\.(relaxed|volatile)\S* %0, \[%1\]     {0} = emu_load_relaxed((const EMU_VALUE({0}) *)({1}))
-st\.release\.\S+ \[%0\], %1              emu_store_release((decltype(+({1})) *)({0}), {1})
-st\.(relaxed|volatile)\S* \[%0\], %1     emu_store_relaxed((decltype(+({1})) *)({0}), {1})
-red\.\S*\.add\.\S+ \[%0\], %1            emu_add_release((decltype(+({1})) *)({0}), {1})
-atom\.\S*\.add\.\S+ %0, \[%1\], %2       {0} = emu_add_release((EMU_VALUE({0}) *)({1}), {2})
-(fence\.(acq_rel|sc)|membar)\.(gpu|gl)   emu_fence(EMU_DEVICE)
-(fence\.(acq_rel|sc)|membar)\.sys        emu_fence(EMU_SYSTEM)
-(fence\.(acq_rel|sc)|membar)\.cta        emu_fence(EMU_BLOCK)
+ld\.(acquire|relaxed|volatile)\S* %0, \[%1\]    {0} = emu_ptx_load((const EMU_VALUE({0}) *)({1}), emu_order_of("{ptx}"))
+st\.(release|relaxed|volatile)\S* \[%0\], %1    emu_ptx_store((decltype(+({1})) *)({0}), {1}, emu_order_of("{ptx}"))
+red\.\S*\.add\.\S+ \[%0\], %1            emu_ptx_add((decltype(+({1})) *)({0}), {1}, emu_order_of("{ptx}"))
+atom\.\S*\.add\.\S+ %0, \[%1\], %2       {0} = emu_ptx_add((EMU_VALUE({0}) *)({1}), {2}, emu_order_of("{ptx}"))
+(fence\.(acq_rel|sc)|membar)\.(sys|gpu|gl|cta)    emu_fence(emu_scope_of("{ptx}"))
 mov\.u64 %0, %%?globaltimer              {0} = emu_nanoseconds()
 mov\.u32 %0, %%?laneid                   {0} = emu_lane
 cvt\.rn\.f16\.f32 %0, %1                 {0} = opjit_float_to_half({1}).bits
@@ -274,7 +270,11 @@ class _File:
         ]
         for pattern, code in _PTX:
             if re.fullmatch(pattern, ptx):
-                return self.tokens[index].start, self.tokens[close].end, code.format(*operands)
+                return (
+                    self.tokens[index].start,
+                    self.tokens[close].end,
+                    code.format(*operands, ptx=ptx),
+                )
         said = re.sub(r'[\\"]', "", ptx.partition(";")[0])
         error = f'_Pragma("GCC error \\"inline PTX is not emulated: {said}\\"")'
         return self.tokens[index].start, self.tokens[close].end, error

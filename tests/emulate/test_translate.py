@@ -61,9 +61,13 @@ def test_a_kernel_in_a_macro_is_translated_and_its_lines_stay() -> None:
     [
         (
             'asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");',
-            "(v) = emu_load_acquire((const EMU_VALUE((v)) *)((p)));",
+            "(v) = emu_ptx_load((const EMU_VALUE((v)) *)((p)), "
+            'emu_order_of("ld.acquire.sys.global.u32 %0, [%1]"));',
         ),
-        ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "emu_fence(EMU_SYSTEM);"),
+        (
+            'asm volatile("fence.acq_rel.sys;" ::: "memory");',
+            'emu_fence(emu_scope_of("fence.acq_rel.sys"));',
+        ),
         ('asm("mov.u64 %0, %%globaltimer;" : "=l"(t));', "(t) = emu_nanoseconds();"),
         (
             'asm("dp2a.lo.u32.u32 %0, %1;" : "=r"(v) : "r"(x));',
