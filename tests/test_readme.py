@@ -149,7 +149,7 @@ def test_the_readme_has_snippets_and_both_commands() -> None:
         ),
         pytest.param(
             "17_across_gpus/use.py",
-            "both ranks have the largest elements and the sum\n",
+            "both ranks have the largest elements, the sum, and the gradients of one process\n",
             marks=pytest.mark.slow,
         ),
         ("15_top_k/use.py", "[4, 2, 4, 4, 3, 4] [3, 4, 3, 4, 4, 4]\n"),

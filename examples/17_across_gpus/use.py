@@ -14,6 +14,28 @@ import opjit.distributed
 opjit.add_path(Path(__file__).parent / "largest")
 
 
+# begin: train
+def layer(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, group: str) -> torch.Tensor:
+    """Each rank has some columns of the first weight, and the rows of the second that belong to them."""
+    hidden = torch.relu(torch.ops.opjit.copy_to_ranks(x, group) @ first)
+    return torch.ops.opjit.all_reduce_ranks(hidden @ second, group, sum_gradients=False)
+
+
+def train(group: opjit.distributed.Peers) -> None:
+    torch.manual_seed(0)
+    x, first, second = (torch.randn(size, device=group.device) for size in ((4, 6), (6, 8), (8, 5)))
+    whole = [each.clone().requires_grad_() for each in (x, first, second)]
+    (torch.relu(whole[0] @ whole[1]) @ whole[2]).square().sum().backward()
+
+    own = slice(group.rank * 8 // group.world, (group.rank + 1) * 8 // group.world)
+    parts = [each.clone().requires_grad_() for each in (x, first[:, own], second[own])]
+    layer(*parts, group.name).square().sum().backward()
+    expected = whole[0].grad, whole[1].grad[:, own], whole[2].grad[own]
+    for part, gradient in zip(parts, expected, strict=True):
+        torch.testing.assert_close(part.grad, gradient)
+# end: train
+
+
 def on_a_rank(device: str) -> None:
     # begin: use
     group = opjit.distributed.peers(device=device, bytes=1 << 20, timeout=30)
@@ -24,6 +46,7 @@ def on_a_rank(device: str) -> None:
     assert torch.equal(total, torch.zeros(4, device=device))
     group.check()  # raises PeerLost if a rank was lost
     # end: use
+    train(group)
 
 
 def cpu_rank(rank: int, store: str) -> None:
@@ -42,9 +65,10 @@ def main() -> None:
         return
     opjit.get("demo::largest", "cpu")
     opjit.get("all_reduce_ranks", "cpu")
+    opjit.get("copy_to_ranks", "cpu")
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(cpu_rank, (f"{folder}/store",), nprocs=2)
-    print("both ranks have the largest elements and the sum")
+    print("both ranks have the largest elements, the sum, and the gradients of one process")
 
 
 if __name__ == "__main__":

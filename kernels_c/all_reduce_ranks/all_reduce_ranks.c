@@ -45,8 +45,9 @@ static opjit_status all_reduce(const opjit_tensor *x, const char *group, void *t
 }
 
 #ifdef OPJIT_OP_all_reduce_ranks
-opjit_status all_reduce_ranks_cpu(const opjit_tensor *x, const char *group, opjit_tensor *out)
+opjit_status all_reduce_ranks_cpu(const opjit_tensor *x, const char *group, bool sum_gradients, opjit_tensor *out)
 {
+    (void)sum_gradients; /* for the gradient */
     OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
     return all_reduce(x, group, out->data);
 }

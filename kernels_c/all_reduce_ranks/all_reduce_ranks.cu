@@ -260,8 +260,10 @@ static opjit_status reduce(const opjit_tensor *x, const char *group, void *out, 
 }
 
 #ifdef OPJIT_OP_all_reduce_ranks
-opjit_status all_reduce_ranks_cuda(const opjit_tensor *x, const char *group, opjit_tensor *out, cudaStream_t stream)
+opjit_status all_reduce_ranks_cuda(const opjit_tensor *x, const char *group, bool sum_gradients, opjit_tensor *out,
+                                   cudaStream_t stream)
 {
+    (void)sum_gradients; /* for the gradient */
     OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
     return reduce(x, group, out->data, stream);
 }

@@ -5,6 +5,9 @@ every rank of `group` calls it with a tensor of the same sizes and dtype, and ge
 `opjit.distributed.peers(group)` once before; the op's `group` is the name of what that returns. `all_reduce_ranks_` writes `x`.
 
 float16 and bfloat16 are added in float32, in the order of the ranks, and rounded once.
+
+If every rank computes its own loss, the gradient of x is the sum of the ranks' gradients, which is the default. In a tensor-parallel layer,
+all ranks compute the same loss from the sum. Then pass `sum_gradients=False`, and begin the layer with `copy_to_ranks`.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ def _check(x: torch.Tensor, op: str) -> None:
     )
 
 
-@opjit.op("all_reduce_ranks(Tensor x, str group) -> Tensor")
-def all_reduce_ranks(x: torch.Tensor, group: str) -> torch.Tensor:
+@opjit.op("all_reduce_ranks(Tensor x, str group, bool sum_gradients=True) -> Tensor")
+def all_reduce_ranks(x: torch.Tensor, group: str, sum_gradients: bool = True) -> torch.Tensor:
     _check(x, "all_reduce_ranks")
     return x.new_empty(x.shape)
 
@@ -45,7 +48,7 @@ def all_reduce_ranks_(x: torch.Tensor, group: str) -> None:
 
 
 @all_reduce_ranks.reference
-def reference(x: torch.Tensor, group: str) -> torch.Tensor:
+def reference(x: torch.Tensor, group: str, sum_gradients: bool = True) -> torch.Tensor:
     wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     parts = opjit.distributed.gathered(x, group)
     total = parts[0].to(wide)
@@ -60,14 +63,14 @@ def in_place_reference(x: torch.Tensor, group: str) -> None:
 
 
 @all_reduce_ranks.setup_context
-def setup_context(ctx: Any, inputs: tuple[torch.Tensor, str], output: torch.Tensor) -> None:
-    ctx.group = inputs[1]
+def setup_context(ctx: Any, inputs: tuple[torch.Tensor, str, bool], output: torch.Tensor) -> None:
+    _, ctx.group, ctx.sum_gradients = inputs
 
 
 @all_reduce_ranks.backward
-def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """Each rank's x is in every rank's result: its gradient is the sum of theirs."""
-    return all_reduce_ranks(grad, ctx.group), None
+def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    """The gradient of the sum or, with a loss for each rank, the sum of their gradients, because x is in every rank's result."""
+    return all_reduce_ranks(grad, ctx.group) if ctx.sum_gradients else grad, None, None
 
 
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: str, rank: int) -> torch.Tensor:

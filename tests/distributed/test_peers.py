@@ -23,6 +23,7 @@ from opjit.distributed import peer_groups
 from opjit.errors import OpjitError, PeerLost
 torch.set_num_threads(1)
 op, op_ = opjit.get("all_reduce_ranks", "cpu"), opjit.get("all_reduce_ranks_", "cpu")
+opjit.get("copy_to_ranks", "cpu")
 reference = registry.find("opjit::all_reduce_ranks").reference_function
 def say(*words):  # in one write, so that lines of ranks do not mix
     os.write(1, (" ".join(map(str, words)) + os.linesep).encode())
@@ -266,6 +267,34 @@ def test_the_gradient_is_the_sum_of_the_ranks_gradients(tmp_path: Path) -> None:
         assert x.grad.tolist() == [3, 3, 3], x.grad
     """
     assert run(tmp_path, body) == ""
+
+
+# A tensor-parallel layer, with the same loss on all ranks.
+TRAIN = """
+    def layer(x, first, second):
+        hidden = torch.relu(torch.ops.opjit.copy_to_ranks(x, group.name) @ first)
+        return torch.ops.opjit.all_reduce_ranks(hidden @ second, group.name, sum_gradients=False)
+
+    torch.manual_seed(0)
+    x, first, second = torch.randn(4, 6), torch.randn(6, 8), torch.randn(8, 5)
+    whole = [each.clone().requires_grad_() for each in (x, first, second)]
+    (torch.relu(whole[0] @ whole[1]) @ whole[2]).square().sum().backward()
+    columns = slice(rank * 4, rank * 4 + 4)
+    for call in {calls}:
+        parts = [each.clone().requires_grad_() for each in (x, first[:, columns], second[columns])]
+        call(*parts).square().sum().backward()
+        for part, expected in zip(parts, (whole[0].grad, whole[1].grad[:, columns], whole[2].grad[columns])):
+            torch.testing.assert_close(part.grad, expected)
+"""
+
+
+def test_a_tensor_parallel_layer_has_the_gradients_of_one_process(tmp_path: Path) -> None:
+    assert run(tmp_path, TRAIN.format(calls="[layer]")) == ""
+
+
+@pytest.mark.slow
+def test_a_compiled_tensor_parallel_layer_has_the_gradients_of_one_process(tmp_path: Path) -> None:
+    assert run(tmp_path, TRAIN.format(calls="[torch.compile(layer, fullgraph=True)]")) == ""
 
 
 def test_ranks_with_other_arguments_are_told_so(tmp_path: Path) -> None:

@@ -44,11 +44,11 @@ __device__ void barrier(const peers &p, unsigned epoch)
         unsigned *theirs = p.signal[t] + blockIdx.x * RANKS + p.rank;
         unsigned *own = p.signal[p.rank] + blockIdx.x * RANKS + t;
         if (BUG == 1)
-            atomicExch(theirs, epoch);
+            atomicExch_system(theirs, epoch);
         else
             send(theirs, epoch);
         if (BUG == 2)
-            while (atomicAdd(own, 0u) < epoch) {
+            while (atomicAdd_system(own, 0u) < epoch) {
             }
         else
             while (look(own) < (BUG == 7 ? epoch - 1 : epoch)) {
