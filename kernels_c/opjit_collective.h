@@ -1,5 +1,5 @@
 /*
- * opjit_collective.h - send elements of any dtype to other ranks and add them, with opjit_peers.h. In a .cu file:
+ * opjit_collective.h - send elements of any dtype to other ranks and add them, with opjit_messages.h. In a .cu file:
  *
  *     typedef opjit_some<element, 16> some;                      // 16 bytes of elements
  *     some x = opjit_load_some<element, 16>(from, first, n, aligned);
@@ -13,7 +13,7 @@
 #ifndef OPJIT_COLLECTIVE_H
 #define OPJIT_COLLECTIVE_H
 
-#include "opjit_peers.h"
+#include "opjit_messages.h"
 
 /* The number of parts of a size that n elements need. */
 OPJIT_HOST_DEVICE int64_t opjit_parts(int64_t n, int64_t size)

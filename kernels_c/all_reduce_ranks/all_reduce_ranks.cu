@@ -1,5 +1,5 @@
 /*
- * all_reduce_ranks on CUDA: the elementwise sum of the ranks' tensors, through the inboxes of opjit_peers.h.
+ * all_reduce_ranks on CUDA: the elementwise sum of the ranks' tensors, through the inboxes of opjit_messages.h.
  *
  *     words      few bytes: every rank sends all, in words that say by themselves that they have come
  *     one shot   every rank sends all, in tiles, and adds all ranks' tiles

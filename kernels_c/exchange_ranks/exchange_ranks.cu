@@ -1,5 +1,5 @@
 /*
- * all_gather_ranks, all_to_all_ranks and reduce_scatter_ranks on CUDA, through the tiles of opjit_peers.h.
+ * all_gather_ranks, all_to_all_ranks and reduce_scatter_ranks on CUDA, through the tiles of opjit_messages.h.
  *
  * A chunk is the data that a rank sends to another rank: all of x for all_gather_ranks, otherwise the other rank's
  * share of x. A block sends a tile of each chunk and, while these are on their way, stores or adds the tiles that it
