@@ -100,31 +100,42 @@ static knowledge snapshot(void)
 /* NEEDS_OLD: an update that reads what was there. IS_SYSTEM: an atomic that is one for all ranks. */
 enum { IS_WRITE = 1, IS_ATOMIC = 2, NEEDS_OLD = 4, IS_SYSTEM = 8 };
 
+/* 20 bytes, because a tensor's records are several times as large as the tensor. No bytes: there is no record. */
 struct access {
-    uint32_t id, time, epoch, era;
-    const void *code;
+    uint32_t id, time, epoch, code_low;
+    uint16_t code_high;
     uint8_t bytes; /* a mask of the word's four */
     uint8_t flags;
+
+    const void *code() const { return (const void *)((uintptr_t)code_high << 32 | code_low); }
 };
 
-struct cell {
-    access records[RECORDS];
+/* Each row has one record for each word. A page gets another row when one of its words needs it. */
+struct page {
+    access *rows[RECORDS];
 };
 
-static std::unordered_map<uintptr_t, cell *> pages;
-static uintptr_t last_page = 1;
-static cell *last_cells;
+static std::unordered_map<uintptr_t, page> pages;
+static uintptr_t last_number = 1;
+static page *last_page;
 
-static cell *cell_of(uintptr_t address)
+static page *page_of(uintptr_t address)
 {
-    if (address / PAGE != last_page) {
-        last_page = address / PAGE;
-        cell *&cells = pages[last_page];
-        if (!cells)
-            cells = (cell *)calloc(PAGE / WORD, sizeof *cells);
-        last_cells = cells;
+    if (address / PAGE != last_number) {
+        last_number = address / PAGE;
+        last_page = &pages[last_number];
     }
-    return last_cells + address % PAGE / WORD;
+    return last_page;
+}
+
+static access *new_row(void)
+{
+    access *row = (access *)calloc(PAGE / WORD, sizeof *row);
+    if (!row) {
+        fprintf(stderr, "CUDA, emulated: no memory for the records of accesses; OPJIT_EMULATE=fast keeps none\n");
+        abort();
+    }
+    return row;
 }
 
 static void forget_records(const void *from, size_t bytes)
@@ -132,9 +143,22 @@ static void forget_records(const void *from, size_t bytes)
     const uintptr_t end = (uintptr_t)from + bytes;
     for (uintptr_t at = (uintptr_t)from & ~(uintptr_t)(WORD - 1), next; at < end; at = next) {
         next = std::min(at / PAGE * PAGE + PAGE, (end + WORD - 1) & ~(uintptr_t)(WORD - 1));
-        if (pages.count(at / PAGE))
-            memset((void *)cell_of(at), 0, (next - at) / WORD * sizeof(cell));
+        const auto found = pages.find(at / PAGE);
+        if (found == pages.end())
+            continue;
+        for (access *row : found->second.rows)
+            if (row)
+                memset((void *)(row + at % PAGE / WORD), 0, (next - at) / WORD * sizeof *row);
     }
+}
+
+void check_end_grids(void)
+{
+    for (const auto &[number, of] : pages)
+        for (access *row : of.rows)
+            free(row);
+    pages.clear();
+    last_number = 1; /* of no page */
 }
 
 /* Whether an access came before all that the running thread does now. */
@@ -183,13 +207,18 @@ static bool are_atomic(const access &earlier, int flags)
 }
 
 /* What would order two accesses. */
-static const char *remedy_for(const access &earlier, int flags)
+static const char *remedy_for(const access &earlier, int flags, bool is_one_line)
 {
     if (rank_of(earlier.id / THREADS) != self->in->of->name.rank && earlier.flags & flags & IS_ATOMIC)
         return "an atomic of one GPU is none for another rank: use its _system form, or .sys in PTX";
     if (rank_of(earlier.id / THREADS) != self->in->of->name.rank)
         return "nothing orders the two ranks: store a signal with release and wait for it with acquire, both of system "
                "scope, as OPJIT_BARRIER does";
+    if (is_one_line && earlier.flags & flags & IS_WRITE)
+        return "several threads write one place: use atomicAdd() or another atomic, or let one thread write";
+    if (is_one_line && !((earlier.flags | flags) & IS_ATOMIC))
+        return "if threads update one place, use atomicAdd() or another atomic; otherwise a barrier is missing between the "
+               "reads and the writes";
     if ((earlier.flags | flags) & IS_ATOMIC && earlier.id / THREADS == self->in->number)
         return "one of them is no atomic, and no barrier is between them";
     if (earlier.id / THREADS != self->in->number)
@@ -211,46 +240,63 @@ static std::string name_memory(uintptr_t address, long *offset);
 
 static void report_race(const access &earlier, int flags, const void *code, uintptr_t address)
 {
-    const std::string before = finding_place(earlier.code), now = finding_place(code);
+    const std::string before = finding_place(earlier.code()), now = finding_author(finding_place(code));
     const std::string key = "race" + std::min(before, now) + std::max(before, now);
     if (finding_is_known(key))
         return;
     long offset = 0;
     const std::string name = name_memory(address, &offset);
-    finding_add(key, before, "race on %s, byte %ld: %s %s, %s %s in %s; %s", name.c_str(), offset,
-                finding_thread(earlier.id / THREADS, (int)(earlier.id % THREADS)).c_str(), verb_of(earlier.flags),
-                finding_thread(self).c_str(), verb_of(flags), finding_line(now, before).c_str(),
-                remedy_for(earlier, flags));
+    finding_add_elsewhere(key, before, "race on %s, byte %ld: %s %s, %s %s in %s; %s", name.c_str(), offset,
+                          finding_thread(earlier.id / THREADS, (int)(earlier.id % THREADS)).c_str(),
+                          verb_of(earlier.flags), finding_thread(self).c_str(), verb_of(flags),
+                          finding_line(now, before).c_str(), remedy_for(earlier, flags, before == now));
+}
+
+/* The record of a word that gives way to another: a read, if there is one. */
+static access *record_to_replace(const page *of, size_t word)
+{
+    access *place = nullptr;
+    for (access *row : of->rows)
+        if (!place || (!(row[word].flags & IS_WRITE) && launch_random(2)))
+            place = row + word;
+    return place;
 }
 
 /* Look for races with the records of a word, and leave one in the place of a record that says less, or of any. */
-static void record(uintptr_t word, uint8_t bytes, int flags, const void *code)
+static void record(uintptr_t address, uint8_t bytes, int flags, const void *code)
 {
     const clocks *own = self->order;
+    page *of = page_of(address);
+    const size_t word = address % PAGE / WORD;
     access *place = nullptr;
     bool replaces = false;
-    for (access &each : cell_of(word)->records) {
-        if (each.era != era) {
-            place = place ? place : &each;
+    for (access *&row : of->rows) {
+        if (!row) {
+            row = place ? nullptr : new_row();
+            place = place ? place : row + word;
+            break;
+        }
+        const access &each = row[word];
+        if (!each.bytes) {
+            place = place ? place : row + word;
             continue;
         }
         if (!(each.bytes & bytes))
             continue;
         const bool before = is_before(each);
         if (!before && (each.flags | flags) & IS_WRITE && !are_atomic(each, flags))
-            report_race(each, flags, code, word);
+            report_race(each, flags, code, address);
         const bool own_and_less = each.id == own->id && (each.flags & ~flags & ~NEEDS_OLD) == 0;
         const bool overwritten = before && flags & IS_WRITE && (bytes & each.bytes) == each.bytes;
         if (!replaces && (own_and_less || overwritten)) {
-            place = &each;
+            place = row + word;
             replaces = true;
         }
     }
     if (!place)
-        for (access &each : cell_of(word)->records)
-            if (!place || (!(each.flags & IS_WRITE) && launch_random(2)))
-                place = &each; /* a read, if there is one */
-    *place = {own->id, own->time, self->in->epoch, era, code, bytes, (uint8_t)flags};
+        place = record_to_replace(of, word);
+    const uintptr_t at = (uintptr_t)code;
+    *place = {own->id, own->time, self->in->epoch, (uint32_t)at, (uint16_t)(at >> 32), bytes, (uint8_t)flags};
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -492,11 +538,13 @@ static std::string near_regions(uintptr_t address)
     if (after != regions.begin()) {
         const auto &before = *std::prev(after);
         if (address - before.second.end < NEAR)
-            return std::to_string(address - before.second.end) + " bytes past the end of `" + before.second.name + "`";
+            return "in no tensor, " + std::to_string(address - before.second.end) +
+                   " bytes past the end of the nearest, `" + before.second.name + "`";
     }
     if (after != regions.end() && after->first - address < NEAR)
-        return std::to_string(after->first - address) + " bytes before `" + after->second.name + "`";
-    return "no tensor of the call is near";
+        return "in no tensor, " + std::to_string(after->first - address) + " bytes before the nearest, `" +
+               after->second.name + "`";
+    return "in no tensor, and none is near";
 }
 
 /* Report an access of a guard. Any other memory may be a tensor that was there before the first extension. */
@@ -574,7 +622,6 @@ static void see_access(uintptr_t address, size_t size, int flags, const void *co
 
 void check_begin_grids(void)
 {
-    era++;
     released.clear();
     known_to_ranks.clear();
 }

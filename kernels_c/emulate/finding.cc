@@ -4,12 +4,19 @@
  */
 #include "runtime.h"
 
+#include <algorithm>
 #include <cstdarg>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <link.h>
 #include <map>
 #include <mutex>
 #include <set>
+#include <spawn.h>
+#include <sstream>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <unwind.h>
 
 static std::recursive_mutex telling;
 static std::set<std::string> known_keys;
@@ -26,19 +33,6 @@ bool finding_is_known(const std::string &key)
 {
     const std::lock_guard<std::recursive_mutex> alone(telling);
     return known_keys.count(key) > 0;
-}
-
-void finding_add(const std::string &key, const std::string &place, const char *format, ...)
-{
-    const std::lock_guard<std::recursive_mutex> alone(telling);
-    if (!known_keys.insert(key).second)
-        return;
-    char text[2048];
-    va_list values;
-    va_start(values, format);
-    vsnprintf(text, sizeof text, format, values);
-    va_end(values);
-    findings.push_back(place + ": " + text);
 }
 
 extern "C" {
@@ -70,48 +64,176 @@ static std::string base_of(const std::string &path)
     return path.substr(path.rfind('/') + 1);
 }
 
-std::string finding_place(emu_place at)
+/* A function's line in an answer of addr2line. */
+struct frame {
+    std::string function, place;
+
+    bool is_known() const { return place.find("??") == std::string::npos; }
+    bool is_of_emulation() const { return place.find("/kernels_c/emulate/") != std::string::npos; }
+    bool is_of_helper() const { return place.find("/kernels_c/opjit_") != std::string::npos; }
+};
+
+/* Places in opjit's headers that were shown, to replace by the author's. */
+static std::set<std::string> helper_places;
+
+static std::string read_all(int from)
 {
-    return at.file ? base_of(at.file) + ":" + std::to_string(at.line) : "?";
+    char part[4096];
+    std::string all;
+    for (ssize_t got; (got = read(from, part, sizeof part)) > 0;)
+        all.append(part, (size_t)got);
+    return all;
 }
 
-/* The innermost of the author's places in addr2line's answer: a line for each inlined function. */
-static std::string author_place(FILE *answer)
+/* The answer of addr2line, without a shell. */
+static std::string addr2line(const char *library, size_t offset)
 {
-    char line[4096];
-    std::string found = "?";
-    while (fgets(line, sizeof line, answer)) {
-        line[strcspn(line, " \n")] = 0;
-        const std::string place = line;
-        if (place.find("/kernels_c/emulate/") == std::string::npos && place.find("??") == std::string::npos &&
-            found == "?")
-            found = base_of(place);
+    int ends[2];
+    pid_t child;
+    posix_spawn_file_actions_t actions;
+    char address[32];
+    snprintf(address, sizeof address, "%#zx", offset);
+    const char *const words[] = {"addr2line", "-f", "-C", "-i", "-e", library, address, nullptr};
+    if (pipe2(ends, O_CLOEXEC))
+        return "";
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    const int failed = posix_spawnp(&child, words[0], &actions, nullptr, (char *const *)words, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    const std::string answer = failed ? "" : read_all(ends[0]);
+    close(ends[0]);
+    if (!failed)
+        waitpid(child, nullptr, 0);
+    return answer;
+}
+
+/* The functions at an address that a call returns to, the innermost first: one, and those that it is inlined into. */
+static const std::vector<frame> &frames_of(const void *code)
+{
+    static std::map<const void *, std::vector<frame>> known;
+    const auto found = known.find(code);
+    if (found != known.end())
+        return found->second;
+    std::vector<frame> &frames = known[code];
+    Dl_info library;
+    if (!dladdr(code, &library))
+        return frames;
+    const bool fixed = ((const ElfW(Ehdr) *)library.dli_fbase)->e_type == ET_EXEC;
+    const size_t offset = (size_t)code - 1 - (fixed ? 0 : (size_t)library.dli_fbase);
+    std::istringstream lines(addr2line(fixed ? "/proc/self/exe" : library.dli_fname, offset));
+    for (frame each; std::getline(lines, each.function) && std::getline(lines, each.place);) {
+        each.place.resize(std::min(each.place.find(' '), each.place.size())); /* without a discriminator */
+        if (each.is_known() && !each.is_of_emulation())
+            frames.push_back(each);
     }
-    return found;
+    return frames;
+}
+
+static std::string shown(const std::string &place)
+{
+    if (frame{"", place}.is_of_helper())
+        helper_places.insert(base_of(place));
+    return base_of(place);
+}
+
+std::string finding_place(emu_place at)
+{
+    return at.file ? shown(std::string(at.file) + ":" + std::to_string(at.line)) : "?";
 }
 
 std::string finding_place(const void *code)
 {
-    static std::map<const void *, std::string> places;
     const std::lock_guard<std::recursive_mutex> alone(telling);
-    std::string &place = places[code];
-    if (!place.empty())
-        return place;
-    place = "?";
-    Dl_info library;
-    if (!dladdr(code, &library))
-        return place;
-    const bool fixed = ((const ElfW(Ehdr) *)library.dli_fbase)->e_type == ET_EXEC;
-    const size_t offset = (size_t)code - 1 - (fixed ? 0 : (size_t)library.dli_fbase);
-    char command[4096];
-    snprintf(command, sizeof command, "addr2line -i -e '%s' %#zx", fixed ? "/proc/self/exe" : library.dli_fname,
-             offset);
-    FILE *answer = popen(command, "r");
-    if (answer) {
-        place = author_place(answer);
-        pclose(answer);
-    }
-    return place;
+    const std::vector<frame> &frames = frames_of(code);
+    for (const frame &each : frames)
+        if (!each.is_of_helper())
+            return shown(each.place);
+    return frames.empty() ? "?" : shown(frames[0].place);
+}
+
+/* The calls of the running thread, from the innermost. */
+static std::vector<const void *> calls_of_thread(void)
+{
+    std::vector<const void *> calls;
+    const auto add = [](_Unwind_Context *context, void *to) {
+        ((std::vector<const void *> *)to)->push_back((const void *)_Unwind_GetIP(context));
+        return _URC_NO_REASON;
+    };
+    _Unwind_Backtrace(add, &calls);
+    return calls;
+}
+
+/* `opjit_block_reduce` of "float opjit_block_reduce<float, opjit_add>(float, opjit_add)". */
+static std::string helper_name(const std::string &function)
+{
+    const size_t first = std::min(function.find("opjit_"), function.size());
+    return function.substr(first, function.find_first_of("<(", first) - first);
+}
+
+static std::string rule_of(const std::string &helper)
+{
+    if (helper == "opjit_block_reduce")
+        return "; all threads of a block must call opjit_block_reduce, and their number must be a multiple of 32";
+    if (helper == "opjit_warp_reduce")
+        return "; all lanes of a warp must call opjit_warp_reduce";
+    if (helper == "opjit_barrier")
+        return "; all threads of a block must call OPJIT_BARRIER";
+    return helper.empty() ? "" : "; in " + helper + "()";
+}
+
+/* For a place of the running thread in a header of opjit: the author's line that called it, and the helper's rule. */
+static void blame_author(std::string &place, std::string &rule)
+{
+    std::string helper;
+    if (!self || !helper_places.count(place))
+        return;
+    for (const void *code : calls_of_thread())
+        for (const frame &each : frames_of(code)) {
+            if (!each.is_of_helper()) {
+                place = shown(each.place);
+                rule = rule_of(helper);
+                return;
+            }
+            helper = helper_name(each.function);
+        }
+}
+
+std::string finding_author(const std::string &place)
+{
+    const std::lock_guard<std::recursive_mutex> alone(telling);
+    std::string found = place, rule;
+    blame_author(found, rule);
+    return found;
+}
+
+static void keep(const std::string &key, std::string place, bool is_here, const char *format, va_list values)
+{
+    const std::lock_guard<std::recursive_mutex> alone(telling);
+    std::string rule;
+    if (!known_keys.insert(key).second)
+        return;
+    char text[2048];
+    vsnprintf(text, sizeof text, format, values);
+    if (is_here)
+        blame_author(place, rule);
+    findings.push_back(place + ": " + text + rule);
+}
+
+void finding_add(const std::string &key, const std::string &place, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    keep(key, place, true, format, values);
+    va_end(values);
+}
+
+void finding_add_elsewhere(const std::string &key, const std::string &place, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    keep(key, place, false, format, values);
+    va_end(values);
 }
 
 std::string finding_line(const std::string &place, const std::string &from)

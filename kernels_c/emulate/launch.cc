@@ -32,7 +32,6 @@ static const double STILL = 0.2; /* CPU seconds of standstill, after which the c
 bool checking;
 bool in_call;
 bool knows_memory = true;
-uint32_t era = 1;
 std::vector<named_launch> named;
 
 static std::recursive_mutex launching;
@@ -162,7 +161,7 @@ static void report_left(block *of)
 {
     const std::string place = finding_place(of->barrier);
     const int gone = (int)of->threads.size() - of->alive;
-    finding_add(
+    finding_add_elsewhere(
         "left" + place, place,
         "divergent barrier: %d of %zu threads of block %u do not come to this __syncthreads(): they have returned "
         "after %u barriers",
@@ -192,10 +191,10 @@ static bool is_same(emu_place a, emu_place b)
 static void report_divergence(const block *of, emu_place at)
 {
     const std::string place = finding_place(at), first = finding_place(of->barrier);
-    finding_add("divergent" + std::min(place, first) + std::max(place, first), first,
-                "divergent barrier: %s waits at this __syncthreads(), %s at that of %s",
-                finding_thread(of->first_at_barrier).c_str(), finding_thread(self).c_str(),
-                finding_line(place, first).c_str());
+    finding_add_elsewhere("divergent" + std::min(place, first) + std::max(place, first), first,
+                          "divergent barrier: %s waits at this __syncthreads(), %s at that of %s",
+                          finding_thread(of->first_at_barrier).c_str(), finding_thread(self).c_str(),
+                          finding_line(place, first).c_str());
 }
 
 int emu_block_barrier(emu_vote vote, int value, emu_place at)
@@ -641,7 +640,7 @@ static void report_deadlock(const char *title)
     const std::string place = !first || first->doing || !first->caller ? finding_place(first ? first->at : emu_place{})
                                                                        : finding_place(first->caller);
     text.resize(text.size() - std::min<size_t>(text.size(), 2));
-    finding_add("deadlock" + text, place, "%s; threads that wait: %s", title, text.c_str());
+    finding_add_elsewhere("deadlock" + text, place, "%s; threads that wait: %s", title, text.c_str());
     grid.error = cudaErrorLaunchFailure;
     grid.stopped = true;
 }
@@ -792,6 +791,7 @@ static void end_grids(void)
     free_blocks(grid.resident);
     free_blocks(grid.unused);
     grid.running.clear();
+    check_end_grids();
 }
 
 static void add_launch(launch *fresh)

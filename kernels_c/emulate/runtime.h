@@ -135,7 +135,6 @@ extern bool checking;     /* the grid that runs is compiled with checks */
 extern bool knows_memory; /* whether all memory that kernels may access is known; in an extension it is not */
 extern std::recursive_mutex registering; /* memory */
 extern bool in_call;                     /* an op is called: findings become its error, and launches succeed */
-extern uint32_t era;                     /* grows where all that came before is ordered */
 extern std::vector<named_launch> named;
 
 unsigned launch_random(unsigned below);
@@ -147,6 +146,7 @@ bool shared_owns(uintptr_t address);
 /* check.cc                                                                                       */
 
 void check_begin_grids(void);
+void check_end_grids(void);
 void check_begin_block(block *fresh);
 void check_end_block(block *done);
 void check_block_barrier(block *at);
@@ -156,9 +156,14 @@ void check_grid_barrier(const launch *of, const std::vector<block *> &resident);
 /* ---------------------------------------------------------------------------------------------- */
 /* finding.cc                                                                                     */
 
-/* Keep a finding at a place, once for each key. The place and the text make one line. */
+/* Keep a finding at a place of the running thread, once for each key. The place and the text make one line. In a header
+ * of opjit, the place is the author's line that called the helper, and the text gets the helper's rule. */
 void finding_add(const std::string &key, const std::string &place, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* The same at a place of another thread. */
+void finding_add_elsewhere(const std::string &key, const std::string &place, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+std::string finding_author(const std::string &place); /* the author's line for a place of the running thread */
 bool finding_is_known(const std::string &key);
 std::string finding_place(emu_place at);
 std::string finding_place(const void *code);                                 /* of an address that a call returns to */

@@ -137,3 +137,22 @@ def test_the_error_of_a_compiler_that_cannot_build_the_emulation_names_its_first
     with pytest.raises(BuildError, match=r"runtime: fiber\.cc:1:1: error: no C\+\+ compiler"):
         build.runtime_folder()
     assert not [*tmp_path.glob("cache/v*/cc-*")]  # notes on compilers are in `toolchain`
+
+
+MEMORY = """
+import resource, torch, opjit
+op = opjit.get("tensor_negate")
+op(torch.ones(4))
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+for call in range(10):
+    x = torch.full((1 << 20,), float(call))
+    assert op(x)[-1] == -call
+print((peak() - before) // x.nbytes)
+"""
+
+
+def test_the_records_of_accesses_are_small_and_do_not_add_up(no_gpu: None) -> None:
+    growth = int(fresh(MEMORY, {"OPJIT_EMULATE": "1"}).stdout)
+    assert growth < 18, f"{growth} times the tensor"
