@@ -178,7 +178,7 @@ def _publish(wanted: Peers, members: "Members") -> None:
     words = (ctypes.c_uint64 * _GROUP_WORDS)()
     live = _LiveGroup(wanted, words, memory, _reference(members.group), (name, reasons))
     with _lock:
-        known = (
+        known = [
             ctypes.sizeof(words),
             loader.first_group.value or 0,
             ctypes.addressof(name),
@@ -194,7 +194,7 @@ def _publish(wanted: Peers, members: "Members") -> None:
             memory.ops,
             ctypes.addressof(reasons),
             *memory.starts,
-        )
+        ]
         words[: len(known)] = known  # libraries keep the state of calls in the others
         _groups.append(live)
         loader.first_group.value = ctypes.addressof(words)
