@@ -24,28 +24,28 @@ enum { THREADS = EMU_THREADS_OF_BLOCK, RECORDS = 4, PAGE = 4096, WORD = 4 };
 
 /* Accesses that are ordered before: of blocks, all in earlier epochs; of threads, all up to a time. */
 typedef std::map<uint32_t, uint32_t> times;
-struct ordered {
+struct happened_before {
     times blocks, threads;
 };
-typedef std::shared_ptr<const ordered> knowledge; /* threads share it: one that learns gets a new object */
+typedef std::shared_ptr<const happened_before> history; /* threads share it: one that learns gets a new object */
 
 /* The same for two kinds of readers: threads of the rank, and of other ranks, which needs system scope at every step. */
 struct by_reach {
-    knowledge in_rank, across;
+    history in_rank, across;
 };
 
 struct clocks {
     uint32_t id; /* the block's number and the thread's */
     uint32_t time;
     uint32_t lanes[LANES]; /* the time up to which each lane of its warp is ordered before it */
-    knowledge known;       /* by acquired fences */
+    history known;         /* by acquired fences */
     by_reach fenced;       /* what its last fence made ready to hand over */
-    by_reach seen;         /* what it has read of others, which it knows with its next fence */
-    knowledge acquired;    /* the last that it has learned, for loops that wait */
+    by_reach awaits_fence; /* what it has read of others, which it knows with its next fence */
+    history last_acquired; /* the last that it has learned, for loops that wait */
 };
 
 static std::unordered_map<uintptr_t, std::map<int, by_reach>> released; /* by ranks, with a flag's value */
-static std::map<int, knowledge> known_to_ranks;                         /* from their earlier launches */
+static std::map<int, history> known_to_ranks;                           /* from their earlier launches */
 
 static void raise_to(times &all, uint32_t who, uint32_t time)
 {
@@ -61,19 +61,19 @@ static bool contains(const times &all, const times &some)
     });
 }
 
-static bool contains(const knowledge &all, const knowledge &some)
+static bool contains(const history &all, const history &some)
 {
     return all == some || !some ||
            (all && contains(all->blocks, some->blocks) && contains(all->threads, some->threads));
 }
 
-static knowledge joined(const knowledge &one, const knowledge &other)
+static history joined(const history &one, const history &other)
 {
     if (contains(one, other))
         return one;
     if (contains(other, one))
         return other;
-    auto both = std::make_shared<ordered>(*one);
+    auto both = std::make_shared<happened_before>(*one);
     for (const auto &[who, time] : other->blocks)
         raise_to(both->blocks, who, time);
     for (const auto &[who, time] : other->threads)
@@ -82,10 +82,10 @@ static knowledge joined(const knowledge &one, const knowledge &other)
 }
 
 /* All that the running thread has done, and knows. */
-static knowledge snapshot(void)
+static history snapshot(void)
 {
     const clocks *own = self->order;
-    auto all = own->known ? std::make_shared<ordered>(*own->known) : std::make_shared<ordered>();
+    auto all = own->known ? std::make_shared<happened_before>(*own->known) : std::make_shared<happened_before>();
     raise_to(all->blocks, self->in->number, self->in->epoch);
     raise_to(all->threads, own->id, own->time);
     for (int lane = 0; lane < LANES; lane++)
@@ -650,10 +650,10 @@ void check_begin_block(block *fresh)
 /* A rank's next launch comes after all that this block has done and learned. */
 static void hand_to_next_launch(const block *done)
 {
-    knowledge &all = known_to_ranks[done->of->name.rank];
+    history &all = known_to_ranks[done->of->name.rank];
     for (const thread &each : done->threads)
         all = joined(all, each.order->known);
-    auto whole = all ? std::make_shared<ordered>(*all) : std::make_shared<ordered>();
+    auto whole = all ? std::make_shared<happened_before>(*all) : std::make_shared<happened_before>();
     whole->blocks[done->number] = UINT32_MAX;
     all = whole;
 }
@@ -673,7 +673,7 @@ void check_end_block(block *done)
 /* A barrier orders the block's accesses by its epoch; what a thread has learned or fenced, all of them have. */
 void check_block_barrier(block *at)
 {
-    knowledge known;
+    history known;
     by_reach fenced;
     for (const thread &each : at->threads) {
         known = joined(known, each.order->known);
@@ -686,7 +686,7 @@ void check_block_barrier(block *at)
     }
 }
 
-void check_warp_barrier(meeting *of)
+void check_warp_barrier(warp_sync *of)
 {
     uint32_t all[LANES] = {0};
     for (int lane = 0; lane < LANES; lane++) {
@@ -706,12 +706,12 @@ void check_warp_barrier(meeting *of)
 
 void check_grid_barrier(const launch *of, const std::vector<block *> &resident)
 {
-    knowledge known;
+    history known;
     for (block *each : resident)
         if (each->of == of)
             for (const thread &one : each->threads)
                 known = joined(known, one.order->known);
-    auto all = known ? std::make_shared<ordered>(*known) : std::make_shared<ordered>();
+    auto all = known ? std::make_shared<happened_before>(*known) : std::make_shared<happened_before>();
     for (block *each : resident)
         if (each->of == of)
             raise_to(all->blocks, each->number, ++each->epoch);
@@ -727,24 +727,24 @@ void emu_fence(emu_scope scope)
     if (!self || !checking || scope == EMU_BLOCK)
         return;
     clocks *own = self->order;
-    own->known = joined(own->known, own->seen.in_rank);
+    own->known = joined(own->known, own->awaits_fence.in_rank);
     if (scope == EMU_SYSTEM)
-        own->known = joined(own->known, own->seen.across);
+        own->known = joined(own->known, own->awaits_fence.across);
     own->fenced.in_rank = snapshot();
     if (scope == EMU_SYSTEM)
         own->fenced.across = own->fenced.in_rank;
     own->time++;
 }
 
-static void learn(bool at_once, knowledge &with_next_fence, const knowledge &handed)
+static void learn(bool at_once, history &with_next_fence, const history &handed)
 {
     clocks *own = self->order;
-    if (own->acquired == handed)
+    if (own->last_acquired == handed)
         return;
-    knowledge &to = at_once ? own->known : with_next_fence;
+    history &to = at_once ? own->known : with_next_fence;
     to = joined(to, handed);
     if (at_once)
-        own->acquired = handed;
+        own->last_acquired = handed;
 }
 
 /*
@@ -759,9 +759,9 @@ static void learn_from(uintptr_t address, emu_order order)
     clocks *own = self->order;
     for (const auto &[rank, handed] : found->second)
         if (rank == self->in->of->name.rank)
-            learn(order.acquires || own->fenced.in_rank, own->seen.in_rank, handed.in_rank);
+            learn(order.acquires || own->fenced.in_rank, own->awaits_fence.in_rank, handed.in_rank);
         else if (order.scope == EMU_SYSTEM)
-            learn(order.acquires, own->seen.across, handed.across);
+            learn(order.acquires, own->awaits_fence.across, handed.across);
 }
 
 /* A store of a flag hands over what its thread had fenced. An update keeps what others had handed over there. */
@@ -772,7 +772,7 @@ static void hand_over(uintptr_t address, bool update, emu_order order)
         released.erase(address);
     if (!order.releases && !own->fenced.in_rank)
         return;
-    const knowledge all = order.releases ? snapshot() : nullptr;
+    const history all = order.releases ? snapshot() : nullptr;
     by_reach &handed = released[address][self->in->of->name.rank];
     handed.in_rank = joined(handed.in_rank, joined(own->fenced.in_rank, all));
     if (order.scope == EMU_SYSTEM)

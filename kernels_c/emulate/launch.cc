@@ -263,8 +263,8 @@ static warp *warp_of(const thread *of)
     return &of->in->warps[(size_t)of->number / LANES];
 }
 
-/* Let the lanes of a meeting go on if all have come that are alive. */
-static bool complete(warp *of, meeting *at)
+/* Let the lanes of a warp_sync go on if all have come that are alive. */
+static bool complete(warp *of, warp_sync *at)
 {
     if (at->mask & of->alive & ~at->came)
         return false;
@@ -278,10 +278,10 @@ static bool complete(warp *of, meeting *at)
     return true;
 }
 
-/* The open meeting that a lane joins, or a new one. */
-static meeting *meeting_for(warp *of, const char *what, unsigned mask, emu_place at)
+/* The open warp_sync that a lane joins, or a new one. */
+static warp_sync *warp_sync_for(warp *of, const char *what, unsigned mask, emu_place at)
 {
-    for (meeting *open : of->open)
+    for (warp_sync *open : of->open)
         if (open->mask == mask && !(open->came >> self->lane & 1)) {
             const std::string place = finding_place(at);
             if (strcmp(open->what, what) != 0)
@@ -289,14 +289,15 @@ static meeting *meeting_for(warp *of, const char *what, unsigned mask, emu_place
                             finding_thread(self).c_str(), what, open->what);
             return open;
         }
-    meeting *fresh = new meeting();
+    warp_sync *fresh = new warp_sync();
     fresh->mask = mask;
     fresh->what = what;
     of->open.push_back(fresh);
     return fresh;
 }
 
-static void meet(const char *what, unsigned mask, const void *value, size_t size, emu_hands *hands, emu_place at)
+static void join_warp_sync(const char *what, unsigned mask, const void *value, size_t size, emu_hands *hands,
+                           emu_place at)
 {
     wait_at(what, at);
     if (!(mask >> self->lane & 1)) {
@@ -306,31 +307,31 @@ static void meet(const char *what, unsigned mask, const void *value, size_t size
         mask |= 1u << self->lane;
     }
     warp *of = warp_of(self);
-    meeting *at_it = meeting_for(of, what, mask, at);
+    warp_sync *joined = warp_sync_for(of, what, mask, at);
     if (size)
-        memcpy(at_it->hands.value[self->lane], value, size);
-    at_it->lanes[self->lane] = self;
-    at_it->came |= 1u << self->lane;
-    if (!complete(of, at_it)) {
+        memcpy(joined->hands.value[self->lane], value, size);
+    joined->lanes[self->lane] = self;
+    joined->came |= 1u << self->lane;
+    if (!complete(of, joined)) {
         self->state = WAITING;
         suspend();
     }
     if (hands)
-        *hands = at_it->hands;
-    else if (checking && at_it->left == __builtin_popcount(at_it->came))
-        check_warp_barrier(at_it); /* the first to go on, for all: __syncwarp orders memory */
-    if (--at_it->left == 0)
-        delete at_it;
+        *hands = joined->hands;
+    else if (checking && joined->left == __builtin_popcount(joined->came))
+        check_warp_barrier(joined); /* the first to go on, for all: __syncwarp orders memory */
+    if (--joined->left == 0)
+        delete joined;
 }
 
 void emu_exchange(const char *what, unsigned mask, const void *value, size_t size, emu_hands *hands, emu_place at)
 {
-    meet(what, mask, value, size, hands, at);
+    join_warp_sync(what, mask, value, size, hands, at);
 }
 
 void emu_warp_barrier(unsigned mask, emu_place at)
 {
-    meet("__syncwarp", mask, nullptr, 0, nullptr, at);
+    join_warp_sync("__syncwarp", mask, nullptr, 0, nullptr, at);
 }
 
 void emu_bad_lane(const char *what, int lane, emu_place at)

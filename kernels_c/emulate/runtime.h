@@ -68,8 +68,8 @@ struct thread {
     clocks *order;      /* for the checks */
 };
 
-/* Lanes that meet at a shuffle, a vote or __syncwarp. */
-struct meeting {
+/* Lanes that wait for each other at a shuffle, a vote or __syncwarp. */
+struct warp_sync {
     unsigned mask, came;
     int left; /* lanes that have not yet read the values */
     const char *what;
@@ -79,7 +79,7 @@ struct meeting {
 
 struct warp {
     unsigned alive;
-    std::vector<meeting *> open;
+    std::vector<warp_sync *> open;
 };
 
 /* The threads of a launch in findings, which may name them after it has ended. */
@@ -150,7 +150,7 @@ void check_end_grids(void);
 void check_begin_block(block *fresh);
 void check_end_block(block *done);
 void check_block_barrier(block *at);
-void check_warp_barrier(meeting *of);
+void check_warp_barrier(warp_sync *of);
 void check_grid_barrier(const launch *of, const std::vector<block *> &resident);
 
 /* ---------------------------------------------------------------------------------------------- */
