@@ -230,19 +230,20 @@ EMU_OWN static void __nanosleep(unsigned)
 /* Warps                                                                                          */
 
 /* The values that the lanes of a warp hand over at one place, and which lanes came. */
-struct emu_hands {
+struct emu_lane_values {
     unsigned came;
     unsigned char value[32][16];
 };
 
-void emu_exchange(const char *what, unsigned mask, const void *value, size_t size, emu_hands *hands, emu_place at);
+void emu_exchange(const char *what, unsigned mask, const void *value, size_t size, emu_lane_values *values,
+                  emu_place at);
 void emu_bad_lane(const char *what, int lane, emu_place at);
 
 template <typename value>
-EMU_OWN value emu_value_of(const emu_hands &hands, int lane)
+EMU_OWN value emu_value_of(const emu_lane_values &values, int lane)
 {
     value found;
-    memcpy((void *)&found, hands.value[lane], sizeof found);
+    memcpy((void *)&found, values.value[lane], sizeof found);
     return found;
 }
 
@@ -250,11 +251,11 @@ template <typename value>
 EMU_OWN value emu_shuffle(const char *what, unsigned mask, value own, int from, emu_place at)
 {
     static_assert(sizeof(value) <= 16, "a shuffle moves at most 16 bytes");
-    emu_hands hands;
-    emu_exchange(what, mask, &own, sizeof own, &hands, at);
-    if (!(hands.came >> from & 1))
+    emu_lane_values values;
+    emu_exchange(what, mask, &own, sizeof own, &values, at);
+    if (!(values.came >> from & 1))
         emu_bad_lane(what, from, at);
-    return emu_value_of<value>(hands, from);
+    return emu_value_of<value>(values, from);
 }
 
 template <typename value>
@@ -288,12 +289,12 @@ EMU_OWN value __shfl_up_sync(unsigned mask, value own, unsigned by, int width = 
 
 EMU_OWN static unsigned emu_ballot(const char *what, unsigned mask, bool own, emu_place at)
 {
-    emu_hands hands;
-    emu_exchange(what, mask, &own, sizeof own, &hands, at);
+    emu_lane_values values;
+    emu_exchange(what, mask, &own, sizeof own, &values, at);
     unsigned votes = 0;
     for (int lane = 0; lane < 32; lane++)
-        if (hands.came >> lane & 1)
-            votes |= (unsigned)emu_value_of<bool>(hands, lane) << lane;
+        if (values.came >> lane & 1)
+            votes |= (unsigned)emu_value_of<bool>(values, lane) << lane;
     return votes;
 }
 
@@ -315,11 +316,11 @@ EMU_OWN static int __all_sync(unsigned mask, int own, emu_place at = EMU_HERE)
 template <typename value>
 EMU_OWN unsigned __match_any_sync(unsigned mask, value own, emu_place at = EMU_HERE)
 {
-    emu_hands hands;
-    emu_exchange("__match_any_sync", mask, &own, sizeof own, &hands, at);
+    emu_lane_values values;
+    emu_exchange("__match_any_sync", mask, &own, sizeof own, &values, at);
     unsigned equal = 0;
     for (int lane = 0; lane < 32; lane++)
-        if (hands.came >> lane & 1 && memcmp(&own, hands.value[lane], sizeof own) == 0)
+        if (values.came >> lane & 1 && memcmp(&own, values.value[lane], sizeof own) == 0)
             equal |= 1u << lane;
     return equal;
 }
@@ -335,13 +336,13 @@ EMU_OWN unsigned __match_all_sync(unsigned mask, value own, int *all, emu_place 
 template <typename value, typename function>
 EMU_OWN value emu_warp_reduce(const char *what, unsigned mask, value own, function combine, emu_place at)
 {
-    emu_hands hands;
-    emu_exchange(what, mask, &own, sizeof own, &hands, at);
-    int lane = __builtin_ctz(hands.came);
-    value result = emu_value_of<value>(hands, lane);
+    emu_lane_values values;
+    emu_exchange(what, mask, &own, sizeof own, &values, at);
+    int lane = __builtin_ctz(values.came);
+    value result = emu_value_of<value>(values, lane);
     while (++lane < 32)
-        if (hands.came >> lane & 1)
-            result = combine(result, emu_value_of<value>(hands, lane));
+        if (values.came >> lane & 1)
+            result = combine(result, emu_value_of<value>(values, lane));
     return result;
 }
 

@@ -269,7 +269,7 @@ static bool complete(warp *of, warp_sync *at)
     if (at->mask & of->alive & ~at->came)
         return false;
     at->left = __builtin_popcount(at->came);
-    at->hands.came = at->came;
+    at->values.came = at->came;
     of->open.erase(std::find(of->open.begin(), of->open.end(), at));
     for (int lane = 0; lane < LANES; lane++)
         if (at->came >> lane & 1 && at->lanes[lane]->state == WAITING)
@@ -296,7 +296,7 @@ static warp_sync *warp_sync_for(warp *of, const char *what, unsigned mask, emu_p
     return fresh;
 }
 
-static void join_warp_sync(const char *what, unsigned mask, const void *value, size_t size, emu_hands *hands,
+static void join_warp_sync(const char *what, unsigned mask, const void *value, size_t size, emu_lane_values *values,
                            emu_place at)
 {
     wait_at(what, at);
@@ -309,24 +309,25 @@ static void join_warp_sync(const char *what, unsigned mask, const void *value, s
     warp *of = warp_of(self);
     warp_sync *joined = warp_sync_for(of, what, mask, at);
     if (size)
-        memcpy(joined->hands.value[self->lane], value, size);
+        memcpy(joined->values.value[self->lane], value, size);
     joined->lanes[self->lane] = self;
     joined->came |= 1u << self->lane;
     if (!complete(of, joined)) {
         self->state = WAITING;
         suspend();
     }
-    if (hands)
-        *hands = joined->hands;
+    if (values)
+        *values = joined->values;
     else if (checking && joined->left == __builtin_popcount(joined->came))
         check_warp_barrier(joined); /* the first to go on, for all: __syncwarp orders memory */
     if (--joined->left == 0)
         delete joined;
 }
 
-void emu_exchange(const char *what, unsigned mask, const void *value, size_t size, emu_hands *hands, emu_place at)
+void emu_exchange(const char *what, unsigned mask, const void *value, size_t size, emu_lane_values *values,
+                  emu_place at)
 {
-    join_warp_sync(what, mask, value, size, hands, at);
+    join_warp_sync(what, mask, value, size, values, at);
 }
 
 void emu_warp_barrier(unsigned mask, emu_place at)

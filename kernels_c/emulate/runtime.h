@@ -74,7 +74,7 @@ struct warp_sync {
     int left; /* lanes that have not yet read the values */
     const char *what;
     thread *lanes[LANES];
-    emu_hands hands;
+    emu_lane_values values;
 };
 
 struct warp {
