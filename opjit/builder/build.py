@@ -169,17 +169,14 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
             f"cannot cross-compile {recipe}: this needs NVRTC for {target.runtime}, because nvcc builds for this machine only; "
             f"{INSTALL_NVRTC}",
         )
-    find_nvcc = toolchain.working_nvcc if nvrtc else toolchain.require_nvcc
-    nvcc = None if cross else find_nvcc(store.notes)
-    if nvcc is not None and target.backend.runtime(nvcc.version) != target.runtime:
-        if nvrtc is None:
-            raise ToolMissing(
-                "nvcc",
-                f"{recipe} needs a CUDA Toolkit with the major version of torch's CUDA, but the "
-                f"nvcc in {nvcc.root} is that of "
-                f"CUDA {nvcc.version}; set CUDA_HOME to another",
-            )
-        nvcc = None
+    nvcc = None if cross else toolchain.nvcc_of(target.runtime, store.notes)
+    if nvcc is None and nvrtc is None:
+        other = toolchain.require_nvcc(store.notes)
+        raise ToolMissing(
+            "nvcc",
+            f"{recipe} needs a CUDA Toolkit with the major version of torch's CUDA, but the nvcc in {other.root} is that of "
+            f"CUDA {other.version}; set CUDA_HOME to another",
+        )
     return BuildTools(compiler, nvcc, nvrtc)
 
 

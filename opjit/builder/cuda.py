@@ -284,6 +284,8 @@ def _compile_device(
     own |= unit.headers
     authors = {flag for flag in unit.host if flag.startswith(("-D", "-U"))}
     flags = [flag for flag in unit.device if flag not in authors]
+    if found.version.startswith("12."):  # it always has the process in names of internal symbols
+        flags = [flag for flag in flags if not flag.startswith("--frandom-seed")]
     options = ["-default-device", *flags, *(f"--include-path={folder}" for folder in folders)]
 
     def compile_for(part: tuple[str, str]) -> nvrtc.DeviceCode:

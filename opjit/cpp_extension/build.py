@@ -99,7 +99,7 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
     if extension.archs is None:
         return BuildTools(cxx, None, None)
     nvrtc = identity.find_nvrtc(store.notes) if extension.light else None
-    nvcc = toolchain.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
+    nvcc = identity.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
     return BuildTools(cxx, nvcc, nvrtc, nvccs=toolchain.find_compiler(store.notes))
 
 

@@ -22,7 +22,7 @@ from opjit.builder.torch_builder import CompiledSource
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
-from opjit.recipe import nvcc_flags
+from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.compilers import Nvcc, Nvrtc
 
 _NVCCS = """
@@ -31,6 +31,7 @@ _NVCCS = """
 _ARCH = re.compile(
     r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)"
 )
+_FOLDER = re.compile(r"^(-I|-isystem|--[a-z-]+)=?")
 _FILE = re.compile(r'^#line \d+ "(.+)"$', re.MULTILINE)  # in a flat text
 _IGNORED = re.compile(
     r"--(expt-)?extended-lambda|-Xptxas=(-v|--verbose)|--ptxas-options=(-v|--verbose)"
@@ -97,7 +98,8 @@ def compile_file(
     folder = work / "cuda" / compilation.out
     folder.mkdir(parents=True)
     with_light = WithLight(prepared, nvrtc.headers, nvrtc.version)
-    unit = _unit(extension, compilation.source, _joined(flags), folder, with_light)
+    own = [flag for flag in _joined(flags) if not _is_of_another_release(flag, nvrtc)]
+    unit = _unit(extension, compilation.source, own, folder, with_light)
     compile_unit(unit, folder, prepared.cxx, nvrtc)
     for command in (
         [cxx, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
@@ -112,6 +114,12 @@ def _joined(flags: Sequence[str]) -> list[str]:
     if found:
         raise NvccOnly(f"{found[0]} is set")
     return [*nvcc_flags.joined(flags)]
+
+
+def _is_of_another_release(flag: str, nvrtc: Nvrtc) -> bool:
+    """Return whether a flag names a folder of CUDA's headers, such as the Toolkit's, that NVRTC would refuse."""
+    release = toolchain.cuda_release(_FOLDER.sub("", flag))
+    return bool(release) and not nvrtc.version.startswith(f"{release} ")
 
 
 def _unit(
@@ -244,7 +252,7 @@ def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list
                 [arch[1], arch[1].replace("sm", "compute")] if arch[1] else [f"{arch[3]}_{arch[4]}"]
             )
         elif part == nvcc_flags.FOLDER:
-            path = re.sub(r"^(-I|-isystem|--[a-z-]+)=?", "", flag)
+            path = _FOLDER.sub("", flag)
             include += [f"-I{path}"] if flag.startswith("-I") else ["-isystem", path]
         elif name == "-gencode":
             raise NvccOnly(f"NVRTC does not support the architectures in {flag}")

@@ -369,7 +369,7 @@ def _find_compilers(memory: Path | None, cuda: bool) -> _Compilers:
     try:
         cxx = toolchain.find_cxx(memory)
         compiler = toolchain.find_compiler(memory) if cuda else None
-        nvcc = toolchain.find_nvcc(memory) if cuda else None
+        nvcc = find_nvcc(memory) if cuda else None
         nvrtc = find_nvrtc(memory) if cuda else None
     except ToolMissing:
         cxx = None
@@ -382,11 +382,16 @@ def _find_compilers(memory: Path | None, cuda: bool) -> _Compilers:
 
 def find_nvrtc(memory: Path | None) -> Nvrtc | None:
     """Find the NVRTC of torch's version of CUDA, or return None."""
-    return (
-        toolchain.find_nvrtc(f"cuda{torch.version.cuda.partition('.')[0]}", memory)
-        if torch.version.cuda
-        else None
-    )
+    return toolchain.find_nvrtc(_runtime(), memory) if torch.version.cuda else None
+
+
+def find_nvcc(memory: Path | None) -> Nvcc | None:
+    """Find the nvcc of torch's version of CUDA, or return None."""
+    return toolchain.nvcc_of(_runtime(), memory)
+
+
+def _runtime() -> str:
+    return f"cuda{torch.version.cuda.partition('.')[0]}" if torch.version.cuda else ""
 
 
 def compiler_identity(

@@ -67,14 +67,15 @@ class Nvrtc(NamedTuple):
     def as_toolkit(self, work: Path) -> str:
         """Make a folder that is laid out as the CUDA Toolkit's, without programs, for builds that look there. Returns its path."""
         root = work / "toolkit"
-        (root / "lib64").mkdir(parents=True, exist_ok=True)
+        if root.exists():
+            return str(root)
+        for folder in ("include", "lib64"):
+            (root / folder).mkdir(parents=True)
         library = next(Path(self.runtime).glob("libcudart.so.[0-9]*"))
-        for link, target in (
-            (root / "include", self.headers.partition(":")[0]),
-            (root / "lib64/libcudart.so", str(library)),
-        ):
-            if not link.is_symlink():
-                link.symlink_to(target)
+        (root / "lib64/libcudart.so").symlink_to(library)
+        found = [entry for folder in self.headers.split(":") for entry in os.scandir(folder)]
+        for name, path in {entry.name: entry.path for entry in reversed(found)}.items():
+            (root / "include" / name).symlink_to(path)
         return str(root)
 
 

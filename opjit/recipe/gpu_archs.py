@@ -49,7 +49,7 @@ def _newest_serving(arch: str, known: Collection[str]) -> str:
 
 def _compilable(runtime: str, notes: Path | None) -> set[str]:
     """Return the architectures that each installed CUDA compiler supports."""
-    nvcc = toolchain.working_nvcc(notes)
+    nvcc = toolchain.nvcc_of(runtime, notes)
     nvrtc = toolchain.find_nvrtc(runtime, notes)
     supported = []
     if nvcc is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from opjit import files
 from opjit.errors import ToolMissing
@@ -97,6 +98,13 @@ def working_nvcc(notes: Path | None) -> Nvcc | None:
         return None
 
 
+def nvcc_of(runtime: str, notes: Path | None) -> Nvcc | None:
+    """Find a working nvcc of the major version of a runtime, such as ``"cuda13"``, or of any for an empty text."""
+    nvcc = working_nvcc(notes)
+    fits = nvcc is not None and runtime in ("", f"cuda{nvcc.version.partition('.')[0]}")
+    return nvcc if fits else None
+
+
 def find_device_compiler(wanted: DeviceCompiler, notes: Path | None) -> DeviceCompilerInfo | None:
     kind = f"own-{files.sha256(' '.join(wanted.version))[:8]}"
     return _find(
@@ -112,34 +120,76 @@ def find_device_compiler(wanted: DeviceCompiler, notes: Path | None) -> DeviceCo
 def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
     """Find NVRTC for a runtime (``"cuda13"``, or any for an empty text), which pip installs with
     torch, or which is in the CUDA Toolkit.
+
+    Its headers are of its release: CCCL refuses the headers of another.
     """
     major = runtime.removeprefix("cuda") or "[0-9]*"
-    nvcc = working_nvcc(notes)
-    wheels = cuda_wheels()
-    targets_of = [f"targets/{name}-linux" for name in ("x86_64", "sbsa")]
-    roots = [folder.parent for wheel in wheels for folder in sorted(wheel.glob("*/lib"))]
-    roots += [Path(nvcc.root) / place for place in ("", *targets_of)] if nvcc else []
-    libraries = [
-        folder for root in roots for folder in (root / "lib", root / "lib64") if folder.is_dir()
-    ]
-    library = next(
-        (path for folder in libraries for path in sorted(folder.glob(f"libnvrtc.so.{major}"))), None
-    )
-    if library is None:
-        return None
-    cudart = next(
-        (folder for folder in libraries if (folder / f"libcudart.so{library.suffix}").exists()),
-        None,
-    )
-    headers = [
-        str(folder)
-        for root in roots
-        for folder in (root / "include", root / "include/cccl")
-        if (folder / "cuda_runtime_api.h").is_file() or (folder / "nv/target").is_file()
-    ]
-    if cudart is None or not headers:
-        return None
-    return Nvrtc(str(library), ":".join(headers), str(cudart), _nvrtc_version(library, headers[0]))
+    installations = _cuda_installations(working_nvcc(notes))
+    found = [(path, own) for own in installations for path in own.find(f"libnvrtc.so.{major}")]
+    for library, own in found:
+        builtins = own.find(f"libnvrtc-builtins.so{library.suffix}.*")
+        release = builtins[0].name.partition(".so.")[2] if builtins else library.suffix[1:]
+        same = [each for each in installations if each.release == release] or [own]
+        same.sort(key=lambda each: each != own)
+        runtimes = [path for each in same for path in each.find(f"libcudart.so{library.suffix}")]
+        headers = ":".join(str(folder) for each in same for folder in each.headers)
+        if runtimes and headers:
+            version = f"{release} {same[0].digest([library, *builtins])}"
+            return Nvrtc(str(library), headers, str(runtimes[0].parent), version)
+    return None
+
+
+class _CudaInstallation(NamedTuple):
+    """The headers and libraries of one release of CUDA."""
+
+    headers: Sequence[Path]  # folders
+    libraries: Sequence[Path]  # folders
+    release: str
+
+    def find(self, pattern: str) -> list[Path]:
+        return [path for folder in self.libraries for path in sorted(folder.glob(pattern))]
+
+    def digest(self, libraries: Iterable[Path]) -> str:
+        """Digest the names and sizes of libraries and headers, the same with and without the CUDA Toolkit."""
+        sizes = [(path.name, path.stat().st_size) for path in libraries]
+        for folder in self.headers:
+            sizes += sorted(
+                (entry.name, entry.stat().st_size)
+                for entry in os.scandir(folder)
+                if entry.is_file()
+            )
+        return files.sha256(json.dumps(sizes))[:16]
+
+
+def _cuda_installations(nvcc: Nvcc | None) -> list[_CudaInstallation]:
+    """Find pip's installations and the CUDA Toolkit. pip has a folder for CUDA 13, and a folder for each library of CUDA 12."""
+    roots = []
+    for wheel in cuda_wheels():
+        whole = sorted(wheel.glob("cu[0-9]*"))
+        roots += [*([root] for root in whole), sorted({*wheel.glob("*")} - {*whole})]
+    if nvcc:
+        roots.append([Path(nvcc.root), *sorted(Path(nvcc.root).glob("targets/*-linux"))])
+    return [_cuda_installation(each) for each in roots]
+
+
+def _cuda_installation(roots: Iterable[Path]) -> _CudaInstallation:
+    places = [root / name for root in roots for name in ("include", "include/cccl")]
+    folders = [folder for folder in places if folder.is_dir()]
+    release = {folder: cuda_release(folder) for folder in folders}
+    folders.sort(key=lambda folder: not release[folder])
+    libraries = [folder for root in roots for folder in (root / "lib", root / "lib64")]
+    return _CudaInstallation(folders, libraries, release[folders[0]] if folders else "")
+
+
+def cuda_release(folder: str | Path) -> str:
+    """Return the release of CUDA's headers in a folder, such as ``"13.0"``. Empty if it has none."""
+    try:
+        with open(f"{folder}/cuda_runtime_api.h", "rb") as header:
+            found = re.search(rb"#define CUDART_VERSION +(\d+)", header.read(1 << 14))
+    except OSError:
+        return ""
+    number = int(found[1]) if found else 0
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def cuda_wheels() -> list[Path]:
@@ -160,17 +210,6 @@ def link_missing_headers(nvcc: Nvcc, folder: Path) -> str:
         ):
             (folder / header.name).symlink_to(header)
     return str(folder)
-
-
-def _nvrtc_version(library: Path, headers: str) -> str:
-    """Return NVRTC's release, and a digest of its files' and CUDA's headers' sizes, the same with and without the CUDA Toolkit."""
-    builtins = sorted(library.parent.glob(f"libnvrtc-builtins.so{library.suffix}.*"))
-    sizes = [(path.name, path.stat().st_size) for path in (library, *builtins)]
-    sizes += sorted(
-        (entry.name, entry.stat().st_size) for entry in os.scandir(headers) if entry.is_file()
-    )
-    release = builtins[0].name.partition(".so.")[2] if builtins else library.suffix[1:]
-    return f"{release} {files.sha256(json.dumps(sizes))[:16]}"
 
 
 def is_cross(host: str) -> bool:
@@ -344,7 +383,7 @@ def identities_of(target: Target, notes: Path | None) -> list[ToolVersions]:
         if backend.uses_nvcc:
             tools = [
                 find_nvrtc(target.runtime, notes),
-                None if is_cross(target.host) else working_nvcc(notes),
+                None if is_cross(target.host) else nvcc_of(target.runtime, notes),
             ]
         elif backend.compiler:
             tools = [find_device_compiler(backend.compiler, notes)]
@@ -360,14 +399,14 @@ def identities_of(target: Target, notes: Path | None) -> list[ToolVersions]:
 def target_of(
     arch: str, notes: Path | None, backend: Backend | None = None, host: str | None = None
 ) -> Target:
-    """Return the target of an arch by its name; for CUDA, with the installed runtime. Raises UnknownArch if no backend builds for it."""
+    """Return the target of an arch by its name; for CUDA, with torch's runtime or, for a torch without CUDA, that of the compilers.
+
+    Raises UnknownArch if no backend builds for it.
+    """
     from opjit.backends import targets
 
     target = targets.named(arch, backend, None, host)
-    if not target.backend.uses_nvcc:
+    if not target.backend.uses_nvcc or target.runtime:
         return target
-    nvcc = find_nvcc(notes)
-    nvrtc = find_nvrtc("", notes) if nvcc is None and not target.runtime else None
-    return targets.named(
-        arch, target.backend, nvcc.version if nvcc else nvrtc.version if nvrtc else None, host
-    )
+    found = find_nvcc(notes) or find_nvrtc("", notes)
+    return targets.named(arch, target.backend, found.version if found else None, host)

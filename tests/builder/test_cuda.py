@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import opjit
 from opjit import backends, request, why
 from opjit.backends.targets import Target
-from opjit.builder import build, cuda, glue, host_device_split, nvrtc
+from opjit.builder import build, cuda, cuda_text, glue, host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.errors import CompileError, NoKernel, ToolMissing
 from opjit.recipe import flags, toolchain
@@ -482,6 +482,27 @@ def test_a_fat_binary_is_as_nvidia_s_tool_writes_it(tmp_path: Path) -> None:
     cubins = fat_of(content)
     assert sorted(cubins) == sorted(archs)
     assert nvrtc.fatbin(cubins) == content
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("version", "seeds"), [("12.8 abc", []), ("13.0 abc", ["opjit"])])
+def test_nvrtc_gets_a_seed_if_its_release_has_that_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, seeds: list[str]
+) -> None:
+    assert NVRTC is not None
+    given: list[str] = []
+
+    def compile_for(
+        path: str, source: str, name: str, more: object, options: list[str], expressions: object
+    ) -> nvrtc.DeviceCode:
+        given.extend(options)
+        return nvrtc.DeviceCode(b"", {}, "")
+
+    monkeypatch.setattr(nvrtc, "compile_for", compile_for)
+    device, host = cuda.translated(backends.for_device("cuda").flags("sm_90", "cuda12").cuda)
+    unit = cuda_text.CudaFile("k.cu", host, [], [], device, [], ["sm_90"], str, {})
+    cuda._compile_device(unit, [""], NVRTC._replace(version=version), [])
+    assert [flag.partition("=")[2] for flag in given if "seed" in flag] == seeds
 
 
 @needs_nvrtc

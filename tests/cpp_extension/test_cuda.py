@@ -26,7 +26,7 @@ from opjit.cpp_extension.light import VERSION, Prepared, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import toolchain
-from opjit.recipe.compilers import Nvcc
+from opjit.recipe.compilers import Nvcc, Nvrtc
 from opjit.store.manifest import NAME
 from opjit.store.store import Store, default_root
 from tests.helpers import no_nvcc
@@ -328,7 +328,7 @@ def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.M
             unit,
             work / "cuda",
             compiler,
-            cast("Any", SimpleNamespace(library="", headers="/nowhere")),
+            cast("Any", SimpleNamespace(library="", headers="/nowhere", version="13.0 abc")),
         )
         told += [
             path.read_text(encoding="utf-8")
@@ -436,6 +436,17 @@ def test_nvcc_is_not_tried_when_a_cpp_file_has_failed(
     monkeypatch.setattr(cuda, "compile_file", Mock(side_effect=CompilerFailed("b.cu")))
     with pytest.raises(CompileError, match=r"a\.cpp:2:9: error: 'wrong' was not declared"):
         opjit.load("two", [str(tmp_path / "a.cpp"), str(tmp_path / "b.cu")])
+
+
+@pytest.mark.parametrize(("release", "other"), [(13020, False), (13000, True), (None, False)])
+def test_nvrtc_does_not_read_headers_of_another_release_through_a_flag(
+    tmp_path: Path, release: int | None, other: bool
+) -> None:
+    if release:
+        (tmp_path / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {release}\n")
+    nvrtc = Nvrtc("libnvrtc.so.13", "", "", "13.2 abc")
+    for flag in (f"-isystem={tmp_path}", f"-I{tmp_path}"):
+        assert cuda._is_of_another_release(flag, nvrtc) == other
 
 
 @pytest.mark.nvcc

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from opjit.backends import targets
 from opjit.builder import build
 from opjit.errors import ToolMissing
-from opjit.recipe import toolchain
+from opjit.recipe import compilers, toolchain
 from opjit.store.store import Store
 from tests import helpers
 from tests.helpers import built, fake_compiler, no_nvcc, no_nvrtc, program
@@ -84,6 +84,86 @@ def test_a_missing_nvcc_says_what_to_install(
         f"CUDA Toolkit.*{toolchain.INSTALL_NVRTC}",
         lambda: build.build(recipe, Store(tmp_path / "cache")),
     )
+
+
+def installed(root: Path, release: str, parts: str = "nvrtc runtime") -> Path:
+    """A root with parts of a release of CUDA."""
+    major, minor = release.split(".")
+    for folder in ("lib", "include/cccl"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    if "nvrtc" in parts:
+        (root / f"lib/libnvrtc.so.{major}").touch()
+        (root / f"lib/libnvrtc-builtins.so.{release}").touch()
+    if "runtime" in parts:
+        (root / f"lib/libcudart.so.{major}").touch()
+        text = f"#define CUDART_VERSION  {int(major) * 1000 + int(minor) * 10}\n"
+        (root / "include/cuda_runtime_api.h").write_text(text)
+    return root
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine with a CUDA Toolkit 13.0 without NVRTC, and a place for pip's packages."""
+    toolkit = installed(tmp_path / "toolkit", "13.0", "runtime")
+    nvcc = compilers.Nvcc(str(toolkit), "13.0", "V13.0.88")
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda notes: nvcc)
+    monkeypatch.setattr(toolchain, "cuda_wheels", lambda: [tmp_path / "nvidia"])
+    toolchain.find_nvrtc.cache_clear()
+    yield tmp_path
+    toolchain.find_nvrtc.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("release", "of_toolkit"), [("13.2", []), ("13.0", ["toolkit/include", "toolkit/include/cccl"])]
+)
+def test_nvrtc_reads_the_headers_of_its_own_release_only(
+    machine: Path, release: str, of_toolkit: list[str]
+) -> None:
+    installed(machine / "nvidia/cu13", release)
+    found = toolchain.find_nvrtc("cuda13", None)
+    assert found is not None
+    own = ["nvidia/cu13/include", "nvidia/cu13/include/cccl"]
+    assert found.headers == ":".join(str(machine / name) for name in own + of_toolkit)
+    assert found.runtime == str(machine / "nvidia/cu13/lib")
+    assert found.version.startswith(f"{release} ")
+
+
+def test_a_toolkit_of_nvrtc_s_release_helps_where_pip_s_runtime_is_of_another(
+    machine: Path,
+) -> None:
+    installed(machine / "nvidia/cu13", "13.2", "runtime")
+    installed(machine / "nvidia/cu13", "13.0", "nvrtc")
+    found = toolchain.find_nvrtc("cuda13", None)
+    assert found is not None
+    assert found.headers.partition(":")[0] == str(machine / "toolkit/include")
+
+
+def test_the_packages_of_cuda_12_are_one_installation(machine: Path) -> None:
+    installed(machine / "nvidia/cuda_nvrtc", "12.8", "nvrtc")
+    installed(machine / "nvidia/cuda_runtime", "12.8", "runtime")
+    installed(machine / "nvidia/cu13", "13.2")
+    (machine / "nvidia/cuda_cccl/include/nv").mkdir(parents=True)
+    found = toolchain.find_nvrtc("cuda12", None)
+    assert found is not None
+    first, *others = found.headers.split(":")
+    assert first == str(machine / "nvidia/cuda_runtime/include")
+    assert str(machine / "nvidia/cuda_cccl/include") in others
+    assert not any("cu13" in folder or "toolkit" in folder for folder in others)
+    assert found.version.startswith("12.8 ")
+    toolkit = Path(found.as_toolkit(machine / "work"))
+    assert (toolkit / "include/cuda_runtime_api.h").is_file()
+    assert (toolkit / "include/nv").is_dir()
+    assert (toolkit / "lib64/libcudart.so").resolve().name == "libcudart.so.12"
+
+
+@pytest.mark.parametrize(("version", "runtime"), [("12.8", "cuda12"), (None, "cuda13")])
+def test_torch_s_cuda_decides_the_runtime_whatever_toolkit_is_there(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, runtime: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    assert toolchain.target_of("sm_90", None).runtime == runtime
+    nvcc = toolchain.nvcc_of(runtime, None)
+    assert (nvcc is None) == (runtime == "cuda12")
 
 
 def test_a_compiler_for_another_kind_of_machine_is_refused_in_a_sentence(
