@@ -177,16 +177,21 @@ def replacement_risk(path: Path, trusted_as: Path | None = None) -> str | None:
     None if no other user can.
 
     Each folder and link on the way must belong to this user or root and not be writable by other
-    users, unless its sticky bit is set. `trusted_as`: see `trust_problem`.
+    users, unless its sticky bit is set, or others cannot enter a folder above it. `trusted_as`: see
+    `trust_problem`.
     """
     here = "/"
+    closed: list[str] = []  # folders that only this user or root can enter
     links = 0
     rest = [part for part in reversed(str(path).split("/")) if part]
     try:
         known = os.stat(trusted_as) if trusted_as is not None else None
         top = status = os.lstat("/")
         while True:
-            problem = _writer(here, status, not rest, known)
+            closed = [each for each in closed if here.startswith(each)]
+            problem = _writer(here, status, not rest, known, bool(closed))
+            if not status.st_mode & 0o011:
+                closed.append(f"{here}/")
             if problem is not None or not rest:
                 held = "what it holds" if here == str(path) else path
                 return problem and f"{problem[0]}, so other users could replace {held}{problem[1]}"
@@ -223,11 +228,15 @@ def _owners(known: os.stat_result | None) -> set[int]:
 
 
 def _writer(
-    path: str, status: os.stat_result, last: bool, known: os.stat_result | None
+    path: str,
+    status: os.stat_result,
+    last: bool,
+    known: os.stat_result | None,
+    closed: bool = False,
 ) -> tuple[str, str] | None:
     """Return the reason why another user can change a file or folder in a path, and a remedy.
 
-    `last` is True for the end of the path.
+    `last` is True for the end of the path, and `closed` if others cannot enter a folder above it.
     """
     if status.st_uid not in _owners(known) and (last or not _unmapped(status.st_uid)):
         return f"{path} belongs to user {status.st_uid}, not to you or root", ""
@@ -235,7 +244,8 @@ def _writer(
     if known is not None:
         open_to &= ~(known.st_mode & (0o022 if known.st_gid == status.st_gid else 0o002))
     if (
-        not open_to
+        closed
+        or not open_to
         or (not last and status.st_mode & stat.S_ISVTX)
         or (open_to == 0o020 and _own_group(path, status.st_gid))
     ):
@@ -247,11 +257,11 @@ def _writer(
 
 
 def _own_group(path: str, group: int) -> bool:
-    """Return whether a group is this user's private group, by its name and members, so that only
-    this user has the group's permissions.
+    """Return whether only this user has a group's permissions: the group has no other member.
 
-    If the file has an access control list, the mode covers all groups and users in the list, so the
-    answer is False.
+    A directory service may not list its accounts. A group without any known member is the user's if it
+    is the main group and has the user's name. If the file has an access control list, the mode covers
+    all groups and users in the list, so the answer is False.
     """
     import grp
     import pwd
@@ -261,8 +271,10 @@ def _own_group(path: str, group: int) -> bool:
         found = grp.getgrgid(group)
     except KeyError:
         return False
-    own = group == user.pw_gid and found.gr_name == user.pw_name
-    return own and {*found.gr_mem, *_accounts(group)} <= {user.pw_name} and not _has_list(path)
+    members = {*found.gr_mem, *_accounts(group)}
+    if not members and group == user.pw_gid:
+        members = {found.gr_name}
+    return members == {user.pw_name} and not _has_list(path)
 
 
 @cache

@@ -182,6 +182,15 @@ def probed_once() -> Iterator[dict[tuple[object, ...], Compiler]]:
 
 
 @pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """The folder of a test, which other users can reach, as a shared one: pytest lets nobody else enter its own."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder.stat().st_mode & 0o011 != 0o011:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    return tmp_path
+
+
+@pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache, and a place for locks and temporary files, of the test's own: the cache's path, where nothing is yet."""
     (tmp_path / "tmp").mkdir()

@@ -474,6 +474,7 @@ def folder_of(case: Case) -> Iterator[Path]:
     """A folder with the case's files, and no other cache than the one in it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(os.path.realpath(scratch))
+        folder.chmod(0o755)  # as a folder of a project, which other users can reach
         for name, text in (case.files or {}).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")

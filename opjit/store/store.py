@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from opjit import files
+from opjit import files, progress
 from opjit.errors import EntryError, UntrustedFolder, warn_of_cache
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry, NotWanted, verify
@@ -39,7 +39,7 @@ TUNED = "tuned"  # the folder of choices among variants
 # Folders that hold no entries.
 SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", OBJECTS, SEEN, SETS, TUNED})
 KEY = re.compile(r"[0-9a-f]{64}")  # the name of an entry's folder
-STAGING_AGE = 24 * 3600.0  # seconds
+DAY = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
 _warned: set[str] = set()  # warnings given about roots that are not trusted
 
@@ -109,13 +109,17 @@ class Store(NamedTuple):
         return problem is None
 
     def warn_unused(self, problem: str) -> None:
-        """Warn, once per process and problem, that the store is not used."""
+        """Warn, once per day and problem, that the store is not used."""
+        text = (
+            f"the cache {self.root} is not used: {problem}; or set OPJIT_CACHE (for a read-only cache, "
+            "OPJIT_LAYERS) to a directory that only you can write"
+        )
         if problem not in _warned:
             _warned.add(problem)
-            warn_of_cache(
-                f"the cache {self.root} is not used: {problem}; or set OPJIT_CACHE (for a read-only cache, "
-                "OPJIT_LAYERS) to a directory that only you can write"
-            )
+            if _is_told_today(text):
+                progress.log(text)
+            else:
+                warn_of_cache(text)
 
     def _require_trusted(self, *folders: Path) -> None:
         problem = self.problem(*folders)
@@ -134,7 +138,7 @@ class Store(NamedTuple):
         with suppress(OSError):
             for leftover in os.scandir(staging):
                 with suppress(OSError):
-                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > STAGING_AGE:
+                    if time.time() - leftover.stat(follow_symlinks=False).st_mtime > DAY:
                         files.remove_tree(Path(leftover.path))
         return staging
 
@@ -188,6 +192,20 @@ class Store(NamedTuple):
             )
         private = Store(files.temporary_folder())
         return private.receive(bundle, private.root / place.relative_to(self.root), target)
+
+
+def _is_told_today(text: str) -> bool:
+    """Return whether a process of this user has given a warning in the last day, and note that this one does."""
+    from opjit.store import lock  # late: no hit needs it
+
+    note = lock.folder() / f"{files.sha256(text)[:16]}.warned"
+    with suppress(OSError):
+        files.make_private(note.parent)
+        if files.trust_problem(note.parent) is None:
+            if note.exists() and time.time() - note.stat().st_mtime < DAY:
+                return True
+            files.write_note(note, "")
+    return False
 
 
 def default_store() -> Store:

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +17,13 @@ import pytest
 from opjit import files, tune
 from opjit.errors import CacheWarning
 from opjit.store import sets
+from opjit.store import store as store_module
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
 from tests import helpers
 from tests.helpers import SOMEBODY, Cases, as_root, caught, describe, fresh, open_to_group, write_op
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
 @pytest.fixture
@@ -245,47 +248,99 @@ def test_what_only_this_user_can_swap_is_used(
         assert other.entry.folder.is_relative_to(root)
 
 
-def test_a_group_with_another_name_or_other_members_is_others(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "members", "accounts"),
+    [("staff", [], []), (ME, ["somebody"], []), (ME, [], ["somebody"]), ("staff", [ME], ["other"])],
+)
+def test_a_group_with_another_member_or_without_a_known_one_is_others(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    members: list[str],
+    accounts: list[str],
 ) -> None:
-    own_group(root, monkeypatch)
-    me = pwd.getpwuid(os.geteuid()).pw_name
-    for name, members in (("staff", []), (me, ["somebody"])):
-        monkeypatch.setattr(
-            grp,
-            "getgrgid",
-            lambda number, name=name, members=members: SimpleNamespace(
-                gr_name=name, gr_mem=members
-            ),
-        )
-        assert "can be written by other users (mode 775" in (files.replacement_risk(root) or "")
+    own_group(root, monkeypatch, name, members, accounts)
+    assert "can be written by other users (mode 775" in (files.replacement_risk(root) or "")
 
 
-def own_group(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the group of the folder above a cache look like this user's private one, and let it write there."""
-    me = pwd.getpwuid(os.geteuid())
+@pytest.mark.parametrize(
+    ("name", "members", "accounts"),
+    [(ME, [], []), ("staff", [ME], []), ("staff", [], [ME]), (ME, [ME], [ME])],
+)
+def test_a_group_without_another_member_is_the_user(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    members: list[str],
+    accounts: list[str],
+) -> None:
+    own_group(root, monkeypatch, name, members, accounts)
+    assert files.replacement_risk(root) is None
+
+
+@pytest.mark.parametrize("folder", ["outer", "outer/inner"])
+def test_what_others_cannot_reach_is_not_theirs_to_replace(
+    root: Path, tmp_path: Path, folder: str
+) -> None:
+    closed = tmp_path / folder
+    root.chmod(0o777)
+    for mode in (0o755, 0o750, 0o701):
+        closed.chmod(mode)
+        assert "can be written by other users (mode 777" in (files.replacement_risk(root) or "")
+    closed.chmod(0o700)
+    assert files.replacement_risk(root) is None
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o777)
+    elsewhere.chmod(0o777)
+    (closed / "link").symlink_to("/" + str(elsewhere))
+    risk = files.replacement_risk(closed / "link")
+    assert "can be written by other users (mode 777" in (risk or ""), "the link leads out of it"
+
+
+def test_one_process_a_day_warns_that_the_cache_is_not_used(
+    op: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.mkdir()
+    here.chmod(0o777)
+
+    def warnings_of_a_process() -> int:
+        monkeypatch.setattr(store_module, "_warned", set())
+        return sum("is not used" in text for text in caught(op, here).warnings)
+
+    assert [warnings_of_a_process() for _ in range(3)] == [1, 0, 0]
+    [note] = (here.parent / "tmp").glob("opjit-*/*.warned")
+    os.utime(note, (0, 0))
+    assert warnings_of_a_process() == 1, "a day has passed"
+    here.chmod(0o757)
+    assert warnings_of_a_process() == 1, "it is another problem"
+    note.parent.chmod(0o777)
+    assert warnings_of_a_process() == 1, "others may have made the note"
+
+
+def own_group(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str = ME,
+    members: Sequence[str] = (),
+    accounts: Sequence[str] = (),
+) -> None:
+    """Let this user's main group write in the folder above a cache. It has a name, members, and accounts whose main group it is."""
     group = os.stat(root.parent).st_gid
     root.parent.chmod(0o775)
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_name=ME, pw_gid=group))
     monkeypatch.setattr(
-        pwd, "getpwuid", lambda user: SimpleNamespace(pw_name=me.pw_name, pw_gid=group)
+        grp, "getgrgid", lambda number: SimpleNamespace(gr_name=name, gr_mem=members)
     )
-    monkeypatch.setattr(
-        grp, "getgrgid", lambda number: SimpleNamespace(gr_name=me.pw_name, gr_mem=[])
-    )
+    monkeypatch.setattr(files, "_accounts", lambda number: frozenset(accounts))
 
 
-def test_a_group_that_is_another_account_s_main_group_is_others(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_accounts_of_a_group_are_those_whose_main_group_it_is(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own_group(root, monkeypatch)
-    assert files.replacement_risk(root) is None
-    files._accounts.cache_clear()
-    accounts = [
-        *pwd.getpwall(),
-        SimpleNamespace(pw_name="other", pw_gid=os.stat(root.parent).st_gid),
-    ]
+    accounts = [SimpleNamespace(pw_name=name, pw_gid=gid) for name, gid in (("a", 7), ("b", 8))]
     monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
-    assert "can be written by other users (mode 775" in (files.replacement_risk(root) or "")
+    files._accounts.cache_clear()
+    assert files._accounts(7) == {"a"}
     files._accounts.cache_clear()
 
 
