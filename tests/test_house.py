@@ -168,10 +168,15 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
 
 def _tokens_by_line(text: str, left_out: set[int]) -> dict[int, int]:
     counts: dict[int, int] = {}
+    depth = 0  # in f-strings, which are one token before Python 3.12, and several since then
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         line = token.start[0]
-        if token.type in _COUNTED and line not in left_out:
+        name = tokenize.tok_name[token.type]
+        depth -= name == "FSTRING_END"
+        counted = token.type in _COUNTED or name == "FSTRING_START"
+        if counted and depth == 0 and line not in left_out:
             counts[line] = counts.get(line, 0) + 1
+        depth += name == "FSTRING_START"
     return counts
 
 

@@ -101,8 +101,8 @@ def working_nvcc(notes: Path | None) -> Nvcc | None:
 def nvcc_of(runtime: str, notes: Path | None) -> Nvcc | None:
     """Find a working nvcc of the major version of a runtime, such as ``"cuda13"``, or of any for an empty text."""
     nvcc = working_nvcc(notes)
-    fits = nvcc is not None and runtime in ("", f"cuda{nvcc.version.partition('.')[0]}")
-    return nvcc if fits else None
+    major = runtime.removeprefix("cuda")
+    return nvcc if nvcc and nvcc.version.startswith(major) else None
 
 
 def find_device_compiler(wanted: DeviceCompiler, notes: Path | None) -> DeviceCompilerInfo | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -228,7 +229,7 @@ def test_nobody_waits_for_a_killed_or_a_stopped_process(
             time.sleep(0.01)
         with ThreadPoolExecutor(1) as pool:
             waiter = pool.submit(use_share, GIB)
-            with pytest.raises(TimeoutError):
+            with pytest.raises(futures.TimeoutError):
                 waiter.result(0.3)
             holder.send_signal(number)
             assert waiter.result(20)
@@ -242,7 +243,7 @@ def test_a_small_compiler_waits_for_no_large_one_s_cpu(
     with ThreadPoolExecutor(1) as pool:
         with budget.share(2), budget.share(1):
             another = pool.submit(use_share, 1)
-            with pytest.raises(TimeoutError):
+            with pytest.raises(futures.TimeoutError):
                 another.result(0.3)
         assert another.result(20)
 

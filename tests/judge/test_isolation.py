@@ -328,7 +328,7 @@ def test_serve_removes_no_file_that_it_did_not_make(tmp_path: Path) -> None:
     assert kept.read_text("utf-8") == "text"
 
     async def serve_briefly(path: Path) -> None:
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(command.serve(Stub(), path), 0.2)  # type: ignore[arg-type]
 
     path = tmp_path / "socket"
