@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from opjit.cpp_extension.identity import Extension, Unsupported
 from opjit.cpp_extension.light import policy
 from opjit.declare.oplist import RecordedExtension
 from opjit.environment import is_on
-from opjit.errors import LoadError, RecordError
+from opjit.errors import CompileWarning, LoadError, RecordError
 from opjit.processes import CachedProperty
 from opjit.shared_library.recorded import arguments_of
 from opjit.store import manifest
@@ -118,12 +119,13 @@ class ExtensionRequest(BinaryRequest):
             refused is not None and self.inputs.toolchain is None
         ):  # there is no nvcc for torch/extension.h
             raise refused.error
-        return build.build(
-            replace((*self._stable, self.inputs)[0], reason=reason or ""),
-            self.call,
-            store,
-            self.must_store,
-        )
+        last = replace((*self._stable, self.inputs)[0], reason=reason or "")
+        entry = build.build(last, self.call, store, self.must_store)
+        if refused is not None and refused.preprocessor:
+            slow = f"{self.inputs.name} is built with torch's own headers, which is 10x slower"
+            text = f"{slow}, because opjit's preprocessor failed: {reason}"
+            warnings.warn(CompileWarning(text), stacklevel=2)
+        return entry
 
 
 def with_entry(

@@ -366,14 +366,14 @@ class _ExtensionBuild(NamedTuple):
             except (light.streams.Different, NvccOnly) as different:
                 raise self.lacks(str(different)) from None
             except CompilerFailed as failed:
-                raise self.refused(str(failed)) from None
+                raise self.refused(str(failed), True) from None
 
-    def refused(self, output: str) -> Exception:
+    def refused(self, output: str, preprocessor: bool = False) -> Exception:
         """Return the error of a tool's output: a BuildError if full headers cannot help, or light.NeedsFullHeaders."""
         error = self.diagnosed(output)
         if self.prepared is None or self.is_final(output):
             return error
-        return light.NeedsFullHeaders(error)
+        return light.NeedsFullHeaders(error, preprocessor)
 
     def lacks(self, reason: str) -> light.NeedsFullHeaders:
         """Return the error of a program that light headers cannot compile."""
@@ -385,7 +385,8 @@ class _ExtensionBuild(NamedTuple):
         assert self.prepared is not None
         compilation = step.compilation
         if not compilation.by_nvcc:
-            self.prepared.check(compilation.source, step.command(), compilation.out, scratch)
+            words = step.build.compile_command(compilation, [])
+            self.prepared.check(compilation.source, words, compilation.out, scratch)
         elif step.nvrtc is None and self.tools.nvcc is not None:
             from opjit.cpp_extension import cuda
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shutil
 import subprocess
 import sysconfig
 import warnings
@@ -32,11 +33,12 @@ from opjit.cpp_extension.light import (
     vocabulary,
 )
 from opjit.cpp_extension.light.policy import Program
-from opjit.errors import CompileError
+from opjit.errors import CompileError, CompileWarning
 from opjit.recipe import toolchain
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_root
+from tests import helpers
 from tests.helpers import fresh
 
 pytestmark = pytest.mark.torch
@@ -227,6 +229,9 @@ def test_a_guard_is_there_during_the_call(meaning: Any) -> None:
     assert not meaning.with_gradients()
 
 
+COUNT = "int64_t count(const torch::Tensor &x) { return x.numel(); }"
+
+
 def prepared_in(folder: Path, *flags: str) -> Prepared:
     """Light headers for programs that are compiled in a folder, bound by opjit's binding."""
     base = Store(default_root()).base
@@ -242,8 +247,7 @@ def checked(folder: Path, text: str, *flags: str) -> Program:
     prepared = prepared_in(folder, *flags)
     system = [word for place in headers.folders() for word in ("-isystem", place)]
     words = ["-std=c++20", "-fPIC", "-DTORCH_EXTENSION_NAME=mine", *flags, *system]
-    command = [prepared.cxx.path, *words, "-c", "a.cpp"]
-    prepared.check("a.cpp", command, "a.o", folder / "scratch")
+    prepared.check("a.cpp", [*words, "-c", "a.cpp"], "a.o", folder / "scratch")
     return prepared.programs["a.o"]
 
 
@@ -420,6 +424,26 @@ def test_a_program_without_torch_keeps_its_headers(tmp_path: Path) -> None:
     opjit.load("plain", [str(tmp_path / "a.cpp")], is_python_module=False)
     built_with = described("plain")[0].built_with["headers"]
     assert built_with == "torch's own headers: it includes none of torch's headers"
+
+
+@pytest.mark.slow
+def test_a_compiler_behind_a_launcher_takes_light_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = helpers.program(tmp_path / "launch", '#!/bin/sh\nexec "$@"\n')
+    monkeypatch.setenv("CXX", f"{launcher} c++")
+    assert loaded("launched", COUNT, functions="count").count(torch.ones(2)) == 2
+    assert described("launched")[0].built_with["headers"] == "light headers"
+
+
+@pytest.mark.slow
+def test_a_preprocessor_that_refuses_a_right_program_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"#!/bin/sh\ncase \" $* \" in *' -E '*main.cpp*) echo it broke; exit 1;; esac\nexec '{shutil.which('c++')}' \"$@\"\n"
+    monkeypatch.setenv("CXX", str(helpers.program(tmp_path / "c++", text)))
+    with pytest.warns(CompileWarning, match="opjit's preprocessor failed: .*it broke"):
+        assert loaded("broken", COUNT, functions="count").count(torch.ones(2)) == 2
 
 
 @pytest.mark.slow

@@ -29,11 +29,15 @@ _OBJECT = "opjit_bind.o"
 
 
 class NeedsFullHeaders(Exception):
-    """Light headers may lack a declaration. `error` is for the user, if nvcc is missing, so that torch/extension.h cannot be used."""
+    """Light headers may lack a declaration. `error` is for the user, if nvcc is missing, so that torch/extension.h cannot be used.
 
-    def __init__(self, error: OpjitError) -> None:
+    If a build with torch/extension.h succeeds, its text was right, so a `preprocessor` that refused it was not.
+    """
+
+    def __init__(self, error: OpjitError, preprocessor: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
+        self.preprocessor = preprocessor
 
 
 @dataclass(frozen=True)
@@ -105,14 +109,14 @@ class Prepared:
         """Return the folder of light headers for the source of an object file."""
         return self.work / "light" / out
 
-    def check(self, source: str, command: Sequence[str], out: str, scratch: Path) -> None:
+    def check(self, source: str, words: Sequence[str], out: str, scratch: Path) -> None:
         """Write the light headers that a source needs. Raise streams.Different if its text has other tokens with torch's headers.
 
-        `command` compiles `source` to `out` in the directory `work`. Temporary files go to the directory `scratch`. Raises CompilerFailed
-        if the preprocessor refuses the text.
+        A compiler with `words` compiles `source` to `out` in the directory `work`. Temporary files go to the directory `scratch`.
+        Raises CompilerFailed if the preprocessor refuses the text.
         """
         light = {f"-I{folder}" for folder in self.folders}
-        flags = [flag for flag in streams.flags_of(command, source) if flag not in light]
+        flags = [flag for flag in streams.flags_of(words, source) if flag not in light]
         preprocessor = streams.Preprocessor(
             self.cxx,
             self.base,

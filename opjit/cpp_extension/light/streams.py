@@ -53,10 +53,10 @@ class Different(Exception):
     """A text has other tokens with torch's headers than with light headers. The message names the place."""
 
 
-def flags_of(command: Sequence[str], source: str) -> list[str]:
-    """Return the flags of a compile command that matter to the preprocessor, in order."""
+def flags_of(words: Sequence[str], source: str) -> list[str]:
+    """Return the words of a compile command, without the compiler, that matter to the preprocessor, in order."""
     kept = []
-    given = iter(command[1:])
+    given = iter(words)
     for word in given:
         if word in _DROPPED:
             next(given, None)
