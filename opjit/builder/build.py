@@ -33,7 +33,6 @@ from opjit.recipe import compilers, libraries, reads, toolchain
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.reports import LINKED, Changed, ReportReader, Search, trusted_prefixes
-from opjit.recipe.toolchain import INSTALL_NVRTC
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.store import Store
@@ -167,7 +166,7 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
         raise ToolMissing(
             "NVRTC",
             f"cannot cross-compile {recipe}: this needs NVRTC for {target.runtime}, because nvcc builds for this machine only; "
-            f"{INSTALL_NVRTC}",
+            f"{toolchain.install_nvrtc()}",
         )
     nvcc = None if cross else toolchain.nvcc_of(target.runtime, store.notes)
     if nvcc is None and nvrtc is None:

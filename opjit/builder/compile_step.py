@@ -114,7 +114,7 @@ def by_nvrtc_or_nvcc(
                 way = (
                     f"build it on a machine with {machine}, as nvcc here does not"
                     if other
-                    else "install the CUDA Toolkit"
+                    else toolchain.install_nvcc()
                 )
                 raise ToolMissing("nvcc", f"{name} needs nvcc, as {reason}; {way}") from None
         except LayoutDiffers as failed:  # nvcc would accept it, and kernels would read garbage

@@ -130,7 +130,7 @@ def cuda_op() -> Iterator[Observation]:
             "NVRTC",
             NOTE,
             "not found, so nvcc compiles CUDA ops, which is 3x slower",
-            toolchain.INSTALL_NVRTC,
+            toolchain.install_nvrtc(),
         )
     else:
         yield Observation("NVRTC", OK, f"CUDA {nvrtc.version.partition(' ')[0]}: {nvrtc.library}")
@@ -144,7 +144,7 @@ def cuda_op() -> Iterator[Observation]:
             "nvcc",
             WARNING if here else NOTE,
             "not found, so CUDA ops cannot be built here; ops in a cache or a wheel still work",
-            f"{toolchain.INSTALL_NVRTC}, or install the CUDA Toolkit of torch's CUDA version",
+            f"{toolchain.install_nvrtc()}, or install the CUDA Toolkit of torch's CUDA version",
         )
         return
     mismatch = None
@@ -153,6 +153,7 @@ def cuda_op() -> Iterator[Observation]:
             "nvcc",
             NOTE,
             "not found, so the few CUDA files that NVRTC does not support cannot be built",
+            toolchain.install_nvcc(),
         )
     else:
         yield Observation("nvcc", OK, f"CUDA {nvcc.version} ({nvcc.build}) in {nvcc.root}")

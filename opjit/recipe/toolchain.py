@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -30,9 +31,6 @@ from opjit.recipe.compilers import (
 if TYPE_CHECKING:
     from opjit.backends import Backend, DeviceCompiler
     from opjit.backends.targets import Target
-
-INSTALL_NVRTC = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
-
 
 _Tool = TypeVar("_Tool", Compiler, Nvcc, DeviceCompilerInfo)
 
@@ -73,18 +71,15 @@ def find_cxx(notes: Path | None) -> Compiler | None:
 
 
 def find_nvcc(notes: Path | None) -> Nvcc | None:
-    """Find nvcc in $CUDA_HOME, on PATH, or in /usr/local/cuda.
+    """Find nvcc in $CUDA_HOME, in pip's packages, on PATH, or in /usr/local/cuda.
 
     None if it does not exist.
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    return _find(
-        notes,
-        "nvcc",
-        ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"],
-        Nvcc,
-        probe_nvcc,
-    )
+    folders = [home] if home else []
+    folders += [root for wheel in cuda_wheels() for root in sorted(wheel.glob("cu[0-9]*"))]
+    names = [f"{folder}/bin/nvcc" for folder in folders]
+    return _find(notes, "nvcc", [*names, "nvcc", "/usr/local/cuda/bin/nvcc"], Nvcc, probe_nvcc)
 
 
 def working_nvcc(notes: Path | None) -> Nvcc | None:
@@ -132,7 +127,7 @@ def find_nvrtc(runtime: str, notes: Path | None) -> Nvrtc | None:
         same = [each for each in installations if each.release == release] or [own]
         same.sort(key=lambda each: each != own)
         runtimes = [path for each in same for path in each.find(f"libcudart.so{library.suffix}")]
-        headers = ":".join(str(folder) for each in same for folder in each.headers)
+        headers = ":".join(dict.fromkeys(str(folder) for each in same for folder in each.headers))
         if runtimes and headers:
             version = f"{release} {same[0].digest([library, *builtins])}"
             return Nvrtc(str(library), headers, str(runtimes[0].parent), version)
@@ -261,14 +256,34 @@ def _missing(
     )
 
 
+def pip_install(*parts: str) -> str:
+    """Return the command that installs parts of CUDA, such as ``"nvcc"``, in the release of torch."""
+    from torch.version import cuda
+
+    release = cuda or ""
+    line = "-cu12" if release.startswith("12.") else ""
+    exact = f"=={release}.*" if release else ""
+    return shlex.join(["pip", "install", *(f"nvidia-cuda-{part}{line}{exact}" for part in parts)])
+
+
+def install_nvrtc() -> str:
+    return pip_install("nvrtc", "runtime", "cccl")
+
+
+def install_nvcc() -> str:
+    """Return how to install nvcc, which pip has from CUDA 13 on."""
+    command = pip_install("nvcc")
+    return "install the CUDA Toolkit" + ("" if "-cu12" in command else f", or {command}")
+
+
 def require_nvcc(notes: Path | None) -> Nvcc:
     nvcc = find_nvcc(notes)
     if nvcc is None:
         raise ToolMissing(
             "nvcc",
             "no CUDA compiler: opjit looked for NVRTC, which pip installs with a CUDA build of torch, and for "
-            "nvcc of the CUDA Toolkit in $CUDA_HOME, on PATH and in /usr/local/cuda; install the Toolkit, or "
-            f"{INSTALL_NVRTC}; both compile CUDA ops even without a GPU",
+            "nvcc in $CUDA_HOME, in pip's packages, on PATH and in /usr/local/cuda; install the CUDA Toolkit, or "
+            f"{install_nvrtc()}; both compile CUDA ops even without a GPU",
         )
     return nvcc
 

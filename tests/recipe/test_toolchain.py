@@ -81,7 +81,7 @@ def test_a_missing_nvcc_says_what_to_install(
     recipe = helpers.describe(op, targets.named("sm_90", cuda_version="13.0"), compiler={})
     lacks(
         "nvcc",
-        f"CUDA Toolkit.*{toolchain.INSTALL_NVRTC}",
+        f"CUDA Toolkit.*{re.escape(toolchain.install_nvrtc())}",
         lambda: build.build(recipe, Store(tmp_path / "cache")),
     )
 
@@ -154,6 +154,34 @@ def test_the_packages_of_cuda_12_are_one_installation(machine: Path) -> None:
     assert (toolkit / "include/cuda_runtime_api.h").is_file()
     assert (toolkit / "include/nv").is_dir()
     assert (toolkit / "lib64/libcudart.so").resolve().name == "libcudart.so.12"
+
+
+def test_the_nvcc_of_pip_s_packages_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(toolchain, "cuda_wheels", lambda: [tmp_path / "nvidia"])
+    (tmp_path / "nvidia/cu13/bin").mkdir(parents=True)
+    helpers.fake_nvcc(tmp_path / "nvidia/cu13/bin/nvcc", "V13.2.86")
+    found = toolchain.find_nvcc(None)
+    assert found is not None
+    assert (found.root, found.version) == (str(tmp_path / "nvidia/cu13"), "13.2")
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("13.2", "install the CUDA Toolkit, or pip install 'nvidia-cuda-nvcc==13.2.*'"),
+        ("12.8", "install the CUDA Toolkit"),
+        (None, "install the CUDA Toolkit, or pip install nvidia-cuda-nvcc"),
+    ],
+)
+def test_the_package_of_nvcc_is_that_of_torch_s_release(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, says: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    assert toolchain.install_nvcc() == says
 
 
 @pytest.mark.parametrize(("version", "runtime"), [("12.8", "cuda12"), (None, "cuda13")])
