@@ -77,7 +77,7 @@ def find_nvcc(notes: Path | None) -> Nvcc | None:
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     folders = [home] if home else []
-    folders += [root for wheel in cuda_wheels() for root in sorted(wheel.glob("cu[0-9]*"))]
+    folders += [str(root) for wheel in cuda_wheels() for root in sorted(wheel.glob("cu[0-9]*"))]
     names = [f"{folder}/bin/nvcc" for folder in folders]
     return _find(notes, "nvcc", [*names, "nvcc", "/usr/local/cuda/bin/nvcc"], Nvcc, probe_nvcc)
 
