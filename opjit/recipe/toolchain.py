@@ -71,15 +71,15 @@ def find_cxx(notes: Path | None) -> Compiler | None:
 
 
 def find_nvcc(notes: Path | None) -> Nvcc | None:
-    """Find nvcc in $CUDA_HOME, in pip's packages, on PATH, or in /usr/local/cuda.
+    """Find nvcc in $CUDA_HOME, on PATH, in /usr/local/cuda, or in pip's packages.
 
     None if it does not exist.
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    folders = [home] if home else []
-    folders += [str(root) for wheel in cuda_wheels() for root in sorted(wheel.glob("cu[0-9]*"))]
-    names = [f"{folder}/bin/nvcc" for folder in folders]
-    return _find(notes, "nvcc", [*names, "nvcc", "/usr/local/cuda/bin/nvcc"], Nvcc, probe_nvcc)
+    names = [f"{home}/bin/nvcc"] if home else []
+    names += ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    names += [str(path) for wheel in cuda_wheels() for path in sorted(wheel.glob("cu*/bin/nvcc"))]
+    return _find(notes, "nvcc", names, Nvcc, probe_nvcc)
 
 
 def working_nvcc(notes: Path | None) -> Nvcc | None:
@@ -272,7 +272,7 @@ def install_nvrtc() -> str:
 
 def install_nvcc() -> str:
     """Return how to install nvcc, which pip has from CUDA 13 on."""
-    command = pip_install("nvcc")
+    command = pip_install("nvcc", "cccl")
     return "install the CUDA Toolkit" + ("" if "-cu12" in command else f", or {command}")
 
 
@@ -282,7 +282,7 @@ def require_nvcc(notes: Path | None) -> Nvcc:
         raise ToolMissing(
             "nvcc",
             "no CUDA compiler: opjit looked for NVRTC, which pip installs with a CUDA build of torch, and for "
-            "nvcc in $CUDA_HOME, in pip's packages, on PATH and in /usr/local/cuda; install the CUDA Toolkit, or "
+            "nvcc in $CUDA_HOME, on PATH, in /usr/local/cuda and in pip's packages; install the CUDA Toolkit, or "
             f"{install_nvrtc()}; both compile CUDA ops even without a GPU",
         )
     return nvcc

@@ -1,5 +1,6 @@
 """The tools of a build: found where the user says, asked who they are, and missed with what to install."""
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -161,6 +162,9 @@ def test_the_nvcc_of_pip_s_packages_is_found(
 ) -> None:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(
+        toolchain, "which", lambda name: name if os.sep in name and "/cu13/" in name else None
+    )
     monkeypatch.setattr(toolchain, "cuda_wheels", lambda: [tmp_path / "nvidia"])
     (tmp_path / "nvidia/cu13/bin").mkdir(parents=True)
     helpers.fake_nvcc(tmp_path / "nvidia/cu13/bin/nvcc", "V13.2.86")
@@ -172,9 +176,12 @@ def test_the_nvcc_of_pip_s_packages_is_found(
 @pytest.mark.parametrize(
     ("version", "says"),
     [
-        ("13.2", "install the CUDA Toolkit, or pip install 'nvidia-cuda-nvcc==13.2.*'"),
+        (
+            "13.2",
+            "install the CUDA Toolkit, or pip install 'nvidia-cuda-nvcc==13.2.*' 'nvidia-cuda-cccl==13.2.*'",
+        ),
         ("12.8", "install the CUDA Toolkit"),
-        (None, "install the CUDA Toolkit, or pip install nvidia-cuda-nvcc"),
+        (None, "install the CUDA Toolkit, or pip install nvidia-cuda-nvcc nvidia-cuda-cccl"),
     ],
 )
 def test_the_package_of_nvcc_is_that_of_torch_s_release(
