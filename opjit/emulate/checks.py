@@ -13,7 +13,14 @@ from opjit.operators.op import Op
 from opjit.testing import refuse_unknown_waivers
 from opjit.testing.checks import Check, add
 from opjit.testing.command import Emulator
-from opjit.testing.samples import SMALL, Skipped, distinct_samples, effects, trials
+from opjit.testing.samples import (
+    SMALL,
+    Skipped,
+    declared_samples,
+    distinct_samples,
+    effects,
+    trials,
+)
 
 _LARGEST = 100_000  # elements of a sample, so that a call lasts milliseconds
 _CALLS = 32  # with checks: samples of different kinds first, then of other sizes
@@ -71,8 +78,7 @@ def compile_both(op: Op) -> str:
 def prepare(op: Op, checked: bool) -> None:
     """Make torch call an op's emulated kernel for CPU tensors, in a child process of `opjit test`."""
     build.install_emulated(refuse_unknown_waivers(op), checked)
-    _ = op.reference_function
-    samples = [sample for sample in op.samples_on("cpu") if sample.numel <= _LARGEST]
+    samples = [each for each in declared_samples(op, "cpu") if each.numel <= _LARGEST]
     op.samples(lambda device: iter(samples))
 
 

@@ -32,10 +32,11 @@ from opjit.emulate import build
 from opjit.emulate.checks import compile_both
 from opjit.errors import BadSetting, PeerLost
 from opjit.operators.op import Op
+from opjit.testing.across_ranks import print_outcome
 from opjit.testing.checks import tally
 from opjit.testing.compare import assert_same
 from opjit.testing.isolation import Child
-from opjit.testing.samples import Skipped, effects
+from opjit.testing.samples import Skipped, declared_samples, effects
 
 _TIMEOUT = 10.0  # seconds; the clock of emulated kernels leaps if all threads only wait
 _IN_A_ROW = 3  # calls without a meeting of the ranks between them, as in a program
@@ -77,14 +78,13 @@ def run(names: Sequence[str], ranks: int) -> int:
         right = _in_child(op, ranks, checked=False)
         races = _in_child(op, ranks, checked=True)
         errors = {**right.errors, **races.errors}
-        checked_calls = tally(races.calls, "call")
-        print(
-            f"{title}: {'FAILED' if errors else 'ok'}, {checked_calls} checked for races and bounds, "
+        calls = (
+            f"{tally(races.calls, 'call')} checked for races and bounds, "
             f"and {tally(right.calls, 'larger call')}"
         )
-        for text, who in errors.items():
-            print(f"  rank {', '.join(map(str, who))}: {text}")
-        failed = failed or bool(errors)
+        texts = [f"rank {', '.join(map(str, who))}: {text}" for text, who in errors.items()]
+        passed = print_outcome(title, races.calls + right.calls, calls, texts)
+        failed = failed or not passed
     return int(failed)
 
 
@@ -198,7 +198,7 @@ def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
 
 def _chosen(op: Op, members: _ThreadRank, checked: bool) -> list[Sample]:
     """Choose the samples by rank 0's numbers, because all ranks make the same calls."""
-    samples = list(op.samples_on("cpu"))
+    samples = declared_samples(op, "cpu")
     sizes = range(_SMALL + 1) if checked else range(_SMALL + 1, _LARGE)
     kinds = {sample.kind: n for n, sample in enumerate(samples) if sample.numel in sizes}
     numbers = members.exchange(list(kinds.values())[:_CALLS])[0]

@@ -30,7 +30,7 @@ from opjit.operators.op import Op
 from opjit.testing import gradients, integration, memory, numerics
 from opjit.testing.checks import Check, Line, outcome_of
 from opjit.testing.numerics import DTYPES
-from opjit.testing.samples import Skipped
+from opjit.testing.samples import Skipped, declared_samples
 
 __all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
 
@@ -61,17 +61,18 @@ def check(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> None:
 
     Raises:
         AssertionError: has one line for each failed check.
+        Skipped: no check applies.
 
     Example:
         >>> [scale] = opjit.testing.load("my_ops")
         >>> opjit.testing.check(scale, "cpu")
     """
-    failed = [line for line in results(op, device, checks) if line.status == "failed"]
+    lines = list(results(op, device, checks))
+    failed = [f"{line.name}: {line.note}" for line in lines if line.status == "failed"]
     if failed:
-        raise AssertionError(
-            f"{op.qualified} on {device}:\n"
-            + "\n".join(f"{line.name}: {line.note}" for line in failed)
-        )
+        raise AssertionError("\n".join([f"{op.qualified} on {device}:", *failed]))
+    if all(line.status == "skipped" for line in lines):
+        raise Skipped(f"nothing was tested: no check applies to {op.qualified} on {device}")
 
 
 def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[Line]:
@@ -93,7 +94,7 @@ def results(op: Op, device: str, checks: Iterable[Check] = CHECKS) -> Iterable[L
 def prepare(op: Op, device: str) -> None:
     """Build the op if necessary, and evaluate the values that the checks need."""
     request.ready(refuse_unknown_waivers(op), backends.for_device(device))
-    _ = op.reference_function, list(op.samples_on(device))
+    declared_samples(op, device)
 
 
 def refuse_unknown_waivers(op: Op) -> Op:

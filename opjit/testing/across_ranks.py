@@ -8,19 +8,27 @@ from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from opjit import api, distributed
 from opjit.catalog import arguments
-from opjit.errors import BadSetting, PeerLost
+from opjit.errors import BadSetting, OpjitError
 from opjit.operators.op import Op
 from opjit.testing.checks import tally
 from opjit.testing.compare import assert_same
 from opjit.testing.isolation import Child
-from opjit.testing.samples import effects
+from opjit.testing.samples import declared_samples, effects
 
 _TIMEOUT = 60.0  # seconds that a rank may be late
+
+
+class _RankResult(NamedTuple):
+    """The number of a rank's calls that were right, and its error, empty for none."""
+
+    calls: int
+    error: str
 
 
 def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -> int:
@@ -37,21 +45,27 @@ def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -
         raise BadSetting(
             f"--ranks is {ranks}; expected 1 to {distributed.MAX_RANKS}, and a GPU for each rank on CUDA"
         )
-    failed = 0
+    failed = False
     for op in [op for name in names for op in arguments.ops(name)]:
         found = _on_ranks(op, ranks, chosen)
-        errors = [text for text, _ in found if text]
-        samples = tally(min(count for _, count in found), "sample")
-        verdict = "FAILED" if errors else "ok"
-        print(f"{op.qualified} on {ranks} ranks ({chosen}): {verdict}, {samples}")
-        for text in errors:
-            print(f"  {text}")
-        failed |= bool(errors)
-    return failed
+        calls = min(each.calls for each in found)
+        title = f"{op.qualified} on {ranks} ranks ({chosen})"
+        errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(found) if each.error]
+        failed |= not print_outcome(title, calls, tally(calls, "sample"), errors)
+    return int(failed)
 
 
-def _on_ranks(op: Op, ranks: int, device: str) -> list[tuple[str, int]]:
-    """Return each rank's error, empty for none, and the number of its samples."""
+def print_outcome(title: str, calls: int, note: str, errors: Sequence[str]) -> bool:
+    """Print an op's line and its errors, one of which is that no call was made. Returns whether there is none."""
+    if not calls and not errors:
+        errors = ["nothing was tested: no sample could be called"]
+    print(f"{title}: {'FAILED' if errors else 'ok'}, {note}")
+    for text in errors:
+        print(f"  {text}")
+    return not errors
+
+
+def _on_ranks(op: Op, ranks: int, device: str) -> list[_RankResult]:
     if device == "cpu":
         # One build, before the fork; a process that used CUDA cannot fork.
         api.get(op.qualified, device)
@@ -59,25 +73,25 @@ def _on_ranks(op: Op, ranks: int, device: str) -> list[tuple[str, int]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-ranks-"))
         run = partial(_rank, op, ranks, device, folder)
         children = [stack.enter_context(Child(partial(run, rank))) for rank in range(ranks)]
-        return [_received(child, rank) for rank, child in enumerate(children)]
+        return [_received(child) for child in children]
 
 
-def _received(child: Child, rank: int) -> tuple[str, int]:
+def _received(child: Child) -> _RankResult:
     try:
-        text, count = child.messages.recv()
+        result: _RankResult = child.messages.recv()
     except EOFError:
-        return f"rank {rank}: the process {child.end()}", 0
+        return _RankResult(0, f"the process {child.end()}")
     child.end()
-    return text, count
+    return result
 
 
 def _rank(op: Op, ranks: int, device: str, folder: str, rank: int, sender: Connection) -> None:
-    """Run as one rank, and send how it went."""
+    """Run as one rank, and send its result."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    count = 0
-    text = ""
+    calls = 0
+    error = ""
     try:
         if device == "cuda":
             torch.cuda.set_device(rank)
@@ -85,15 +99,15 @@ def _rank(op: Op, ranks: int, device: str, folder: str, rank: int, sender: Conne
         store = f"file://{Path(folder) / 'store'}"
         dist.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
         group = distributed.peers(device=device, timeout=_TIMEOUT)
-        for sample in op.samples_on(device):
+        for sample in declared_samples(op, device):
             expected = effects(op.reference_function, op, sample)
             assert_same(effects(op.overload, op, sample), expected, sample)
-            count += 1
+            calls += 1
         group.check()
         dist.barrier()
-    except (AssertionError, PeerLost) as error:
-        text = f"rank {rank}: {error}"
+    except (AssertionError, OpjitError) as reason:
+        error = str(reason)
     except Exception:  # in the op or in its op.py
-        text = f"rank {rank}: {traceback.format_exc().splitlines()[-1]}"
-    sender.send((text, count))
+        error = traceback.format_exc().splitlines()[-1]
+    sender.send(_RankResult(calls, error))
     os._exit(0)

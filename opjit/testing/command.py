@@ -395,7 +395,8 @@ class _Table:
 
         counts = Counter(result.line.status for result in self.results)
         verdict = [f"{counts[status]} {status}" for status in _COLORS if counts[status]]
-        verdict = verdict or ["nothing was checked"]
+        if not counts["ok"] and not counts["failed"]:
+            verdict.append("nothing was tested")
         verdict += self._remarks
         if self.stopped:
             verdict.append("stopped at the first failure")

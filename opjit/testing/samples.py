@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from opjit.declare.sample import Sample
+from opjit.errors import DeclarationError
 from opjit.operators.op import Op
 from opjit.testing.compare import as_list
 
@@ -83,6 +84,21 @@ def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
             f"there is no sample {watched.only}: this check calls the op {count} times, "
             "counted from 0"
         )
+
+
+def declared_samples(op: Op, device: str) -> list[Sample]:
+    """Return an op's samples.
+
+    Raises DeclarationError if it lacks a reference or samples, or if the samples are none: a run without a call must not be green.
+    """
+    _ = op.reference_function
+    samples = list(op.samples_on(device))
+    if not samples:
+        raise DeclarationError(
+            f"nothing was tested: {op.qualified} has no sample for {device}; "
+            f"yield at least one in the function under @{op.schema.name}.samples"
+        )
+    return samples
 
 
 def distinct_samples(

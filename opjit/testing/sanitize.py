@@ -25,7 +25,14 @@ from opjit.operators.op import Op
 from opjit.recipe import toolchain
 from opjit.recipe.libraries import arguments
 from opjit.testing.compare import Tolerance, assert_same
-from opjit.testing.samples import Skipped, effects, effects_in_place, moved, storage_bytes
+from opjit.testing.samples import (
+    Skipped,
+    declared_samples,
+    effects,
+    effects_in_place,
+    moved,
+    storage_bytes,
+)
 
 FOR_C = ("address", "undefined", "leak", "thread")
 FOR_CUDA: dict[str, tuple[str, ...]] = {
@@ -171,7 +178,7 @@ def main(*ops: str) -> None:
     for folder, qualified in zip(ops[::2], ops[1::2], strict=True):
         registry.add_path(folder)
         op = registry.find(qualified)
-        calls = list(op.samples_on("cpu"))
+        calls = declared_samples(op, "cpu")
         for sample in calls:
             on_gpu = sample.map(lambda t: moved(t, storage_bytes(t).cuda()))  # without a kernel
             found = tree_map_only(torch.Tensor, torch.Tensor.cpu, effects_in_place(op, op, on_gpu))

@@ -31,6 +31,7 @@ from opjit.testing.isolation import Death, supervise
 from opjit.testing.samples import (
     SMALL,
     Skipped,
+    declared_samples,
     distinct_samples,
     effects,
     large_samples,
@@ -236,7 +237,7 @@ def _register(op: Op, library: Path) -> None:
             assert "data race" in report(), (
                 "ThreadSanitizer does not see a race made for it: this run proves nothing"
             )
-    _ = op.reference_function, list(op.samples_on("cpu"))
+    declared_samples(op, "cpu")
     # A kernel that calls exit() shows its line, and ends: the handlers of torch may wait forever here.
     process = ctypes.CDLL(None)
     process.__cxa_atexit(process._exit, 1, None)

@@ -474,7 +474,7 @@ def test_a_gradient_in_half_precision_may_be_rounded_at_each_step_and_not_be_wro
 
 
 @pytest.mark.parametrize(
-    ("command", "last"), [("test", "nothing was checked"), ("bench", "nothing was measured")]
+    ("command", "last"), [("test", "nothing was tested"), ("bench", "nothing was measured")]
 )
 def test_an_op_that_no_device_here_can_run_is_no_success(
     tmp_path: Path, command: str, last: str
