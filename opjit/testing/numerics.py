@@ -11,7 +11,7 @@ from time import thread_time
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from opjit import backends
 from opjit.declare.sample import Sample
@@ -20,6 +20,7 @@ from opjit.testing.checks import Check, add, tally
 from opjit.testing.compare import Tolerance, as_list, assert_same
 from opjit.testing.samples import (
     LARGE,
+    ReferenceFailed,
     Skipped,
     distinct_samples,
     effects,
@@ -34,6 +35,9 @@ from opjit.testing.samples import (
     trials,
     unequal,
     watch,
+    with_indices,
+    with_invalid_arguments,
+    with_numbers,
 )
 
 # The dtypes that the check "dtypes" tries.
@@ -63,15 +67,8 @@ def _compare_sample(op: Op, sample: Sample) -> bool | None:
     expected = _expected(op, (sample, sample.map(_widened)))
     if expected is None:
         return None
-    try:
-        got = effects(op.overload, op, sample)
-    except RuntimeError as error:
-        message = str(error)
-        if op.schema.name not in message or "\n" in message.strip():
-            raise AssertionError(
-                f"on ({sample}) the op must raise a one-line error that names it, but its error "
-                f"is {message!r}"
-            ) from None
+    got = _results_unless_rejected(op, sample)
+    if got is None:
         return False
     if float8:
         got = list(map(_widened, got))
@@ -80,6 +77,20 @@ def _compare_sample(op: Op, sample: Sample) -> bool | None:
     else:
         _assert_right(op, sample, got, expected)
     return True
+
+
+def _results_unless_rejected(op: Op, sample: Sample) -> list[Any] | None:
+    """Call the op. Returns None if it rejects the call. Raises AssertionError if its error is not one line that names the op."""
+    try:
+        return effects(op.overload, op, sample)
+    except RuntimeError as error:
+        message = str(error)
+        if op.schema.name not in message or "\n" in message.strip():
+            raise AssertionError(
+                f"on ({sample}) the op must raise a one-line error that names it, but its error "
+                f"is {message!r}"
+            ) from None
+        return None
 
 
 def _assert_right(op: Op, sample: Sample, got: list[Any], expected: list[Any]) -> None:
@@ -161,7 +172,7 @@ def _numbers(op: Op, device: str) -> str:
 
     def calls() -> Iterator[Sample]:
         for sample in distinct_samples(op, device, 4):
-            for changed in _with_other_numbers(sample):
+            for changed in with_numbers(sample, _another):
                 yield sample
                 yield changed
                 yield sample
@@ -171,21 +182,49 @@ def _numbers(op: Op, device: str) -> str:
     return _compare_all(op, calls(), "calls")
 
 
-def _with_other_numbers(sample: Sample) -> Iterator[Sample]:
-    """Yield the call once for each number or flag among its arguments, with another value for it."""
-    values, spec = tree_flatten(sample.values)
-    for index, value in enumerate(values):
-        other: bool | int | float
-        if isinstance(value, bool):
-            other = not value
-        elif isinstance(value, int):
-            other = value + 1
-        elif isinstance(value, float):
-            other = value * 0.618 or 0.5  # which no conversion to an integer keeps
-        else:
-            continue
-        args, kwargs = tree_unflatten([*values[:index], other, *values[index + 1 :]], spec)
-        yield sample._replace(args=args, kwargs=kwargs, note=f"with {other} in place of {value}")
+def _another(value: object) -> list[object]:
+    """Return another value for a number or flag, in a list; for anything else an empty list."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1]
+    if isinstance(value, float):
+        return [value * 0.618 or 0.5]  # which no conversion to an integer keeps
+    return []
+
+
+@add(CHECKS, "rejects")
+def _rejections(op: Op, device: str) -> str:
+    """Calls that the reference rejects raise a one-line error: indices and numbers out of range, and tensors without dimensions.
+
+    On CUDA, where a kernel cannot raise an error for an index, such a call must stay in bounds.
+    """
+    samples = distinct_samples(op, device, 8)
+    indices = [call for sample in samples for call in with_indices(sample)]
+    others = [call for sample in samples for call in with_invalid_arguments(sample)]
+    calls = [call for call in (*indices, *others) if _rejection(op, call)]
+    if not calls:
+        raise Skipped("the reference accepts every index, number and tensor that was tried")
+    must_raise = {*map(str, others), *(map(str, indices) if device == "cpu" else ())}
+    raised = 0
+    for sample in trials(calls):
+        if _results_unless_rejected(op, sample) is None:
+            raised += 1
+        elif str(sample) in must_raise:
+            raise AssertionError(
+                f"on ({sample}) the op must raise an error, because its reference raises {_rejection(op, sample)}; check the "
+                "arguments with OPJIT_CHECK"
+            )
+    return f"{raised} rejected with a one-line error"
+
+
+def _rejection(op: Op, sample: Sample) -> str | None:
+    """Return the reference's error on the CPU: on CUDA, an assertion in a kernel of torch would end all calls of the process."""
+    try:
+        effects(op.reference_function, op, sample.map(torch.Tensor.cpu))
+    except ReferenceFailed as failed:
+        return repr(failed.__cause__)
+    return None
 
 
 @add(CHECKS, "nan and inf")

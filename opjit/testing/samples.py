@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.sample import Sample
 from opjit.errors import DeclarationError
@@ -20,6 +21,7 @@ SMALL = 10_000  # elements
 LARGE = 1 << 16  # elements: enough for calls to overlap, and for opjit_parallel_for to split
 _KINDS = 8  # of samples that are tried when a large call is needed
 _WAYS = 64  # to make some of several equal sizes larger
+_EXTREME = {int: (-1000, -1, 0, 1000), float: (-1000.0, 1000.0)}  # some are out of any range
 
 
 class Skipped(unittest.SkipTest):
@@ -323,3 +325,35 @@ def emptied(sample: Sample) -> Iterator[Sample]:
         yield sample.map(without(known))
     if known:
         yield sample.map(lambda t: t.flatten()[0] if t.numel() else t)
+
+
+def with_numbers(sample: Sample, others: Callable[[object], Iterable[object]]) -> Iterator[Sample]:
+    """Replace each argument that is no tensor by each of the values that `others` returns for it."""
+    values, spec = tree_flatten(sample.values)
+    for index, value in enumerate(values):
+        for other in others(value):
+            args, kwargs = tree_unflatten([*values[:index], other, *values[index + 1 :]], spec)
+            note = f"with {other} in place of {value}"
+            yield sample._replace(args=args, kwargs=kwargs, note=note)
+
+
+def with_indices(sample: Sample) -> Iterator[Sample]:
+    """Write -1, and each size, which is one too large for an index of it, into each tensor of integers."""
+    tensors = sample.tensors()
+    sizes = {size for t in tensors for size in (*t.shape, t.numel())}
+    for index, tensor in enumerate(tensors):
+        if tensor.dtype not in (torch.int32, torch.int64) or not tensor.numel():
+            continue
+        for value in sorted({-1, *sizes}):
+            changed = replica(tensor)
+            changed[(0,) * tensor.dim()] = value
+            yield sample.replace(index, changed, f"with {value} in tensor {index}")
+
+
+def with_invalid_arguments(sample: Sample) -> Iterator[Sample]:
+    """Replace each number by an extreme one, and each tensor by its first element, without dimensions."""
+    yield from with_numbers(sample, lambda value: _EXTREME.get(type(value), ()))
+    for index, tensor in enumerate(sample.tensors()):
+        if tensor.dim() and tensor.numel():
+            first = tensor.flatten()[0]
+            yield sample.replace(index, first, f"with tensor {index} without dimensions")

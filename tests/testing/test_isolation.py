@@ -194,7 +194,10 @@ opjit_status both_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--only", "resluts"), "there is no check 'resluts'; use results, numbers, nan and inf"),
+        (
+            ("--only", "resluts"),
+            "there is no check 'resluts'; use results, numbers, rejects, nan and inf",
+        ),
         (("--sample", "1"), "--sample N needs --only CHECK"),
         (
             ("--sanitize", "threads"),
@@ -204,7 +207,7 @@ opjit_status both_cuda(const opjit_tensor *x, opjit_tensor *out, cudaStream_t st
 )
 def test_a_choice_that_means_nothing_is_refused(words: tuple[str, ...], told: str) -> None:
     done = command("test", "allreduce", *words)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
 
