@@ -19,7 +19,9 @@ def targets_of(archs: Sequence[str], store: Store, hosts: Sequence[str] = ()) ->
     if archs:
         return list(
             dict.fromkeys(
-                gpu_archs.served(toolchain.target_of(arch, store.notes, None, host), store.notes)
+                gpu_archs.require_supported(
+                    toolchain.target_of(arch, store.notes, None, host), store.notes
+                )
                 for arch in archs
                 for host in hosts or (None,)
             )

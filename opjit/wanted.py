@@ -176,4 +176,4 @@ def target_of(device: object, arch: str | None) -> Target:
         return here(backends.for_device(targets.device_type(device)))
     backend = None if device is None else backends.for_device(targets.device_type(device))
     notes = default_store().notes
-    return gpu_archs.served(toolchain.target_of(arch, notes, backend), notes)
+    return gpu_archs.require_supported(toolchain.target_of(arch, notes, backend), notes)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opjit import files
+from opjit.errors import UnknownArch
 from opjit.recipe import compilers, toolchain
 
 if TYPE_CHECKING:
@@ -34,6 +35,16 @@ def served(target: Target, notes: Path | None) -> Target:
     known = _compilable(target.runtime, notes)
     replaced = dict.fromkeys(_newest_serving(part, known) for part in parts)
     return target._replace(arch="+".join(replaced))
+
+
+def require_supported(target: Target, notes: Path | None) -> Target:
+    """Return a target that a user named. Raises UnknownArch if an installed CUDA compiler does not support it."""
+    found = served(target, notes)
+    if found != target:
+        raise UnknownArch(
+            f"no installed CUDA compiler supports {target.arch}; build for {found.arch}, whose binaries run on the same GPUs"
+        )
+    return target
 
 
 def _newest_serving(arch: str, known: Collection[str]) -> str:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import opjit
-from opjit import backends, files, wanted
+from opjit import backends, batch, files, wanted
 from opjit.backends import cpu, targets
 from opjit.errors import DeviceUnavailable, UnknownArch, UnknownDevice
 from opjit.recipe import compilers, gpu_archs, toolchain
+from opjit.store.store import default_store
 from tests import helpers
 from tests.builder.test_cuda import needs_nvrtc
 
@@ -132,6 +133,20 @@ def test_an_arch_that_the_compiler_lacks_falls_back_to_the_newest_that_serves_it
     monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
     target = targets.named(arch, backends.for_device("cuda"), "13.0")
     assert gpu_archs.served(target, None).arch == served
+
+
+@pytest.mark.parametrize("arch", ["sm_91", "sm_90+sm_91"])
+def test_an_arch_that_a_user_names_and_the_compiler_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    nvcc = compilers.Nvcc("/cuda", "13.0", "V13.0.88", "sm_75 sm_90 sm_100 sm_103 sm_110 sm_120")
+    monkeypatch.setattr(toolchain, "working_nvcc", lambda notes: nvcc)
+    monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
+    told = rf"no installed CUDA compiler supports {re.escape(arch)}; build for sm_90, whose"
+    with pytest.raises(UnknownArch, match=told):
+        wanted.target_of("cuda", arch)
+    with pytest.raises(UnknownArch, match=told):
+        batch.targets_of([arch], default_store())
 
 
 def test_a_gpu_that_the_compiler_lacks_gets_code_that_it_runs(
