@@ -16,6 +16,7 @@ from opjit.catalog import arguments
 from opjit.declare.sample import Sample, Workload, tensors_of
 from opjit.errors import BadSetting
 from opjit.measure import machine
+from opjit.measure.load import busy_note
 from opjit.measure.plan import Inputs, Measurement, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_rate, format_time
@@ -132,11 +133,10 @@ def benchmark(
         if rows:
             console.print("\n".join((summary(rows), *_doubts(rows), "")))
         measurements += rows
+    if not measurements and only is not None:
+        raise BadSetting(f"nothing was measured: no workload's label contains {only!r}")
     if not measurements:
-        console.print(
-            "nothing was measured"
-            + ("" if only is None else f": no workload's label contains {only!r}")
-        )
+        console.print("nothing was measured")
         return 1
     if print_json is not None:
         print_json([m.document() for m in measurements])
@@ -145,6 +145,9 @@ def benchmark(
 
 def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:
     """Yield the clocks that were seen, and a line for each reason not to trust a number."""
+    busy = busy_note()
+    if busy:
+        yield busy
     clocks = [clock for m in measurements for clock in m.ours.clock or ()]
     if clocks:
         yield f"SM clock: {min(clocks)} to {max(clocks)} MHz"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opjit.errors import OpjitError
+from opjit.measure.load import busy_note
 from opjit.measure.units import format_time
 from opjit.store.store import default_root
 
@@ -70,6 +71,9 @@ def show(console: Console, errors: Console) -> None:
         "warm: import opjit and load from the cache, in a fresh process\n"
         "call: the median of turns; error: the difference from the sum in float64"
     )
+    busy = busy_note()
+    if busy:
+        console.print(busy, soft_wrap=True)
     if any("result" not in first for first in cold.values()):
         console.print(f"No GPU found: the CUDA op was built for {_WITHOUT_GPU}, but not run.")
     opjit = "opjit" if shutil.which("opjit") else f"{shlex.quote(sys.executable)} -m opjit"

@@ -21,6 +21,7 @@ from opjit import backends, files, processes, request
 from opjit.catalog import registry
 from opjit.environment import SWITCHES, VARIABLES
 from opjit.errors import OpjitError, ToolMissing
+from opjit.measure.load import busy_note
 from opjit.recipe import toolchain
 from opjit.recipe.compilers import Nvcc
 from opjit.store import layers
@@ -55,6 +56,12 @@ def _from_error(about: str, error: Exception, todo: str) -> Observation:
         return Observation(about, PROBLEM, f"{type(error).__name__}: {lines[0]}", todo)
     seen, _, advice = lines[0].partition("; ")
     return Observation(about, PROBLEM, seen, advice or todo)
+
+
+def load() -> Iterator[Observation]:
+    busy = busy_note()
+    if busy:
+        yield Observation("load", NOTE, busy, "repeat it when other programs have ended")
 
 
 def versions() -> Iterator[Observation]:

@@ -1,6 +1,7 @@
 """One core measures calls: sides in turns, caches cold or hot by choice, a device's time apart from the host's, and doubts said."""
 
 import gc
+import os
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from opjit.measure import machine
+from opjit.measure.load import busy_note
 from opjit.measure.plan import Inputs, Measurement, TimingPlan, copies, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_rate, format_time
@@ -265,3 +267,15 @@ def test_an_input_that_the_cache_holds_is_read_faster_than_one_that_it_does_not(
         for chosen in (True, False)
     )
     assert hot.median < cold.median
+
+
+def test_a_machine_with_more_to_run_than_it_has_cpus_is_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.0, 9.0, 9.0))
+    assert busy_note() is None
+    monkeypatch.setattr(os, "getloadavg", lambda: (5.25, 0.0, 0.0))
+    assert busy_note() == (
+        "the machine is busy: load 5.2 on 2 CPUs, so times and ratios are unreliable"
+    )
