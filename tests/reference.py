@@ -51,6 +51,17 @@ the path of its directory.
 
 Every command also has `-h`, `-q` and `-v`. With `-q`, a command prints results and errors only. With `-v`, it reports each step to stderr.
 
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | the command did its work |
+| 1 | the work failed: a red check, a build that failed, a damaged entry, a problem of the machine, a missing tool or remote cache |
+| 2 | the request is impossible: an unknown command, option, op, check, device or architecture, or an op that lacks a declaration or kernel |
+| 128 + N | the signal N ended the command |
+
+`opjit run` and `opjit record` end with the exit code of their program.
+
 ## JSON output
 
 With `--json`, a command prints one JSON document to stdout and all other output to stderr. The exit code doesn't change. To keep

@@ -67,7 +67,8 @@ def test_the_command_names_a_section_that_explains_the_error(
     assert name is not None, shown
     explained = CliRunner().invoke(main, ["help", name[1]])
     assert explained.exit_code == 0
-    assert "**Fix.**" in explained.output
+    assert re.search(r"^ *Fix\. ", explained.output, re.MULTILINE), explained.output
+    assert "**" not in explained.output
     assert issubclass(type(error), getattr(errors, name[1]))
 
 

@@ -36,7 +36,7 @@ _OLDEST_GLIBC = 17  # torch itself runs on nothing older
 _OF_EVERY_MACHINE = ("<opjit>/", "<root>/", "<system ")
 
 
-class WheelError(OpjitError):
+class WheelError(OpjitError, ValueError):
     """These ops, or this project, cannot make a wheel."""
 
 

@@ -17,9 +17,23 @@ from opjit import __version__
 from opjit.cli import authoring, basics, programs
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
-from opjit.errors import CacheWarning, CompileWarning, OpjitError
+from opjit.errors import (
+    CacheWarning,
+    CompileWarning,
+    DeclarationError,
+    DeviceUnavailable,
+    OpjitError,
+)
 
 _ERRORS = Path(__file__).parents[1] / "ERRORS.md"
+# Errors of a request that cannot be, such as an unknown op: exit code 2, as of click's errors. Code 1 means that the work failed.
+_IMPOSSIBLE = (
+    ValueError,
+    LookupError,
+    NotImplementedError,
+    DeclarationError,
+    DeviceUnavailable,
+)
 _default_format = warnings.formatwarning  # of Python, or of the program that embeds it
 
 
@@ -33,9 +47,16 @@ class _Commands(helps.Group):
             page = _ERRORS.read_text("utf-8")
             names = (kind.__name__ for kind in type(error).__mro__)
             explained = next(name for name in names if f"\n## {name}\n" in page)
-            raise click.ClickException(
+            failure = click.ClickException(
                 f"{error}\nRun `opjit help {explained}` for causes and fixes."
-            ) from error
+            )
+            failure.exit_code = 2 if isinstance(error, _IMPOSSIBLE) else 1
+            raise failure from error
+        except click.NoSuchOption as error:
+            if any(error.option_name in parameter.opts for parameter in self.params):
+                error.message = f"{error.option_name} goes before the command: opjit {error.option_name} ... COMMAND"
+                error.possibilities = None
+            raise
         except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:
@@ -130,7 +151,10 @@ def show_help(context: click.Context, words: tuple[str, ...]) -> None:
     section = rf"(?ims)^## {title}\n(.*?)(?=^## |\Z)"
     explained = re.search(section, _ERRORS.read_text("utf-8"))
     if explained:
-        click.echo(explained[1].strip())
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(explained[1].strip(), hyperlinks=False))
         return
     found: click.Command = main
     shown = context.find_root()

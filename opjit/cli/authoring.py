@@ -154,9 +154,10 @@ def test(
 
     OP is the name or the directory of an op. The command first prints the warnings of -Wall -Wextra.
     The checks run in a child process, so if a kernel crashes, exits or never returns, only its check
-    fails. If any check fails, the exit code is 1.
+    fails. If any check fails, or none runs, the exit code is 1.
     """
     from opjit.cli import diagnostics
+    from opjit.emulate.checks import EMULATOR
     from opjit.testing import isolation, report
     from opjit.testing.command import Options, exit_code, run_checks
     from opjit.testing.sanitize import parse_tools
@@ -174,16 +175,20 @@ def test(
         click.get_current_context().get_parameter_source("sanitize") is ParameterSource.COMMANDLINE
     )
     options = Options(
-        device, parse_tools(sanitize), only, sample, time_limit, demanded, fail_fast, last_failed
+        device="cuda" if emulated else device,
+        sanitizers=parse_tools(sanitize),
+        only=only,
+        sample=sample,
+        seconds=time_limit,
+        demanded=demanded,
+        fail_fast=fail_fast,
+        last_failed=last_failed,
+        emulator=EMULATOR,
+        emulated=emulated,
     )
 
-    if emulated:
-        from opjit.emulate.checks import EMULATOR
-
-        options = options._replace(device="cuda", emulator=EMULATOR)
-
     def warn(found: list[Any]) -> None:
-        if not only and options.emulator is None:
+        if not only and not emulated:
             isolation.apart(partial(diagnostics.show_all_warnings, found, device))
 
     results = run_checks(ops, options, warn)

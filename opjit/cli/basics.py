@@ -57,7 +57,8 @@ def list_ops(print_json: helps.PrintJson) -> None:
     for op in ops:
         backends = ", ".join(op.backends())
         schema = op.schema.text.partition("::")[2]
-        click.echo(readable(f"{op.qualified}  [{backends}]  {schema}"))
+        line = f"{op.qualified}  [{backends}]  {schema}"
+        click.echo(readable(line) if sys.stdout.isatty() else line)
 
 
 @helps.command(

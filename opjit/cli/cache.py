@@ -43,7 +43,7 @@ def ls(print_json: helps.PrintJson) -> None:
         (item.op, item.arch, _size(item.size), ago(now - item.used), item.key) for item in items
     ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-    fits = sum(widths) + _KEY_DIGITS + 8 <= 80
+    fits = not sys.stdout.isatty() or sum(widths) + _KEY_DIGITS + 8 <= 80
     for op, arch, size, used, key in rows:
         rest = f"{arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key[:_KEY_DIGITS]}"
         click.echo(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from opjit import progress
-from opjit.errors import CacheWarning, CompileWarning
+from opjit.errors import CacheWarning, CompileWarning, DeclarationError
 
 _QUIET = "opjit.quiet"  # the names in a context's meta
 _VERBOSE = "opjit.verbose"
@@ -37,7 +37,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 class Command(click.Command):
-    """A command with the options that all commands have: -h, -q and -v."""
+    """A command or a group with the options that all of them have: -h, -q and -v."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -56,13 +56,18 @@ class OpCommand(Command):
     """A command that declares all ops when it runs. Help and completion don't, so they don't import torch."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        named = ctx.params.get("ops", ())
+        if len(named) == 1 and os.sep in named[0] and "://" not in named[0]:
+            place = os.path.abspath(named[0])
+            if not os.path.exists(place):  # before torch is imported, which takes seconds
+                raise DeclarationError(f"there is no directory {place}")
         from opjit import api
 
         api.declare_all()
         return super().invoke(ctx)
 
 
-class Group(click.Group):
+class Group(Command, click.Group):
     """A group with its commands under headings. Their summaries are the first sentences of their docstrings."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -197,8 +202,9 @@ def devices(
 def checks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the names of the checks of ``opjit test``."""
     from opjit import testing
+    from opjit.emulate.checks import EMULATOR
 
-    return _matching([check.name for check in testing.CHECKS], incomplete)
+    return _matching([check.name for check in (*testing.CHECKS, *EMULATOR.checks)], incomplete)
 
 
 def _keep_output(ctx: click.Context, _: click.Parameter, file: Any) -> None:
@@ -253,8 +259,13 @@ json_lines_option = _json_options("json_file", _json_stream, "Print lines of JSO
 
 def ops_argument(metavar: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """An argument of ops: at least one if its metavar starts with OP."""
-    required = metavar.startswith("OP")
-    return click.argument("ops", metavar=metavar, nargs=-1, shell_complete=ops, required=required)
+    return click.argument(
+        "ops",
+        metavar=metavar,
+        nargs=-1,
+        shell_complete=ops,
+        required=metavar.startswith("OP"),
+    )
 
 
 def _device_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

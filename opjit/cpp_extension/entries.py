@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from glob import escape
+from glob import escape, glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,7 +104,8 @@ def entries(name: str, store: Store) -> list[ExtensionEntry]:
 
 def failed_build(name: str, store: Store) -> Path | None:
     """Return the log of an extension's last build, if that failed and no entry is newer."""
-    log = max((store.base / "logs").glob(f"{escape(name)}.[0-9]*.log"), default=None)
+    found = glob(f"{escape(f'{store.base}/logs/{name}')}.[0-9]*.log")
+    log = max(map(Path, found), default=None)
     built = max((entry.built for entry in entries(name, store)), default=0.0)
     return log if log is not None and log.stat().st_mtime > built else None
 

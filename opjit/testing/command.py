@@ -61,7 +61,8 @@ class Options(NamedTuple):
         demanded: whether a sanitizer that does not run is a failure.
         fail_fast: whether the first failure ends the run.
         last_failed: whether only the checks that failed in the last run are run.
-        emulator: runs CUDA kernels in the place of a GPU.
+        emulator: can run CUDA kernels in the place of a GPU.
+        emulated: whether it does.
     """
 
     device: str | None = None
@@ -73,16 +74,21 @@ class Options(NamedTuple):
     fail_fast: bool = False
     last_failed: bool = False
     emulator: Emulator | None = None
+    emulated: bool = False
 
     def checks(self, device: str) -> list[Check]:
         """Return the chosen checks that apply to a device.
 
-        Raises BadSetting if a name is unknown.
+        Raises BadSetting if a name is unknown, or if its check needs an emulated kernel.
         """
-        own = self.emulator.checks if self.emulator else ()
-        known = [*own, *testing.CHECKS]
+        emulated = self.emulator.checks if self.emulator else ()
+        known = [*testing.CHECKS, *emulated]
         names = [check.name for check in known]
         for name in self.only:
+            if name in map(str, emulated) and not self.emulated:
+                raise BadSetting(
+                    f"the check {name!r} needs --emulate, because it runs a CUDA kernel on the CPU"
+                )
             if name not in names:
                 raise BadSetting(
                     f"there is no check {name!r}; use {', '.join(names)}; the sanitizers of --sanitize repeat the calls of these checks"
@@ -93,7 +99,10 @@ class Options(NamedTuple):
             )
 
         only = self.only or names
-        return [check for check in known if check.name in only and check.device in (None, device)]
+        runnable = known if self.emulated else testing.CHECKS
+        return [
+            check for check in runnable if check.name in only and check.device in (None, device)
+        ]
 
 
 def run_checks(
@@ -147,7 +156,7 @@ def _test_on_devices(table: _Table, op: Op, name: str) -> None:
     if os.path.isdir(inner):
         name = inner
     emulator = table.options.emulator
-    if emulator is not None:
+    if emulator is not None and table.options.emulated:
         table.emulate(op, name, emulator)
         return
     chosen = table.options.device

@@ -239,7 +239,7 @@ def test_a_folder_that_others_can_write_is_not_run_by(
     )
     assert not marker.exists()
     if command in OF_FOLDERS:
-        assert done.exit_code == 1
+        assert done.exit_code == 2
         assert f"{folder.parent} can be written by other users" in done.output
 
 

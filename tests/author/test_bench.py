@@ -1,6 +1,7 @@
 """`opjit bench` measures every op's workloads, holds results and errors against float64, and stops where an op is wrong."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -94,6 +95,7 @@ def test_operations_a_noisy_run_and_their_numbers_are_shown(
     op.workloads(
         lambda device: [opjit.Workload("counted", (torch.ones(1000),), {}, 8000, flops=1000)]
     )
+    monkeypatch.setattr(os, "getloadavg", lambda: (9999.0, 0.0, 0.0))
     times = {"opjit": (1e-6, 2e-6, 3e-6), "torch": (1e-6, 1e-6, 1e-6)}
     monkeypatch.setattr(
         bench,
@@ -106,6 +108,7 @@ def test_operations_a_noisy_run_and_their_numbers_are_shown(
     printed, [line] = measured(tmp_path / "lines.json", op.qualified)
     assert " 0.500 GFLOP/s" in printed
     assert "noisy: the rounds of 1 of 1 workloads spread by more than 10%" in printed
+    assert "the machine is busy: load 9999.0 on " in printed
     assert (line["opjit"], line["reference"], line["spread"], line["flops"], line["against"]) == (
         2e-6,
         1e-6,
@@ -138,7 +141,8 @@ def test_another_side_is_measured_when_asked(
 )
 def test_a_side_that_is_not_there_is_refused(make_op: MakeOp, against: str) -> None:
     op = _elementwise(make_op, "-from[i]", torch.ones(100), lambda x: -x)
-    assert f"(module:name), got {against!r}" in refused("bench", op.qualified, "--against", against)
+    told = refused("bench", op.qualified, "--against", against, code=2)
+    assert f"(module:name), got {against!r}" in told
 
 
 def test_a_side_with_other_results_is_refused(make_op: MakeOp) -> None:
@@ -216,7 +220,7 @@ def test_only_measures_what_contains_the_text_and_a_file_that_cannot_be_written_
     none = CliRunner().invoke(
         main, ["bench", "optest::parts", "--device", "cpu", "--only", "no such workload"]
     )
-    assert none.exit_code == 1
+    assert none.exit_code == 2
     assert "no workload's label contains 'no such workload'" in none.output
     lost = CliRunner().invoke(
         main, ["bench", "optest::parts", "--json", "--output", str(tmp_path / "none" / "out.json")]

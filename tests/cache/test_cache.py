@@ -27,7 +27,7 @@ def test_clear_takes_names_as_ls_shows_them_and_removes_nothing_where_one_is_unk
     other = entry.folder.parents[2] / "opjit.other" / "x86-64-v3" / entry.key
     shutil.copytree(entry.folder, other)
     result = cache_command("clear", "other", "keytest::nothing")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert (
         helpers.without_pointer(result.output)
         == "Error: the cache does not contain an entry of keytest::nothing; `opjit cache ls` lists its entries\n"

@@ -135,6 +135,41 @@ def test_an_op_py_that_raises_is_told_of_without_opjit_s_lines(
         assert all(part in line for part, line in zip(expected, shown, strict=True)), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["get", "nosuch"], "no op named 'opjit::nosuch' is declared"),
+        (["get", "allreduce", "--device", "toaster"], "toaster"),
+        (["get", "allreduce", "--arch", "toaster"], "toaster"),
+        (["get", "allreduce", "--nosuch"], "No such option"),
+        (["test", "allreduce", "--only", "nosuch"], "there is no check 'nosuch'"),
+        (["test", "allreduce", "--only", "races"], "the check 'races' needs --emulate"),
+        (["test", "allreduce", "--sanitize", "nosuch"], "there is no sanitizer 'nosuch'"),
+        (["bench", "allreduce", "--device", "cpu", "--only", "nosuch"], "nothing was measured"),
+        (["new", "scale"], "expected namespace::name"),
+        (["why", "/nowhere/op"], "there is no directory /nowhere/op"),
+    ],
+    ids=str,
+)
+def test_a_request_that_cannot_be_ends_with_2(here: Path, words: list[str], told: str) -> None:
+    done = CliRunner().invoke(main, words)
+    assert told in done.output, done.output
+    assert done.exit_code == 2
+
+
+def test_work_that_fails_ends_with_1(op: Path) -> None:
+    (op / "plus.c").write_text("this is no C\n")
+    done = helpers.command("get", op, "--device", "cpu")
+    assert "error: " in done.stderr
+    assert done.returncode == 1
+
+
+def test_why_explains_the_op_of_an_absolute_directory(op: Path) -> None:
+    done = helpers.command("why", op, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "keytest::plus" in done.stdout
+
+
 def test_get_takes_several_archs(op: Path, here: Path, tmp_path: Path) -> None:
     archs = [arch for arch in helpers.cpu().archs() if host_of(arch) == platform.machine()][:2]
     done = CliRunner().invoke(

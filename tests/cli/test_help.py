@@ -1,13 +1,18 @@
 """The command line explains itself: first steps, examples that parse, groups, versions, completion."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import shlex
+import struct
 import subprocess
 import sys
 import sysconfig
+import termios
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -19,7 +24,7 @@ import opjit
 from opjit import progress
 from opjit.cli import main
 from opjit.cli.help import FIRST_STEPS, Group
-from tests.helpers import ROOT, command
+from tests.helpers import ROOT, command, environment
 
 
 def all_commands(group: click.Group = main, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -120,8 +125,25 @@ def test_verbose_reports_steps_and_quiet_leaves_out_remarks(tmp_path: Path) -> N
     assert command("record", "-q", *recorded).stderr == ""
 
 
-def test_lists_fit_80_columns() -> None:
-    listed = CliRunner().invoke(main, ["list"]).output.splitlines()
+def test_lists_fit_a_terminal_and_have_a_line_for_each_op_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    piped = command("list").stdout.splitlines()
+    assert all(re.match(r"\w+::\w+  \[.*\]  \w+\(.*\) -> .*$", line) for line in piped), piped
+    assert max(map(len, piped)) > 80
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    shown = b""
+    with subprocess.Popen(
+        [sys.executable, "-m", "opjit", "list"], stdout=follower, env=environment()
+    ) as running:
+        os.close(follower)
+        with suppress(OSError):  # the end, as Linux tells it
+            while part := os.read(leader, 1 << 16):
+                shown += part
+        assert running.wait() == 0
+    os.close(leader)
+    listed = shown.decode().splitlines()
     assert max(map(len, listed)) <= 80
     assert any(line.startswith("opjit::lltm_backward  [cpu, cuda]") for line in listed)
 
@@ -231,6 +253,43 @@ def test_help_is_a_command_too() -> None:
     missing = run(main, ["help", "gett"])
     assert missing.exit_code == 2
     assert "expected a command or a class of errors such as NoKernel, got 'gett'" in missing.output
+
+
+def test_an_error_is_explained_as_text_and_not_as_markdown() -> None:
+    shown = CliRunner().invoke(main, ["help", "UnknownOp"]).output
+    assert "```" not in shown
+    assert "###" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", [["cache", "-q", "path"], ["-q", "cache", "path"]])
+def test_groups_have_the_common_options_too(words: list[str]) -> None:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+
+
+def test_an_option_of_the_main_command_is_told_where_it_belongs() -> None:
+    done = CliRunner().invoke(main, ["list", "--color", "never"])
+    assert done.exit_code == 2
+    assert "--color goes before the command: opjit --color ... COMMAND" in done.output
+    assert "Did you mean" not in done.output
+
+
+@pytest.mark.parametrize("command", ["test", "get", "bench", "tune"])
+def test_a_directory_that_is_missing_is_told_before_torch_is_imported(
+    command: str, tmp_path: Path
+) -> None:
+    words = [*command.split(), str(tmp_path / "nosuch")]
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "opjit", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 2
+    assert f"Error: there is no directory {tmp_path}/nosuch" in done.stderr
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
 
 def test_colors_follow_no_color_and_the_option() -> None:

@@ -192,11 +192,11 @@ def without_pointer(output: str) -> str:
     return re.sub(r"Run `opjit help \w+` for causes and fixes\.\n\Z", "", output)
 
 
-def refused(*words: str | Path) -> str:
-    """The one line of an error with which a command ends in this process."""
+def refused(*words: str | Path, code: int = 1) -> str:
+    """The one line of an error with which a command ends in this process, and with this exit code."""
     done = CliRunner().invoke(main, [str(word) for word in words])
     message = without_pointer(done.output)
-    assert (done.exit_code, message[:7], message.count("\n")) == (1, "Error: ", 1), done.output
+    assert (done.exit_code, message[:7], message.count("\n")) == (code, "Error: ", 1), done.output
     return message
 
 

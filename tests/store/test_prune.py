@@ -335,7 +335,7 @@ def test_what_is_no_size_or_age_is_one_sentence(text: str, monkeypatch: pytest.M
         with pytest.raises(BadSetting, match=r"expected an? (size|age) such as"):
             read(text)
     result = cache_command("prune", "--size", text)
-    assert (result.exit_code, len(result.output.splitlines())) == (1, 2)  # and where its causes are
+    assert (result.exit_code, len(result.output.splitlines())) == (2, 2)  # and where its causes are
     if text:
         monkeypatch.setenv("OPJIT_CACHE_SIZE", text)
         assert "OPJIT_CACHE_SIZE: expected a size" in cache_command("prune").output
