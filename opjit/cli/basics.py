@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,12 @@ def list_ops(print_json: helps.PrintJson) -> None:
         return
     for op in ops:
         backends = ", ".join(op.backends())
-        schema = op.schema.text.partition("::")[2]
+        # torch prints the 17 digits of a default that 1e-6 needs not.
+        schema = re.sub(
+            r"\d\.\d{16,}(e-?\d+)?",
+            lambda number: repr(float(number[0])),
+            op.schema.text.partition("::")[2],
+        )
         line = f"{op.qualified}  [{backends}]  {schema}"
         click.echo(readable(line) if sys.stdout.isatty() else line)
 

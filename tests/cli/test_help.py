@@ -131,6 +131,7 @@ def test_lists_fit_a_terminal_and_have_a_line_for_each_op_in_a_pipe(
     piped = command("list").stdout.splitlines()
     assert all(re.match(r"\w+::\w+  \[.*\]  \w+\(.*\) -> .*$", line) for line in piped), piped
     assert max(map(len, piped)) > 80
+    assert "eps=1e-06" in "".join(piped)
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     shown = b""
