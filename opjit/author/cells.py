@@ -5,16 +5,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import click
+import cloudpickle  # type: ignore[import-untyped]
 import torch
 from rich.box import SIMPLE
 from rich.table import Table
 
 from opjit.declare.sample import Sample, tensors_of
-from opjit.errors import BadSetting, ToolMissing
+from opjit.errors import BadSetting
 from opjit.live import reload
 from opjit.measure.plan import Inputs, Measurement
 from opjit.measure.timing import measure, plan_of
@@ -31,14 +31,7 @@ def check_sample(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Iterator[str]:
-    """Yield the lines of `opjit test` as they come, for one sample. Raises ToolMissing or BadSetting if cloudpickle cannot carry it."""
-    if find_spec("cloudpickle") is None:
-        raise ToolMissing(
-            "cloudpickle",
-            "--test needs cloudpickle, which is not installed: pip install cloudpickle",
-        )
-    import cloudpickle  # type: ignore[import-untyped]
-
+    """Yield the lines of `opjit test` as they come, for one sample. Raises BadSetting if cloudpickle cannot carry it."""
     sample = Sample(args, kwargs)
     device = next((each.device.type for each in sample.tensors()), "cpu")
     try:
