@@ -57,7 +57,7 @@ Every command also has `-h`, `-q` and `-v`. With `-q`, a command prints results 
 |---|---|
 | 0 | the command did its work |
 | 1 | the work failed: a red check, a build that failed, a damaged entry, a problem of the machine, a missing tool or remote cache |
-| 2 | the request is impossible: an unknown command, option, op, check, device or architecture, or an op that lacks a declaration or kernel |
+| 2 | the request is impossible: an unknown command, option, op, check, device or arch, or an op without a declaration or kernel |
 | 128 + N | the signal N ended the command |
 
 `opjit run` and `opjit record` end with the exit code of their program.
