@@ -57,9 +57,32 @@ _OF_C = [
             '#include "opjit_printf.h"',
         ),
         (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", 'leave out extern "C"'),
+        (r"'TORCH_CHECK'", "write OPJIT_CHECK(condition, message) for TORCH_CHECK"),
+        (r"error: type defaults to 'int'.*\n.*\bauto\b", "auto is C++; write the type"),
+        (
+            r"no member named 'data_ptr'|is a pointer; .*\n.*\bdata_ptr\b",
+            "write (const float *)x->data for x.data_ptr<float>()",
+        ),
+        (
+            r"opjit_cuda\.h:\d+:\d+: fatal error: ",
+            "opjit_cuda.h is for .cu files; include opjit.h",
+        ),
     ]
 ]
 _OF_OPS = [
+    (
+        re.compile(
+            r"passing argument 3 of 'opjit_empty|incompatible with parameter of type.*\n.*opjit_sizes_of"
+        ),
+        "; OPJIT_SIZES(n, m) is two arguments, the number of sizes and the sizes: opjit_empty(out, OPJIT_SIZES(n, m), x->dtype, x)",
+    ),
+    (
+        re.compile(
+            r"aka 'opjit_(?:half|bfloat16)'|error: invalid initializer\n.*\bscalar_t\b|"
+            r"(?:aggregate value used|conversion to non-scalar type).*\n.*OPJIT_DISPATCH"
+        ),
+        "; C cannot compute with halves: read an element with opjit_load, compute in opmath_t, and write it with opjit_store",
+    ),
     (
         # The expansion of a line of Caffe by opjit_caffe.h.
         re.compile(

@@ -192,8 +192,10 @@ class Declaration:
                 f"{missing}: its inline code is for {' and '.join(names)} only; declare it again, "
                 f"also with code for {backend.name}"
             )
+        found = [each.name for each in self.folder.glob(f"*{backend.suffix}")]
+        others = f", found {' and '.join(sorted(found))}; rename it" if found else ""
         raise NoKernel(
-            f"{missing}: expected {' or '.join(names)} in {self.folder}"
+            f"{missing}: expected {' or '.join(names)} in {self.folder}{others}"
             f"{of_device}{cpp_advice(self.folder, *stems)}"
         )
 

@@ -72,6 +72,13 @@ _ALTERNATIVES = {
     "ListType": "use one flat list, and its lengths as another",
 }
 
+# Answers to a schema that torch cannot parse, by a part of the schema or of torch's message.
+_ANSWERS = {
+    "Optional[": "Optional[float] is a type of Python; write float?",
+    "List[": "List[float] is a type of Python; write float[]",
+    "seen_default_arg": "an argument without a default follows one with a default; move it to the front, or give it a default",
+}
+
 # Types that torch prints by another name than a schema uses.
 _SPELLED = {"NumberType": "Scalar", "SymBoolType": "SymBool", "SymIntType": "SymInt"}
 
@@ -157,11 +164,11 @@ def parse(text: str, tags: Sequence[str] = ()) -> Schema:
         reason = (
             str(error).strip() if text.isascii() else "names hold ASCII letters, digits and _ only"
         )
-        reason = (
-            "a default is a number beyond the range of its type"
-            if isinstance(error, IndexError)
-            else reason
-        )
+        if isinstance(error, IndexError):
+            reason = "a default is a number beyond the range of its type"
+        for part, answer in _ANSWERS.items():
+            if part in f"{text} {reason}":
+                reason = answer
         raise SchemaError(f"torch cannot parse the schema {text!r}: {reason}") from None
     namespace, _, name = parsed.name.partition("::")
     if parsed.overload_name:

@@ -58,6 +58,10 @@ def _fake(op: Op, device: str) -> str:
         assert {r.device.type for r in got} == {device}, (
             f"on ({sample}) a result is not on {device}"
         )
+        assert op.schema.returned or not {*map(id, fake_results)} & {*map(id, fake.tensors())}, (
+            f"on ({sample}) the fake kernel returns its argument, but the kernel returns a new tensor; "
+            "return one such as x.new_empty(x.shape)"
+        )
         assert {r.device.type for r in fake_results} == {"meta"}, (
             f"on ({sample}) the fake kernel's result is not on its inputs' device"
         )

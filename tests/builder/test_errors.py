@@ -16,7 +16,13 @@ import pytest
 from opjit import backends
 from opjit.backends import targets
 from opjit.builder import build, diagnosis
-from opjit.errors import BuildError, CacheWarning, CompileError, CompileWarning, ToolMissing
+from opjit.errors import (
+    BuildError,
+    CacheWarning,
+    CompileError,
+    CompileWarning,
+    ToolMissing,
+)
 from opjit.recipe import toolchain
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -127,6 +133,26 @@ def test_the_first_line_says_what_is_wrong_and_where(
             "a header without .h is a C++ header; build C++ code with opjit.load",
         ),
         ('extern "C"\n', 'leave out extern "C"'),
+        (
+            '#include "opjit_cuda.h"\n',
+            "opjit_cuda.h is for .cu files; include opjit.h",
+        ),
+        (
+            "static void f(const opjit_tensor *x) { TORCH_CHECK(x->dim, 1); }\n",
+            "write OPJIT_CHECK(condition, message) for TORCH_CHECK",
+        ),
+        (
+            "static int f(const opjit_tensor *x) { auto n = x->dim; return n; }\n",
+            "auto is C++; write the type",
+        ),
+        (
+            "static float *f(const opjit_tensor *x) { return x.data_ptr<float>(); }\n",
+            "write (const float *)x->data for x.data_ptr<float>()",
+        ),
+        (
+            "static float *f(const opjit_tensor *x) { return x->data_ptr<float>(); }\n",
+            "write (const float *)x->data for x.data_ptr<float>()",
+        ),
     ],
 )
 def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(
@@ -136,6 +162,48 @@ def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(
     first = str(refusal(op, tmp_path / "cache")).splitlines()[0]
     assert f"; {NOT_C}: {hint}" in first
     assert "extra_include_paths" not in first
+
+
+SIZES = "OPJIT_TRY(opjit_empty(out, 1, OPJIT_SIZES(x->numel), x->dtype, x));"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (SIZES, "OPJIT_SIZES(n, m) is two arguments, the number of sizes and the sizes: "),
+        *(
+            (
+                f'OPJIT_DISPATCH_ALL_FLOATING(x->dtype, "plus", {{ {body} }})',
+                "C cannot compute with halves: read an element with opjit_load, compute in opmath_t",
+            )
+            for body in (
+                "((scalar_t *)out->data)[0] = 2 * ((scalar_t *)x->data)[0];",
+                "((scalar_t *)out->data)[0] = (scalar_t)(2.0 * (double)((scalar_t *)x->data)[0]);",
+                "scalar_t sum = 0; (void)sum;",
+            )
+        ),
+    ],
+)
+def test_a_macro_that_is_misused_is_explained(
+    op: Path, tmp_path: Path, line: str, told: str
+) -> None:
+    (op / "plus.c").write_text(PLUS.replace("return OPJIT_OK;", f"{line}\n    return OPJIT_OK;"))
+    first = str(refusal(op, tmp_path / "cache")).splitlines()[0]
+    assert f"; {told}" in first
+
+
+@pytest.mark.nvcc
+def test_sizes_with_a_count_are_explained_in_cuda_too(tmp_path: Path) -> None:
+    kernel = PLUS_CUDA.replace("return OPJIT_LAUNCHED", f"{SIZES}\n    return OPJIT_LAUNCHED")
+    op = write_op(tmp_path / "plus", plus_cu=kernel)
+    with pytest.raises(CompileError, match=re.escape("OPJIT_SIZES(n, m) is two arguments")):
+        built(op, tmp_path / "cache", cuda_target("sm_90"))
+
+
+def test_a_source_of_another_name_is_named(op: Path) -> None:
+    (op / "plus.c").rename(op / "kernel.c")
+    done = helpers.command("get", op, "--device", "cpu")
+    assert re.search(r"expected plus\.c in \S+, found kernel\.c; rename it", done.stderr), done
 
 
 @pytest.mark.nvcc

@@ -212,6 +212,12 @@ def test_a_refusal_names_the_way_out(schema: str, says: str) -> None:
         ("f-g(Tensor x) -> Tensor", "expected eof but found '-'"),
         ("a::b::f(Tensor x) -> Tensor", "expected eof but found ':'"),
         ("f(Tensor x, __torch__.torch.classes.no.Such c) -> Tensor", "Unknown custom class type"),
+        ("f(Tensor x, Optional[float] a) -> Tensor", "is a type of Python; write float?"),
+        ("f(Tensor x, List[int] a) -> Tensor", "is a type of Python; write float[]"),
+        (
+            "f(Tensor x, float a=1.0, int b) -> Tensor",
+            "an argument without a default follows one with a default; move it",
+        ),
         ("größe(Tensor x) -> Tensor", "names hold ASCII letters, digits and _ only"),
         *(
             (
@@ -227,7 +233,8 @@ def test_unparsable_text_says_where(schema: str, says: str) -> None:
         parse(schema)
     assert says in str(caught.value)
     assert repr(schema) in str(caught.value)
-    assert re.search("HERE|eof|ASCII|range", str(caught.value)), "where it is"
+    assert re.search("HERE|eof|ASCII|range|write|move", str(caught.value)), "where it is"
+    assert "INTERNAL ASSERT" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,11 @@ def _negated(
             r"the kernel makes .* but the fake kernel .*shape, dtype, strides",
         ),
         (
+            "fake kernel",
+            {"fake": lambda x: x},
+            r"the fake kernel returns its argument, but the kernel returns a new tensor",
+        ),
+        (
             "threads",
             {
                 "before": "static double kept[1 << 16];",
