@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from opjit import api, processes
 from opjit.catalog import arguments
+from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample, Workload, tensors_of
 from opjit.errors import BadSetting
 from opjit.measure import machine
@@ -21,7 +22,7 @@ from opjit.measure.plan import Inputs, Measurement, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_rate, format_time
 from opjit.operators.op import Op
-from opjit.testing.samples import effects
+from opjit.testing.samples import effects, expected_of
 
 _NOISY = 0.1  # a spread above which a ratio is not to be trusted
 
@@ -59,7 +60,7 @@ class Comparison:
 
 _OF_OURS = "bytes flops bound possible cold calls inputs clock way host"
 # The baseline of an op: its name in the table, and a way to get it.
-_Side = tuple[str, Callable[[Op], Callable[..., Any]]]
+_Side = tuple[str, Callable[[Op], Function]]
 
 
 def _side(against: str | None) -> _Side:
@@ -70,10 +71,9 @@ def _side(against: str | None) -> _Side:
         return "compile", _compiled
     module, _, name = against.rpartition(":")
     try:
-        if module.endswith(":"):
-            other = getattr(getattr(torch.ops, module.removesuffix(":")), name)
-        else:
-            other = getattr(importlib.import_module(module), name)
+        of_torch = module.endswith(":")
+        place = getattr(torch.ops, module[:-1]) if of_torch else importlib.import_module(module)
+        other = getattr(place, name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadSetting(
             "--against: expected torch.compile, an op (namespace::name) or a function (module:name), got "
@@ -82,14 +82,14 @@ def _side(against: str | None) -> _Side:
     return name, lambda op: other
 
 
-def _compiled(op: Op) -> Callable[..., Any]:
+def _compiled(op: Op) -> Function:
     torch._dynamo.reset()  # a workload must not count towards another's limit of recompilations
-    compiled: Callable[..., Any] = torch.compile(op.reference_function, dynamic=False)
+    compiled: Function = torch.compile(op.reference_function, dynamic=False)
     return compiled
 
 
 def benchmark(
-    names: Sequence[str],
+    ops: Sequence[str],
     device: str | None,
     only: str | None,
     print_json: Callable[[object], None] | None,
@@ -101,33 +101,20 @@ def benchmark(
     side = _side(against)
     console = Console(highlight=False, soft_wrap=True)
     measurements = []
-    for op, each in arguments.ops_on_devices(names, device, console.print):
+    for op, each in arguments.ops_on_devices(ops, device, console.print):
         called = api.get(op.qualified, each)
         on_cuda = each == "cuda"
         caches = "cold" if cold or (cold is None and on_cuda) else "hot"
         console.print(
             f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe_machine(each)}"
         )
-        console.print(
-            _row(
-                "workload",
-                "opjit",
-                "host us" * on_cuda,
-                side[0],
-                "ratio",
-                "+-",
-                "rate",
-                "roof" * on_cuda,
-                "error",
-                "torch's",
-            )
-        )
+        titles = ("opjit", "host us" * on_cuda, side[0], "ratio", "+-", "rate", "roof" * on_cuda)
+        console.print(_row("workload", *titles, "error", "torch's"))
         rows = []
         for workload in op.workloads_on(each):
             if only is None or only in workload.label:
-                with processes.handling(
-                    [signal.SIGINT], signal.SIG_DFL
-                ):  # Python's handler would wait for a kernel that never returns
+                # Python's handler would wait for a kernel that never returns.
+                with processes.handling([signal.SIGINT], signal.SIG_DFL):
                     rows.append(_measure(op, called, each, workload, side, cold))
                 console.print(_format(rows[-1]))
         if rows:
@@ -159,15 +146,9 @@ def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:
         )
     for m in measurements:
         for name, each in (("opjit", m.ours), (m.against, m.theirs)):
+            least = f"the device needs at least {format_time(each.floor)}"
             if not each.possible:
-                yield (
-                    f"impossible: {name} on {m.label}: "
-                    + (
-                        "work outside the timed stream"
-                        if not each.agrees
-                        else f"the device needs at least {format_time(each.floor)}"
-                    )
-                )
+                yield f"impossible: {name} on {m.label}: {least if each.agrees else 'work outside the timed stream'}"
             if each.way == "issue":
                 yield f"{name} on {m.label} cannot be captured in a CUDA graph, so its time includes CPU time"
 
@@ -194,13 +175,8 @@ def _row(label: str, *cells: str) -> str:
 
 
 def _format(m: Comparison) -> str:
-    rate = (
-        format_rate(m.ours.flops / m.ours.median, "FLOP")
-        if m.ours.flops
-        else format_rate(m.ours.bytes / m.ours.median, "B")
-        if m.ours.bytes
-        else "-"
-    )
+    work, unit = (m.ours.flops, "FLOP") if m.ours.flops else (m.ours.bytes, "B")
+    rate = format_rate(work / m.ours.median, unit) if work else "-"
     host = f"{1e6 * m.ours.host:.1f}" if m.ours.host is not None else ""
     roof = f"{m.ours.of_bound:.2f}" if m.ours.of_bound else "-" * (m.device == "cuda")
     return _row(
@@ -219,7 +195,7 @@ def _format(m: Comparison) -> str:
 
 def _measure(
     op: Op,
-    called: Callable[..., Any],
+    called: Function,
     device: str,
     workload: Workload,
     side: _Side,
@@ -228,35 +204,24 @@ def _measure(
     name, function_for = side
     other = function_for(op)
     with torch.inference_mode():
-        error, reference_error = _errors(op, called, workload)
+        errors = _errors(op, called, workload)
         if other is not op.reference_function:
             _errors(op, other, workload, name)
         inputs = Inputs(workload.args, workload.kwargs)
-        ours, theirs = measure(
-            plan_of(
-                {"opjit": called, name: other}, inputs, device, cold, workload.bytes, workload.flops
-            )
-        ).values()
-    return Comparison(
-        op.qualified,
-        device,
-        workload.label,
-        name,
-        ours,
-        theirs,
-        *ratio(ours, theirs),
-        error,
-        reference_error,
-    )
+        sides = {"opjit": called, name: other}
+        plan = plan_of(sides, inputs, device, cold, workload.bytes, workload.flops)
+        ours, theirs = measure(plan).values()
+    names = (op.qualified, device, workload.label, name)
+    return Comparison(*names, ours, theirs, *ratio(ours, theirs), *errors)
 
 
 def _errors(
-    op: Op, called: Callable[..., Any], workload: Workload, name: str | None = None
+    op: Op, called: Function, workload: Workload, name: str | None = None
 ) -> tuple[float, float]:
     """Return the errors of `called` and of the reference, relative to the exact result. Raises AssertionError if a result is wrong."""
     sample = Sample(workload.args, workload.kwargs)
     result = effects(called, op, sample)
-    expected = effects(op.reference_function, op, sample)
+    expected = expected_of(op, sample)
     # The error of a sum over many elements grows like a random walk.
     longest = max(t.numel() for t in sample.tensors()) / max(
         [1, *(t.numel() for t in tensors_of(expected))]
@@ -269,20 +234,15 @@ def _errors(
         equal_nan=True,
         msg=lambda text: f"{name or op.qualified} is wrong on {workload.label}: {text}",
     )
-    exact = tensors_of(
-        effects(op.reference_function, op, Sample(*tree_map(_double, sample.values)))
-    )
+    exact = tensors_of(expected_of(op, Sample(*tree_map(_double, sample.values))))
     return _distance(tensors_of(result), exact), _distance(tensors_of(expected), exact)
 
 
 def _double(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
-    return (
-        value.double()
-        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point
-        else value
-    )
+    is_floating = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    return value.double() if is_floating else value
 
 
 def _distance(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +59,8 @@ def show(console: Console, errors: Console) -> None:
     )
     table.add_column("built for", no_wrap=True, style="cyan")
     for name in ("cold", "warm", "call", "torch.sum", "ratio", "error", "torch's"):
-        table.add_column(
-            name, justify="right", no_wrap=True, style="bold" if name in ("cold", "warm") else ""
-        )
+        style = "bold" if name in ("cold", "warm") else ""
+        table.add_column(name, justify="right", no_wrap=True, style=style)
     for target, first in cold.items():
         table.add_row(target, *_format_target(target, first, warm[target]))
     console.print(table)
@@ -94,11 +92,11 @@ def _format_target(target: str, cold: dict[str, float], warm: dict[str, float]) 
             f"wrong results for {target}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}"
         )
     times = (cold["get"], warm["get"], warm["call"], warm["torch"])
+    ratio = f"{warm['call'] / warm['torch']:.2f}"
     return [
         *map(format_time, times),
-        f"{warm['call'] / warm['torch']:.2f}",
-        f"{warm['error']:.0e}",
-        f"{warm['torch_error']:.0e}",
+        ratio,
+        *(f"{warm[name]:.0e}" for name in ("error", "torch_error")),
     ]
 
 
@@ -128,30 +126,28 @@ def report(started: float, root: str) -> None:
 
 def _measured(started: float, root: Path) -> dict[str, dict[str, float]]:
     """Get the op for each device, and call it. Each time includes the imports."""
-    from opjit import api, backends, request, wanted
+    from opjit import api, request, wanted
     from opjit.catalog import registry
     from opjit.errors import ToolMissing
     from opjit.store.store import Store
 
     imported = time.perf_counter() - started
     op = registry.find("allreduce")
+    here = op.devices()
     measured = {}
-    for device in op.devices():
-        target = wanted.here(backends.for_device(device))
-        began = time.perf_counter()
-        allreduce = api.get("allreduce", device)
-        measured[str(target)] = {
-            "get": imported + time.perf_counter() - began,
-            **_compared(allreduce, device),
-        }
-        request.entry(op, target, Store(root))
-    if "cuda" not in op.devices():
-        with suppress(ToolMissing):
-            target = wanted.target_of("cuda", _WITHOUT_GPU)
+    for device in dict.fromkeys([*here, "cuda"]):
+        try:
+            target = wanted.target_of(device, None if device in here else _WITHOUT_GPU)
             began = time.perf_counter()
             request.entry(op, target)
-            measured[str(target)] = {"get": imported + time.perf_counter() - began}
-            request.entry(op, target, Store(root))
+            allreduce = api.get("allreduce", device) if device in here else None
+            row = {"get": imported + time.perf_counter() - began}
+        except ToolMissing:
+            if device in here:
+                raise
+            continue
+        measured[str(target)] = row | (_compared(allreduce, device) if allreduce else {})
+        request.entry(op, target, Store(root))
     return measured
 
 

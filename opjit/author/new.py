@@ -14,17 +14,38 @@ from opjit.errors import DeclarationError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROJECT = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_TAKEN_NAMES = """
-    torch opjit Any Iterator annotations reference samples workloads setup_context
-    backward
-"""
-_TAKEN = frozenset(_TAKEN_NAMES.split())
+_TAKEN = {
+    "torch",
+    "opjit",
+    "Any",
+    "Iterator",
+    "annotations",
+    "reference",
+    "samples",
+    "workloads",
+    "setup_context",
+    "backward",
+}
 # The names of torch, without importing torch, which takes seconds.
-_NAMESPACES_NAMES = """
-    aten c10d export inductor mkl mkldnn onednn prim prims profiler quantized rngprims
-    sparse static_runtime symm_mem torchaudio torchvision
-"""
-_NAMESPACES = frozenset(_NAMESPACES_NAMES.split())
+_NAMESPACES = {
+    "aten",
+    "c10d",
+    "export",
+    "inductor",
+    "mkl",
+    "mkldnn",
+    "onednn",
+    "prim",
+    "prims",
+    "profiler",
+    "quantized",
+    "rngprims",
+    "sparse",
+    "static_runtime",
+    "symm_mem",
+    "torchaudio",
+    "torchvision",
+}
 
 
 def new_op(
@@ -44,31 +65,20 @@ def new_project(project: str, parent: Path, backward: bool = False, cuda: bool =
     """Write a project: pyproject.toml with opjit's build hook, a package with an op, and tests."""
     package = package_name(project)
     _split_name(f"{package}::scale_add")
-    archs = (
-        ["armv8-a", "neoverse-v2"]
-        if platform.machine() == "aarch64"
-        else ["x86-64-v3", "x86-64-v4"]
-    )
+    arm = platform.machine() == "aarch64"
+    archs = ["armv8-a", "neoverse-v2"] if arm else ["x86-64-v3", "x86-64-v4"]
     listed = json.dumps([*archs, *(["sm_80", "sm_90"] if cuda else [])])
-    values = {"project": project, "package": package, "archs": listed}
     texts = {
         "pyproject.toml": "pyproject.toml",
         "README.md": "README.md",
         f"src/{package}/__init__.py": "package.py",
         f"tests/test_{package}.py": "test.py",
     }
+    filled = _filled("project", texts, project=project, package=package, archs=listed)
     op = _op_files(package, "scale_add", backward, cuda)
     del op["test_scale_add.py"]  # the tests of the project check every op
-    _write(
-        parent / project,
-        {
-            **{
-                file: resources.filled(f"project/{template}.in", **values)
-                for file, template in texts.items()
-            },
-            **{f"src/{package}/scale_add/{file}": text for file, text in op.items()},
-        },
-    )
+    inner = {f"src/{package}/scale_add/{file}": text for file, text in op.items()}
+    _write(parent / project, {**filled, **inner})
     return parent / project
 
 
@@ -80,11 +90,7 @@ def new_backend(name: str, parent: Path) -> Path:
         f"kernels/opjit/tensor_negate.{name}.c": "kernel.c",
         f"test_{name}.py": "test.py",
     }
-    filled = {
-        file: resources.filled(f"backend/{template}.in", name=name)
-        for file, template in texts.items()
-    }
-    _write(parent / name, {"__init__.py": "", **filled})
+    _write(parent / name, {"__init__.py": "", **_filled("backend", texts, name=name)})
     return parent / name
 
 
@@ -100,10 +106,17 @@ def _op_files(
         "op.py": f"{kind}/op.py",
         f"{name}.c": f"{kind}/kernel.c",
         f"test_{name}.py": "test.py" if kind == "elementwise" else "checks.py",
-        **({f"{name}.cu": "elementwise/kernel.cu"} if cuda else {}),
     }
+    if cuda:
+        texts[f"{name}.cu"] = "elementwise/kernel.cu"
+    return _filled("op", texts, **values)
+
+
+def _filled(kind: str, texts: Mapping[str, str], /, **values: str) -> dict[str, str]:
+    """Return the texts of files from the names of their templates in a folder."""
     return {
-        file: resources.filled(f"op/{template}.in", **values) for file, template in texts.items()
+        file: resources.filled(f"{kind}/{template}.in", **values)
+        for file, template in texts.items()
     }
 
 

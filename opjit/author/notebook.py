@@ -8,23 +8,33 @@ Line numbers in messages are lines of the cell, because the source starts with a
 
 import re
 import shlex
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import click
+import cloudpickle  # type: ignore[import-untyped]
+import torch
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
+from rich.box import SIMPLE
+from rich.table import Table
 
 from opjit import progress, request
-from opjit.author import cells
 from opjit.backends import Backend
 from opjit.catalog import registry
-from opjit.errors import OpjitError
+from opjit.declare.declaration import Function
+from opjit.declare.sample import Sample, tensors_of
+from opjit.errors import BadSetting, OpjitError
 from opjit.live import inline, reload
+from opjit.measure.plan import Inputs, Measurement
+from opjit.measure.timing import measure, plan_of
+from opjit.measure.units import format_time
 from opjit.operators.op import Op
 from opjit.wanted import target_of
 
@@ -77,7 +87,7 @@ class OpjitMagics(Magics):
             self._names[op.schema.name] = op
             if options["test"]:
                 reference = self._function("--reference", options["reference"])
-                for text in cells.check_sample(make, reference, *self._arguments(options["test"])):
+                for text in check_sample(make, reference, *self._arguments(options["test"])):
                     print(text, end="", flush=True)  # as it comes
             if options["bench"]:
                 self._bench(op, options)
@@ -106,12 +116,12 @@ class OpjitMagics(Magics):
     def _bench(self, op: Op, options: Mapping[str, Any]) -> None:
         """Time calls, and the same calls of a reference, and show a table of medians."""
         given = options["bench"]
-        sides = {op.schema.name: cast("Callable[..., Any]", op.overload)}
+        sides: dict[str, Function] = {op.schema.name: op.overload}
         if options["reference"]:
             sides[options["reference"]] = self._function("--reference", options["reference"])
         if not options["over"]:
             name = "arguments"
-            rows = {given: cells.compare(sides, *self._arguments(given))}
+            rows = {given: compare(sides, *self._arguments(given))}
         else:
             name, _, values = options["over"].partition("=")
             if not values:
@@ -119,10 +129,10 @@ class OpjitMagics(Magics):
                     f"--over: expected a name and its numbers, for example n=2**10, 2**20, got {options['over']!r}"
                 )
             rows = {
-                f"{value:,}": cells.compare(sides, *self._arguments(given, {name.strip(): value}))
+                f"{value:,}": compare(sides, *self._arguments(given, {name.strip(): value}))
                 for value in eval(f"[{values}]", self._names)
             }
-        display(cells.table(name, list(sides), rows))
+        display(table(name, list(sides), rows))
 
     def _arguments(
         self, text: str, more: Mapping[str, Any] = {}
@@ -131,7 +141,7 @@ class OpjitMagics(Magics):
         names = {**self._names, **more, "opjit_given": lambda *args, **kwargs: (args, kwargs)}
         return eval(f"opjit_given({text})", names)  # type: ignore[no-any-return]
 
-    def _function(self, option: str, name: str) -> Callable[..., Any]:
+    def _function(self, option: str, name: str) -> Function:
         """Find a function of the notebook, such as ``torch.add`` or a function that a cell defines."""
         try:
             found = eval(name, self._names)
@@ -229,6 +239,90 @@ def _build(op: Op, present: list[Backend]) -> Op:
         f"{known.qualified} for {' and '.join(backend.name for backend in present)}: ready in {time.perf_counter() - started:.2f} s"
     )
     return known
+
+
+# The op, and perhaps a reference, by their names in the table.
+Sides = Mapping[str, Function]
+
+
+def check_sample(
+    make: Callable[[], Op],
+    reference: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Iterator[str]:
+    """Yield the lines of `opjit test` as they come, for one sample. Raises BadSetting if cloudpickle cannot carry it."""
+    sample = Sample(args, kwargs)
+    device = next((each.device.type for each in sample.tensors()), "cpu")
+    try:
+        work = cloudpickle.dumps(
+            partial(_print_table, make, reference, sample.map(torch.Tensor.cpu), device)
+        )
+    except Exception as error:  # of the objects
+        raise BadSetting(
+            f"--test runs the checks in another process, to which the reference, the fake kernel and the arguments cannot be "
+            f"carried: {error}; use functions and values that pickle supports"
+        ) from error
+    code = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(work)
+            process.stdin.close()
+            yield from (line.decode(errors="replace") for line in process.stdout)
+        except BaseException:  # also an interrupt
+            process.kill()
+            raise
+
+
+def _print_table(make: Callable[[], Op], reference: Function, sample: Sample, device: str) -> None:
+    """Declare the op in the process, and print its table."""
+    from opjit.testing import command
+
+    op = make()
+    reload.install([op])
+    op.reference(reference)
+    op.samples(lambda where: iter([sample.map(lambda tensor: tensor.to(where))]))
+    with click.Context(click.Command("test")) as context:
+        context.color = True  # the notebook shows colors
+        command.show(op, device)
+
+
+def compare(sides: Sides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Measurement]:
+    """Time a call on each side, in turns. Raises AssertionError where the sides' results differ."""
+    first, *others = [side(*args, **kwargs) for side in sides.values()]
+    for other in others:
+        torch.testing.assert_close(first, other, equal_nan=True)
+    tensors = tensors_of((args, kwargs, first))
+    device = next((each.device.type for each in tensors), "cpu")
+    moved = sum(each.nbytes for each in tensors)
+    return list(measure(plan_of(sides, Inputs(args, kwargs), device, moved=moved)).values())
+
+
+def table(title: str, names: Sequence[str], rows: Mapping[str, Sequence[Measurement]]) -> Table:
+    """Make a line for each call: time and bandwidth of each side, and the ratio of the op's time to the reference's."""
+    lines = Table(title, box=SIMPLE, header_style="", show_edge=False)
+    for name in names:
+        lines.add_column(name, justify="right")
+        lines.add_column("GB/s", justify="right")
+    for _ in names[1:]:
+        lines.add_column("ratio", justify="right")
+    for label, sides in rows.items():
+        cells = [
+            text
+            for side in sides
+            for text in (format_time(side.median), f"{side.bytes / side.median / 1e9:.1f}")
+        ]
+        lines.add_row(
+            label, *cells, *(f"{sides[0].median / other.median:.2f}" for other in sides[1:])
+        )
+    return lines
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -87,13 +87,10 @@ def make(
         (root / "__init__.py").write_text(
             resources.filled("wheel/package.py.in", **values), "utf-8"
         )
+        data = {**builder.get_default_build_data(), **binary_tag(root)}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            return Path(
-                builder.build_standard(
-                    str(directory), **{**builder.get_default_build_data(), **binary_tag(root)}
-                )
-            )
+            return Path(builder.build_standard(str(directory), **data))
         except OSError as error:
             raise BuildError(
                 f"the wheel cannot be written to {directory}: {error}; choose another directory",
@@ -158,12 +155,8 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
 def binary_tag(folder: Path) -> dict[str, Any]:
     """Return a wheel's tag for the libraries in a folder, ``py3-none-manylinux_2_17_x86_64``, with a part for each of their processors."""
     contents = [library.read_bytes() for library in folder.rglob(f"{layers.FOLDER}/**/*.so")]
-    oldest = max(
-        [
-            _OLDEST_GLIBC,
-            *(int(version) for content in contents for version in _GLIBC.findall(content)),
-        ]
-    )
+    versions = [int(version) for content in contents for version in _GLIBC.findall(content)]
+    oldest = max([_OLDEST_GLIBC, *versions])
     platforms = sorted(
         f"manylinux_2_{oldest}_{machine}" for machine in {*map(elf.machine, contents)}
     )

@@ -40,35 +40,33 @@ _OF_REMARK = re.compile(r" *(?:\d+|\+\+\+)? *\||.*: note: include '<")  # its ex
 _NOT_C = "; an op's kernel is plain C over opjit.h: "
 _NO_TORCH = "an op cannot use torch's headers; build C++ code with opjit.load"
 # Hints about a complaint and its next line; the first match is used. _OF_C is for ops in C, _OF_OPS for all ops.
-_OF_C = [
-    (re.compile(pattern), _NOT_C + hint)
-    for pattern, hint in [
-        (
-            r"error: '(?:std|nullptr|static_cast|reinterpret_cast|const_cast|constexpr)' undeclared|before '::'|"
-            r"error: unknown type name '(?:template|class|namespace|using|constexpr|typename)'",
-            "this is C++; write it in C, or build C++ code with opjit.load",
-        ),
-        (
-            r"fatal error: '?[\w/]+'?(?:: No such file| file not found)",
-            "a header without .h is a C++ header; build C++ code with opjit.load",
-        ),
-        (
-            r"error: (?:implicit declaration of function|call to undeclared function) 'opjit_printf'",
-            '#include "opjit_printf.h"',
-        ),
-        (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", 'leave out extern "C"'),
-        (r"'TORCH_CHECK'", "write OPJIT_CHECK(condition, message) for TORCH_CHECK"),
-        (r"error: type defaults to 'int'.*\n.*\bauto\b", "auto is C++; write the type"),
-        (
-            r"no member named 'data_ptr'|is a pointer; .*\n.*\bdata_ptr\b",
-            "write (const float *)x->data for x.data_ptr<float>()",
-        ),
-        (
-            r"opjit_cuda\.h:\d+:\d+: fatal error: ",
-            "opjit_cuda.h is for .cu files; include opjit.h",
-        ),
-    ]
+_HABITS = [
+    (
+        r"error: '(?:std|nullptr|static_cast|reinterpret_cast|const_cast|constexpr)' undeclared|before '::'|"
+        r"error: unknown type name '(?:template|class|namespace|using|constexpr|typename)'",
+        "this is C++; write it in C, or build C++ code with opjit.load",
+    ),
+    (
+        r"fatal error: '?[\w/]+'?(?:: No such file| file not found)",
+        "a header without .h is a C++ header; build C++ code with opjit.load",
+    ),
+    (
+        r"error: (?:implicit declaration of function|call to undeclared function) 'opjit_printf'",
+        '#include "opjit_printf.h"',
+    ),
+    (r"error: expected identifier or '\('.*\n.*\bextern \"C\"", 'leave out extern "C"'),
+    (r"'TORCH_CHECK'", "write OPJIT_CHECK(condition, message) for TORCH_CHECK"),
+    (r"error: type defaults to 'int'.*\n.*\bauto\b", "auto is C++; write the type"),
+    (
+        r"no member named 'data_ptr'|is a pointer; .*\n.*\bdata_ptr\b",
+        "write (const float *)x->data for x.data_ptr<float>()",
+    ),
+    (
+        r"opjit_cuda\.h:\d+:\d+: fatal error: ",
+        "opjit_cuda.h is for .cu files; include opjit.h",
+    ),
 ]
+_OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in _HABITS]
 _OF_OPS = [
     (
         re.compile(

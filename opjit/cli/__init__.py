@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click import ClickException, Context, echo
 
 from opjit import __version__
 from opjit.cli import authoring, basics, programs
 from opjit.cli import help as helps
 from opjit.cli.cache import cache
+from opjit.cli.help import subcommand
 from opjit.errors import (
     CacheWarning,
     CompileWarning,
@@ -37,33 +39,37 @@ _IMPOSSIBLE = (
 _default_format = warnings.formatwarning  # of Python, or of the program that embeds it
 
 
+class _Impossible(ClickException):
+    """A request that cannot be."""
+
+    exit_code = 2
+
+
 class _Commands(helps.Group):
     """Print only the message of an opjit error, and only the op.py part of another error's traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Context) -> Any:
         try:
             return super().invoke(ctx)
         except OpjitError as error:
             page = _ERRORS.read_text("utf-8")
             names = (kind.__name__ for kind in type(error).__mro__)
             explained = next(name for name in names if f"\n## {name}\n" in page)
-            failure = click.ClickException(
-                f"{error}\nRun `opjit help {explained}` for causes and fixes."
-            )
-            failure.exit_code = 2 if isinstance(error, _IMPOSSIBLE) else 1
-            raise failure from error
+            kind = _Impossible if isinstance(error, _IMPOSSIBLE) else ClickException
+            raise kind(f"{error}\nRun `opjit help {explained}` for causes and fixes.") from error
         except click.NoSuchOption as error:
-            if any(error.option_name in parameter.opts for parameter in self.params):
-                error.message = f"{error.option_name} goes before the command: opjit {error.option_name} ... COMMAND"
-                error.possibilities = None
-            raise
-        except (click.ClickException, click.exceptions.Exit):
+            name = error.option_name
+            if not any(name in parameter.opts for parameter in self.params):
+                raise
+            told = f"{name} goes before the command: opjit {name} ... COMMAND"
+            raise click.UsageError(told, error.ctx) from error
+        except (ClickException, click.exceptions.Exit):
             raise
         except Exception as error:
             text = _op_py_error(error)
             if text is None:
                 raise
-            raise click.ClickException(text) from error
+            raise ClickException(text) from error
 
 
 def _op_py_error(error: Exception) -> str | None:
@@ -78,8 +84,7 @@ def _op_py_error(error: Exception) -> str | None:
     if not folders:
         return None
     file = str(folders[0] / "op.py")
-    lines = traceback.extract_tb(error.__traceback__)
-    own = list(dropwhile(lambda line: line.filename != file, lines))
+    own = dropwhile(lambda line: line.filename != file, traceback.extract_tb(error.__traceback__))
     place = traceback.format_exception_only(error)[:-1] if isinstance(error, SyntaxError) else []
     shown = "".join([*traceback.format_list(own), *place])
     return f"{file} raised {type(error).__name__}: {error}\n{shown}".rstrip()
@@ -105,44 +110,35 @@ def _op_py_error(error: Exception) -> str | None:
     help="Color the output. auto: on a terminal, unless NO_COLOR is set.",
 )
 @click.pass_context
-def main(context: click.Context, color: str) -> None:
+def main(context: Context, color: str) -> None:
     """Write torch operators in plain C or CUDA C: built on first use, cached, verified and shared.
 
     \b
     To complete commands, ops and architectures in bash (or zsh, fish), run:
       eval "$(_OPJIT_COMPLETE=bash_source opjit)"
     """
-    if color == "never" or (color == "auto" and os.environ.get("NO_COLOR")):
-        context.color = False
-    elif color == "always":
-        context.color = True
+    if color != "auto" or os.environ.get("NO_COLOR"):
+        context.color = color == "always"
     if context.invoked_subcommand is None:
-        click.echo(helps.FIRST_STEPS, nl=False)
-    warnings.formatwarning = _format_warning
+        echo(helps.FIRST_STEPS, nl=False)
+    warnings.formatwarning = _format_warning  # type: ignore[assignment]  # fewer names
 
 
-def _format_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    line: str | None = None,
-) -> str:
+def _format_warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
     """Format opjit's warnings as their message, compiler warnings in the style of compilers, and other warnings as usual."""
-    if issubclass(category, CompileWarning):
-        excerpt = linecache.getline(filename, lineno).strip()
-        return f"{filename}:{lineno}: warning: {message}\n" + f"  {excerpt}\n" * bool(excerpt)
-    return (
-        f"Warning: {message}\n"
-        if issubclass(category, CacheWarning)
-        else _default_format(message, category, filename, lineno, line)
-    )
+    if issubclass(category, CacheWarning):
+        return f"Warning: {message}\n"
+    if not issubclass(category, CompileWarning):
+        return _default_format(message, category, *place)
+    file, line = place[:2]
+    excerpt = linecache.getline(file, line).strip()
+    return f"{file}:{line}: warning: {message}\n" + f"  {excerpt}\n" * bool(excerpt)
 
 
-@helps.command("opjit help", "opjit help get", "opjit help NoKernel", name="help", declares=False)
+@subcommand("opjit help", "opjit help get", "opjit help NoKernel", name="help", declares=False)
 @click.argument("words", metavar="[COMMAND|ERROR]...", nargs=-1)
 @click.pass_context
-def show_help(context: click.Context, words: tuple[str, ...]) -> None:
+def show_help(context: Context, words: tuple[str, ...]) -> None:
     """Show the help of a command, or explain an error.
 
     ERROR is a class of errors, for example NoKernel.
@@ -165,9 +161,9 @@ def show_help(context: click.Context, words: tuple[str, ...]) -> None:
                 f"expected a command or a class of errors such as NoKernel, got {word!r}; `opjit help` lists commands",
                 shown,
             )
-        shown = click.Context(child, info_name=word, parent=shown)
+        shown = Context(child, info_name=word, parent=shown)
         found = child
-    click.echo(found.get_help(shown))
+    echo(found.get_help(shown))
 
 
 main.add_section(

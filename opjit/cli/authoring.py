@@ -9,41 +9,54 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+from click import IntRange, UsageError, argument, echo, option
 from click.core import ParameterSource
 
-from opjit.cli import help as helps
-from opjit.cli.interrupts import interruptible
+from opjit.cli.help import (
+    FILE,
+    FOLDER,
+    SOURCE,
+    PrintJson,
+    archs_option,
+    checks,
+    device_option,
+    devices_option,
+    flag,
+    host_option,
+    interruptible,
+    json_lines_option,
+    json_option,
+    ops,
+    ops_argument,
+    subcommand,
+    time_limit_option,
+)
 from opjit.environment import is_on
 from opjit.errors import BadSetting
 
 _KIND = click.Choice(["elementwise", "reduction", "in-place", "list", "half"])
 
 
-@helps.command(
+@subcommand(
     "opjit new mylib::scale_add --backward --cuda",
     "opjit new mylib::row_norm --kind reduction",
     "opjit new --project mylib",
     declares=False,
 )
-@click.argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
-@click.argument("directory", type=helps.FOLDER, default=".")
-@click.option(
+@argument("name", metavar="NAMESPACE::NAME|PROJECT|DEVICE")
+@argument("directory", type=FOLDER, default=".")
+@option(
     "--kind",
     type=_KIND,
     help="Kind of the op. Default: elementwise, or a question on a terminal. The other kinds cannot be combined with --backward or --cuda.",
 )
-@click.option("--backward", is_flag=True, help="Add a backward for autograd.")
-@click.option("--cuda", is_flag=True, help="Add a CUDA kernel.")
-@click.option(
+@flag("--backward", "Add a backward for autograd.")
+@flag("--cuda", "Add a CUDA kernel.")
+@flag(
     "--project",
-    is_flag=True,
-    help="Write a project: a package with an op, and a build hook that puts binaries into its wheel.",
+    "Write a project: a package with an op, and a build hook that puts binaries into its wheel.",
 )
-@click.option(
-    "--backend",
-    is_flag=True,
-    help="Write a backend for a device, with a kernel for a bundled op.",
-)
+@flag("--backend", "Write a backend for a device, with a kernel for a bundled op.")
 def new(
     name: str,
     directory: Path,
@@ -61,94 +74,82 @@ def new(
     from opjit.author.new import new_backend, new_op, new_project
 
     if kind not in (None, "elementwise") and (backward or cuda or project or backend):
-        raise click.UsageError(
+        raise UsageError(
             f"--kind {kind} cannot be combined with --backward, --cuda, --project or --backend, because it writes a C kernel for the "
             "CPU only; leave them out, and write the backward in op.py as the op of `opjit new mylib::scale_add --backward` does"
         )
+    if backend and (backward or cuda or project):
+        raise UsageError("--backend cannot be combined with --backward, --cuda or --project")
     if backend:
-        if backward or cuda or project:
-            raise click.UsageError(
-                "--backend cannot be combined with --backward, --cuda or --project"
-            )
         folder = new_backend(name, directory)
-        click.echo(
-            f"wrote {folder}: import {name}.backend together with the package that adds the device to torch"
-        )
-        return
-    if project:
+        todo = f": import {name}.backend together with the package that adds the device to torch"
+    elif project:
         folder = new_project(name, directory, backward, cuda)
         # Without isolation, this very opjit and its torch build the project; neither need be on an index.
-        click.echo(
-            f"wrote {folder}: cd {shlex.quote(str(folder))}, then pip install --no-build-isolation -e '.[test]' && pytest, "
+        todo = (
+            f": cd {shlex.quote(str(folder))}, then pip install --no-build-isolation -e '.[test]' && pytest, "
             "then pip wheel --no-build-isolation --no-deps ."
         )
-        return
-    if kind is None and not (backward or cuda) and sys.stdin.isatty():
-        kind = click.prompt("kind", type=_KIND, default="elementwise")
-    folder = new_op(name, directory, backward, cuda, kind or "elementwise")
-    place = shlex.quote(f"{folder}" if folder.is_absolute() else f"./{folder}")
-    click.echo(f"wrote {folder}\nBuild it and run its checks: opjit test {place}")
+    else:
+        if kind is None and not (backward or cuda) and sys.stdin.isatty():
+            kind = click.prompt("kind", type=_KIND, default="elementwise")
+        folder = new_op(name, directory, backward, cuda, kind or "elementwise")
+        place = shlex.quote(str(folder if folder.is_absolute() else f"./{folder}"))
+        todo = f"\nBuild it and run its checks: opjit test {place}"
+    echo(f"wrote {folder}{todo}")
 
 
-@helps.command("opjit test ./scale_add", "opjit test ./scale_add --sanitize address,undefined")
-@helps.ops_argument("OP...")
-@helps.devices_option
-@click.option(
+@subcommand("opjit test ./scale_add", "opjit test ./scale_add --sanitize address,undefined")
+@ops_argument("OP...")
+@devices_option
+@option(
     "--only",
     multiple=True,
     metavar="CHECK",
-    shell_complete=helps.checks,
+    shell_complete=checks,
     help="Run only this check. Can be repeated.",
 )
-@click.option(
+@option(
     "--sample",
-    type=click.IntRange(min=0),
+    type=IntRange(min=0),
     metavar="N",
     help="Repeat only call N of the check in --only. The first call is 0.",
 )
-@helps.time_limit_option("Fail a check if one call of the kernel needs more time than this.")
-@click.option(
+@time_limit_option("Fail a check if one call of the kernel needs more time than this.")
+@option(
     "--sanitize",
+    "sanitizers",
     default="address,undefined",
     show_default=True,
     help="Also run with these sanitizers: address,undefined,leak,thread for C, "
     "memcheck,racecheck,initcheck,synccheck for CUDA. Use `none` to skip them.",
 )
-@click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first failure.")
-@click.option(
-    "--last-failed",
-    is_flag=True,
-    help="Run only the checks that failed in the last run, or all of them if none did.",
+@flag("-x", "--fail-fast", "Stop at the first failure.")
+@flag(
+    "--last-failed", "Run only the checks that failed in the last run, or all of them if none did."
 )
-@click.option(
-    "--junit", type=helps.FILE, metavar="FILE", help="Also write the results as JUnit XML."
-)
-@click.option(
+@option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
+@flag(
     "--emulate",
-    is_flag=True,
-    help="Run CUDA kernels on the CPU, and check them for races and bad addresses. Without a GPU, `--device cuda` does the same.",
+    "Run CUDA kernels on the CPU, and check them for races and bad addresses. Without a GPU, `--device cuda` does the same.",
 )
-@click.option(
+@option(
     "--ranks",
     type=int,
     help="Run the op on this number of ranks and compare the results with the reference, without other checks. Ranks are "
     "CPU processes, GPUs with --device cuda, or parts of one process with --emulate.",
 )
-@helps.json_option
+@json_option
 @interruptible()
 def test(
     ops: tuple[str, ...],
     device: str | None,
-    only: tuple[str, ...],
-    sample: int | None,
-    time_limit: float,
-    sanitize: str,
-    fail_fast: bool,
-    last_failed: bool,
+    sanitizers: str,
     junit: Path | None,
     emulate: bool,
     ranks: int | None,
-    print_json: helps.PrintJson,
+    print_json: PrintJson,
+    **chosen: Any,
 ) -> None:
     """Run every check of an op.
 
@@ -156,39 +157,33 @@ def test(
     The checks run in a child process, so if a kernel crashes, exits or never returns, only its check
     fails. If any check fails, or none runs, the exit code is 1.
     """
+    from opjit import backends
     from opjit.cli import diagnostics
     from opjit.emulate.checks import EMULATOR
     from opjit.testing import isolation, report
     from opjit.testing.command import Options, exit_code, run_checks
     from opjit.testing.sanitize import parse_tools
 
-    emulated = emulate or _lacks_gpu(device)
+    lacks_gpu = device == "cuda" and backends.for_device(device).available() is not None
+    emulated = emulate or lacks_gpu
     if ranks is not None:
-        if emulated:
-            from opjit.emulate import ranks as emulated_ranks
+        from opjit.emulate import ranks as emulated_ranks
+        from opjit.testing.across_ranks import compare_across_ranks
 
-            sys.exit(emulated_ranks.run(ops, ranks))
-        from opjit.testing import across_ranks
-
-        sys.exit(across_ranks.compare_across_ranks(ops, ranks, device))
-    demanded = (
-        click.get_current_context().get_parameter_source("sanitize") is ParameterSource.COMMANDLINE
-    )
+        run = emulated_ranks.run if emulated else partial(compare_across_ranks, device=device)
+        sys.exit(run(ops, ranks))
+    source = click.get_current_context().get_parameter_source("sanitizers")
     options = Options(
         device="cuda" if emulated else device,
-        sanitizers=parse_tools(sanitize),
-        only=only,
-        sample=sample,
-        seconds=time_limit,
-        demanded=demanded,
-        fail_fast=fail_fast,
-        last_failed=last_failed,
+        sanitizers=parse_tools(sanitizers),
+        demanded=source is ParameterSource.COMMANDLINE,
         emulator=EMULATOR,
         emulated=emulated,
+        **chosen,
     )
 
     def warn(found: list[Any]) -> None:
-        if not only and not emulated:
+        if not options.only and not emulated:
             isolation.apart(partial(diagnostics.show_all_warnings, found, device))
 
     results = run_checks(ops, options, warn)
@@ -205,39 +200,25 @@ def _refuse_emulated() -> None:
         raise BadSetting("an emulated kernel has no time that means anything; unset OPJIT_EMULATE")
 
 
-def _lacks_gpu(device: str | None) -> bool:
-    """Return whether a command names CUDA on a machine that cannot run it."""
-    from opjit import backends
-
-    return device == "cuda" and backends.for_device(device).available() is not None
-
-
-@helps.command(
+@subcommand(
     "opjit bench allreduce --device cpu --only 2^20",
     "opjit bench tensor_negate --against aten::neg",
 )
-@helps.ops_argument("OP...")
-@helps.devices_option
-@click.option("--only", help="Measure only the benchmark cases with this text in their label.")
-@helps.json_option
-@click.option(
+@ops_argument("OP...")
+@devices_option
+@option("--only", help="Measure only the benchmark cases with this text in their label.")
+@json_option
+@option(
     "--against",
     metavar="SIDE",
     help="Compare with torch.compile, an op (aten::neg) or a function (module:name) instead of the reference.",
 )
-@click.option(
+@option(
     "--cold/--hot",
     default=None,
     help="Measure with cold or warm hardware caches. Default: --cold on CUDA, --hot on the CPU.",
 )
-def bench(
-    ops: tuple[str, ...],
-    device: str | None,
-    only: str | None,
-    print_json: helps.PrintJson,
-    against: str | None,
-    cold: bool | None,
-) -> None:
+def bench(**chosen: Any) -> None:
     """Compare the speed of an op with its reference in plain torch.
 
     OP is the name or the directory of an op. The command checks the results before it measures. In the
@@ -248,17 +229,17 @@ def bench(
     _refuse_emulated()
     from opjit.author.bench import benchmark
 
-    sys.exit(benchmark(ops, device, only, print_json, against, cold))
+    sys.exit(benchmark(**chosen))
 
 
-@helps.command("opjit tune ./scale_add", "opjit tune mylib::scale_add --device cuda --only 2^20")
-@helps.ops_argument("OP...")
-@helps.devices_option
-@click.option(
+@subcommand("opjit tune ./scale_add", "opjit tune mylib::scale_add --device cuda --only 2^20")
+@ops_argument("OP...")
+@devices_option
+@option(
     "--only", default="", help="Tune only for the benchmark cases with this text in their label."
 )
-@helps.json_option
-def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.PrintJson) -> None:
+@json_option
+def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: PrintJson) -> None:
     """Autotune the variants of an op in advance.
 
     OP is the name or the directory of an op. For each benchmark case, the command builds and measures
@@ -272,58 +253,53 @@ def tune(ops: tuple[str, ...], device: str | None, only: str, print_json: helps.
     from opjit.measure.units import format_time
 
     rows = []
-    for op, name in arguments.ops_on_devices(ops, device, partial(click.echo, err=True)):
+    for op, name in arguments.ops_on_devices(ops, device, partial(echo, err=True)):
         backend = backends.for_device(name)
         labels = op.declaration.labels(backend)
-        click.echo(f"{op.qualified} has {len(labels) or 'no'} variants for {name}")
+        echo(f"{op.qualified} has {len(labels) or 'no'} variants for {name}")
         for each in op.workloads_on(name) if labels else ():
             if only in each.label:
                 choice = tuning.tune(op, backend, each.args, each.kwargs)
                 variant, seconds = choice or (None, None)
                 outcome = f"{variant:<30} {format_time(seconds)}" if seconds else "fails"
-                click.echo(f"  {each.label:<20} {outcome}")
+                echo(f"  {each.label:<20} {outcome}")
                 row = {"op": op.qualified, "device": name, "case": each.label}
                 rows.append({**row, "variant": variant, "seconds": seconds})
     if print_json is not None:
         print_json(rows)
 
 
-@helps.command(
+@subcommand(
     "opjit judge ./scale_add a.c b.c c.cu --json",
     "opjit judge 19_ReLU.py candidate.py",
     "opjit judge ./scale_add --lint",
 )
-@click.argument("task", shell_complete=helps.ops)
-@click.argument(
+@argument("task", shell_complete=ops)
+@argument(
     "candidates",
     metavar="[CANDIDATE]...",
     nargs=-1,
-    type=helps.SOURCE,
+    type=SOURCE,
 )
-@click.option("--op", metavar="NAME", help="Op to judge, if TASK declares several.")
-@click.option(
-    "--lint",
-    is_flag=True,
-    help="Judge no candidate. Report trivial outputs that would pass, such as zeros.",
-)
-@helps.device_option
-@click.option(
+@option("--op", metavar="NAME", help="Op to judge, if TASK declares several.")
+@flag("--lint", "Judge no candidate. Report trivial outputs that would pass, such as zeros.")
+@device_option
+@option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=IntRange(min=1),
     help="Number of candidates to judge in parallel. Default: a number that fits CPUs and memory.",
 )
-@helps.time_limit_option("Time limit of a call.")
-@helps.json_lines_option
-@click.option(
+@time_limit_option("Time limit of a call.")
+@json_lines_option
+@option(
     "--serve",
     "socket",
     type=click.Path(path_type=Path),
     help="Read candidates from a socket at this path, one line of JSON each.",
 )
-@click.option(
+@flag(
     "--emulate",
-    is_flag=True,
-    help="Run CUDA code on the CPU first, to find races that don't change results. Without a GPU, `--device cuda` runs it only on the CPU.",
+    "Run CUDA code on the CPU first, to find races that don't change results. Without a GPU, `--device cuda` runs it only on the CPU.",
 )
 def judge(
     task: str,
@@ -331,11 +307,10 @@ def judge(
     op: str | None,
     lint: bool,
     device: str | None,
-    workers: int | None,
-    time_limit: float,
     json_file: TextIO | None,
     socket: Path | None,
     emulate: bool,
+    **chosen: Any,
 ) -> None:
     """Compile, check and time untrusted kernels.
 
@@ -348,46 +323,29 @@ def judge(
     from opjit.judge.task import Task
 
     if bool(candidates) + lint + (socket is not None) != 1:
-        raise click.UsageError("expected CANDIDATEs, --serve SOCKET or --lint")
+        raise UsageError("expected CANDIDATEs, --serve SOCKET or --lint")
     if lint:
         found = command.lint(Task(task, device or "cpu", 0, op))
-        click.echo("\n".join(found) or "no trivial output would pass")
+        echo("\n".join(found) or "no trivial output would pass")
         sys.exit(bool(found))
-    command.run(
-        Judge(
-            task,
-            workers=workers,
-            device=device or ("cuda" if emulate else None),
-            seconds=time_limit,
-            op=op,
-            emulate=emulate,
-        ),
-        candidates,
-        json_file,
-        socket,
-    )
+    kind = device or ("cuda" if emulate else None)
+    made = Judge(task, device=kind, op=op, emulate=emulate, **chosen)
+    command.run(made, candidates, json_file, socket)
 
 
-@helps.command("opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90")
-@click.argument(
+@subcommand("opjit wheel ./scale_add --arch x86-64-v3,x86-64-v4,sm_90")
+@argument(
     "folders", metavar="DIRECTORY...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@helps.archs_option(
+@archs_option(
     "Architectures to build for, separated by commas. You don't need a GPU.", required=True
 )
-@helps.host_option
-@click.option("--name", help="Name of the wheel. Default: the namespace of the ops and -ops.")
-@click.option("--version", default="0.1.0", show_default=True, help="Version of the wheel.")
-@click.option("-o", "--output", type=helps.FOLDER, default=".", help="Directory for the wheel.")
+@host_option
+@option("--name", help="Name of the wheel. Default: the namespace of the ops and -ops.")
+@option("--version", default="0.1.0", show_default=True, help="Version of the wheel.")
+@option("-o", "--output", "directory", type=FOLDER, default=".", help="Directory for the wheel.")
 @interruptible()
-def wheel(
-    folders: tuple[Path, ...],
-    archs: list[str],
-    hosts: list[str],
-    name: str | None,
-    version: str,
-    output: Path,
-) -> None:
+def wheel(**chosen: Any) -> None:
     """Build a wheel with ops and their binaries.
 
     The wheel contains the sources of the ops, and binaries for the architectures in --arch. On these
@@ -395,4 +353,4 @@ def wheel(
     """
     from opjit.author.wheel import make
 
-    click.echo(make(folders, archs, output, name, version, hosts))
+    echo(make(**chosen))

@@ -11,10 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import UsageError, echo, option
 
 from opjit import progress
-from opjit.cli import help as helps
-from opjit.cli.interrupts import interruptible
+from opjit.cli.help import (
+    FOLDER,
+    PrintJson,
+    archs,
+    archs_option,
+    device_option,
+    entry_count,
+    flag,
+    interruptible,
+    json_option,
+    ops,
+    ops_argument,
+    subcommand,
+)
 from opjit.environment import is_on
 from opjit.errors import OpjitError, UnknownOp
 from opjit.progress import readable
@@ -24,7 +37,7 @@ if TYPE_CHECKING:  # help and completion don't import torch
     from opjit.operators.op import Op
 
 
-@helps.command("opjit demo", declares=False)
+@subcommand("opjit demo", declares=False)
 def demo() -> None:
     """Build, load, check and time an op on every device."""
     from rich.console import Console
@@ -34,9 +47,9 @@ def demo() -> None:
     show(Console(highlight=False), Console(stderr=True))
 
 
-@helps.command("opjit list", "opjit list --json", name="list")
-@helps.json_option
-def list_ops(print_json: helps.PrintJson) -> None:
+@subcommand("opjit list", "opjit list --json", name="list")
+@json_option
+def list_ops(print_json: PrintJson) -> None:
     """List the declared ops with their backends and schemas."""
     from opjit.catalog import registry
 
@@ -64,40 +77,34 @@ def list_ops(print_json: helps.PrintJson) -> None:
             op.schema.text.partition("::")[2],
         )
         line = f"{op.qualified}  [{backends}]  {schema}"
-        click.echo(readable(line) if sys.stdout.isatty() else line)
+        echo(readable(line) if sys.stdout.isatty() else line)
 
 
-@helps.command(
+@subcommand(
     "opjit get allreduce",
     "opjit get ./scale_add --arch sm_90",
     "opjit get ./scale_add allreduce --build-directory build --name my_ops",
 )
-@helps.ops_argument("OP...")
-@helps.device_option
-@helps.archs_option(
+@ops_argument("OP...")
+@device_option
+@archs_option(
     "Build for these architectures, separated by commas (sm_90,x86-64-v3). Nothing is loaded."
 )
-@click.option(
+@option(
     "--build-directory",
-    type=helps.FOLDER,
+    type=FOLDER,
     help="Write an op package for opjit.load_library into this directory. Nothing is loaded.",
 )
-@click.option(
+@option(
     "--name",
     help="Name of the op package. Default: derived from the first op, the architecture and the content.",
 )
-@click.option(
+@flag(
     "--debug",
-    is_flag=True,
-    help="Build for gdb, cuda-gdb and profilers. Programs with OPJIT_DEBUG=1 load this binary.",
+    "Build for gdb, cuda-gdb and profilers. Programs with OPJIT_DEBUG=1 load this binary.",
 )
-@click.option(
-    "-W",
-    "all_warnings",
-    is_flag=True,
-    help="Print the warnings of -Wall -Wextra.",
-)
-@helps.json_option
+@flag("-W", "all_warnings", "Print the warnings of -Wall -Wextra.")
+@json_option
 @interruptible()
 def get(
     ops: tuple[str, ...],
@@ -107,7 +114,7 @@ def get(
     name: str | None,
     debug: bool,
     all_warnings: bool,
-    print_json: helps.PrintJson,
+    print_json: PrintJson,
 ) -> None:
     """Build ops, and print the paths of their binaries.
 
@@ -128,7 +135,7 @@ def get(
     if debug:
         os.environ["OPJIT_DEBUG"] = "1"
     if name is not None and build_directory is None:
-        raise click.UsageError(
+        raise UsageError(
             "--name needs --build-directory DIR, because it names the op package in that directory"
         )
     targets = [target_of(device, each) for each in archs] or [target_of(device, None)]
@@ -136,7 +143,7 @@ def get(
     if all_warnings:
         diagnostics.show_warnings(chosen, targets)
     for each in targets:
-        if helps.is_verbose() and each.backend.uses_nvcc:
+        if is_on("OPJIT_VERBOSE") and each.backend.uses_nvcc:
             diagnostics.show_usage(chosen, each)
     found = _build_entries(chosen, targets, load=not archs)  # builds when it is iterated
     if build_directory is not None:
@@ -145,7 +152,7 @@ def get(
         print_json(list(found))
         return
     for row in found:
-        click.echo(row["path"])
+        echo(row["path"])
 
 
 def _packages(
@@ -156,16 +163,11 @@ def _packages(
 
     names = [op.qualified for op in ops]
     requested = names[0] if len(names) == 1 else names
+    wanted: list[Any] = [*archs] or [None]
+    for arch in [archs or None] if name else wanted:
+        yield {"ops": names, "path": build_library(requested, directory, device, arch, name)}
     if name is not None:
-        yield {
-            "ops": names,
-            "path": build_library(requested, directory, device, archs or None, name),
-        }
         yield {"ops": names, "path": directory / f"{name}.so"}
-        return
-    wanted: list[str | None] = [*archs] or [None]
-    for arch in wanted:
-        yield {"ops": names, "path": build_library(requested, directory, device, arch)}
 
 
 def _build_entries(
@@ -187,16 +189,16 @@ def _build_entries(
         yield {"op": op.qualified, "backend": backend, "arch": target.arch, "path": entry.library}
 
 
-@helps.command("opjit why allreduce", "opjit why allreduce --arch x86-64-v3")
-@click.argument("op", shell_complete=helps.ops)
-@helps.device_option
-@click.option(
+@subcommand("opjit why allreduce", "opjit why allreduce --arch x86-64-v3")
+@click.argument("op", shell_complete=ops)
+@device_option
+@option(
     "--arch",
-    shell_complete=helps.archs,
+    shell_complete=archs,
     help="Architecture of the request, for example sm_90 or x86-64-v3. Default: this machine's.",
 )
-@helps.json_option
-def why(op: str, device: str | None, arch: str | None, print_json: helps.PrintJson) -> None:
+@json_option
+def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) -> None:
     """Explain why a request hits or misses the cache.
 
     The command names the input that changed. OP is the name or the directory of an op, or the name
@@ -209,53 +211,52 @@ def why(op: str, device: str | None, arch: str | None, print_json: helps.PrintJs
     from opjit.cpp_extension.entries import entries, failed_build
     from opjit.store.store import default_store
 
-    explicit = op.startswith("cpp_extension.")
     name = op.removeprefix("cpp_extension.")
     root = default_store()
     extensions = entries(name, root)
     log = failed_build(name, root)
-    try:
-        found = [] if explicit else arguments.ops(op)
-    except UnknownOp:
-        if not extensions and log is None:
-            raise
-        found = []
+    is_extension = bool(extensions) or log is not None
+    found: list[Op] = []
+    if name == op:
+        try:
+            found = arguments.ops(op)
+        except UnknownOp:
+            if not is_extension:
+                raise
+    elif not is_extension:
+        raise OpjitError(
+            f"no entry of a C++ extension {name!r} in the cache {root.root}; run `opjit cache ls` to list the entries"
+        )
     if not found and (device or arch):
-        raise click.UsageError(
+        raise UsageError(
             f"--device and --arch need an op, but {name} is a C++ extension; leave them out"
         )
     if found:
         extensions = []
         log = None
-    if explicit and not extensions and log is None:
-        raise OpjitError(
-            f"no entry of a C++ extension {name!r} in the cache {root.root}; run `opjit cache ls` to list the entries"
-        )
     rows: list[Any] = [*(explain(each, device, arch) for each in found), *extensions]
+    failures = [] if log is None else [{"failed": log}]
     if print_json is not None:
-        fields: list[object] = [each.fields() for each in rows]
-        print_json(fields if log is None else [*fields, {"failed": log}])
+        print_json([*(each.fields() for each in rows), *failures])
         return
     if log is not None:
-        click.echo(
+        echo(
             f"{name}, a C++ extension: the last build failed {progress.ago(time.time() - log.stat().st_mtime)}; full output: {log}"
         )
     if extensions:
-        click.echo(
-            f"{name}, a C++ extension: {len(extensions)} entr{'ies' if extensions[1:] else 'y'} in the cache"
-        )
+        echo(f"{name}, a C++ extension: {entry_count(len(extensions))} in the cache")
     for each in rows:
-        click.echo(readable(str(each)))
+        echo(readable(str(each)))
     if found and is_on("OPJIT_EMULATE"):
-        click.echo(
+        echo(
             "OPJIT_EMULATE is set: without a GPU, CUDA kernels serve CPU tensors, emulated on the CPU; no cache "
             "has their binaries as entries"
         )
 
 
-@helps.command("opjit doctor")
-@helps.json_option
-def doctor(print_json: helps.PrintJson) -> None:
+@subcommand("opjit doctor")
+@json_option
+def doctor(print_json: PrintJson) -> None:
     """Find out why this machine cannot build, cache or load ops.
 
     The exit code is 1 if a check finds a problem.

@@ -6,29 +6,41 @@ from collections import Counter
 from pathlib import Path
 
 import click
+from click import ClickException, argument, echo, option
 
-from opjit.cli import help as helps
+from opjit.cli.help import (
+    FILE,
+    Group,
+    PrintJson,
+    entry_count,
+    flag,
+    json_option,
+    ops_argument,
+    remark,
+    reporter,
+    subcommand,
+)
 from opjit.progress import ago
 
 _KEY_DIGITS = 12  # of a key's 64; `opjit cache ls --json` has all
 
 
-@click.group(cls=helps.Group)
+@click.group(cls=Group)
 def cache() -> None:
     """Inspect, maintain and exchange the cache's entries."""
 
 
-@helps.command("opjit cache path", declares=False)
+@subcommand("opjit cache path", declares=False)
 def path() -> None:
     """Print the directory of the cache."""
     from opjit.store.store import default_root
 
-    click.echo(default_root())
+    echo(default_root())
 
 
-@helps.command("opjit cache ls", declares=False)
-@helps.json_option
-def ls(print_json: helps.PrintJson) -> None:
+@subcommand("opjit cache ls", declares=False)
+@json_option
+def ls(print_json: PrintJson) -> None:
     """List the entries: op, arch, size, last use and key."""
     from opjit import cache
     from opjit.store import inventory
@@ -46,17 +58,17 @@ def ls(print_json: helps.PrintJson) -> None:
     fits = not sys.stdout.isatty() or sum(widths) + _KEY_DIGITS + 8 <= 80
     for op, arch, size, used, key in rows:
         rest = f"{arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key[:_KEY_DIGITS]}"
-        click.echo(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")
+        echo(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")
     if items:
-        click.echo(f"{_count_text(len(items))}, {_size(sum(item.size for item in items))}")
+        echo(f"{entry_count(len(items))}, {_size(sum(item.size for item in items))}")
     sizes = [part.size for part in inventory.parts(default_store())]
     if sizes:
-        click.echo(f"parts of builds: {len(sizes)}, {_size(sum(sizes))}")
+        echo(f"parts of builds: {len(sizes)}, {_size(sum(sizes))}")
 
 
-@helps.command("opjit cache stats", declares=False)
-@helps.json_option
-def stats(print_json: helps.PrintJson) -> None:
+@subcommand("opjit cache stats", declares=False)
+@json_option
+def stats(print_json: PrintJson) -> None:
     """Count hits, fetches and builds.
 
     A process adds its counts when it ends.
@@ -72,12 +84,12 @@ def stats(print_json: helps.PrintJson) -> None:
         if found.since
         else "nothing was counted yet"
     )
-    click.echo(f"hits {found.hits}, fetches {found.fetches}, builds {found.builds}; {since}")
+    echo(f"hits {found.hits}, fetches {found.fetches}, builds {found.builds}; {since}")
 
 
-@helps.command("opjit cache verify", "opjit cache verify --json")
-@helps.json_option
-def verify(print_json: helps.PrintJson) -> None:
+@subcommand("opjit cache verify", "opjit cache verify --json")
+@json_option
+def verify(print_json: PrintJson) -> None:
     """Compare every entry with its manifest.
 
     The exit code is 1 if an entry is damaged. When an op needs this entry, opjit replaces it.
@@ -88,27 +100,30 @@ def verify(print_json: helps.PrintJson) -> None:
     from opjit.store.store import default_store
 
     found = cache.verify()
-    rows = []
     for item, verdict, reason in found:
-        rows.append({**item._asdict(), "verdict": verdict, "reason": reason})
         if reason:
-            click.echo(f"{verdict}: {item.op}  {item.arch}  {item.key}: {reason}")
+            echo(f"{verdict}: {item.op}  {item.arch}  {item.key}: {reason}")
     counts = Counter(each.verdict for each in found)
     parts = [f"{counts[verdict]} {verdict}" for verdict in (GOOD, BAD) if counts[verdict]]
-    click.echo(f"{_count_text(len(found))}: {', '.join(parts)}".removesuffix(": "))
+    echo(f"{entry_count(len(found))}: {', '.join(parts)}".removesuffix(": "))
     for problem in open_folders(default_store().base):
-        helps.remark(f"warning: {problem}, so opjit does not use it")
+        remark(f"warning: {problem}, so opjit does not use it")
     if print_json is not None:
-        print_json(rows)
+        print_json(
+            [
+                {**item._asdict(), "verdict": verdict, "reason": reason}
+                for item, verdict, reason in found
+            ]
+        )
     sys.exit(bool(counts[BAD]))
 
 
-@helps.command("opjit cache prune --size 5GiB --age 30d", declares=False)
-@click.option(
+@subcommand("opjit cache prune --size 5GiB --age 30d", declares=False)
+@option(
     "--size",
     help="Remove the least recently used entries beyond this size. Default: OPJIT_CACHE_SIZE, or 10GiB.",
 )
-@click.option(
+@option(
     "--age",
     help="Remove entries that have not been used for this time, for example 30d, 12h or 2w. 0 means no limit. Default: 90d.",
 )
@@ -121,19 +136,19 @@ def prune(size: str | None, age: str | None) -> None:
     from opjit import cache
 
     done = cache.prune(size, age)
-    click.echo(
-        f"removed {_count_text(done.removed)}, {_size(done.freed)}; {_count_text(done.kept)}, {_size(done.size)}, remain"
+    echo(
+        f"removed {entry_count(done.removed)}, {_size(done.freed)}; {entry_count(done.kept)}, {_size(done.size)}, remain"
     )
     if done.fresh:
-        click.echo(
-            f"kept {_count_text(done.fresh)} from the last hour; `opjit cache clear` removes everything"
+        echo(
+            f"kept {entry_count(done.fresh)} from the last hour; `opjit cache clear` removes everything"
         )
     if done.failed:
-        raise click.ClickException(f"{_count_text(done.failed)} could not be removed")
+        raise ClickException(f"{entry_count(done.failed)} could not be removed")
 
 
-@helps.command("opjit cache clear allreduce", declares=False)
-@helps.ops_argument("[OP...]")
+@subcommand("opjit cache clear allreduce", declares=False)
+@ops_argument("[OP...]")
 def clear(ops: tuple[str, ...]) -> None:
     """Remove all entries, or the entries of each OP.
 
@@ -142,19 +157,15 @@ def clear(ops: tuple[str, ...]) -> None:
     from opjit import cache
 
     done = cache.clear(*ops)
-    click.echo(f"removed {_count_text(done.removed)}, {_size(done.freed)}, from {cache.path()}")
+    echo(f"removed {entry_count(done.removed)}, {_size(done.freed)}, from {cache.path()}")
     if done.failed:
-        raise click.ClickException(f"{_count_text(done.failed)} could not be removed")
+        raise ClickException(f"{entry_count(done.failed)} could not be removed")
 
 
-@helps.command("opjit cache push s3://bucket/opjit --sign keys/ci.key")
-@helps.ops_argument("[URL] [OP]...")
-@click.option("--sign", type=helps.FILE, help="Sign the entries with the private key in this file.")
-@click.option(
-    "--unsigned",
-    is_flag=True,
-    help="Upload without signatures. Only OPJIT_TRUST=unsigned accepts these entries.",
-)
+@subcommand("opjit cache push s3://bucket/opjit --sign keys/ci.key")
+@ops_argument("[URL] [OP]...")
+@option("--sign", type=FILE, help="Sign the entries with the private key in this file.")
+@flag("--unsigned", "Upload without signatures. Only OPJIT_TRUST=unsigned accepts these entries.")
 def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
     """Upload entries to a remote cache.
 
@@ -169,11 +180,11 @@ def push(ops: tuple[str, ...], sign: Path | None, unsigned: bool) -> None:
             "expected --sign KEY (run `opjit keygen` to make one), or --unsigned"
         )
     url, names = _url(ops)
-    _print_report("uploaded", *transfer.push(url, sign=sign, ops=names, say=helps.reporter()))
+    _print_report("uploaded", *transfer.push(url, sign=sign, ops=names, say=reporter()))
 
 
-@helps.command("opjit cache pull s3://bucket/opjit allreduce")
-@helps.ops_argument("[URL] [OP]...")
+@subcommand("opjit cache pull s3://bucket/opjit allreduce")
+@ops_argument("[URL] [OP]...")
 def pull(ops: tuple[str, ...]) -> None:
     """Download entries from a remote cache.
 
@@ -185,15 +196,15 @@ def pull(ops: tuple[str, ...]) -> None:
     from opjit.cache import transfer
 
     url, names = _url(ops)
-    _print_report("fetched", *transfer.pull(url, ops=names, say=helps.reporter()))
+    _print_report("fetched", *transfer.pull(url, ops=names, say=reporter()))
 
 
-@helps.command("opjit cache pack ops.tar --sign keys/ci.key")
-@click.argument("file", type=helps.FILE)
-@helps.ops_argument("[OP]...")
-@click.option(
+@subcommand("opjit cache pack ops.tar --sign keys/ci.key")
+@argument("file", type=FILE)
+@ops_argument("[OP]...")
+@option(
     "--sign",
-    type=helps.FILE,
+    type=FILE,
     help="Sign with the private key in this file. Only OPJIT_TRUST=unsigned accepts unsigned entries.",
 )
 def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
@@ -207,8 +218,8 @@ def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
     _print_report("packed", *transfer.pack(file, sign=sign, ops=ops))
 
 
-@helps.command("opjit cache unpack ops.tar")
-@click.argument("file", type=helps.FILE)
+@subcommand("opjit cache unpack ops.tar")
+@argument("file", type=FILE)
 def unpack(file: Path) -> None:
     """Add the entries of an archive to the cache.
 
@@ -216,11 +227,7 @@ def unpack(file: Path) -> None:
     """
     from opjit.cache import transfer
 
-    _print_report("unpacked", *transfer.unpack(file, say=helps.reporter()))
-
-
-def _count_text(count: int) -> str:
-    return f"{count} entr{'y' if count == 1 else 'ies'}"
+    _print_report("unpacked", *transfer.unpack(file, say=reporter()))
 
 
 def _size(count: float) -> str:
@@ -236,8 +243,8 @@ def _url(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
 
 def _print_report(done: str, moved: list[str], there: int, problems: list[str]) -> None:
     for problem in problems:
-        click.echo(problem, err=True)
-    click.echo(f"{done} {len(moved)}, {there} already there, {len(problems)} left out")
+        echo(problem, err=True)
+    echo(f"{done} {len(moved)}, {there} already there, {len(problems)} left out")
     sys.exit(bool(problems))
 
 

@@ -1,22 +1,29 @@
 """Help of the command line: first steps, groups of commands, examples, shell completion, and options that several commands share."""
 
+from __future__ import annotations
+
 import json
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+from click import Context, Parameter, echo, get_current_context
 from click.shell_completion import CompletionItem
 
-from opjit import progress
+from opjit import processes, progress
 from opjit.errors import CacheWarning, CompileWarning, DeclarationError
 
+if TYPE_CHECKING:  # help and completion don't import torch
+    from opjit.backends import Backend
+
 _QUIET = "opjit.quiet"  # the names in a context's meta
-_VERBOSE = "opjit.verbose"
 _OUTPUT = "opjit.output"
 
 FIRST_STEPS = """\
@@ -29,6 +36,8 @@ opjit: torch operators in plain C or CUDA C, built on first use.
 
 Use opjit --help for all commands, and opjit COMMAND --help for examples.
 """
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Completion = Callable[[Context, Parameter, str], list[CompletionItem]]
 # A function that prints a document, or None without --json.
 PrintJson = Callable[[object], None] | None
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -55,7 +64,7 @@ class Command(click.Command):
 class OpCommand(Command):
     """A command that declares all ops when it runs. Help and completion don't, so they don't import torch."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Context) -> Any:
         named = ctx.params.get("ops", ())
         if len(named) == 1 and os.sep in named[0] and "://" not in named[0]:
             place = os.path.abspath(named[0])
@@ -80,7 +89,7 @@ class Group(Command, click.Group):
             self.add_command(each)
         self.sections[title] = [str(each.name) for each in commands]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Context, formatter: click.HelpFormatter) -> None:
         for title, names in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl(
@@ -88,7 +97,7 @@ class Group(Command, click.Group):
                 )
 
 
-def command(
+def subcommand(
     *lines: str, name: str | None = None, declares: bool = True, **settings: Any
 ) -> Callable[[Callable[..., Any]], Command]:
     """Make the decorated function a command with these example lines.
@@ -100,7 +109,7 @@ def command(
     return click.command(name, cls=kind, epilog=examples, **settings)
 
 
-def _be_quiet(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+def _be_quiet(ctx: Context, _: Parameter, asked: bool) -> None:
     if not asked:
         return
     ctx.with_resource(progress.on(progress.STATUS, lambda text: None))
@@ -110,13 +119,12 @@ def _be_quiet(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     ctx.meta[_QUIET] = True
 
 
-def _be_verbose(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+def _be_verbose(ctx: Context, _: Parameter, asked: bool) -> None:
     if not asked:
         return
     before = os.environ.get("OPJIT_VERBOSE", "")
     ctx.call_on_close(lambda: os.environ.update(OPJIT_VERBOSE=before))
     os.environ["OPJIT_VERBOSE"] = "1"  # child processes inherit it
-    ctx.meta[_VERBOSE] = True
 
 
 _COMMON = {
@@ -125,37 +133,35 @@ _COMMON = {
 }
 
 
-def is_verbose() -> bool:
-    """Return whether the running command has -v."""
-    return _VERBOSE in click.get_current_context().meta
+def entry_count(count: int) -> str:
+    """``"1 entry"``, ``"2 entries"``."""
+    return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 
 def remark(text: object) -> None:
     """Print a remark to stderr, unless the command has -q."""
     if not _is_quiet():
-        click.echo(text, err=True)
+        echo(text, err=True)
 
 
 def reporter() -> Callable[[str], None]:
     """Return a function for any thread that prints the command's progress, unless the command has -q."""
-    return (lambda text: None) if _is_quiet() else click.echo
+    return (lambda text: None) if _is_quiet() else echo
 
 
 def _is_quiet() -> bool:
-    return _QUIET in click.get_current_context().meta
+    return _QUIET in get_current_context().meta
 
 
-def path_option(
-    name: str, place: str, text: str
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def path_option(name: str, place: str, text: str) -> Decorator:
     """An option that prints the path of a directory in this package and ends the command."""
 
-    def show(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    def show(ctx: Context, _: Parameter, asked: bool) -> None:
         from opjit import resources
 
         if asked:
             top, _slash, inner = place.partition("/")
-            click.echo(resources.folder(top) / inner)
+            echo(resources.folder(top) / inner)
             ctx.exit()
 
     return click.option(
@@ -163,55 +169,59 @@ def path_option(
     )
 
 
-def ops(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of ops, or directories if the word contains a slash."""
-    if "/" in incomplete or incomplete.startswith("."):
-        return [CompletionItem(incomplete, type="dir")]
-    from opjit import api
+def _completion(known: Callable[[], Iterable[str]]) -> Completion:
+    """Complete a word by known names, or the last word of a list that commas separate."""
+
+    def complete(ctx: Context, parameter: Parameter, text: str) -> list[CompletionItem]:
+        from opjit import api
+
+        api.declare_all()
+        before, comma, last = text.rpartition(",")
+        return [
+            CompletionItem(f"{before}{comma}{name}") for name in known() if name.startswith(last)
+        ]
+
+    return complete
+
+
+def _op_names() -> Iterator[str]:
     from opjit.catalog import registry
 
-    api.declare_all()
     registry.search()
-    names = [op.qualified.removeprefix("opjit::") for op in registry.all_ops()]
-    return _matching(names, incomplete)
+    for op in registry.all_ops():
+        yield op.qualified.removeprefix("opjit::")
 
 
-def _matching(names: list[str], incomplete: str, before: str = "") -> list[CompletionItem]:
-    return [CompletionItem(before + name) for name in names if name.startswith(incomplete)]
+def _backends() -> Iterable[Backend]:
+    from opjit import backends
+
+    return backends.all_backends()
 
 
-def archs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the architectures of all devices, one or several."""
-    from opjit import api, backends
-
-    api.declare_all()
-    before, comma, last = incomplete.rpartition(",")
-    known = [arch for backend in backends.all_backends() for arch in backend.archs()]
-    return _matching(known, last, before + comma)
-
-
-def devices(
-    ctx: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    from opjit import api, backends
-
-    api.declare_all()
-    return _matching([backend.name for backend in backends.all_backends()], incomplete)
-
-
-def checks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of the checks of ``opjit test``."""
+def _check_names() -> Iterator[str]:
     from opjit import testing
     from opjit.emulate.checks import EMULATOR
 
-    return _matching([check.name for check in (*testing.CHECKS, *EMULATOR.checks)], incomplete)
+    yield from map(str, (*testing.CHECKS, *EMULATOR.checks))
 
 
-def _keep_output(ctx: click.Context, _: click.Parameter, file: Any) -> None:
+def ops(ctx: Context, parameter: Parameter, text: str) -> list[CompletionItem]:
+    """Complete the names of ops, or directories if the word contains a slash."""
+    if "/" in text or text.startswith("."):
+        return [CompletionItem(text, type="dir")]
+    return _completion(_op_names)(ctx, parameter, text)
+
+
+archs = _completion(lambda: [arch for backend in _backends() for arch in backend.archs()])
+devices = _completion(lambda: [backend.name for backend in _backends()])
+checks = _completion(_check_names)
+
+
+def _keep_output(ctx: Context, _: Parameter, file: Any) -> None:
     ctx.meta[_OUTPUT] = file
 
 
-def _json_stream(ctx: click.Context, _: click.Parameter, asked: bool) -> TextIO | None:
+def _json_stream(ctx: Context, _: Parameter, asked: bool) -> TextIO | None:
     """Return the file for JSON; None without --json.
 
     If it is stdout, all other output of Python, for example of an op.py, goes to stderr.
@@ -230,16 +240,14 @@ def _json_stream(ctx: click.Context, _: click.Parameter, asked: bool) -> TextIO 
     return stdout
 
 
-def _json_printer(ctx: click.Context, parameter: click.Parameter, asked: bool) -> PrintJson:
+def _json_printer(ctx: Context, parameter: Parameter, asked: bool) -> PrintJson:
     stream = _json_stream(ctx, parameter, asked)
     if stream is None:
         return None
-    return lambda document: click.echo(json.dumps(document, indent=1, default=str), file=stream)
+    return lambda document: echo(json.dumps(document, indent=1, default=str), file=stream)
 
 
-def _json_options(
-    name: str, callback: Callable[..., Any], text: str
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _json_options(name: str, callback: Callable[..., Any], text: str) -> Decorator:
     flag = click.option("--json", name, is_flag=True, callback=callback, help=text)
     file = click.option(
         "--output",
@@ -257,7 +265,7 @@ json_option = _json_options("print_json", _json_printer, "Print one JSON documen
 json_lines_option = _json_options("json_file", _json_stream, "Print lines of JSON to stdout.")
 
 
-def ops_argument(metavar: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def ops_argument(metavar: str) -> Decorator:
     """An argument of ops: at least one if its metavar starts with OP."""
     return click.argument(
         "ops",
@@ -268,7 +276,12 @@ def ops_argument(metavar: str) -> Callable[[Callable[..., Any]], Callable[..., A
     )
 
 
-def _device_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def flag(*names: str) -> Decorator:
+    """An option without a value; the last name is its help."""
+    return click.option(*names[:-1], is_flag=True, help=names[-1])
+
+
+def _device_option(default: str) -> Decorator:
     text = f"Device to use. Default: {default}."
     return click.option("--device", shell_complete=devices, help=text)
 
@@ -277,22 +290,23 @@ device_option = _device_option("the current accelerator, or the CPU")
 devices_option = _device_option("every available device that the op supports")
 
 
-def split(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
+def split(_: Context, __: Parameter, text: str | None) -> list[str]:
     """Return the words of a list that commas separate."""
     return [word.strip() for word in text.split(",")] if text else []
 
 
-def archs_option(text: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def archs_option(text: str, **settings: Any) -> Decorator:
     """The option --arch for a list of architectures."""
     return click.option(
         "--arch", "archs", shell_complete=archs, callback=split, help=text, **settings
     )
 
 
-def time_limit_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def time_limit_option(text: str) -> Decorator:
     """The option --time-limit for one call of a kernel."""
     return click.option(
         "--time-limit",
+        "seconds",
         type=click.FloatRange(min=0, min_open=True),
         default=10.0,
         show_default=True,
@@ -309,3 +323,33 @@ host_option = click.option(
     callback=split,
     help="Host CPUs of the machines with the GPUs, for example x86_64,aarch64. Default: this machine's.",
 )
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Treat SIGHUP and SIGTERM, which job schedulers send, like Ctrl-C: end the compilers, and leave no partial results.
+
+    This is for commands that build. Commands that run kernels keep the default, because Python cannot interrupt an endless loop in C.
+    """
+    received = signal.SIGINT
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    # nohup ignores SIGHUP.
+    heeded = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
+    try:
+        with processes.handling(heeded, interrupt):
+            yield
+    except KeyboardInterrupt:
+        echo(
+            f"interrupted by {received.name}; finished builds are kept, and the same command continues from there",
+            err=True,
+        )
+        sys.exit(128 + received)

@@ -6,17 +6,31 @@ import sys
 from pathlib import Path
 
 import click
+from click import UsageError, argument, echo, option
 
-from opjit.cli import help as helps
-from opjit.cli.interrupts import interruptible
+from opjit.cli.help import (
+    FILE,
+    FOLDER,
+    SOURCE,
+    PrintJson,
+    archs_option,
+    flag,
+    host_option,
+    interruptible,
+    json_option,
+    ops_argument,
+    remark,
+    reporter,
+    subcommand,
+)
 
 
-@helps.command(
+@subcommand(
     "opjit run train.py --epochs 3",
     "opjit run setup.py build_ext --inplace",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.argument(
+@argument(
     "program",
     metavar="PROGRAM|-m MODULE [ARGUMENT]...",
     nargs=-1,
@@ -35,16 +49,16 @@ def run(program: tuple[str, ...]) -> None:
     cpp_extension.run_program(program)
 
 
-@helps.command("opjit record -o ops.json -- python train.py")
-@click.option(
+@subcommand("opjit record -o ops.json -- python train.py")
+@option(
     "-o",
     "--output",
-    type=helps.FILE,
+    type=FILE,
     default="ops.json",
     show_default=True,
     help="Op list for `opjit precompile --from`.",
 )
-@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, command: tuple[str, ...]) -> None:
     """Record the ops and C++ extensions that a program uses.
 
@@ -57,14 +71,14 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     code = record_ops(command, output)
     ops, extensions = read_list(output)
     hint = "" if ops or extensions else "; the program called no op and loaded no C++ extension"
-    helps.remark(f"wrote {output}: {len(ops)} ops and {len(extensions)} C++ extensions{hint}")
+    remark(f"wrote {output}: {len(ops)} ops and {len(extensions)} C++ extensions{hint}")
     sys.exit(code)
 
 
-@helps.command("opjit port roi_pool.cu", "opjit port roi_pool.cu nms.cu --json", declares=False)
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=helps.SOURCE)
-@helps.json_option
-def port(files: tuple[Path, ...], print_json: helps.PrintJson) -> None:
+@subcommand("opjit port roi_pool.cu", "opjit port roi_pool.cu nms.cu --json", declares=False)
+@argument("files", metavar="FILE...", nargs=-1, required=True, type=SOURCE)
+@json_option
+def port(files: tuple[Path, ...], print_json: PrintJson) -> None:
     """List the edits that C++ and CUDA code for old versions of torch needs.
 
     The command finds THC, AT_CHECK, .type(), .data<T>(), Caffe's headers and more. It prints a line
@@ -77,62 +91,55 @@ def port(files: tuple[Path, ...], print_json: helps.PrintJson) -> None:
         print_json([edit._asdict() for edit in edits])
         return
     for edit in edits:
-        click.echo(edit)
-    helps.remark(f"{len(edits)} edits in {len(files)} files")
+        echo(edit)
+    remark(f"{len(edits)} edits in {len(files)} files")
 
 
-@helps.command(
+@subcommand(
     "opjit precompile --all --arch x86-64-v3,sm_80,sm_90",
     "opjit precompile --from ops.json --store /opt/opjit",
     "opjit precompile --check ops.json --store /opt/opjit",
     "opjit precompile --warm-compilers --store /opt/opjit",
 )
-@helps.ops_argument("[OP]...")
-@click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help="Build all ops: bundled, in OPJIT_PATH and in installed packages.",
-)
-@click.option(
+@ops_argument("[OP]...")
+@flag("--all", "everything", "Build all ops: bundled, in OPJIT_PATH and in installed packages.")
+@option(
     "--from",
     "recorded",
     metavar="FILE",
-    type=helps.FILE,
+    type=FILE,
     help="Build the ops in this op list, which `opjit record` writes.",
 )
-@click.option(
+@option(
     "--check",
     metavar="FILE",
-    type=helps.FILE,
+    type=FILE,
     help="Build nothing. Verify that every entry of this op list is cached, and list the missing entries.",
 )
-@helps.archs_option(
+@archs_option(
     "Architectures to build for, separated by commas. You don't need a GPU. Default: this machine's."
 )
-@helps.host_option
-@click.option(
+@host_option
+@option(
     "--jobs",
     type=click.IntRange(min=1),
     help="Largest number of parallel builds. Default: $OPJIT_JOBS, or a number that fits CPUs and memory.",
 )
-@click.option(
+@flag(
     "--extensions",
-    is_flag=True,
-    help="Also build the C++ extensions of the list. Use it only if you trust the list, because its flags can run any code.",
+    "Also build the C++ extensions of the list. Use it only if you trust the list, because its flags can run any code.",
 )
-@click.option(
+@flag(
     "--warm-compilers",
-    is_flag=True,
-    help="Precompile the parts that all builds on this machine share, for example torch's headers, so that no later build has to.",
+    "Precompile the parts that all builds on this machine share, for example torch's headers, so that no later build has to.",
 )
-@click.option(
+@option(
     "--store",
     metavar="DIR",
-    type=helps.FOLDER,
+    type=FOLDER,
     help="Write into this directory instead of the cache, for an image or for OPJIT_LAYERS. All users can read it.",
 )
-@helps.json_option
+@json_option
 @interruptible()
 def precompile(
     ops: tuple[str, ...],
@@ -145,7 +152,7 @@ def precompile(
     extensions: bool,
     warm_compilers: bool,
     store: Path | None,
-    print_json: helps.PrintJson,
+    print_json: PrintJson,
 ) -> None:
     """Build ops in advance, for any architecture.
 
@@ -158,37 +165,34 @@ def precompile(
 
     chosen = (ops, everything, recorded, check, warm_compilers)
     if sum(map(bool, chosen)) != 1:
-        raise click.UsageError("expected OPs, --all, --from FILE, --check FILE or --warm-compilers")
+        raise UsageError("expected OPs, --all, --from FILE, --check FILE or --warm-compilers")
     if extensions and recorded is None and check is None:
-        raise click.UsageError("--extensions needs --from FILE, an op list from `opjit record`")
+        raise UsageError("--extensions needs --from FILE, an op list from `opjit record`")
     if check is not None:
         count = check_precompiled(check, archs, store=store, extensions=extensions, hosts=hosts)
-        click.echo(f"all {count} entries of {check} are there")
+        echo(f"all {count} entries of {check} are there")
         return
     listed = recorded and plan_recorded(recorded, archs, store, extensions, hosts)
     plan = listed or plan_ops(None if everything else ops, archs, store, hosts)
-    for remark in plan.remarks:
-        helps.remark(remark)
+    for text in plan.remarks:
+        remark(text)
     if warm_compilers:
-        make_parts(plan.store, helps.remark)
-    report = build_plan(plan, jobs, sys.stdout, helps.reporter())
+        make_parts(plan.store, remark)
+    report = build_plan(plan, jobs, sys.stdout, reporter())
     for complaint in error_texts(report.failed):
-        click.echo(f"Error: {complaint}", err=True)
+        echo(f"Error: {complaint}", err=True)
     if print_json is None:
-        click.echo(report)
+        echo(report)
     else:
-        changed = {
-            "built": [*map(str, report.built)],
-            "there": [*map(str, report.there)],
-            "failed": {name: str(error) for name, error in report.failed},
-        }
-        print_json({**report._asdict(), **changed})
+        failed = {name: str(error) for name, error in report.failed}
+        built, there = (list(map(str, each)) for each in (report.built, report.there))
+        print_json({**report._asdict(), "built": built, "there": there, "failed": failed})
     sys.exit(bool(report.failed))
 
 
-@helps.command("opjit keygen ci keys", declares=False)
-@click.argument("name")
-@click.argument("directory", type=helps.FOLDER, default=".")
+@subcommand("opjit keygen ci keys", declares=False)
+@argument("name")
+@argument("directory", type=FOLDER, default=".")
 def keygen(name: str, directory: Path) -> None:
     """Make a key pair that signs entries.
 
@@ -198,7 +202,7 @@ def keygen(name: str, directory: Path) -> None:
     from opjit.share import trust
 
     private, public = trust.keygen(name, directory)
-    click.echo(
+    echo(
         f"{private} signs entries: opjit cache push --sign {private}. Keep it secret.\n"
         f"To trust these entries, set OPJIT_TRUST to {directory / name}.pub, or to the key itself:\n"
         f"export OPJIT_TRUST={public}"

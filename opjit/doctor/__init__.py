@@ -17,7 +17,7 @@ from opjit.progress import readable
 __all__ = ["NOTE", "OK", "PROBLEM", "WARNING", "Observation", "examine", "show"]
 
 CHECKS = (
-    checks.load,
+    checks.busy,
     checks.versions,
     checks.tools,
     checks.c_op,

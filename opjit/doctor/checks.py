@@ -58,10 +58,10 @@ def _from_error(about: str, error: Exception, todo: str) -> Observation:
     return Observation(about, PROBLEM, seen, advice or todo)
 
 
-def load() -> Iterator[Observation]:
-    busy = busy_note()
-    if busy:
-        yield Observation("load", NOTE, busy, "repeat it when other programs have ended")
+def busy() -> Iterator[Observation]:
+    note = busy_note()
+    if note:
+        yield Observation("load", NOTE, note, "repeat it when other programs have ended")
 
 
 def versions() -> Iterator[Observation]:

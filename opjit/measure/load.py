@@ -1,4 +1,4 @@
-"""The load of a machine whose other programs make measured times too long. Without torch, which takes seconds to import."""
+"""The load of a machine, on which other programs make measured times too long. Without torch, which takes seconds to import."""
 
 import os
 

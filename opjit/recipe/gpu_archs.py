@@ -42,7 +42,7 @@ def require_supported(target: Target, notes: Path | None) -> Target:
     found = served(target, notes)
     if found != target:
         raise UnknownArch(
-            f"no installed CUDA compiler supports {target.arch}; build for {found.arch}, whose binaries run on the same GPUs"
+            f"no installed CUDA compiler supports {target.arch}; build for {found.arch}, which runs on the same GPUs"
         )
     return target
 

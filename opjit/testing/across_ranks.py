@@ -19,12 +19,12 @@ from opjit.operators.op import Op
 from opjit.testing.checks import tally
 from opjit.testing.compare import assert_same
 from opjit.testing.isolation import Child
-from opjit.testing.samples import declared_samples, effects
+from opjit.testing.samples import declared_samples, expected_of, results_of
 
 _TIMEOUT = 60.0  # seconds that a rank may be late
 
 
-class _RankResult(NamedTuple):
+class _RankRun(NamedTuple):
     """The number of a rank's calls that were right, and its error, empty for none."""
 
     calls: int
@@ -65,7 +65,7 @@ def print_outcome(title: str, calls: int, note: str, errors: Sequence[str]) -> b
     return not errors
 
 
-def _on_ranks(op: Op, ranks: int, device: str) -> list[_RankResult]:
+def _on_ranks(op: Op, ranks: int, device: str) -> list[_RankRun]:
     if device == "cpu":
         # One build, before the fork; a process that used CUDA cannot fork.
         api.get(op.qualified, device)
@@ -76,11 +76,11 @@ def _on_ranks(op: Op, ranks: int, device: str) -> list[_RankResult]:
         return [_received(child) for child in children]
 
 
-def _received(child: Child) -> _RankResult:
+def _received(child: Child) -> _RankRun:
     try:
-        result: _RankResult = child.messages.recv()
+        result: _RankRun = child.messages.recv()
     except EOFError:
-        return _RankResult(0, f"the process {child.end()}")
+        return _RankRun(0, f"the process {child.end()}")
     child.end()
     return result
 
@@ -100,8 +100,8 @@ def _rank(op: Op, ranks: int, device: str, folder: str, rank: int, sender: Conne
         dist.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
         group = distributed.peers(device=device, timeout=_TIMEOUT)
         for sample in declared_samples(op, device):
-            expected = effects(op.reference_function, op, sample)
-            assert_same(effects(op.overload, op, sample), expected, sample)
+            expected = expected_of(op, sample)
+            assert_same(results_of(op, sample), expected, sample)
             calls += 1
         group.check()
         dist.barrier()
@@ -109,5 +109,5 @@ def _rank(op: Op, ranks: int, device: str, folder: str, rank: int, sender: Conne
         error = str(reason)
     except Exception:  # in the op or in its op.py
         error = traceback.format_exc().splitlines()[-1]
-    sender.send(_RankResult(calls, error))
+    sender.send(_RankRun(calls, error))
     os._exit(0)

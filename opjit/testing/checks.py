@@ -4,11 +4,13 @@ import time
 import unittest
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from opjit.operators.op import Op
 from opjit.testing.samples import Skipped, watch
 
+BUILD = "build"  # the line of an op that cannot be built
 _LONGEST = 400  # characters of a failure's text
 CheckFunction = Callable[[Op, str], str]  # accepts an op and a device, returns a note for the table
 
@@ -42,8 +44,8 @@ class Check(NamedTuple):
         if self.device not in (None, device):
             raise Skipped(f"for {self.device} only")
 
-        calls = watch.get()
-        calls.reset()
+        calls = watch.get().again()
+        watch.set(calls)
         note = self.run(op, device)
         if not calls.calls:
             raise Skipped("it made no call: no sample applies")
@@ -61,9 +63,8 @@ def add(
     """Append the decorated function to a list of checks; its docstring is the promise."""
 
     def register(run: CheckFunction) -> CheckFunction:
-        checks.append(
-            Check(name, (run.__doc__ or "").strip().rstrip("."), run, timeout_factor, device)
-        )
+        promise = (run.__doc__ or "").strip().rstrip(".")
+        checks.append(Check(name, promise, run, timeout_factor, device))
         return run
 
     return register
@@ -75,15 +76,27 @@ def tally(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True)
+class Death:
+    """The end of a child that ran a check: how it ended, in which sample, its last output, and whether it was ended because it was late."""
+
+    how: str
+    sample: str
+    stderr: str
+    late: bool
+
+
+@dataclass(frozen=True)
+class Line:
     """The result of a check, which is a line of the table.
 
     Attributes:
-        name: the name of the check.
+        name: the name of the check, or "build".
         status: ``ok``, ``failed`` or ``skipped``.
         note: the result of a check that passed, or why it failed or was skipped.
         number: the number of the failed call among the calls of the check.
         seconds: the duration of the check.
+        death: the end of the process, if the check ended it.
     """
 
     name: str
@@ -91,6 +104,7 @@ class Line(NamedTuple):
     note: str
     number: int | None = None
     seconds: float = 0.0
+    death: Death | None = None
 
 
 def outcome_of(name: str, run: Callable[[], str]) -> Line:

@@ -10,18 +10,20 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import click
+from click import echo
 
 from opjit import backends, request, testing, wanted
 from opjit.catalog import arguments
 from opjit.errors import BadSetting, CompileError, OpjitError
 from opjit.operators.op import Op
 from opjit.testing import compare, integration, report, sanitize, sanitized
-from opjit.testing.checks import Check, Line, outcome_of, tally
-from opjit.testing.isolation import Death, supervise
+from opjit.testing.checks import BUILD, Check, Line, outcome_of, tally
+from opjit.testing.isolation import supervise
 from opjit.testing.report import CheckResult
 from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers
@@ -82,27 +84,24 @@ class Options(NamedTuple):
         Raises BadSetting if a name is unknown, or if its check needs an emulated kernel.
         """
         emulated = self.emulator.checks if self.emulator else ()
-        known = [*testing.CHECKS, *emulated]
-        names = [check.name for check in known]
+        known = {check.name: check for check in (*testing.CHECKS, *emulated)}
         for name in self.only:
-            if name in map(str, emulated) and not self.emulated:
+            if name not in known:
+                raise BadSetting(
+                    f"there is no check {name!r}; use {', '.join(known)}; the sanitizers of --sanitize repeat the calls of these checks"
+                )
+            if known[name] in emulated and not self.emulated:
                 raise BadSetting(
                     f"the check {name!r} needs --emulate, because it runs a CUDA kernel on the CPU"
-                )
-            if name not in names:
-                raise BadSetting(
-                    f"there is no check {name!r}; use {', '.join(names)}; the sanitizers of --sanitize repeat the calls of these checks"
                 )
         if self.sample is not None and len(self.only) != 1:
             raise BadSetting(
                 "--sample N needs --only CHECK, because calls are numbered for each check"
             )
 
-        only = self.only or names
-        runnable = known if self.emulated else testing.CHECKS
-        return [
-            check for check in runnable if check.name in only and check.device in (None, device)
-        ]
+        chosen = [known[name] for name in known if not self.only or name in self.only]
+        here = [check for check in chosen if check.device in (None, device)]
+        return [check for check in here if self.emulated or check not in emulated]
 
 
 def run_checks(
@@ -124,7 +123,7 @@ def run_checks(
         table = _Table(options, _sanitizers(options, stack))
         _test_all(table, declared)
         if table.last_failed is not None and not table.results:
-            click.echo("no check failed in the last run, so all are run")
+            echo("no check failed in the last run, so all are run")
             table.last_failed = None
             _test_all(table, declared)
         table.end()
@@ -153,21 +152,18 @@ def _test_all(table: _Table, declared: dict[str, list[Op] | str]) -> None:
 def _test_on_devices(table: _Table, op: Op, name: str) -> None:
     """Test an op on the chosen devices. `name` is the op's or a folder's, which may hold folders of ops."""
     inner = os.path.join(name, op.folder.name)
-    if os.path.isdir(inner):
-        name = inner
-    emulator = table.options.emulator
-    if emulator is not None and table.options.emulated:
-        table.emulate(op, name, emulator)
+    name = inner if os.path.isdir(inner) else name
+    options = table.options
+    if options.emulator is not None and options.emulated:
+        table.emulate(op, name, options.emulator)
         return
-    chosen = table.options.device
-    devices = op.devices() if chosen is None else [chosen]
+    devices = [options.device] if options.device else op.devices()
     for device in devices:
         table.test(op, device, name)
-
-    if chosen is None and "cuda" in op.backends() and "cuda" not in devices:
+    if options.device is None and "cuda" in op.backends() and "cuda" not in devices:
         table.compile(op)
     elif not devices:
-        click.echo(arguments.without_device(op))
+        echo(arguments.without_device(op))
 
 
 def show(op: Op, device: str) -> None:
@@ -199,11 +195,8 @@ def _declared(name: str, alone: bool) -> list[Op] | str:
     except Exception as error:
         if alone:
             raise
-        return (
-            str(error)
-            if isinstance(error, OpjitError)
-            else f"op.py raised {type(error).__name__}: {error}"
-        )
+        known = isinstance(error, OpjitError)
+        return str(error) if known else f"op.py raised {type(error).__name__}: {error}"
 
 
 def _sanitizers(options: Options, stack: ExitStack) -> list[Sanitizers | Line]:
@@ -213,8 +206,8 @@ def _sanitizers(options: Options, stack: ExitStack) -> list[Sanitizers | Line]:
     """
     found: list[Sanitizers | Line] = []
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-"))
-    on_cpu = options.device in (None, "cpu")
-    names = {each for each in options.sanitizers if on_cpu and each in sanitize.FOR_C}
+    of_c = options.sanitizers if options.device in (None, "cpu") else ()
+    names = {*of_c} & {*sanitize.FOR_C}
     for group in (sorted(names - {"thread"}), sorted(names & {"thread"})):
         if sanitized.chosen(group, options.only):
             try:
@@ -236,16 +229,10 @@ class _Table:
         self._remarks: set[str] = set()  # of the verdict
         self._causes: dict[str, list[str]] = {}  # the checks that failed, by the cause
         self.last_failed = report.last_failed() if options.last_failed else None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether --fail-fast has ended the run."""
-        return self.options.fail_fast and any(
-            result.line.status == "failed" for result in self.results
-        )
+        self.stopped = False  # by --fail-fast
 
     def begin(self, title: str) -> None:
-        click.echo(title)
+        echo(title)
         self._subject = title
         self._causes.clear()
 
@@ -260,18 +247,16 @@ class _Table:
             return
         self.begin(title)
         asked = self._ask_sanitizers(op, device)
-        waiting = list(checks)
         built = True
-        prepare = partial(testing.prepare, op, device)
+        waiting = list(checks)
         _announce(waiting)
-        for event in self._supervise(op, device, checks, prepare):
+        for line in self._supervise(op, device, checks, partial(testing.prepare, op, device)):
             _announce()
-            line = event.line() if isinstance(event, Death) else event
-            place = asked[0].place(event) if asked and isinstance(event, Death) else None
-            self.add(line, place or "", _repeating(name, line, device))
+            place = asked[0].place(line) if asked and line.death else ""
+            self.add(line, place, _repeating(name, line, device))
             if self.stopped:
                 return
-            built = built and line.name != "build"
+            built = built and line.name != BUILD
             waiting = [check for check in waiting if check.name != line.name]
             _announce(waiting)
         _announce()
@@ -280,7 +265,7 @@ class _Table:
 
     def _supervise(
         self, op: Op, device: str, checks: Sequence[Check], prepare: Callable[[], object]
-    ) -> Iterator[Line | Death]:
+    ) -> Iterator[Line]:
         options = self.options
         return supervise(op, device, checks, options.seconds, prepare, options.sample)
 
@@ -297,9 +282,7 @@ class _Table:
     def _ask_sanitizers(self, op: Op, device: str) -> list[Sanitizers]:
         """Start the sanitizers' calls of an op; add a line for each sanitizer that cannot run."""
         asked: list[Sanitizers] = []
-        if device != "cpu":
-            return asked
-        for each in self.sanitizers:
+        for each in self.sanitizers if device == "cpu" else ():
             if isinstance(each, Line):
                 self.add(each)
             else:
@@ -310,10 +293,12 @@ class _Table:
     def _add_sanitizers(self, op: Op, device: str, asked: list[Sanitizers], built: bool) -> None:
         """Wait for the sanitizers' findings, which come in the order of questions, and add them if the op was built."""
         found = [each.finding()[0] for each in asked]
-        if device == "cuda" and built:
-            for each in self.options.sanitizers:
-                if each in sanitize.FOR_CUDA:
-                    found.append(outcome_of(each, partial(sanitize.sanitize_op, op, each)))
+        of_cuda = self.options.sanitizers if device == "cuda" and built else ()
+        found += [
+            outcome_of(each, partial(sanitize.sanitize_op, op, each))
+            for each in of_cuda
+            if each in sanitize.FOR_CUDA
+        ]
         for line in found:
             if line.status != "skipped":
                 self._ran.update(line.name.split("+"))
@@ -322,10 +307,10 @@ class _Table:
 
     def _summarize_causes(self) -> None:
         """Name the checks that failed for a cause which was shown already."""
-        for names in self._causes.values():
-            more = names[_SHOWN:]
+        for first, *others in self._causes.values():
+            more = others[_SHOWN - 1 :]
             if more:
-                note = f"the same in {tally(len(more), 'other check')} as in {names[0]}"
+                note = f"the same in {tally(len(more), 'other check')} as in {first}"
                 self._print("failed", f"{len(more)} more", note, ", ".join(more))
 
     def emulate(self, op: Op, name: str, emulator: Emulator) -> None:
@@ -335,7 +320,7 @@ class _Table:
         if self.stopped or not checks:
             return
         self.begin(title)
-        built = outcome_of("build", partial(emulator.build, op))
+        built = outcome_of(BUILD, partial(emulator.build, op))
         if built.status != "ok":
             self.add(built)
             return
@@ -343,11 +328,10 @@ class _Table:
         for checked in (True, False):
             part = [check for check in checks if (check in emulator.checks) is checked]
             prepare = partial(emulator.prepare, op, checked)
-            for event in self._supervise(op, "cpu", part, prepare):
-                line = event.line() if isinstance(event, Death) else event
+            for line in self._supervise(op, "cpu", part, prepare):
                 command = _repeating(name, line, "cuda")
                 note = re.sub(r"^RuntimeError: \S+ emulated: ", "", line.note)
-                shown = line._replace(note=f"emulated: {note}")
+                shown = replace(line, note=f"emulated: {note}")
                 self.add(shown, command=f"{command} --emulate" if command else "")
                 if self.stopped:
                     return
@@ -361,18 +345,18 @@ class _Table:
         if self.stopped or title not in (self.last_failed or [title]):
             return
         self.begin(title)
-        cuda = backends.for_device("cuda")
         arch = os.environ.get("OPJIT_ARCH", "")
+        known = backends.for_device("cuda").takes(arch)
         try:
-            target = wanted.target_of(None, arch if cuda.takes(arch) else "sm_90")
+            target = wanted.target_of(None, arch if known else "sm_90")
             request.entry(op, target)
         except OpjitError as error:
             status = "failed" if isinstance(error, CompileError) else "skipped"
-            self.add(Line("build", status, str(error)))
-        else:
-            note = f"compiled for {target.arch}, but not run without a GPU; use --emulate to run it on the CPU"
-            self.add(Line("build", "ok", note))
-            self._remarks.add("CUDA compiled and not run")
+            self.add(Line(BUILD, status, str(error)))
+            return
+        note = f"compiled for {target.arch}, but not run without a GPU; use --emulate to run it on the CPU"
+        self.add(Line(BUILD, "ok", note))
+        self._remarks.add("CUDA compiled and not run")
 
     def add(self, line: Line, place: str = "", command: str = "") -> None:
         """Keep and print a line, and below it the author's line and the command that repeats the call.
@@ -382,6 +366,7 @@ class _Table:
         self.results.append(CheckResult(self._subject, line, place, command))
         shown = 1
         if line.status == "failed":
+            self.stopped = self.options.fail_fast
             cause = place or _SAMPLE.sub("", line.note)
             names = self._causes.setdefault(cause, [])
             names.append(line.name)
@@ -393,14 +378,17 @@ class _Table:
     def _print(self, status: str, name: str, *below: str) -> None:
         lines = [part for text in below for part in text.splitlines()]
         text = f"\n{_INDENT}".join(lines)
-        click.echo(f"  {click.style(f'{status:<8}', _COLORS[status])} {name:<18} {text}".rstrip())
+        echo(f"  {click.style(f'{status:<8}', _COLORS[status])} {name:<18} {text}".rstrip())
 
     def end(self) -> None:
         """Add a failure for each sanitizer that was asked for and has not run, and print the verdict."""
         if self.options.demanded and not self.stopped:
             for name in self.options.sanitizers:
+                of_c = name in sanitize.FOR_C
+                kind = "C kernels on the CPU" if of_c else "CUDA kernels on a GPU"
+                note = f"this sanitizer was asked for and has not run; it is for {kind}"
                 if name not in self._ran:
-                    self.add(Line(name, "failed", _not_run(name)))
+                    self.add(Line(name, "failed", note))
 
         counts = Counter(result.line.status for result in self.results)
         verdict = [f"{counts[status]} {status}" for status in _COLORS if counts[status]]
@@ -409,23 +397,18 @@ class _Table:
         verdict += self._remarks
         if self.stopped:
             verdict.append("stopped at the first failure")
-        click.echo(", ".join(verdict))
-
-
-def _not_run(sanitizer: str) -> str:
-    kind = "C kernels on the CPU" if sanitizer in sanitize.FOR_C else "CUDA kernels on a GPU"
-    return f"this sanitizer was asked for and has not run; it is for {kind}"
+        echo(", ".join(verdict))
 
 
 def _announce(waiting: Sequence[Check] = ()) -> None:
     """Replace a terminal's last line by the name of the running check, the first that waits, if there is one."""
     if sys.stdout.isatty():
-        click.echo(_CLEAR + "".join(f"  running  {check}" for check in waiting[:1]), nl=False)
+        echo(_CLEAR + "".join(f"  running  {check}" for check in waiting[:1]), nl=False)
 
 
 def _repeating(name: str, line: Line, device: str) -> str:
     """The command that repeats a check's failed call."""
-    if not name or line.status != "failed" or line.name == "build":
+    if not name or line.status != "failed" or line.name == BUILD:
         return ""
     number = "" if line.number is None else f" --sample {line.number}"
     where = "" if device == "cpu" else f" --device {device}"

@@ -3,6 +3,8 @@
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, float32
+from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 from opjit.declare.sample import Sample
@@ -12,7 +14,7 @@ from opjit.declare.sample import Sample
 _DEFAULTS = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
-    torch.float32: (1.3e-6, 1e-5),
+    float32: (1.3e-6, 1e-5),
     torch.float64: (1e-9, 1e-9),
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-9, 1e-9),
@@ -23,7 +25,12 @@ _NEW = 0xFE  # the byte of memory that nothing wrote, see isolation.py
 
 def import_all() -> None:
     """Have torch import what its comparisons need, 518 modules at the first: no call's time is to count them."""
-    torch.testing.assert_close(torch.ones(1), torch.ones(1))
+    assert_close(torch.ones(1), torch.ones(1))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"float32"``."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Tolerance(NamedTuple):
@@ -33,7 +40,7 @@ class Tolerance(NamedTuple):
     atol: float
 
 
-def tolerance(expected: torch.Tensor, sample: Sample | None) -> Tolerance:
+def tolerance(expected: Tensor, sample: Sample | None) -> Tolerance:
     """Return the sample's tolerance or, without one, the dtype's, which is wider for long sums.
 
     Rounding errors of n additions grow with the square root of n in relation to the sum, and with n
@@ -79,27 +86,20 @@ def assert_same(
     assert len(mine) == len(theirs), f"got {len(mine)} results, expected {len(theirs)}{where}"
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         place = f" of result {number}{where}" if len(mine) > 1 else where
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
             _assert_tensors_same(one, other, place, within or tolerance(other, sample))
         else:
             try:
-                torch.testing.assert_close(one, other, equal_nan=True)
+                assert_close(one, other, equal_nan=True)
             except AssertionError:
                 raise AssertionError(f"got {one!r}, expected {other!r}{place}") from None
 
 
-def _assert_tensors_same(
-    got: torch.Tensor, expected: torch.Tensor, where: str, within: Tolerance
-) -> None:
-    kinds = [
-        f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} on {t.device.type}"
-        for t in (got, expected)
-    ]
+def _assert_tensors_same(got: Tensor, expected: Tensor, where: str, within: Tolerance) -> None:
+    kinds = [f"{dtype_name(t.dtype)} {tuple(t.shape)} on {t.device.type}" for t in (got, expected)]
     assert kinds[0] == kinds[1], f"got {kinds[0]}, expected {kinds[1]}{where}"
     try:
-        torch.testing.assert_close(
-            got, expected, rtol=within.rtol, atol=within.atol, equal_nan=True
-        )
+        assert_close(got, expected, rtol=within.rtol, atol=within.atol, equal_nan=True)
     except AssertionError as error:
         differ = ~torch.isclose(got, expected, rtol=within.rtol, atol=within.atol, equal_nan=True)
         if not differ.any():  # such as layouts
@@ -113,9 +113,9 @@ def _assert_tensors_same(
         ) from None
 
 
-def _shown(element: torch.Tensor) -> str:
+def _shown(element: Tensor) -> str:
     """An element with as many digits as its dtype has."""
     value = element.item()
-    text = f"{value:.9g}" if element.dtype == torch.float32 else f"{value}"
+    text = f"{value:.9g}" if element.dtype == float32 else f"{value}"
     is_new = element.element_size() > 1 and (element.reshape(1).view(torch.uint8) == _NEW).all()
     return f"{text} (memory that the kernel did not write)" if is_new else text

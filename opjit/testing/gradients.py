@@ -4,20 +4,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, float32, float64
 from torch.autograd.gradcheck import GradcheckError
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample, tensors_of
 from opjit.operators.op import Op
 from opjit.testing.checks import Check, add, tally
-from opjit.testing.compare import Tolerance, assert_same
+from opjit.testing.compare import Tolerance, assert_same, dtype_name
 from opjit.testing.samples import (
     Skipped,
+    called,
     distinct_samples,
-    effects,
     floating,
     laid,
     replica,
+    results_of,
     trials,
 )
 
@@ -31,9 +34,7 @@ def with_gradients(sample: Sample) -> Sample:
     return sample.map(lambda t: replica(t.detach()).requires_grad_(_is_continuous(t)))
 
 
-def assert_same_gradients(
-    sample: Sample, reference: Callable[..., Any], call: Callable[..., Any]
-) -> bool:
+def assert_same_gradients(sample: Sample, reference: Function, call: Function) -> bool:
     """Compare the gradients of two calls. Returns whether there are any."""
     places = [index for index, t in enumerate(sample.tensors()) if _is_continuous(t)]
     rounding: dict[int, Tolerance | None] = {}
@@ -59,8 +60,8 @@ def assert_same_gradients(
 
 
 def _gradients_of(
-    sample: Sample, layout: str, *calls: Callable[..., Any]
-) -> tuple[str, list[list[torch.Tensor | None]]]:
+    sample: Sample, layout: str, *calls: Function
+) -> tuple[str, list[list[Tensor | None]]]:
     """The gradients of the floating-point inputs from each call, after a note on the strides of
     the results' gradients: weights with a layout, different for all results.
 
@@ -68,24 +69,19 @@ def _gradients_of(
     mark it as not differentiable. Empty if no result has a weight.
     """
     with torch.no_grad():
-        if not any(map(_is_continuous, tensors_of(calls[0](*sample.args, **sample.kwargs)))):
+        if not any(map(_is_continuous, tensors_of(called(calls[0], sample)))):
             return "", []  # some of torch's ops raise an error here
     inputs = [with_gradients(sample) for _ in calls]
-    results = [
-        tensors_of(call(*own.args, **own.kwargs)) for call, own in zip(calls, inputs, strict=True)
-    ]
-    counted = [
-        index
-        for index, found in enumerate(zip(*results, strict=True))
-        if all(r.requires_grad for r in found)
-    ]
+    results = [tensors_of(called(call, own)) for call, own in zip(calls, inputs, strict=True)]
+    pairs = enumerate(zip(*results, strict=True))
+    counted = [index for index, found in pairs if all(r.requires_grad for r in found)]
     if not counted:
         return "", []
     weights = tuple(_weights(results[0][index]) for index in counted)
     seeds = laid(Sample(weights), layout).tensors()
     strides = [seed.stride() for seed in seeds if not seed.is_contiguous()]
     note = f", for a result's gradient with strides {strides[0]}," if strides else ""
-    gradients: list[list[torch.Tensor | None]] = []
+    gradients: list[list[Tensor | None]] = []
     for found, own in zip(results, inputs, strict=True):
         outputs = [found[index] for index in counted]
         leaves = [t for t in own.tensors() if t.requires_grad]
@@ -93,18 +89,18 @@ def _gradients_of(
     return note, gradients
 
 
-def _weights(result: torch.Tensor) -> torch.Tensor:
+def _weights(result: Tensor) -> Tensor:
     """A weight for each element of a result, all different; for complex ones with an imaginary part."""
-    steps = torch.linspace(-1, 2, result.numel(), device=result.device, dtype=torch.float64)
+    steps = torch.linspace(-1, 2, result.numel(), device=result.device, dtype=float64)
     weights = torch.complex(steps.cos(), steps) if result.is_complex() else steps.cos()
     return weights.to(result.dtype).reshape(result.shape)
 
 
-def _is_continuous(tensor: torch.Tensor) -> bool:
+def _is_continuous(tensor: Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
-def _rounding(gradient: torch.Tensor) -> Tolerance | None:
+def _rounding(gradient: Tensor) -> Tolerance | None:
     """Return the tolerance of a half-precision gradient.
 
     It is relative to the largest element and not to each, because every step is rounded.
@@ -125,9 +121,9 @@ def _needs_backward(op: Op) -> None:
 def _gradients(op: Op, device: str) -> str:
     """Gradients equal the reference's."""
     _needs_backward(op)
-    compared = 0
-    for sample in trials(list(op.samples_on(device))):
-        compared += assert_same_gradients(sample, op.reference_function, op.overload)
+    call, reference = op.overload, op.reference_function
+    samples = trials(op.samples_on(device))
+    compared = sum(assert_same_gradients(sample, reference, call) for sample in samples)
     if not compared:
         raise Skipped(
             "the reference is a step function without a gradient; test the op's gradient in a "
@@ -142,12 +138,11 @@ def _gradcheck(op: Op, device: str) -> str:
     float32 if the samples do not include float64.
     """
     samples, dtype = _derivable(op, device, 8)
-    checked = 0
-    for sample in trials(samples):
-        checked += _derived(op, sample, torch.autograd.gradcheck, dtype)
+    check = torch.autograd.gradcheck
+    checked = sum(_derived(op, sample, check, dtype) for sample in trials(samples))
     if not checked:
         raise Skipped("the reference's gradient is not its derivative")
-    return tally(checked, f"{_name(dtype)} sample")
+    return tally(checked, f"{dtype_name(dtype)} sample")
 
 
 @add(CHECKS, "second gradients", _TIMEOUT_FACTOR)
@@ -167,7 +162,7 @@ def _second(op: Op, device: str) -> str:
         raise Skipped("the reference cannot be differentiated twice")
     if not checked:
         return "a second backward raises an error"
-    return tally(checked, f"{_name(dtype)} sample")
+    return tally(checked, f"{dtype_name(dtype)} sample")
 
 
 def _derivable(op: Op, device: str, at_most: int) -> tuple[list[Sample], torch.dtype]:
@@ -176,21 +171,17 @@ def _derivable(op: Op, device: str, at_most: int) -> tuple[list[Sample], torch.d
     """
     _needs_backward(op)
     try:
-        return _of_dtype(op, device, at_most, torch.float64), torch.float64
+        return _of_dtype(op, device, at_most, float64), float64
     except Skipped:
-        return _of_dtype(op, device, at_most, torch.float32), torch.float32
+        return _of_dtype(op, device, at_most, float32), float32
 
 
 def _of_dtype(op: Op, device: str, at_most: int, dtype: torch.dtype) -> list[Sample]:
     def is_derivable(sample: Sample) -> bool:
         return sample.numel <= 500 and any(t.dtype == dtype for t in sample.tensors())
 
-    what = f"with {_name(dtype)} and at most 500 elements"
+    what = f"with {dtype_name(dtype)} and at most 500 elements"
     return distinct_samples(op, device, at_most, is_derivable, what)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _derived(op: Op, sample: Sample, check: Callable[..., bool], dtype: torch.dtype) -> bool:
@@ -200,10 +191,10 @@ def _derived(op: Op, sample: Sample, check: Callable[..., bool], dtype: torch.dt
     """
     inputs = sample.map(lambda t: t.detach().clone().requires_grad_(t.dtype == dtype))
     values, spec = tree_flatten(inputs.values)
-    within = {} if dtype == torch.float64 else _FLOAT32_DERIVATIVE
+    within = {} if dtype == float64 else _FLOAT32_DERIVATIVE
 
-    def differentiable(call: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
-        def results(*changed: Any) -> tuple[torch.Tensor, ...]:
+    def differentiable(call: Function) -> Callable[..., tuple[Tensor, ...]]:
+        def results(*changed: Any) -> tuple[Tensor, ...]:
             args, kwargs = tree_unflatten(list(changed), spec)
             return tuple(r for r in tensors_of(call(*args, **kwargs)) if r.requires_grad)
 
@@ -224,11 +215,11 @@ def _derived(op: Op, sample: Sample, check: Callable[..., bool], dtype: torch.dt
 def _complex(op: Op, device: str) -> str:
     """Gradients of complex tensors equal the reference's, if the op accepts complex tensors."""
     _needs_backward(op)
-    samples = _of_dtype(op, device, 4, torch.float64)
+    samples = _of_dtype(op, device, 4, float64)
     compared = 0
     for sample in trials(each.map(_as_complex, "as complex128") for each in samples):
         try:
-            effects(op.overload, op, sample)
+            results_of(op, sample)
             _gradients_of(sample, "contiguous", op.reference_function)
         except (
             Exception
@@ -240,8 +231,8 @@ def _complex(op: Op, device: str) -> str:
     return tally(compared, "complex128 sample")
 
 
-def _as_complex(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype != torch.float64:
+def _as_complex(tensor: Tensor) -> Tensor:
+    if tensor.dtype != float64:
         return tensor
     return torch.complex(tensor, tensor.flip(0) if tensor.dim() else -tensor)
 
@@ -254,13 +245,10 @@ def _saved(op: Op, device: str) -> str:
     _needs_backward(op)
     for sample in trials(distinct_samples(op, device, 4, floating, "with floating-point elements")):
         own = with_gradients(sample)
-        for result in tensors_of(op.overload(*own.args, **own.kwargs)):
-            kept = [
-                name
-                for name, value in getattr(result.grad_fn, "__dict__", {}).items()
-                if tensors_of(value)
-            ]
-            assert not kept, (
-                f"on ({sample}) ctx.{kept[0]} is a tensor; keep it with ctx.save_for_backward"
-            )
+        for result in tensors_of(called(op.overload, own)):
+            attributes = getattr(result.grad_fn, "__dict__", {})
+            for name, value in attributes.items():
+                assert not tensors_of(value), (
+                    f"on ({sample}) ctx.{name} is a tensor; keep it with ctx.save_for_backward"
+                )
     return "none kept on ctx"

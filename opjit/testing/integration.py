@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.sample import Sample, tensors_of
@@ -13,11 +14,13 @@ from opjit.testing.compare import as_list, assert_same
 from opjit.testing.gradients import assert_same_gradients, with_gradients
 from opjit.testing.samples import (
     Skipped,
+    called,
     distinct_samples,
     effects,
     effects_in_place,
     floating,
     replica,
+    results_of,
     rolled,
     storage_bytes,
     trials,
@@ -30,39 +33,38 @@ _TIMEOUT_FACTOR = 12
 @add(CHECKS, "fake kernel")
 def _fake(op: Op, device: str) -> str:
     """Results have the shapes, dtypes and strides that the fake kernel gives."""
-    for sample in trials(list(op.samples_on(device))):
+    for sample in trials(op.samples_on(device)):
         own = sample.map(replica)
         fake = sample.map(
             lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
         )
-        got = tensors_of(op.overload(*own.args, **own.kwargs))
+        got = tensors_of(called(op.overload, own))
         try:
-            fake_results = tensors_of(op.overload(*fake.args, **fake.kwargs))
+            promised = tensors_of(called(op.overload, fake))
         except RuntimeError as error:
-            if "output Tensor with data-dependent shape" in str(
-                error
-            ):  # torch's message for new_dynamic_size()
-                raise Skipped(
-                    "a size of the result depends on elements, which meta tensors do not have"
-                ) from None
-            raise
+            # torch's message for new_dynamic_size().
+            if "output Tensor with data-dependent shape" not in str(error):
+                raise
+            raise Skipped(
+                "a size of the result depends on elements, which meta tensors do not have"
+            ) from None
         if not got:
             raise Skipped("the op returns no tensor")
-        actual, promised = (
-            [(r.shape, r.dtype, r.stride(), r.layout) for r in each] for each in (got, fake_results)
+        made, wanted = (
+            [(r.shape, r.dtype, r.stride(), r.layout) for r in each] for each in (got, promised)
         )
-        assert actual == promised, (
-            f"on ({sample}) the kernel makes {actual}, but the fake kernel {promised} "
+        assert made == wanted, (
+            f"on ({sample}) the kernel makes {made}, but the fake kernel {wanted} "
             "(shape, dtype, strides, layout)"
         )
         assert {r.device.type for r in got} == {device}, (
             f"on ({sample}) a result is not on {device}"
         )
-        assert op.schema.returned or not {*map(id, fake_results)} & {*map(id, fake.tensors())}, (
+        assert op.schema.returned or not {*map(id, promised)} & {*map(id, fake.tensors())}, (
             f"on ({sample}) the fake kernel returns its argument, but the kernel returns a new tensor; "
             "return one such as x.new_empty(x.shape)"
         )
-        assert {r.device.type for r in fake_results} == {"meta"}, (
+        assert {r.device.type for r in promised} == {"meta"}, (
             f"on ({sample}) the fake kernel's result is not on its inputs' device"
         )
     return "shapes, dtypes, strides"
@@ -75,28 +77,21 @@ def _opcheck(op: Op, device: str) -> str:
         # Opcheck reads it.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         # It compares copies.
-        calls = [
-            sample.map(replica)
-            for sample in distinct_samples(
-                op,
-                device,
-                12,
-                lambda sample: (
-                    not any(
-                        t.dtype.is_floating_point and t.element_size() == 1
-                        for t in sample.tensors()
-                    )
-                ),
-                "without float8",
-            )
-        ]
-        if op.declaration.differentiable:
-            calls += [
-                with_gradients(sample)
-                for sample in distinct_samples(
-                    op, device, 4, floating, "with floating-point elements"
+        calls = distinct_samples(
+            op,
+            device,
+            12,
+            lambda sample: (
+                not any(
+                    t.dtype.is_floating_point and t.element_size() == 1 for t in sample.tensors()
                 )
-            ]
+            ),
+            "without float8",
+        )
+        calls = [sample.map(replica) for sample in calls]
+        if op.declaration.differentiable:
+            continuous = distinct_samples(op, device, 4, floating, "with floating-point elements")
+            calls += map(with_gradients, continuous)
         for call in trials(calls):
             torch.library.opcheck(op.overload, call.args, call.kwargs)
     return "schema, fake kernel, autograd, AOT"
@@ -118,13 +113,9 @@ def _compile(op: Op, device: str) -> str:
                 dynamic=dynamic,
             )
             with torch.no_grad():
-                expected = effects(op.overload, op, sample)
-                assert_same(
-                    effects(compiled, op, sample),
-                    expected,
-                    sample,
-                    f"torch.compile with dynamic={dynamic}",
-                )
+                expected = results_of(op, sample)
+                what = f"torch.compile with dynamic={dynamic}"
+                assert_same(effects(compiled, op, sample), expected, sample, what)
             if op.declaration.differentiable:
                 assert_same_gradients(sample, op.overload, compiled)
     return "fullgraph"
@@ -142,11 +133,9 @@ class _Call(torch.nn.Module):
         self.overload = op.overload
         self.values, self.spec = tree_flatten(sample.values)
 
-    def forward(self, *tensors: torch.Tensor) -> Any:
+    def forward(self, *tensors: Tensor) -> Any:
         waiting = iter(tensors)
-        values = [
-            next(waiting) if isinstance(value, torch.Tensor) else value for value in self.values
-        ]
+        values = [next(waiting) if isinstance(value, Tensor) else value for value in self.values]
         args, kwargs = tree_unflatten(values, self.spec)
         return self.overload(*args, **kwargs)
 
@@ -169,7 +158,7 @@ def _export(op: Op, device: str) -> str:
             def exported(*args: Any, module: Any = module, **kwargs: Any) -> Any:
                 return module(*tensors_of((args, kwargs)))
 
-            expected = effects(op.overload, op, sample)
+            expected = results_of(op, sample)
             assert_same(effects(exported, op, sample), expected, sample)
     return "one node"
 
@@ -189,13 +178,10 @@ def _vmap(op: Op, device: str) -> str:
         "without tensors by name",
     )
     for sample in trials(calls):
-        count = len(tensors_of(sample.args))
-        for dims in {
-            (0,) * count,
-            (-1,) * count,
-            (0, *(None,) * (count - 1)),
-            (*(None,) * (count - 1), 0),
-        }:
+        others = (len(tensors_of(sample.args)) - 1) * (None,)
+        same = (len(others) + 1) * (0,)
+        ends = (len(others) + 1) * (-1,)
+        for dims in {same, ends, (0, *others), (*others, 0)}:
             _compare_with_loop(op, sample, dims)
     return tally(len(calls), "sample")
 
@@ -204,7 +190,7 @@ def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> 
     """Compare a batch of three with three calls; tensors without a dimension in `dims` are the same in each."""
     values, spec = tree_flatten(sample.args)
     waiting = iter(dims)
-    places = [next(waiting) if isinstance(value, torch.Tensor) else None for value in values]
+    places = [next(waiting) if isinstance(value, Tensor) else None for value in values]
     batched = [
         value if place is None else torch.stack([value, rolled(value, 1), value], place)
         for value, place in zip(values, places, strict=True)
@@ -230,7 +216,7 @@ def _compare_with_loop(op: Op, sample: Sample, dims: tuple[int | None, ...]) -> 
     assert_same(as_list(got), expected, sample, f"torch.vmap with in_dims={dims}")
 
 
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+def _zeros(tensor: Tensor) -> Tensor:
     """Zeros, with the same strides and gaps."""
     copy = replica(tensor)
     storage_bytes(copy).zero_()
@@ -256,8 +242,8 @@ def _cuda_graph(op: Op, device: str) -> str:
     """A CUDA graph captured on zeros gives the same results when it is replayed on the samples."""
     if op.schema.mutates:
         raise Skipped("the op writes its arguments, so each replay starts from other values")
-    calls = list(trials(list(op.samples_on(device))))
-    expected = [effects(op.overload, op, sample) for sample in calls]
+    calls = list(trials(op.samples_on(device)))
+    expected = [results_of(op, sample) for sample in calls]
     copies = [sample.map(_zeros) for sample in calls]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -272,8 +258,8 @@ def _cuda_graph(op: Op, device: str) -> str:
 @add(CHECKS, "cuda stream", device="cuda")
 def _cuda_stream(op: Op, device: str) -> str:
     """The op runs on the current stream: the data arrives there late, so on any other stream the op would read zeros."""
-    calls = list(trials(list(op.samples_on(device))))
-    expected = [effects(op.overload, op, sample) for sample in calls]
+    calls = list(trials(op.samples_on(device)))
+    expected = [results_of(op, sample) for sample in calls]
     copies = [sample.map(_zeros) for sample in calls]
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

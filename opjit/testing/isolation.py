@@ -14,16 +14,16 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
 
 from opjit import processes
 from opjit.errors import OpjitError
 from opjit.operators.op import Op
-from opjit.testing.checks import Check, Line, outcome_of
+from opjit.testing.checks import BUILD, Check, Death, Line, outcome_of
 from opjit.testing.samples import CallWatch, watch
 
 _M_PERTURB = -6
@@ -91,7 +91,10 @@ class Child(AbstractContextManager["Child"]):
         assert code is not None
         if code >= 0:
             return f"ended the process with exit({code})"
-        return f"died of {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
+        try:
+            return f"died of {signal.Signals(-code).name}"
+        except ValueError:  # a real-time signal
+            return f"died of signal {-code}"
 
     def __exit__(self, *_: object) -> None:
         self.messages.close()
@@ -132,36 +135,9 @@ def _threads(pid: int) -> list[tuple[str, float, bool]]:
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):  # it has ended
             state, *fields = path.read_text("ascii", "replace").rpartition(")")[2].split()
-            found.append(
-                (
-                    path.parent.name,
-                    (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"),
-                    state == "S",
-                )
-            )
+            ticks = int(fields[10]) + int(fields[11])
+            found.append((path.parent.name, ticks / os.sysconf("SC_CLK_TCK"), state == "S"))
     return found
-
-
-class Death(NamedTuple):
-    """The end of a child in a check; `number` and `sample` are the call's, if there was one, and `subject` is what ran."""
-
-    check: str
-    number: int | None
-    sample: str
-    how: str
-    stderr: str
-    late: bool
-    subject: str
-
-    def line(self) -> Line:
-        said = [text for text in self.stderr.strip().splitlines() if text.strip()]
-        where = f" on ({self.sample})" if self.number is not None else " before its first call"
-        return Line(
-            self.check,
-            "failed",
-            f"the {self.subject} {self.how}{where}{f': {said[-1].strip()}' if said else ''}",
-            self.number,
-        )
 
 
 def supervise(
@@ -171,28 +147,27 @@ def supervise(
     seconds: float,
     prepare: Callable[[], object],
     only: int | None = None,
-) -> Iterator[Line | Death]:
-    """Run checks, in one child while none dies. Yields each check's line, or its death. `prepare` runs first in each child; if it raises an
-    error, no check is run. `seconds` are for one call's busiest thread, or sleep; torch's compiling gets a multiple. `only`: one."""
+) -> Iterator[Line]:
+    """Run checks, in one child while none dies, and yield each check's line. `prepare` runs first in each child; if it raises an error, no
+    check is run. `seconds` are for one call's busiest thread, or sleep; torch's compiling gets a multiple. `only`: one."""
     left = list(checks)
     late = 0
     while left:
         with Child(lambda pipe: _run_in_child(pipe, op, device, left, prepare, only)) as child:
-            for event in _events(child, left, seconds):
-                yield event
-                late += isinstance(event, Death) and event.late
-                if isinstance(event, Line) and event.name == "build":
+            for line in _lines(child, left, seconds):
+                yield line
+                late += line.death is not None and line.death.late
+                if line.name == BUILD:
                     return
         if late > 1:
-            yield from (
-                Line(check.name, "skipped", "not run, because two checks before it did not end")
-                for check in left
-            )
+            for check in left:
+                note = "not run, because two checks before it did not end"
+                yield Line(check.name, "skipped", note)
             return
 
 
-def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | Death]:
-    """Yield lines until the child ends, and its death if it ends early.
+def _lines(child: Child, left: list[Check], seconds: float) -> Iterator[Line]:
+    """Yield lines until the child ends, the last of which may be about its death.
 
     Removes their checks from the list.
     """
@@ -209,23 +184,19 @@ def _events(child: Child, left: list[Check], seconds: float) -> Iterator[Line | 
             message = child.messages.recv()
         except (EOFError, ConnectionResetError):
             ended = child.end()
-            yield Death(
-                left.pop(0).name,
-                number,
-                sample,
-                f"did not return within {limit:g} s" if late else ended,
-                child.stderr(),
-                late,
-                subject,
-            )
+            how = f"did not return within {limit:g} s" if late else ended
+            death = Death(how, sample, child.stderr(), late)
+            where = "before its first call" if number is None else f"on ({sample})"
+            said = [text.strip() for text in death.stderr.splitlines() if text.strip()]
+            note = ": ".join([f"the {subject} {how} {where}", *said[-1:]])
+            yield Line(left.pop(0).name, "failed", note, number, death=death)
             return
         if isinstance(message, Line):
             print(child.stderr(), end="", file=sys.stderr, flush=True)
-            if message.name != "build":
-                left.pop(0)
             yield message
-            if message.name == "build" or _is_lost(message):
+            if message.name == BUILD or _is_lost(message):
                 return
+            left.pop(0)
             number = None
         elif isinstance(message, str):
             subject = message
@@ -251,25 +222,19 @@ def _run_in_child(
     try:
         prepare()
     except Exception as error:  # in the op's kernel or its op.py
-        frames = traceback.extract_tb(error.__traceback__)
         places = [
-            f"{Path(each.filename).name}:{each.lineno}: "
-            for each in frames
-            if Path(each.filename).is_relative_to(op.folder)
+            f"{Path(frame.filename).name}:{frame.lineno}: "
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename).is_relative_to(op.folder)
         ]
-        known = isinstance(error, OpjitError)
-        pipe.send(
-            Line(
-                "build",
-                "failed",
-                str(error) if known else f"{''.join(places[-1:])}{type(error).__name__}: {error}",
-            )
-        )
+        text = str(error)
+        if not isinstance(error, OpjitError):
+            text = f"{''.join(places[-1:])}{type(error).__name__}: {text}"
+        pipe.send(Line(BUILD, "failed", text))
         return
     for check in checks:
-        watched = CallWatch(pipe.send, only)
-        watch.set(watched)
+        watch.set(CallWatch(pipe.send, only))
         line = outcome_of(check.name, partial(check.__call__, op, device))
-        pipe.send(line._replace(number=watched.number) if line.status == "failed" else line)
+        pipe.send(replace(line, number=watch.get().number) if line.status == "failed" else line)
         if _is_lost(line):
             return

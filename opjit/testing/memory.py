@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 from opjit.declare.sample import Sample, tensors_of
 from opjit.operators.op import Op
@@ -13,10 +14,12 @@ from opjit.testing.checks import Check, add
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.samples import (
     Skipped,
+    called,
     distinct_samples,
-    effects,
+    expected_of,
     moved,
     replica,
+    results_of,
     span,
     storage_bytes,
     trials,
@@ -38,13 +41,12 @@ def _inputs(op: Op, device: str) -> str:
     """Inputs and the bytes around and between their elements are not written, do not have
     another effect, and are not part of a result.
     """
-    calls = list(op.samples_on(device))
-    for sample in trials(calls):
-        expected = effects(op.reference_function, op, sample)
+    for sample in trials(op.samples_on(device)):
+        expected = expected_of(op, sample)
         for fill in _FILLS:
             own = sample.map(lambda t, fill=fill: _guarded(t, fill))  # type: ignore[misc]
             before = [(storage_bytes(t).clone(), t._version) for t in own.tensors()]
-            results = as_list(op.overload(*own.args, **own.kwargs))
+            results = as_list(called(op.overload, own))
             written = _written(op, own)
             for index, (t, (content, version)) in enumerate(
                 zip(own.tensors(), before, strict=True)
@@ -56,18 +58,19 @@ def _inputs(op: Op, device: str) -> str:
                 assert t._version == version or index in written, (
                     f"on ({sample}) the op raises the version of tensor {index}{_UNMARKED}"
                 )
-            returnable = {0, *(_address(own.tensors()[index]) for index in written)}
-            places = map(_address, [*tensors_of(results), *own.tensors()])
+            tensors = own.tensors()
+            returnable = {0, *(_address(tensors[index]) for index in written)}
+            places = [_address(t) for t in (*tensors_of(results), *tensors)]
             distinct = [place for place in places if place not in returnable]
             assert len(set(distinct)) == len(distinct), f"on ({sample}) two tensors share memory"
-            results += own.tensors() if op.schema.mutates else []
+            results += tensors if op.schema.mutates else []
             assert_same(
                 results, expected, sample._replace(note=f"with bytes {fill:#04x} around its inputs")
             )
     return f"nothing written, nothing shared, {_GUARD} bytes on either side"
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     """The address of a tensor's memory; 0 if it has no bytes."""
     storage = tensor.untyped_storage()
     return storage.data_ptr() if storage.nbytes() else 0
@@ -75,17 +78,14 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _written(op: Op, sample: Sample) -> set[int]:
     """The numbers of the tensors in arguments that the schema marks as written."""
-    values = [*sample.args, *sample.kwargs.values()]
-    names = [
-        *(argument.name for argument in op.schema.arguments[: len(sample.args)]),
-        *sample.kwargs,
-    ]
+    names = [argument.name for argument in op.schema.arguments]
+    given = {**dict(zip(names, sample.args, strict=False)), **sample.kwargs}
     marked = {argument.name for argument in op.schema.arguments if argument.writes}
-    owners = [name for name, value in zip(names, values, strict=True) for _ in tensors_of(value)]
+    owners = [name for name in given for _ in tensors_of(given[name])]
     return {index for index, name in enumerate(owners) if name in marked}
 
 
-def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
+def _guarded(tensor: Tensor, fill: int) -> Tensor:
     """A copy within more memory, with the same strides; the bytes that are not elements have a value."""
     reach = span(tensor)
     size = 2 * _GUARD + reach * tensor.element_size()
@@ -98,7 +98,7 @@ def _guarded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
     return copy
 
 
-def _changed(tensor: torch.Tensor, before: torch.Tensor, marked: bool) -> str | None:
+def _changed(tensor: Tensor, before: Tensor, marked: bool) -> str | None:
     """Return the position of a byte of a tensor's storage that changed but should not have.
 
     The elements of a marked tensor may change.
@@ -142,7 +142,7 @@ def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
     def call(times: int) -> int:
         for _ in range(times):
             with suppress(RuntimeError):
-                effects(op.overload, op, sample)
+                results_of(op, sample)
         gc.collect()
         return measure()
 
@@ -157,13 +157,11 @@ def _kept(op: Op, sample: Sample, measure: Callable[[], int]) -> int:
     return least // _CALLS
 
 
-_MALLINFO2 = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-
-
 class _Usage(ctypes.Structure):
     """glibc's struct mallinfo2."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO2.split()]
+    _fields_ = [("counts", ctypes.c_size_t * 10)]
+    mapped, allocated = 4, 7  # the places of hblkhd and uordblks
 
 
 def _host_memory() -> Callable[[], int]:
@@ -175,8 +173,8 @@ def _host_memory() -> Callable[[], int]:
     usage.restype = _Usage
 
     def measure() -> int:
-        now = usage()
-        return int(now.uordblks + now.hblkhd)
+        counts = usage().counts
+        return int(counts[_Usage.mapped] + counts[_Usage.allocated])
 
     return measure
 

@@ -11,30 +11,35 @@ from time import thread_time
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from opjit import backends
 from opjit.declare.sample import Sample
 from opjit.operators.op import Op
 from opjit.testing.checks import Check, add, tally
-from opjit.testing.compare import Tolerance, as_list, assert_same
+from opjit.testing.compare import Tolerance, as_list, assert_same, dtype_name
 from opjit.testing.samples import (
+    FLOAT8,
     LARGE,
     ReferenceFailed,
     Skipped,
+    called,
     distinct_samples,
     effects,
     emptied,
+    expected_of,
     floating,
     laid,
     large_samples,
     layouts,
-    replica,
     resized,
+    results_of,
     rolled,
     trials,
     unequal,
     watch,
+    with_elements,
     with_indices,
     with_invalid_arguments,
     with_numbers,
@@ -45,7 +50,6 @@ _DTYPE_NAMES = """
     bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 float8_e4m3fn
 """
 DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in _DTYPE_NAMES.split())
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _EIGHTH = Tolerance(0.125, 0.02)  # float8 has 3 bits after the first
 _DRAWN = 40  # shapes
 _REPEATS = 4  # of a wrong call, to see whether it is always as wrong
@@ -63,7 +67,7 @@ def _compare_sample(op: Op, sample: Sample) -> bool | None:
     Returns True if the op accepts the call, False if it rejects it in one line, and None if the
     reference rejects it.
     """
-    float8 = any(t.dtype in _FLOAT8 for t in sample.tensors())
+    float8 = any(t.dtype in FLOAT8 for t in sample.tensors())
     expected = _expected(op, (sample, sample.map(_widened)))
     if expected is None:
         return None
@@ -82,7 +86,7 @@ def _compare_sample(op: Op, sample: Sample) -> bool | None:
 def _results_unless_rejected(op: Op, sample: Sample) -> list[Any] | None:
     """Call the op. Returns None if it rejects the call. Raises AssertionError if its error is not one line that names the op."""
     try:
-        return effects(op.overload, op, sample)
+        return results_of(op, sample)
     except RuntimeError as error:
         message = str(error)
         if op.schema.name not in message or "\n" in message.strip():
@@ -98,7 +102,7 @@ def _assert_right(op: Op, sample: Sample, got: list[Any], expected: list[Any]) -
     try:
         assert_same(got, expected, sample)
     except AssertionError as error:
-        if all(_is_close(effects(op.overload, op, sample), got) for _ in range(_REPEATS)):
+        if all(_is_close(results_of(op, sample), got) for _ in range(_REPEATS)):
             raise
         on_cpu = all(tensor.is_cpu for tensor in sample.tensors())
         tool = "thread" if on_cpu else "racecheck"
@@ -110,13 +114,12 @@ def _assert_right(op: Op, sample: Sample, got: list[Any], expected: list[Any]) -
 
 def _is_close(results: list[Any], others: list[Any], rtol: float = 0) -> bool:
     """Return whether two results of any dtypes are equal, NaN included, except for rounding."""
-    try:
+    with suppress(AssertionError):
         torch.testing.assert_close(
             results, others, rtol=rtol, atol=0, equal_nan=True, check_dtype=False
         )
-    except AssertionError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _expected(op: Op, calls: Iterable[Sample]) -> list[Any] | None:
@@ -125,13 +128,13 @@ def _expected(op: Op, calls: Iterable[Sample]) -> list[Any] | None:
     """
     for call in calls:
         with suppress(Exception):
-            return effects(op.reference_function, op, call)
+            return expected_of(op, call)
     return None
 
 
 def _widened(value: Any) -> Any:
     """Float32 in place of float8, of which torch computes little."""
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _FLOAT8 else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in FLOAT8 else value
 
 
 def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
@@ -157,9 +160,9 @@ def _sample_results(op: Op, device: str) -> str:
         namespace = getattr(torch.ops, op.schema.namespace)
         variant = getattr(namespace, f"{op.schema.name}_variant")
 
-    for sample in trials(list(op.samples_on(device))):
-        expected = effects(op.reference_function, op, sample)
-        _assert_right(op, sample, effects(op.overload, op, sample), expected)
+    for sample in trials(op.samples_on(device)):
+        expected = expected_of(op, sample)
+        _assert_right(op, sample, results_of(op, sample), expected)
         for number, label in enumerate(labels):
             found = effects(partial(variant, number), op, sample)
             assert_same(found, expected, sample, f"the variant {label}")
@@ -170,16 +173,15 @@ def _sample_results(op: Op, device: str) -> str:
 def _numbers(op: Op, device: str) -> str:
     """Each number or flag with another value gives the reference's results, or a one-line error, and so does its first value after that."""
 
-    def calls() -> Iterator[Sample]:
-        for sample in distinct_samples(op, device, 4):
-            for changed in with_numbers(sample, _another):
-                yield sample
-                yield changed
-                yield sample
-
-    if not any(True for _ in calls()):
+    calls = [
+        call
+        for sample in distinct_samples(op, device, 4)
+        for changed in with_numbers(sample, _another)
+        for call in (sample, changed, sample)
+    ]
+    if not calls:
         raise Skipped("the samples do not have a number or flag among their arguments")
-    return _compare_all(op, calls(), "calls")
+    return _compare_all(op, calls, "calls")
 
 
 def _another(value: object) -> list[object]:
@@ -221,7 +223,7 @@ def _rejections(op: Op, device: str) -> str:
 def _rejection(op: Op, sample: Sample) -> str | None:
     """Return the reference's error on the CPU: on CUDA, an assertion in a kernel of torch would end all calls of the process."""
     try:
-        effects(op.reference_function, op, sample.map(torch.Tensor.cpu))
+        expected_of(op, sample.map(Tensor.cpu))
     except ReferenceFailed as failed:
         return repr(failed.__cause__)
     return None
@@ -231,43 +233,41 @@ def _rejection(op: Op, sample: Sample) -> str | None:
 def _special(op: Op, device: str) -> str:
     """NaN and infinities give the reference's results."""
 
-    def has_floating_elements(sample: Sample) -> bool:
-        if _converts_to_integers(sample):
-            return False  # C does not define the integer of an infinity
-        return floating(sample) and all(t.numel() for t in sample.tensors())
-
-    samples = distinct_samples(op, device, 8, has_floating_elements, "with floating-point elements")
-
-    def calls() -> Iterator[Sample]:
-        for sample in samples:
-            for index, tensor in enumerate(sample.tensors()):
-                if not tensor.dtype.is_floating_point:
-                    continue
-                for special in (nan, inf, -inf):
-                    changed = replica(tensor)
-                    changed[(0,) * tensor.dim()] = special
-                    yield sample.replace(index, changed, f"with {special} in tensor {index}")
-
-    for call in trials(calls()):
-        expected = effects(op.reference_function, op, call)
-        assert_same(effects(op.overload, op, call), expected, call)
+    what = "with floating-point elements"
+    special = (nan, inf, -inf)
+    calls = (
+        call
+        for sample in distinct_samples(op, device, 8, _takes_special_values, what)
+        for call in with_elements(sample, lambda t: special if t.dtype.is_floating_point else ())
+    )
+    for call in trials(calls):
+        expected = expected_of(op, call)
+        assert_same(results_of(op, call), expected, call)
     return "in every tensor"
 
 
-def _converts_to_integers(sample: Sample) -> bool:
-    """Return whether a dtype among the arguments is one of integers."""
+def _takes_special_values(sample: Sample) -> bool:
+    """Return whether a call has floating-point elements and converts none to an integer, which C does not define for an infinity."""
     dtypes = [value for value in tree_leaves(sample.values) if isinstance(value, torch.dtype)]
-    return any(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes)
+    to_integers = any(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes)
+    return not to_integers and floating(sample) and _is_full(sample)
+
+
+def _is_full(sample: Sample) -> bool:
+    return all(t.numel() for t in sample.tensors())
 
 
 @add(CHECKS, "strides")
 def _strides(op: Op, device: str) -> str:
     """Tensors that are not contiguous, or that start one element after an aligned address, give the same results, or a one-line error."""
 
-    def has_dimensions(sample: Sample) -> bool:
-        return any(t.dim() and t.numel() for t in sample.tensors())
-
-    samples = distinct_samples(op, device, 8, has_dimensions, "with dimensions")
+    samples = distinct_samples(
+        op,
+        device,
+        8,
+        lambda sample: any(t.dim() and t.numel() for t in sample.tensors()),
+        "with dimensions",
+    )
     calls = [laid(sample, layout) for sample in samples for layout in layouts(op)]
     for sample in samples:
         longer = resized(sample, [_SIDE])  # long enough for some vectors and a rest
@@ -280,10 +280,7 @@ def _strides(op: Op, device: str) -> str:
 def _dtypes(op: Op, device: str) -> str:
     """Each dtype gives the reference's results, or a one-line error; float8 may be compared with float32."""
 
-    def is_brief(sample: Sample) -> bool:
-        return 0 < sample.numel <= 1000
-
-    small = distinct_samples(op, device, 2, is_brief, "of 1 to 1000 elements")
+    small = distinct_samples(op, device, 2, lambda s: 0 < s.numel <= 1000, "of 1 to 1000 elements")
     calls = [_as_dtype(sample, dtype) for dtype in DTYPES for sample in small]
     calls += [call for sample in small for call in _beyond_32_bits(op, sample)]
     answers: dict[str, bool] = {}
@@ -302,11 +299,11 @@ def _dtypes(op: Op, device: str) -> str:
 def _as_dtype(sample: Sample, dtype: torch.dtype) -> Sample:
     """Convert a call's values. As float64, they have more digits than float32."""
 
-    def convert(tensor: torch.Tensor) -> torch.Tensor:
+    def convert(tensor: Tensor) -> Tensor:
         converted = tensor.to(dtype)
         return converted * (1 - 2**-26) if dtype == torch.float64 else converted
 
-    return _with_values(sample, convert, f"as {str(dtype).removeprefix('torch.')}")
+    return _with_values(sample, convert, f"as {dtype_name(dtype)}")
 
 
 def _beyond_32_bits(op: Op, sample: Sample) -> Iterator[Sample]:
@@ -316,7 +313,7 @@ def _beyond_32_bits(op: Op, sample: Sample) -> Iterator[Sample]:
     elements may be indices or counts, which torch rejects as float64.
     """
 
-    def draw(tensor: torch.Tensor) -> torch.Tensor:
+    def draw(tensor: Tensor) -> Tensor:
         steps = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
         signs = torch.where(steps % 3 == 1, -1, 1)
         return signs * (3_000_000_001 + 2 * steps)  # the product of two has 63 bits
@@ -331,9 +328,7 @@ def _beyond_32_bits(op: Op, sample: Sample) -> Iterator[Sample]:
         yield call
 
 
-def _with_values(
-    sample: Sample, change: Callable[[torch.Tensor], torch.Tensor], note: str
-) -> Sample:
+def _with_values(sample: Sample, change: Callable[[Tensor], Tensor], note: str) -> Sample:
     """Change the floating-point tensors of a call, or all of them if none is floating-point."""
     only_floating = floating(sample)
     return sample.map(
@@ -345,10 +340,7 @@ def _with_values(
 def _shapes(op: Op, device: str) -> str:
     """Without dimensions, with sizes of 0, unequal or drawn at random, results are the reference's, or there is a one-line error."""
 
-    def is_full(sample: Sample) -> bool:
-        return all(t.numel() for t in sample.tensors())
-
-    samples = distinct_samples(op, device, 8, is_full, "without empty tensors")
+    samples = distinct_samples(op, device, 8, _is_full, "without empty tensors")
     calls = [call for sample in samples for call in emptied(sample)]
     larger = [call for sample in samples for call in unequal(sample)]
     larger += _drawn_shapes(op, device)
@@ -359,11 +351,8 @@ def _shapes(op: Op, device: str) -> str:
 def _drawn_shapes(op: Op, device: str) -> list[Sample]:
     """Draw calls with other sizes and layouts, the same in each run."""
 
-    def is_resizable(sample: Sample) -> bool:
-        return resized(sample, [1]) is not None
-
     try:
-        samples = distinct_samples(op, device, 8, is_resizable)
+        samples = distinct_samples(op, device, 8, lambda s: resized(s, [1]) is not None)
     except Skipped:
         return []
     draw = Random(0)
@@ -403,7 +392,7 @@ def _four_threads(op: Op, device: str) -> str:
 def assert_same_in_threads(op: Op, sample: Sample, pool: ThreadPoolExecutor) -> None:
     """Call the op in four threads at the same time, each with other data, and compare with one thread's results."""
     calls = [sample.map(partial(rolled, by=by)) for by in range(4)]
-    expected = [effects(op.overload, op, call) for call in calls]
+    expected = [results_of(op, call) for call in calls]
     differing = partial(_first_different, op)
     for found, wanted in zip(pool.map(differing, calls, expected), expected, strict=True):
         if found is not None:
@@ -418,21 +407,21 @@ def _first_different(op: Op, call: Sample, wanted: list[Any]) -> list[Any] | Non
     seconds = _OVERLAP_S if call.numel >= LARGE else _BRIEF_S
     end = thread_time() + seconds
     while True:
-        found = _results_of(op, call)
+        found = _repeated(op, call)
         if not all(map(_equal, found, wanted)):
             return found
         if thread_time() > end:
             return None
 
 
-def _results_of(op: Op, call: Sample) -> list[Any]:
+def _repeated(op: Op, call: Sample) -> list[Any]:
     """Return the results of a call, which leaves the sample as it is."""
     if op.schema.mutates:
-        return effects(op.overload, op, call)
-    return as_list(op.overload(*call.args, **call.kwargs))
+        return results_of(op, call)
+    return as_list(called(op.overload, call))
 
 
 def _equal(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     return one == other

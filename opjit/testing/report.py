@@ -1,7 +1,5 @@
 """The results of `opjit test` for programs: JSON, JUnit's XML, and which checks failed in the last run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
@@ -24,8 +22,8 @@ class CheckResult(NamedTuple):
 
     def fields(self) -> dict[str, object]:
         """Return the attributes for JSON."""
-        fields = {**self._asdict(), **self.line._asdict()}
-        del fields["line"]
+        fields = {**self._asdict(), **vars(self.line)}
+        del fields["line"], fields["death"]
         return fields
 
 

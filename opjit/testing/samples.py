@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample
 from opjit.errors import DeclarationError
 from opjit.operators.op import Op
 from opjit.testing.compare import as_list
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 LAYOUTS = ("transposed", "gaps", "offset", "expanded")
 SMALL = 10_000  # elements
 LARGE = 1 << 16  # elements: enough for calls to overlap, and for opjit_parallel_for to split
@@ -50,11 +53,9 @@ class CallWatch:
     calls: int = 0
     largest: int = 0
 
-    def reset(self) -> None:
-        """Forget the calls of the check before."""
-        self.number = None
-        self.calls = 0
-        self.largest = 0
+    def again(self) -> "CallWatch":
+        """Return a watch that has seen no call, for the next check."""
+        return CallWatch(self.say, self.only)
 
     def record(self, number: int, sample: Sample) -> None:
         """Count a call, and report it before it is made: it may end the process."""
@@ -64,7 +65,7 @@ class CallWatch:
         self.say((number, str(sample)))
 
 
-watch = ContextVar("watch", default=CallWatch())  # noqa: B039 - each check resets it
+watch = ContextVar("watch", default=CallWatch())  # noqa: B039 - each check sets another
 
 
 def trials(calls: Iterable[Sample]) -> Iterator[Sample]:
@@ -121,7 +122,6 @@ def distinct_samples(
         raise Skipped(f"the op declares no sample {what}")
 
     chosen: list[Sample] = []
-    kinds: set[Hashable] = set()
     covered: set[Hashable] = set()
 
     def use(sample: Sample) -> tuple[int, int]:
@@ -130,20 +130,17 @@ def distinct_samples(
     while left and len(chosen) < at_most:
         best = max(left, key=use)
         chosen.append(best)
-        kinds.add(best.kind)
         covered |= _exercised(best)
-        left = [sample for sample in left if sample.kind not in kinds]
+        left = [sample for sample in left if sample.kind != best.kind]
     return chosen
 
 
 def _exercised(sample: Sample) -> set[Hashable]:
     """Return the properties of a sample that a kernel may handle by separate code."""
     found: set[Hashable] = {str(sample.kwargs)}
-    for tensor in sample.tensors():
-        if tensor.numel():
-            found |= {tensor.dtype, tensor.dim(), f"contiguous {tensor.is_contiguous()}"}
-        else:
-            found.add("empty")
+    for t in sample.tensors():
+        contiguous = f"contiguous {t.is_contiguous()}"
+        found |= {t.dtype, t.dim(), contiguous} if t.numel() else {"empty"}
     return found
 
 
@@ -152,8 +149,7 @@ def large_samples(op: Op, device: str) -> list[Sample]:
 
     The kinds that exercise the op most come first. Raises Skipped if this call does not exist.
     """
-    candidates = distinct_samples(op, device, _KINDS)
-    enlarged = [_enlarged(sample) for sample in candidates]
+    enlarged = map(_enlarged, distinct_samples(op, device, _KINDS))
     found = [sample for sample in enlarged if sample is not None]
     if not found:
         raise Skipped(
@@ -169,40 +165,50 @@ def _enlarged(sample: Sample) -> Sample | None:
     return resized(sample, [side], floating_only=False)
 
 
-def effects(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
+def effects(call: Function, op: Op, sample: Sample) -> list[Any]:
     """A call's results and, if the op writes arguments, the written arguments. The sample stays unchanged."""
     return effects_in_place(call, op, sample.map(replica))
 
 
-def effects_in_place(call: Callable[..., Any], op: Op, sample: Sample) -> list[Any]:
+def effects_in_place(call: Function, op: Op, sample: Sample) -> list[Any]:
     """The same for a call with the original tensors of the sample, which an op may write.
 
     Raises ReferenceFailed if the call is the reference's and raises an error.
     """
     say = watch.get().say
-    if call is op.declaration.reference:
-        say("reference")  # its time counts against the limit as the kernel's does
-        try:
-            results = as_list(call(*sample.args, **sample.kwargs))
-        except Exception as error:
-            raise ReferenceFailed(
-                f"the reference raises {type(error).__name__} on ({sample}): {error}"
-            ) from error
-    else:
-        say("kernel")
-        results = as_list(call(*sample.args, **sample.kwargs))
+    is_reference = call is op.declaration.reference
+    say("reference" if is_reference else "kernel")  # the time of both counts against the limit
+    try:
+        results = as_list(called(call, sample))
+    except Exception as error:
+        if not is_reference:
+            raise
+        raise ReferenceFailed(
+            f"the reference raises {type(error).__name__} on ({sample}): {error}"
+        ) from error
     say("kernel")
-
-    written = sample.tensors() if op.schema.mutates else []
-    return [*results, *written]
+    return [*results, *(sample.tensors() if op.schema.mutates else [])]
 
 
-def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def results_of(op: Op, sample: Sample) -> list[Any]:
+    return effects(op.overload, op, sample)
+
+
+def expected_of(op: Op, sample: Sample) -> list[Any]:
+    return effects(op.reference_function, op, sample)
+
+
+def called(call: Function, sample: Sample) -> Any:
+    """Call a function with the original tensors of a sample."""
+    return call(*sample.args, **sample.kwargs)
+
+
+def storage_bytes(tensor: Tensor) -> Tensor:
     """All bytes of a tensor's storage, including the gaps between its elements."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def span(tensor: torch.Tensor) -> int:
+def span(tensor: Tensor) -> int:
     """How many elements the memory from a tensor's first element to its last one has."""
     if not tensor.numel():
         return 0
@@ -210,7 +216,7 @@ def span(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
-def moved(tensor: torch.Tensor, memory: torch.Tensor, offset: int | None = None) -> torch.Tensor:
+def moved(tensor: Tensor, memory: Tensor, offset: int | None = None) -> Tensor:
     """The tensor's sizes and strides over other bytes, from an element on; None means the
     tensor's offset.
     """
@@ -220,14 +226,14 @@ def moved(tensor: torch.Tensor, memory: torch.Tensor, offset: int | None = None)
     )
 
 
-def replica(tensor: torch.Tensor) -> torch.Tensor:
+def replica(tensor: Tensor) -> Tensor:
     """A copy with the same strides and gaps."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return tensor.clone()
     return moved(tensor, storage_bytes(tensor).clone())
 
 
-def rolled(tensor: torch.Tensor, by: int) -> torch.Tensor:
+def rolled(tensor: Tensor, by: int) -> Tensor:
     """The elements in another order.
 
     They move as bytes, because torch.roll does not support wide unsigned numbers on CUDA and
@@ -249,7 +255,7 @@ def floating(sample: Sample) -> bool:
 def laid(sample: Sample, layout: str) -> Sample:
     """The same elements with other strides; ``expanded`` repeats the first along the first dimension."""
 
-    def change(t: torch.Tensor) -> torch.Tensor:
+    def change(t: Tensor) -> Tensor:
         turned = tuple(reversed(range(t.dim())))
         if layout == "transposed":
             return t.permute(turned).contiguous().permute(turned)
@@ -282,7 +288,7 @@ def resized(sample: Sample, sizes: Sequence[int], floating_only: bool = True) ->
         return None
     drawn = dict(zip(known, itertools.cycle(sizes), strict=False))
 
-    def change(t: torch.Tensor) -> torch.Tensor:
+    def change(t: Tensor) -> Tensor:
         shape = torch.Size(drawn.get(size, size) for size in t.shape)
         times = math.ceil(shape.numel() / t.numel())
         return t.flatten().repeat(times)[: shape.numel()].reshape(shape)
@@ -315,7 +321,7 @@ def unequal(sample: Sample) -> Iterator[Sample]:
 def emptied(sample: Sample) -> Iterator[Sample]:
     """The call without elements: each size replaced by 0 everywhere it occurs, then all of them; and without dimensions."""
 
-    def without(gone: set[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def without(gone: set[int]) -> Callable[[Tensor], Tensor]:
         return lambda t: t.new_empty([0 if size in gone else size for size in t.shape])
 
     known = {size for t in sample.tensors() for size in t.shape}
@@ -337,17 +343,24 @@ def with_numbers(sample: Sample, others: Callable[[object], Iterable[object]]) -
             yield sample._replace(args=args, kwargs=kwargs, note=note)
 
 
-def with_indices(sample: Sample) -> Iterator[Sample]:
-    """Write -1, and each size, which is one too large for an index of it, into each tensor of integers."""
-    tensors = sample.tensors()
-    sizes = {size for t in tensors for size in (*t.shape, t.numel())}
-    for index, tensor in enumerate(tensors):
-        if tensor.dtype not in (torch.int32, torch.int64) or not tensor.numel():
-            continue
-        for value in sorted({-1, *sizes}):
+def with_elements(sample: Sample, values: Callable[[Tensor], Iterable[float]]) -> Iterator[Sample]:
+    """Write each of the values that `values` returns for a tensor into its first element."""
+    for index, tensor in enumerate(sample.tensors()):
+        for value in values(tensor):
             changed = replica(tensor)
             changed[(0,) * tensor.dim()] = value
             yield sample.replace(index, changed, f"with {value} in tensor {index}")
+
+
+def with_indices(sample: Sample) -> Iterator[Sample]:
+    """Write -1, and each size, which is one too large for an index of it, into each tensor of integers."""
+    sizes = {size for t in sample.tensors() for size in (*t.shape, t.numel())}
+
+    def indices(tensor: Tensor) -> Iterable[int]:
+        is_index = tensor.dtype in (torch.int32, torch.int64) and tensor.numel()
+        return sorted({-1, *sizes}) if is_index else ()
+
+    return with_elements(sample, indices)
 
 
 def with_invalid_arguments(sample: Sample) -> Iterator[Sample]:

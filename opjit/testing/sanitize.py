@@ -28,8 +28,8 @@ from opjit.testing.compare import Tolerance, assert_same
 from opjit.testing.samples import (
     Skipped,
     declared_samples,
-    effects,
     effects_in_place,
+    expected_of,
     moved,
     storage_bytes,
 )
@@ -75,16 +75,14 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
     flags = op.declaration.flags(target)
     march = [flag for flag in flags.c if flag.startswith("-march=")]
     extra = op.declaration.flags_of_author
-    own = list(extra.c) if extra else []
+    sanitizers = f"-fsanitize={','.join(names)}"
     words = [
         compiler,
         *_FLAGS.split(),
         *march,
-        *own,
-        f"-fsanitize={','.join(names)}",
-        f"-I{source.parent}",
-        f"-I{headers}",
-        *(f"-I{path}" for path in flags.include),
+        *(extra.c if extra else ()),
+        sanitizers,
+        *(f"-I{path}" for path in (source.parent, headers, *flags.include)),
         *map(str, sources),
         *flags.sources,
         *(str(headers / name) for name in RUNTIME),
@@ -98,7 +96,7 @@ def instrumented(op: Op, names: Sequence[str], compiler: str, folder: Path) -> P
         run_tool(words, folder)
     except CompilerFailed as failed:
         raise AssertionError(
-            f"the kernel does not compile with -fsanitize={','.join(names)}: {str(failed).strip()}"
+            f"the kernel does not compile with {sanitizers}: {str(failed).strip()}"
         ) from None
     return library
 
@@ -114,9 +112,8 @@ def need_declaration(folder: Path) -> None:
 
 def python_path() -> str:
     """PYTHONPATH for a process that imports this opjit."""
-    return os.pathsep.join(
-        filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
-    )
+    root = Path(__file__).resolve().parents[2]
+    return f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 
 
 def find_tool() -> str | None:
@@ -182,7 +179,7 @@ def main(*ops: str) -> None:
         for sample in calls:
             on_gpu = sample.map(lambda t: moved(t, storage_bytes(t).cuda()))  # without a kernel
             found = tree_map_only(torch.Tensor, torch.Tensor.cpu, effects_in_place(op, op, on_gpu))
-            assert_same(found, effects(op.reference_function, op, sample), sample, within=_LOOSE)
+            assert_same(found, expected_of(op, sample), sample, within=_LOOSE)
         print(f"{qualified}: {len(calls)} calls", flush=True)
 
 

@@ -26,15 +26,15 @@ from opjit.catalog import registry
 from opjit.operators.op import Op
 from opjit.recipe import compilers, toolchain
 from opjit.testing import compare, numerics, sanitize
-from opjit.testing.checks import Check, Line, add, outcome_of, tally
-from opjit.testing.isolation import Death, supervise
+from opjit.testing.checks import BUILD, Check, Death, Line, add, outcome_of, tally
+from opjit.testing.isolation import supervise
 from opjit.testing.samples import (
     SMALL,
     Skipped,
     declared_samples,
     distinct_samples,
-    effects,
     large_samples,
+    results_of,
     trials,
 )
 
@@ -144,24 +144,22 @@ class Sanitizers(AbstractContextManager["Sanitizers"]):
                 )
         return self._finding
 
-    def place(self, death: Death) -> str | None:
-        """Return the position of the kernel when it died: in the same sample under the
-        sanitizers or, if it ran through, in the same check.
+    def place(self, line: Line) -> str:
+        """Return the position of a kernel that died: in the same sample under the sanitizers or, if it ran through, in the same check.
+
+        Empty without one.
         """
         places = self.finding()[1]
-        return places.get(death.sample) or places.get(death.check)
+        return (line.death and places.get(line.death.sample)) or places.get(line.name, "")
 
 
 def chosen(names: Sequence[str], only: Sequence[str]) -> list[Check]:
     """Return the checks that run under sanitizers: the checks that call the op, and one for each
     sanitizer that reports at the end.
     """
-    within = (
-        [check for check in numerics.CHECKS if not only or check.name in only]
-        if _WITHIN_CHECKS & set(names)
-        else []
-    )
-    return [*within, *(check for check in _OWN if check.name in names)]
+    within = numerics.CHECKS if _WITHIN_CHECKS & set(names) else []
+    wanted = [check for check in within if not only or check.name in only]
+    return [*wanted, *(check for check in _OWN if check.name in names)]
 
 
 def answer_questions(name: str, seconds: str, scratch: str, pipe: str) -> None:
@@ -199,19 +197,19 @@ def _answer(
         sleep(0.01)
     failures = []
     ran = 0
+    prepare = partial(_register, op, library)
     number = number if _WITHIN_CHECKS.issuperset(names) else None
-    for event in supervise(
-        op, "cpu", chosen(names, only), seconds, lambda: _register(op, library), number
-    ):
-        if isinstance(event, Death):
-            line = _place(event, op.folder)
-            failures.append(f"{line or event.how} on ({event.sample}) in {event.check}")
-            if line:
-                places.setdefault(event.sample, line)
-                places.setdefault(event.check, line)
-        elif event.status == "failed" and event.name in ("build", *names):
-            failures.append(event.note)
-        ran += isinstance(event, Death) or event.status != "skipped"
+    for line in supervise(op, "cpu", chosen(names, only), seconds, prepare, number):
+        death = line.death
+        if death:
+            where = _place(death, op.folder)
+            failures.append(f"{where or death.how} on ({death.sample}) in {line.name}")
+            if where:
+                places.setdefault(death.sample, where)
+                places.setdefault(line.name, where)
+        elif line.status == "failed" and line.name in (BUILD, *names):
+            failures.append(line.note)
+        ran += line.status != "skipped"
     assert not failures, failures[0]
     if not ran:
         raise Skipped("no check calls the kernel")
@@ -257,7 +255,7 @@ def _races(op: Op, device: str) -> str:
     with _report() as report, ThreadPoolExecutor(4) as pool:
         for sample in trials(calls):
             with suppress(AssertionError, RuntimeError):
-                effects(op.overload, op, sample)
+                results_of(op, sample)
                 numerics.assert_same_in_threads(op, sample, pool)
         found = _race(report(), op.folder)
     assert found is None, found
@@ -275,7 +273,7 @@ def _leaks(op: Op, device: str) -> str:
             for _ in range(3):  # a register or the stack may still point to the last
                 process.__lsan_enable()
                 with suppress(RuntimeError):
-                    effects(op.overload, op, sample)
+                    results_of(op, sample)
                 process.__lsan_disable()
         process.__lsan_do_recoverable_leak_check()
         found = _leak(report(), op.folder)

@@ -142,7 +142,7 @@ def test_an_arch_that_a_user_names_and_the_compiler_lacks_is_refused(
     nvcc = compilers.Nvcc("/cuda", "13.0", "V13.0.88", "sm_75 sm_90 sm_100 sm_103 sm_110 sm_120")
     monkeypatch.setattr(toolchain, "working_nvcc", lambda notes: nvcc)
     monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes: None)
-    told = rf"no installed CUDA compiler supports {re.escape(arch)}; build for sm_90, whose"
+    told = rf"no installed CUDA compiler supports {re.escape(arch)}; build for sm_90, which"
     with pytest.raises(UnknownArch, match=told):
         wanted.target_of("cuda", arch)
     with pytest.raises(UnknownArch, match=told):
