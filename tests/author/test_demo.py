@@ -58,7 +58,7 @@ atexit.register(note)
     )
     importers = (tmp_path / "imported").read_text().splitlines()
     assert ["demo.report(" in line for line in importers] == [True, True]
-    commands = printed.partition("Try next")[2].splitlines()[1:4]
+    commands = printed.partition("\nNext:")[2].splitlines()[1:4]
     assert [shlex.split(command)[-2:] for command in commands] == [
         ["new", "mylib::scale_add"],
         ["test", "./scale_add"],
