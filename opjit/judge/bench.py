@@ -17,7 +17,7 @@ from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import DeclarationError
 from opjit.judge import launch, protocol, referee
 from opjit.judge.burst import Burst, changed, storages
-from opjit.judge.protocol import TensorSpec
+from opjit.judge.protocol import Facts, TensorSpec
 from opjit.judge.task import Expected, Task, tolerances
 from opjit.judge.verdict import VerdictReached
 from opjit.testing.compare import Tolerance
@@ -54,26 +54,11 @@ class Bench:
         self.bursts: list[Burst] = []
         self.references: list[Burst] = []
 
-    def answer(self, asked: protocol.Request, _: list[bytearray]) -> tuple[Any, None]:
-        """Carry out a request, and return the answer."""
-        match asked:
-            case protocol.Open():
-                return self._open(asked), None
-            case protocol.CompileKernel():
-                return self._compile(asked.text), None
-            case protocol.CheckKernel():
-                return self._check(asked.seed), None
-            case protocol.TimeKernel():
-                return self._time(asked.seed), None
-            case protocol.CompareKernel():
-                return self._compare(asked.seed), None
-        raise ValueError(f"a bench does not answer {type(asked).__name__}")
-
-    def _open(self, asked: protocol.Open) -> protocol.Done:
+    def open(self, *, task: str, op: str | None, seed: int) -> protocol.Done:
         """Read the task and prepare the reference's calls, once."""
         if self.references:
             return protocol.Done()
-        self.task = Task(asked.task, self.device, asked.seed, asked.op)
+        self.task = Task(task, self.device, seed, op)
         assert self.task.op is not None
         for one, other in zip(self.task.hidden(0), self.task.hidden(0), strict=True):
             if changed(one.values, other.values):
@@ -96,15 +81,16 @@ class Bench:
     def _calls(self, seed: int) -> list[Any]:
         return [call.values for call in self.task.burst(seed, _CALLS)]
 
-    def _compile(self, text: str) -> protocol.CompiledKernel:
+    def compile(self, *, text: str) -> Facts:
+        """Compile and load device code."""
         self._forget()
         assert self.task.op is not None
         arch = wanted.here(backends.for_device("cuda")).arch
         compiled = launch.compile_text(text, self.task.op.schema.text, arch)
         self.kernel = compiled.load()
-        return protocol.CompiledKernel(compiled.registers, compiled.spills)
+        return Facts({"registers": compiled.registers, "spills": compiled.spills})
 
-    def _check(self, seed: int) -> protocol.Checked:
+    def check(self, *, seed: int) -> Facts:
         """Make each hidden call twice and compare the results, then prepare the timed calls."""
         batches = [self._call_twice(sample) for sample in self.task.hidden(seed)]
         differences = []
@@ -119,17 +105,17 @@ class Bench:
             if batch is not None:
                 within = tolerances(sample, self.task.results(sample))
                 comparisons.append(_BatchComparison(batch, [sample] * 2, within))
-        error = self._compared(comparisons)
+        self.max_error = self._compared(comparisons)
 
         self.batches = [self._bind(self._calls(number), self.spec) for number in range(_BURSTS)]
         self.bursts = [
             Burst(each.functions, each.inputs, self.spec, self.device) for each in self.batches
         ]
-        return protocol.Checked(error, bool(nondeterministic))
+        return Facts({"nondeterministic": bool(nondeterministic)})
 
-    def _time(self, seed: int) -> protocol.Timed:
+    def time(self, *, seed: int) -> Facts:
         """Time the bursts of the candidate and of the reference in turns."""
-        seconds = []
+        times = []
         references = []
         for number, batch in enumerate(self.batches):
             # No kernel has seen these values.
@@ -137,18 +123,18 @@ class Bench:
                 memory.copy_(values)
             batch.results.clear()
             references.append(_seconds_of_call(self.references[number]))
-            seconds.append(_seconds_of_call(self.bursts[number]))
-        return protocol.Timed(tuple(seconds), tuple(references))
+            times.append(_seconds_of_call(self.bursts[number]))
+        return Facts({"times": times, "references": references})
 
-    def _compare(self, seed: int) -> protocol.Compared:
+    def compare(self, *, seed: int) -> Facts:
         """Compare the results of all timed calls."""
         comparisons = []
         for number, batch in enumerate(self.batches):
             samples = self.task.burst(seed + 1 + number, _CALLS)
             comparisons.append(_BatchComparison(batch, samples, self.within))
-        error = self._compared(comparisons)
+        error = max(self.max_error, self._compared(comparisons))
         self._forget()
-        return protocol.Compared(error)
+        return Facts({"max_error": error})
 
     def _call_twice(self, sample: Sample) -> _Batch | None:
         """Call with a sample's tensors in other memory. Returns None if the reference refuses the sample.

@@ -37,10 +37,7 @@ class Burst:
 
     def __post_init__(self) -> None:
         self.results: list[Any] = []
-        self.copies: list[torch.Tensor] = []
-        self.kept: list[Any] = []  # tensors with addresses that the judge has
-        self._copies: list[torch.Tensor] = []
-        self._graph = self._captured() if self.device == "cuda" else None
+        self._graph = self._captured() if self.device == "cuda" and self.functions else None
 
     @classmethod
     def of(
@@ -70,13 +67,14 @@ class Burst:
         if self.device == "cpu":
             # Memory that the results will get, and more, because a message may use some of it.
             count = 2 * len(self.functions) + 32
-            fill_with_sentinel([each for _ in range(count) for each in self._empty_results()])
+            fill_with_sentinel([each for _ in range(count) for each in self.empty_results()])
         else:
             _flusher(self.device)()
         gc.disable()
         wait(self.device)
 
-    def _empty_results(self) -> list[torch.Tensor]:
+    def empty_results(self) -> list[torch.Tensor]:
+        """Return new memory for the results of a call."""
         return [
             torch.empty(each.shape, dtype=DTYPES[each.dtype], device=self.device)
             for each in self.spec
@@ -105,27 +103,22 @@ class Burst:
         else:
             self.results = [function() for function in self.functions]
 
-    def reserve_copies(self) -> None:
-        """Make memory for copies of the results, before the calls are timed."""
-        self._copies = [each for _ in self.functions for each in self._empty_results()]
 
-    def copy_results(self, rows: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Copy the results of each call, so that later work on them changes nothing."""
-        sources = [each for row in rows for each in row]
-        targets = self._copies
-        if list(map(_layout, targets)) == list(map(_layout, sources)):
-            torch._foreach_copy_(targets, sources)
-        else:
-            targets = [each.clone() for each in sources]
-        self.copies = targets
-        wait(self.device)
+_flusher = cache(machine.flusher)
+
+
+def copied(
+    tensors: Sequence[torch.Tensor], memory: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """Copy tensors, into memory that fits if possible, so that later work on them changes nothing."""
+    if not tensors or list(map(_layout, tensors)) != list(map(_layout, memory)):
+        return [each.clone() for each in tensors]
+    torch._foreach_copy_(memory, tensors)
+    return memory
 
 
 def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
     return tensor.dtype, tensor.shape
-
-
-_flusher = cache(machine.flusher)
 
 
 def fill_with_sentinel(results: Any, inputs: Any = ()) -> None:

@@ -1,57 +1,52 @@
-"""The judge's side of a worker: requests and answers, its end, and its memory while it is stopped."""
+"""The judge's side of a worker: requests and answers, its end, and the results of a burst."""
 
 import os
+import select
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from opjit.builder import budget
+from opjit.judge.inputs import PackedInputs
 from opjit.judge.protocol import (
-    MESSAGE_LIMIT,
+    Ask,
     Channel,
+    Described,
     Died,
+    Done,
     Failed,
-    Probe,
+    Message,
     Ran,
-    Request,
-    Resume,
-    Run,
     Stopped,
+    TensorSpec,
+    Untrusted,
     read_sealed,
 )
 from opjit.judge.verdict import VerdictReached
 
-A = TypeVar("A")
+A = TypeVar("A", bound=Message)
 
 _LOAD_FACTOR = 4.0  # at most, by which a busy machine makes limits longer
 _LAST_WORDS = 10.0  # seconds that a keeper gets to clean up
 
 
-def read_memory(pid: int, addresses: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+def read_memory(pid: int, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
     """Read regions of another process's memory. Raises OSError."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         try:
-            regions = list(map(os.pread, repeat(memory.fileno()), sizes, addresses))
-        except (OSError, OverflowError) as error:
+            found = b"".join(map(os.pread, repeat(memory.fileno()), sizes, addresses))
+        except (OSError, OverflowError, ValueError) as error:
             raise OSError(f"a region cannot be read: {error}") from error
-    if [*map(len, regions)] != [*sizes]:
-        raise OSError(f"read {sum(map(len, regions))} of {sum(sizes)} bytes")
-    return regions
+    if len(found) != sum(sizes):
+        raise OSError(f"read {len(found)} of {sum(sizes)} bytes")
+    return found
 
 
 def load_factor() -> float:
     """Return by how much a busy machine slows a process down."""
     return max(1.0, min(_LOAD_FACTOR, os.getloadavg()[0] / budget.cpus()))
-
-
-class Frozen(NamedTuple):
-    """A worker that has stopped after its calls."""
-
-    seconds: float  # from the request until it stood still
-    pid: int
-    addresses: tuple[tuple[int, ...], ...]  # of each call's results
 
 
 class WorkerConnection:
@@ -62,82 +57,103 @@ class WorkerConnection:
         self._requests = requests
 
     def ask(
-        self,
-        asked: Request,
-        kind: type[A],
-        *descriptors: int,
-        seconds: float,
-        data_limit: int = 0,
-    ) -> tuple[A, list[bytearray]]:
-        """Send a request and wait for its answer, and for files of at most so many bytes.
+        self, kind: type[A], seconds: float, method: str, *descriptors: int, **arguments: Any
+    ) -> A:
+        """Call a method of the worker, and wait for its answer.
 
         Raises VerdictReached if there is no answer, or if it is an error.
         """
-        self._send(asked, *descriptors)
-        return self._answer(kind, seconds * load_factor(), data_limit)
+        self.send(method, *descriptors, **arguments)
+        return self.answer(kind, seconds)[0]
 
-    def _send(self, asked: Request, *descriptors: int) -> None:
+    def send(self, method: str, *descriptors: int, **arguments: Any) -> None:
+        """Call a method of the worker."""
         with suppress(ConnectionError):  # the answer gives the reason
-            self._requests.send(asked, *descriptors)
+            self._requests.send(Ask(method, arguments), *descriptors)
 
-    def _answer(
-        self, kind: type[A], seconds: float, data_limit: int = 0
-    ) -> tuple[A, list[bytearray]]:
-        answer: A | Failed
-        try:
-            answer, received = self._requests.receive([kind, Failed], seconds)
-            data = [read_sealed(each, data_limit + MESSAGE_LIMIT) for each in received]
-        except TimeoutError:
-            raise _timeout(seconds) from None
-        except EOFError:
-            raise self._death(_LAST_WORDS) or _ended() from None
-        if isinstance(answer, Failed):
-            raise VerdictReached(answer.word, answer.message, answer.reusable, **_facts(answer))
-        return answer, data
+    def wait(self, seconds: float) -> None:
+        """Wait until an answer can be read, or for so many seconds."""
+        select.select([self._requests.end], [], [], seconds)
 
-    def freeze(self, asked: Run | Probe, seconds: float) -> Frozen:
-        """Let the worker make its calls, and wait until it has stopped, so that later work does not count.
-
-        Raises VerdictReached as `ask` does.
-        """
-        self._forget_stops()
+    def answer(self, kind: type[A], seconds: float) -> tuple[A, list[int]]:
+        """Wait for an answer and its files."""
         seconds *= load_factor()
-        started = time.perf_counter()
-        self._send(asked)
-        event: Stopped | Died
         try:
-            event, _ = self._control.receive([Stopped, Died], seconds)
+            answer, files = self._requests.receive([kind, Failed], seconds)
         except TimeoutError:
             raise _timeout(seconds) from None
         except EOFError:
-            raise _ended() from None
+            raise self._death() from None
+        if isinstance(answer, Failed):
+            raise VerdictReached(answer.word, answer.message, answer.reusable, **answer.facts)
+        return answer, files
+
+    def prepare(
+        self,
+        inputs: PackedInputs,
+        count: int,
+        results: Sequence[TensorSpec],
+        log: bool,
+        seconds: float,
+    ) -> None:
+        """Let the worker prepare the first calls of a burst without their values."""
+        files = [inputs.places] if inputs.key is None else [inputs.places, inputs.content]
+        self.ask(Done, seconds, "prepare", *files, count=count, results=results, log=log)
+
+    def run(self, inputs: PackedInputs, limit: int, seconds: float) -> tuple[float, bytes | None]:
+        """Give the worker the values of a burst, and wait for the results.
+
+        Returns the seconds until the worker was stopped, and the results, which are read before it
+        goes on. If it cannot be read, the worker has copied them, and `describe` returns them.
+        """
+        files = [inputs.content] if inputs.key is None else []
+        started = time.perf_counter()
+        ran = self.ask(Ran, seconds, "run", *files, key=inputs.key, limit=limit)
+        if inputs.key is not None:
+            return time.perf_counter() - started, None
+        stopped = self._command("freeze", Stopped, seconds)
         took = time.perf_counter() - started
-        if isinstance(event, Died):
-            raise _reason(event)
+        if len(ran.addresses) != len(ran.sizes) or min(ran.sizes, default=0) < 0:
+            raise Untrusted("an address and a size of each result are expected")
+        if sum(ran.sizes) > limit:
+            raise Untrusted(
+                f"{sum(ran.sizes)} bytes of results, where at most {limit} are expected"
+            )
+        try:
+            results = read_memory(stopped.pid, ran.addresses, ran.sizes)
+        except OSError as error:
+            raise Untrusted(f"results at addresses that cannot be read: {error}") from None
+        self._command("resume", Done, seconds)
+        return took, results
 
-        answer, _ = self._answer(Ran, seconds)
-        return Frozen(took, event.pid, answer.addresses)
+    def describe(self, limit: int, seconds: float) -> tuple[Described, bytes]:
+        """Return the description of a burst's results, and their bytes if they were copied."""
+        self.send("describe")
+        described, files = self.answer(Described, seconds)
+        [copied] = [read_sealed(each, limit) for each in files] or [b""]
+        return described, copied
 
-    def resume(self) -> None:
-        """Let a stopped worker go on."""
-        with suppress(ConnectionError):
-            self._control.send(Resume())
+    def _command(self, method: str, kind: type[A], seconds: float) -> A:
+        """Let the keeper stop the worker, or let it go on."""
+        seconds *= load_factor()
+        answer: A | Died
+        try:
+            self._control.send(Ask(method, {}))
+            answer, _ = self._control.receive([kind, Died], seconds)
+        except TimeoutError:
+            raise _timeout(seconds) from None
+        except (EOFError, ConnectionError):
+            raise _ended() from None
+        if isinstance(answer, Died):
+            raise VerdictReached(answer.word, answer.message)
+        return answer
 
-    def _forget_stops(self) -> None:
-        """Forget that a candidate stopped itself at some other time."""
-        death = self._death(0.0)
-        if death is not None:
-            raise death
-
-    def _death(self, seconds: float) -> VerdictReached | None:
-        """Return why the worker ended, if the keeper reports it within so many seconds."""
-        event: Stopped | Died
-        with suppress(EOFError, BlockingIOError, TimeoutError):
-            while True:
-                event, _ = self._control.receive([Stopped, Died], seconds)
-                if isinstance(event, Died):
-                    return _reason(event)
-        return None
+    def _death(self) -> VerdictReached:
+        """Return why the worker ended, if the keeper reports it in time."""
+        with suppress(EOFError, TimeoutError):
+            died, _ = self._control.receive([Died], _LAST_WORDS)
+            return VerdictReached(died.word, died.message)
+        return _ended()
 
     @property
     def ends(self) -> list[Channel]:
@@ -149,22 +165,9 @@ class WorkerConnection:
             each.end.close()
 
 
-def _facts(failed: Failed) -> dict[str, Any]:
-    found = {"max_error": failed.max_error, "sample": failed.sample, "tolerance": failed.tolerance}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def _ended() -> VerdictReached:
     return VerdictReached("crash", "its process ended")
 
 
 def _timeout(seconds: float) -> VerdictReached:
     return VerdictReached("timeout", f"did not return within {seconds:g} s")
-
-
-def _reason(died: Died) -> VerdictReached:
-    if "SIGSYS" in died.how:
-        message = "makes a system call that computing does not need, for which the kernel ended it"
-        return VerdictReached("cheat", message)
-    last_line = died.stderr.strip().splitlines()[-1:]
-    return VerdictReached("crash", ": ".join([died.how, *last_line]))

@@ -18,14 +18,18 @@ from opjit.errors import (
     OpjitError,
     ToolMissing,
 )
-from opjit.judge import protocol, sandbox
+from opjit.judge import sandbox
 from opjit.judge.bench import Bench
-from opjit.judge.protocol import Channel, Died, Failed, Fork, Resume, Stopped
+from opjit.judge.protocol import Ask, Channel, Died, Done, Failed, Fork, Stopped
 from opjit.judge.verdict import VerdictReached, Word
 from opjit.judge.worker import CandidateWorker
 from opjit.testing.isolation import Child
 
 _PROCESSES = 256  # and threads that a candidate may have. Compilers need a dozen
+_SIGNALS = {
+    "freeze": (signal.SIGSTOP, os.CLD_STOPPED),
+    "resume": (signal.SIGCONT, os.CLD_CONTINUED),
+}
 
 
 def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoReturn:
@@ -99,23 +103,46 @@ def _first_of_namespace(asked: Fork) -> int:
 
 
 def _watch(process: Child, control: Channel) -> Died:
-    """Report stops of a worker until it ends, or until the judge lets go."""
+    """Stop the worker and let it go on as the judge asks, until it ends, or until the judge lets go.
+
+    No kernel needs to be stopped or continued by anybody else.
+    """
+    awaited = 0  # the event that the keeper's last signal causes
     with _signals() as signals, os.fdopen(os.pidfd_open(process.pid)) as ended:
         while True:
             sources: list[Any] = [ended, control.end, signals]
             ready, _, _ = select.select(sources, [], [])
             if ended in ready:
-                return Died(process.end(), process.stderr()[-2000:])
-            if control.end in ready:
-                try:
-                    control.receive([Resume])
-                except EOFError:
-                    return Died("was ended", process.stderr()[-2000:])
-                os.kill(process.pid, signal.SIGCONT)
+                return _death(process)
             if signals in ready:
                 os.read(signals, 512)
-                if os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG):
-                    control.send(Stopped(process.pid))
+            for event in _events_of(process.pid):
+                if event != awaited:
+                    return Died("cheat", "stops or continues its process")
+                awaited = 0
+                control.send(Stopped(process.pid) if event == os.CLD_STOPPED else Done())
+            if control.end in ready:
+                try:
+                    asked, _ = control.receive([Ask])
+                except EOFError:
+                    return Died("crash", "was ended")
+                number, awaited = _SIGNALS[asked.method]
+                os.kill(process.pid, number)
+
+
+def _events_of(pid: int) -> Iterator[int]:
+    """Yield whether a process was stopped or continued since the last time."""
+    while event := os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
+        yield event.si_code
+
+
+def _death(process: Child) -> Died:
+    how = process.end()
+    if "SIGSYS" in how:
+        reason = "makes a system call that computing does not need, for which the kernel ended it"
+        return Died("cheat", reason)
+    last_line = process.stderr()[-2000:].strip().splitlines()[-1:]
+    return Died("crash", ": ".join([how, *last_line]))
 
 
 @contextmanager
@@ -134,35 +161,26 @@ def _signals() -> Iterator[int]:
 
 def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
     """Let a worker answer the judge's requests, until the judge is gone."""
-    kinds = protocol.Request.__subclasses__()
     own = os.getpid()
     with suppress(EOFError):
         while True:
-            asked, descriptors = requests.receive(kinds)
-            data: bytearray | None = None
+            asked, descriptors = requests.receive([Ask])
             try:
-                # The judge is trusted, so the size of its messages is not limited.
-                given = [protocol.read_sealed(each, 1 << 40) for each in descriptors]
-                answer, data = worker.answer(asked, given)
+                answer = getattr(worker, asked.method)(*descriptors, **asked.arguments)
             except Exception as error:
                 answer = _failure(error)
             if os.getpid() != own:
                 os._exit(1)  # a copy that the candidate forked
 
-            if data is None:
-                requests.send(answer)
-            else:
-                with protocol.closing(protocol.sealed(data)) as file:
-                    requests.send(answer, file)
-            if isinstance(asked, protocol.Probe) or (
-                isinstance(asked, protocol.Run) and asked.freeze
-            ):
-                signal.raise_signal(signal.SIGSTOP)
+            message, *files = answer if isinstance(answer, tuple) else (answer,)
+            requests.send(message, *files)
+            for each in files:
+                os.close(each)
 
 
 def _failure(error: Exception) -> Failed:
     if isinstance(error, VerdictReached):
-        return Failed(error.word, error.message[:4000], error.reusable, **error.facts)
+        return Failed(error.word, error.message[:4000], error.reusable, error.facts)
     word: Word = "wrong"
     message = str(error)
     if isinstance(error, (CompileError, DeclarationError, SyntaxError)):
@@ -174,4 +192,4 @@ def _failure(error: Exception) -> Failed:
         message = message.splitlines()[0]  # without torch's advice
     if not isinstance(error, OpjitError):
         message = f"{type(error).__name__}: {message}"
-    return Failed(word, message[:4000], word in ("compile", "unavailable"))
+    return Failed(word, message[:4000], word in ("compile", "unavailable"), {})

@@ -4,11 +4,13 @@ Operators that compute the same, such as linear and addmm, are one family.
 """
 
 import math
+from collections import Counter
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
-from torch.autograd.profiler import profile
+from torch.autograd import profiler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opjit.declare.sample import tensors_of
@@ -38,16 +40,33 @@ _FAMILIES = {
     "variance": "var std var_mean std_mean",
 }
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
+# Operators that can also compute another family: a product is a convolution of one element.
+_INCLUDED = {
+    "convolution": "matmul",
+    "cudnn_convolution_relu": "clamp",
+    "_addmm_activation": "clamp",
+}
+_UNCOUNTED = ("inductor", "profiler", "prim")  # namespaces of operators that compute nothing
 _PROBE = (3, 5, 7)  # the shape of a tensor that only the log uses
 
 
-def _family(name: str) -> str | None:
-    """Return the family of an operator by its full name, or None if it computes nothing."""
+@cache
+def known_operators() -> frozenset[str]:
+    """Return the full names of the operators that are registered when this is first called."""
+    return frozenset(name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
+
+
+def _families_of(name: str) -> set[str]:
+    """Return the families of an operator by its full name, which counts itself outside of aten."""
     namespace, _, plain = name.partition("::")
-    if namespace != "aten" or plain in _FREE:
-        return None
+    if namespace != "aten":
+        counts = name in known_operators() and namespace not in _UNCOUNTED
+        return {name} if counts else set()
+    if plain in _FREE:
+        return set()
     plain = plain.removesuffix("_")
-    return _FAMILY_OF.get(plain, plain)
+    family = _FAMILY_OF.get(plain, plain)
+    return {family, _INCLUDED.get(plain, family), _INCLUDED.get(family, family)}
 
 
 def largest(*values: Any) -> int:
@@ -56,32 +75,33 @@ def largest(*values: Any) -> int:
 
 
 class Recorder(TorchDispatchMode):
-    """Records families of operators in this thread, of tensors with at least so many elements."""
+    """Records operators in this thread."""
 
-    def __init__(self, smallest: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.families: set[str] = set()
-        self._smallest = smallest
+        self.elements = Counter[str]()
+        self.complete = True  # as in OperatorLog
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        family = _family(func._schema.name)
-        if family is not None and largest(args) >= self._smallest:
-            self.families.add(family)
+        self.elements[func._schema.name] += largest(args)
         return func(*args, **(kwargs or {}))
 
 
 class OperatorLog(AbstractContextManager["OperatorLog"]):
-    """Records families of operators in all threads, by torch's profiler, below all of Python's modes."""
+    """Records operators in all threads, by torch's profiler, below all of Python's modes.
 
-    def __init__(self, smallest: int) -> None:
-        self.families: set[str] = set()
+    Code cannot ask torch's functions in Python whether the profiler is on.
+    """
+
+    def __init__(self) -> None:
+        self.elements = Counter[str]()
         self.complete = False  # whether the profiler was on until the end
-        self._smallest = smallest
         every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-        self._profile = profile(record_shapes=True, experimental_config=every_thread)
+        self._profile = profiler.profile(record_shapes=True, experimental_config=every_thread)
 
     def __enter__(self) -> "OperatorLog":
         self._profile.__enter__()
+        profiler._is_profiler_enabled = False
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -91,8 +111,14 @@ class OperatorLog(AbstractContextManager["OperatorLog"]):
             shapes = event.input_shapes or []
             if list(_PROBE) in shapes:
                 self.complete = True
-                continue
-            family = _family(event.name)
-            elements = max((math.prod(shape) for shape in shapes), default=0)
-            if family is not None and elements >= self._smallest:
-                self.families.add(family)
+            else:
+                largest_shape = max((math.prod(shape) for shape in shapes), default=0)
+                self.elements[event.name] += largest_shape
+
+
+def families(elements: Counter[str], smallest: int) -> set[str]:
+    """Return the families of operators whose tensors had at least so many elements, in all calls together."""
+    totals = Counter[str]()
+    for name, count in elements.items():
+        totals.update(dict.fromkeys(_families_of(name), count))
+    return {family for family, count in totals.items() if count >= max(1, smallest)}

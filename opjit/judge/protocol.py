@@ -1,13 +1,10 @@
 """The protocol between the judge and its workers: typed messages, and files of memory that come with them.
 
-A worker gets tensors in torch's file format. The judge unpickles nothing that a worker sent: it reads
-bytes from files that nobody can write to any more, and the dtypes and shapes in the message.
+The judge unpickles nothing that a worker sent: it reads the bytes of results, and their dtypes and
+shapes in the message.
 """
 
-import ctypes
-import dataclasses
 import fcntl
-import io
 import json
 import os
 import socket
@@ -48,7 +45,7 @@ class TensorSpec:
         return f"{self.dtype} {self.shape}"
 
 
-Described = TensorSpec | bool | int | float | str | None
+Description = TensorSpec | bool | int | float | str | None
 
 
 @dataclass_transform(frozen_default=True)
@@ -57,183 +54,6 @@ class Message:
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
-
-
-class Request(Message):
-    """A message of the judge to a worker or a bench."""
-
-
-# Requests to the worker of a candidate with host code.
-
-
-class Probe(Request):
-    """Answer Ran with the address of eight bytes, and stop."""
-
-
-class Build(Request):
-    """Build an op's library without running any of it."""
-
-    text: str
-    name: str
-    schema: str
-    mutates: bool
-    folder: str  # of the op's headers
-    emulate: bool  # the text is CUDA, which is built for the CPU
-
-
-class Load(Request):
-    """Give up rights and load the library."""
-
-    file_limit: int  # bytes
-
-
-class LoadModel(Request):
-    """Give up rights, run a Python file, and make its ModelNew with the attached arguments.
-
-    With a directory of modules to import, its function custom_kernel is called instead.
-    """
-
-    text: str
-    imports: str
-    seed: int
-
-
-class CallTwice(Request):
-    """Call twice with the attached arguments. `log`: report torch's operators that run."""
-
-    limit: int  # bytes of all results
-    log: bool
-
-
-class Prepare(Request):
-    """Make a burst of the first calls that are attached."""
-
-    results: tuple[TensorSpec, ...]  # of each call
-    count: int
-
-
-class Arm(Request):
-    """Do all setup that must not be timed."""
-
-
-class Run(Request):
-    """Make the calls of the burst, then answer and stop until the judge has read the results."""
-
-    freeze: bool  # if not, copy the results instead of stopping
-
-
-class Describe(Request):
-    """Describe the results of the burst, and send them if they were copied."""
-
-    limit: int  # bytes of all results
-
-
-# Requests to a bench, which judges kernels without host code.
-
-
-class Open(Request):
-    """Read the task and prepare the reference's calls."""
-
-    task: str
-    op: str | None
-    seed: int
-
-
-class CompileKernel(Request):
-    """Compile and load device code."""
-
-    text: str
-
-
-class CheckKernel(Request):
-    """Make each hidden call twice and compare the results."""
-
-    seed: int
-
-
-class TimeKernel(Request):
-    """Time bursts of the kernel and of the reference in turns."""
-
-    seed: int
-
-
-class CompareKernel(Request):
-    """Compare the results of all timed calls."""
-
-    seed: int
-
-
-# Answers.
-
-
-class Done(Message):
-    """The request was carried out."""
-
-
-class Built(Message):
-    key: str
-    cached: bool
-
-
-class LoadedCandidate(Message):
-    isolation: tuple[str, ...]
-
-
-class Called(Message):
-    """Results of two calls, one after another in the attached file."""
-
-    results: tuple[tuple[Described, ...], ...]
-    changed: bool  # inputs
-    operators: tuple[str, ...]  # of torch, that ran
-    evidence: str  # of a cheat, or an empty text
-
-
-class Ran(Message):
-    """The addresses of each call's results, with 0 for a result that is not a tensor."""
-
-    addresses: tuple[tuple[int, ...], ...]
-
-
-class Results(Message):
-    """Results of the calls of a burst."""
-
-    results: tuple[tuple[Described, ...], ...]
-    changed: bool  # inputs
-
-
-class CompiledKernel(Message):
-    registers: int | None
-    spills: int | None
-
-
-class Checked(Message):
-    max_error: float
-    nondeterministic: bool
-
-
-class Timed(Message):
-    """Seconds of a call in each burst."""
-
-    seconds: tuple[float, ...]
-    references: tuple[float, ...]
-
-
-class Compared(Message):
-    max_error: float
-
-
-class Failed(Message):
-    """The candidate is judged. `reusable`: its worker can judge other candidates."""
-
-    word: Word
-    message: str
-    reusable: bool
-    max_error: float | None = None
-    sample: str | None = None
-    tolerance: tuple[float, ...] | None = None
-
-
-# Between the judge, the process that forks workers, and the keeper of each worker.
 
 
 class Fork(Message):
@@ -245,26 +65,76 @@ class Fork(Message):
     memory: int  # bytes
 
 
+class Ask(Message):
+    """Call a method of a worker, or tell its keeper what to do."""
+
+    method: str
+    arguments: dict[str, Any]
+
+
+class Done(Message):
+    """The request was carried out."""
+
+
+class Loaded(Message):
+    """The candidate can be called."""
+
+    isolation: tuple[str, ...]
+    key: str | None
+    cached: bool
+
+
+class Ran(Message):
+    """The addresses and sizes of all results of a burst, if the judge reads them from the stopped worker."""
+
+    addresses: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Described(Message):
+    """Results of the calls of a burst. If the judge did not read their bytes, these are attached."""
+
+    results: tuple[tuple[Description, ...], ...]
+    changed: bool  # inputs
+    operators: tuple[str, ...]  # of torch, that ran
+    evidence: str  # of a cheat, or an empty text
+
+
+class Facts(Message):
+    """The outcome of a bench's stage, which is trusted."""
+
+    facts: dict[str, Any]
+
+
+class Failed(Message):
+    """The candidate is judged. `reusable`: its worker can judge other candidates."""
+
+    word: Word
+    message: str
+    reusable: bool
+    facts: dict[str, Any]
+
+
 class Stopped(Message):
+    """The worker stands still, by the keeper's signal."""
+
     pid: int
 
 
-class Resume(Message):
-    """Let a stopped worker go on."""
-
-
 class Died(Message):
-    how: str
-    stderr: str
+    """The end of a worker. The first line of the message gives the reason."""
+
+    word: Word
+    message: str
 
 
 class Untrusted(Exception):
     """A malformed or hostile message."""
 
 
-def encode(message: Any) -> bytes:
+def encode(message: Message) -> bytes:
     """Return a message as JSON: the name of its class, and its fields."""
-    return json.dumps([type(message).__name__, dataclasses.asdict(message)]).encode()
+    return json.dumps([type(message).__name__, vars(message)], default=vars).encode()
 
 
 M = TypeVar("M")
@@ -294,7 +164,7 @@ class Channel:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
-    def send(self, message: Any, *descriptors: int) -> None:
+    def send(self, message: Message, *descriptors: int) -> None:
         body = encode(message)
         if len(body) <= _INLINE:
             socket.send_fds(self.end, [body], descriptors)
@@ -309,9 +179,7 @@ class Channel:
 
         Raises EOFError if the other end is gone, TimeoutError, or Untrusted.
         """
-        if (
-            self.end.gettimeout() != seconds
-        ):  # setting it is a system call that workers may not make
+        if self.end.gettimeout() != seconds:  # setting it is a system call that workers lack
             self.end.settimeout(seconds)
         try:
             body, descriptors, *_ = socket.recv_fds(self.end, _INLINE + 1, 4)
@@ -367,18 +235,6 @@ def read_sealed(descriptor: int, limit: int) -> bytearray:
         return data
 
 
-def serialize(value: Any) -> int:
-    """Return a file of memory with tensors and other values, for a worker."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    return sealed(file.getbuffer())
-
-
-def deserialize(data: bytearray, device: str) -> Any:
-    """Return the value that `serialize` was given, in new memory of a device. Only for workers."""
-    return torch.load(io.BytesIO(data), map_location=device, weights_only=False)
-
-
 def specs(values: Any) -> tuple[TensorSpec, ...]:
     """Return the dtypes and shapes of all tensors among values."""
     return tuple(_spec(each) for each in tensors_of(values))
@@ -388,7 +244,7 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def describe_result(result: Any) -> Described:
+def describe_result(result: Any) -> Description:
     if isinstance(result, torch.Tensor):
         return _spec(result)
     if isinstance(result, (int, float, type(None))):
@@ -401,15 +257,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
-def append_bytes(data: bytearray, results: Sequence[Any]) -> None:
-    """Append the bytes of all tensors among results."""
-    for each in results:
-        if isinstance(each, torch.Tensor) and each.numel():
-            tensor = plain(each)
-            data += (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-
-
-def decode_results(descriptions: Sequence[Described], data: memoryview) -> list[Any]:
+def decode_results(descriptions: Sequence[Description], data: memoryview) -> list[Any]:
     """Return the results of a call from their descriptions and bytes. Raises Untrusted if the bytes do not fit."""
     found: list[Any] = []
     start = 0
@@ -432,7 +280,7 @@ def decode_results(descriptions: Sequence[Described], data: memoryview) -> list[
     return found
 
 
-def size_of(descriptions: Sequence[Described]) -> int:
+def size_of(descriptions: Sequence[Description]) -> int:
     """Return the bytes of all tensors. Raises Untrusted for a dtype that torch does not have."""
     try:
         return sum(each.nbytes for each in descriptions if isinstance(each, TensorSpec))

@@ -19,13 +19,13 @@ from opjit import files, testing
 from opjit.catalog import arguments
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError, ToolMissing
-from opjit.judge.operators import Recorder, largest
+from opjit.judge.operators import Recorder, families, largest
 from opjit.measure.timing import wait
 from opjit.operators.op import Op
 from opjit.testing.compare import Tolerance, as_list, tolerance
 from opjit.testing.samples import SMALL, moved, replica, resized
 
-BURSTS = 9  # of a candidate at most, with the first, which warms up
+BURSTS = 11  # of a candidate at most: without calls, to warm up, with a log, and to time
 _MOST_SAMPLES = 24
 _LARGEST_SAMPLE = 4 << 20  # elements
 # Bytes of a timed call at most, if a workload is that small. On CUDA, 64 times that.
@@ -152,10 +152,10 @@ class Task:
     def operators(self) -> set[str]:
         """The families of torch's operators that the reference calls with large tensors."""
         first = self.samples[0].sample.map(replica)
-        recorder = Recorder(largest(first.values) // 4)
-        with torch.no_grad(), recorder:
+        recorder = Recorder()
+        with torch.inference_mode(), recorder:
             self.reference(*first.args, **first.kwargs)
-        return recorder.families
+        return families(recorder.elements, largest(first.values) // 4)
 
     def _expected(self) -> Iterator[Expected]:
         """Yield hidden calls with the reference's results, without sizes that it or the op's declaration refuses."""

@@ -1,32 +1,37 @@
 """One candidate on its way through the stages: build, check, measure."""
 
+import pickle
 import random
 import re
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from opjit.declare.sample import tensors_of
 from opjit.judge import launch, protocol, referee
-from opjit.judge.connection import Frozen, WorkerConnection, read_memory
-from opjit.judge.pool import WorkerPool
-from opjit.judge.protocol import TensorSpec, Untrusted, closing
-from opjit.judge.task import Expected
+from opjit.judge.burst import Burst
+from opjit.judge.connection import WorkerConnection
+from opjit.judge.inputs import PackedInputs
+from opjit.judge.pool import PackedBurst, WorkerPool
+from opjit.judge.protocol import Untrusted, closing
+from opjit.judge.task import BURSTS, Expected
 from opjit.judge.verdict import Tier, Verdict, VerdictReached, Word
 from opjit.measure import machine
 from opjit.measure.plan import median_and_spread
+from opjit.operators.op import Op
 from opjit.testing.compare import tolerance
-from opjit.testing.samples import SMALL
+from opjit.testing.samples import SMALL, replica
 
 _BURSTS = 5  # that are timed, unless they differ
 _STEADY = 0.1  # no more bursts are needed below this spread
 _NOISY = 0.3  # a median with a larger spread means nothing
-_BUILD = 300.0  # seconds for all compilers of a candidate
+_BUILD = 300.0  # seconds for all compilers of an op
+_IMPORT = 6  # times the limit of a call, for a Python file, which may call compilers
+_QUIET = 5.0  # seconds in which a build keeps others from being timed
 _SLOW_BURST = 1.0  # seconds. A slow candidate makes fewer calls
 _FEW_CALLS = 8  # of a burst, unless they come near the limit
 _SHORTEST_LIMIT = 1.0  # seconds of a burst
@@ -38,7 +43,16 @@ _NEEDS_GPU = (
     "a kernel with a launch configuration needs a GPU; judge it with --device cuda on a machine with "
     "a GPU, or give it host code, which is emulated without a GPU"
 )
+_SYSTEM_RANDOM = random.SystemRandom()
 _LINE = re.compile(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):")
+
+
+class _Called(NamedTuple):
+    """The seconds of a burst and, if it was timed, of the reference's, and the bytes of its results."""
+
+    seconds: float
+    reference: float
+    content: bytes
 
 
 @dataclass(eq=False)
@@ -62,7 +76,7 @@ class Trial:
             self.tier = "device"
         self.facts: dict[str, Any] = {"seconds": {}}
         self.worker: WorkerConnection
-        self.latency: float | None = None
+        self.calls: list[Expected] = []  # that the candidate made
 
     def run(self) -> Verdict:
         word: Word
@@ -87,50 +101,46 @@ class Trial:
     def _on_bench(self) -> tuple[Word, str]:
         """Judge a kernel in a process that stays. None of the candidate's host code runs there, so its answers are trusted."""
         pool = self.pool
-        seed = pool.seed if pool.is_seeded else random.SystemRandom().getrandbits(31)
+        seed = pool.seed if pool.is_seeded else _SYSTEM_RANDOM.getrandbits(31)
         limit = 4 * self.seconds  # of all calls of a stage
+        lock = self.device_lock
         with pool.worker(bench=True) as worker:
-            opening = protocol.Open(pool.task_path, pool.op_name, pool.seed)
-            worker.ask(opening, protocol.Done, seconds=_BUILD)
-            with self._stage("build"):
-                compiling = protocol.CompileKernel(self.text)
-                compiled, _ = worker.ask(compiling, protocol.CompiledKernel, seconds=_BUILD)
-            self.facts.update(
-                registers=compiled.registers, spills=compiled.spills, isolation=["no host code"]
+            worker.ask(
+                protocol.Done, _BUILD, "open", task=pool.task_path, op=pool.op_name, seed=pool.seed
             )
-
-            with self.device_lock.shared(), self._stage("check"):
-                checked, _ = worker.ask(protocol.CheckKernel(seed), protocol.Checked, seconds=limit)
-            with self.device_lock.exclusive(), self._stage("measure"):
-                timed, _ = worker.ask(protocol.TimeKernel(seed), protocol.Timed, seconds=limit)
-            with self.device_lock.shared(), self._stage("compare"):
-                compared, _ = worker.ask(
-                    protocol.CompareKernel(seed), protocol.Compared, seconds=limit
-                )
-        error = max(checked.max_error, compared.max_error)
-        self.facts.update(max_error=error, nondeterministic=checked.nondeterministic)
-        return self._rated(timed.seconds, timed.references)
+            with self._stage("build"):
+                compiled = worker.ask(protocol.Facts, _BUILD, "compile", text=self.text)
+            self.facts |= {**compiled.facts, "isolation": ["no host code"]}
+            with lock.shared(), self._stage("check"):
+                checked = worker.ask(protocol.Facts, limit, "check", seed=seed)
+            with lock.exclusive(), self._stage("measure"):
+                timed = worker.ask(protocol.Facts, limit, "time", seed=seed)
+            with lock.shared(), self._stage("compare"):
+                compared = worker.ask(protocol.Facts, limit, "compare", seed=seed)
+        self.facts |= {**checked.facts, **compared.facts}
+        return self._rated(**timed.facts)
 
     def _in_worker(self) -> tuple[Word, str]:
         """Judge in a process that ends with the candidate, and that is not trusted."""
-        on_gpu = self.pool.device == "cuda"
         with self.pool.worker() as self.worker:
-            self.latency = self._message_time()
-            with nullcontext() if on_gpu else self.device_lock.shared(), self._stage("build"):
-                self._build()
+            empty, logged, *timed = _SYSTEM_RANDOM.sample(self.pool.bursts, BURSTS)
+            # The time of messages, before any code of the candidate runs.
+            overhead = min(self._call(empty, 0, self.seconds).seconds for _ in range(3))
+            with self._stage("build"):
+                self._load()
             with self._stage("check"):
                 for call in self.task.samples:
                     self._check(call)
                 checked = self._check(self.pool.timed_call)
             with self._stage("measure"):
-                return self._measure(checked)
+                return self._measure(overhead, checked, logged, timed)
 
     def _emulated(self) -> tuple[Word, str]:
         """Run CUDA code on the CPU, where races and bad addresses are found. Nothing is timed, and the verdict is never "correct"."""
         small = [call for call in self.task.samples if call.sample.numel <= SMALL]
         with self.pool.worker() as self.worker:
             with self._stage("build"):
-                self._build()
+                self._load()
             with self._stage("check"):
                 for call in small or self.task.samples[-1:]:
                     self._check(call)
@@ -148,84 +158,142 @@ class Trial:
         finally:
             self.facts["seconds"][name] = time.perf_counter() - started
 
-    def _message_time(self) -> float | None:
-        """Return the seconds of a burst without calls, measured before any code of the candidate runs.
+    def _load(self) -> None:
+        """Build and load the candidate. On a CPU, nothing is timed in the first seconds of it."""
+        on_gpu = self.pool.device == "cuda"
+        with nullcontext() if on_gpu else self.device_lock.shared():
+            if self.task.op is None:
+                limit = _IMPORT * self.seconds
+                self._send_model()
+            else:
+                limit = _BUILD
+                self._send_op(self.task.op)
+            self.worker.wait(_QUIET)
+        loaded, _ = self.worker.answer(protocol.Loaded, limit)
+        frozen = ["frozen results"] if self.pool.reads_memory else []
+        self.facts.update(
+            key=loaded.key, cached=loaded.cached, isolation=[*loaded.isolation, *frozen]
+        )
 
-        None if this worker cannot be read while it is stopped, so that it has to copy its results.
-        """
-        if self.pool.device != "cpu":
-            return None
-        found = []
-        for _ in range(3):
-            frozen = self.worker.freeze(protocol.Probe(), self.seconds)
-            try:
-                read_memory(frozen.pid, frozen.addresses[0], [8])
-            except OSError:  # the system does not let a parent read its children
-                return None
-            finally:
-                self.worker.resume()
-            found.append(frozen.seconds)
-        return min(found)
+    def _send_model(self) -> None:
+        imports = self.task.imports
+        with closing(protocol.sealed(pickle.dumps(self.task.init))) as init:
+            self.worker.send(
+                "load_model", init, text=self.text, imports=imports, seed=self.pool.seed
+            )
 
-    def _build(self) -> None:
-        if self.task.op is None:
-            loading = protocol.LoadModel(self.text, self.task.imports, self.pool.seed)
-            with closing(protocol.serialize(self.task.init)) as init:
-                loaded, _ = self.worker.ask(loading, protocol.LoadedCandidate, init, seconds=_BUILD)
-        else:
-            building = protocol.Build(
-                self.text,
-                self.name,
-                self.task.op.schema.text.partition("::")[2],
-                self.task.mutates,
-                str(self.task.op.folder),
-                self.pool.emulated,
-            )
-            built, _ = self.worker.ask(building, protocol.Built, seconds=_BUILD)
-            self.facts.update(key=built.key, cached=built.cached)
-            limit = _FILES + 4 * self.pool.largest_results
-            loaded, _ = self.worker.ask(
-                protocol.Load(limit), protocol.LoadedCandidate, seconds=self.seconds
-            )
-        frozen = ["frozen results"] if self.latency is not None else []
-        self.facts["isolation"] = [*loaded.isolation, *frozen]
+    def _send_op(self, op: Op) -> None:
+        self.worker.send(
+            "load_op",
+            text=self.text,
+            name=self.name,
+            schema=op.schema.text.partition("::")[2],
+            mutates=self.task.mutates,
+            folder=str(op.folder),
+            emulate=self.pool.emulated,
+            file_limit=_FILES + 4 * self.pool.largest_results,
+        )
 
     def _check(self, call: Expected) -> float:
-        """Call twice and compare. Returns the seconds of a call, with its messages."""
+        """Call twice, with tensors in different memory. Returns the seconds of a call, with its messages."""
         self.facts["sample"] = str(call.sample)
-        limit = 4 * protocol.size_of(protocol.specs(call.results)) + _SLACK
-        is_first = call is self.task.samples[0]
-        is_logged = is_first or (not self.pool.emulated and call is self.pool.timed_call)
-        asked = protocol.CallTwice(limit, log=is_logged)
-        with (
-            self.device_lock.shared(),
-            closing(protocol.serialize(call.sample.values)) as inputs,
-        ):
-            started = time.perf_counter()
-            answer, files = self.worker.ask(
-                asked, protocol.Called, inputs, seconds=self.seconds, data_limit=limit
-            )
-            seconds = (time.perf_counter() - started) / 2
-        if len(answer.results) != 2 or len(files) != 1:
-            raise Untrusted("results of two calls are expected")
-        view = memoryview(files[0])
-        size = protocol.size_of(answer.results[0])
-        for described, data in zip(answer.results, (view[:size], view[size:]), strict=True):
-            self._compare(protocol.decode_results(described, data), call, self.task.samples)
-
-        if answer.changed:
-            raise VerdictReached("wrong", "writes to its inputs, or outside its results")
-        if answer.evidence:
-            raise VerdictReached("cheat", answer.evidence)
-        if self.task.operators and self.task.operators <= {*answer.operators}:
-            names = ", ".join(sorted(self.task.operators))
-            raise VerdictReached("cheat", f"computes the result with torch's operators: {names}")
-        differs = view[:size] != view[size:]
+        copies = [call.sample.map(replica).values for _ in range(2)]
+        inputs = PackedInputs.of(copies, self.pool.key())
+        burst = PackedBurst([call] * 2, inputs)
+        try:
+            called = self._call(burst, 2, self.seconds, log=call is self.task.samples[0])
+        finally:
+            inputs.close()
+        half = len(called.content) // 2
+        differs = called.content[:half] != called.content[half:]
         self.facts["nondeterministic"] = self.facts.get("nondeterministic", False) or differs
-        return seconds
+        return called.seconds / 2
 
-    def _compare(self, got: list[Any], call: Expected, all_calls: Sequence[Expected]) -> None:
-        others = (each.results for each in all_calls if each is not call)
+    def _measure(
+        self, overhead: float, checked: float, logged: PackedBurst, timed: Sequence[PackedBurst]
+    ) -> tuple[Word, str]:
+        """Time bursts, and log the operators of another one, which nothing announces.
+
+        `checked` is the seconds of a call with tensors of the same sizes.
+        """
+        times: list[float] = []
+        references: list[float] = []
+        count = min(len(logged.calls), self._calls_of_burst(checked))
+        limit = max(_SHORTEST_LIMIT, min(2 * self.seconds, 10 * checked * count))
+        number_of_log = _SYSTEM_RANDOM.randrange(_BURSTS)
+        for number, burst in enumerate(timed):
+            if number == number_of_log:
+                self._call(logged, count, 2 * self.seconds, log=True)
+            called = self._call(burst, count, limit, reference=burst.reference)
+            seconds = max(called.seconds - overhead, _SMALLEST * called.seconds)
+            times.append(seconds / count)
+            references.append(called.reference / len(burst.calls))
+            spreads = [median_and_spread(each[1:])[1] for each in (times, references) if number]
+            if number >= _BURSTS and max(spreads) <= _STEADY:
+                break
+        return self._rated(times, references)
+
+    def _calls_of_burst(self, checked: float) -> int:
+        """Return how many calls a slow candidate makes. A busy machine can make any one call look slow."""
+        fewest = 1 if _FEW_CALLS * checked > self.seconds / 2 else _FEW_CALLS
+        return max(fewest, int(_SLOW_BURST / checked))
+
+    def _call(
+        self,
+        burst: PackedBurst,
+        count: int,
+        limit: float,
+        log: bool = False,
+        reference: Burst | None = None,
+    ) -> _Called:
+        """Let the worker make the first calls of a burst, and compare all results.
+
+        The calls are timed if the reference's are, and no other candidate runs meanwhile.
+        """
+        shared = self.device_lock.shared
+        spec = protocol.specs(burst.calls[0].results)
+        size_limit = 4 * count * protocol.size_of(spec) + _SLACK
+        with shared():
+            self.worker.prepare(burst.inputs, count, spec, log, 2 * self.seconds)
+        took = 0.0
+        with shared() if reference is None else self.device_lock.exclusive():
+            if reference is not None:
+                with torch.inference_mode():
+                    reference.arm()
+                    took = reference.run()
+            seconds, content = self.worker.run(burst.inputs, size_limit, limit)
+        with shared():
+            described, copied = self.worker.describe(size_limit, 2 * self.seconds)
+            if content is None:
+                content = copied
+            self._compare(burst.calls[:count], described, content)
+        return _Called(seconds, took, content)
+
+    def _compare(
+        self, calls: Sequence[Expected], described: protocol.Described, content: bytes
+    ) -> None:
+        """Compare the results of calls, and look for evidence of a cheat."""
+        if len(described.results) != len(calls):
+            raise Untrusted(f"results of {len(calls)} calls are expected")
+        self.calls += calls
+        start = 0
+        for row, call in zip(described.results, calls, strict=True):
+            end = start + protocol.size_of(row)
+            self._compare_call(protocol.decode_results(row, memoryview(content)[start:end]), call)
+            start = end
+        if described.changed:
+            raise VerdictReached("wrong", "writes to its inputs, or outside its results")
+        if described.evidence:
+            raise VerdictReached("cheat", described.evidence)
+        ran = {*described.operators}
+        fused = {name for name in ran if "::" in name}
+        used = fused or self.task.operators
+        if used and used <= ran:
+            names = ", ".join(sorted(used))
+            raise VerdictReached("cheat", f"computes the result with torch's operators: {names}")
+
+    def _compare_call(self, got: list[Any], call: Expected) -> None:
+        others = (each.results for each in self.calls if each is not call)
         found = referee.compare(got, call, others)
         error = referee.max_error(got, call.results)
         self.facts["max_error"] = max(error, self.facts.get("max_error", 0.0))
@@ -235,99 +303,18 @@ class Trial:
             self.facts["tolerance"] = [*tolerance(tensors[0], call.sample)] if tensors else None
             raise VerdictReached(*found)
 
-    def _measure(self, checked: float) -> tuple[Word, str]:
-        """Time bursts. `checked` is the seconds of a call with tensors of the same sizes."""
-        times = []
-        references = []
-        bursts = self.pool.bursts
-        for burst in random.SystemRandom().sample(bursts, len(bursts)):
-            count = min(len(burst.calls), self._calls_of_burst(checked))
-            limit = max(_SHORTEST_LIMIT, min(2 * self.seconds, 10 * checked * count))
-            spec = protocol.specs(burst.calls[0].results)
-            preparing = protocol.Prepare(spec, count)
-            with self.device_lock.shared():
-                self.worker.ask(preparing, protocol.Done, burst.arguments, seconds=2 * self.seconds)
-            with self.device_lock.exclusive():  # as short as possible, because other trials wait
-                with torch.inference_mode():
-                    burst.reference.arm()
-                    references.append(burst.reference.run() / len(burst.calls))
-                self.worker.ask(protocol.Arm(), protocol.Done, seconds=self.seconds)
-                seconds, frozen = self._run(limit)
-            times.append(seconds / count)
-            with self.device_lock.shared():
-                data = None if frozen is None else self._read(frozen, [*spec] * count)
-                self._compare_burst(burst.calls[:count], spec, data)
-            if len(times) > _BURSTS and median_and_spread(times[1:])[1] <= _STEADY:
-                break
-        return self._rated(times, references)
-
-    def _calls_of_burst(self, checked: float) -> int:
-        """Return how many calls a slow candidate makes. A busy machine can make any one call look slow."""
-        fewest = 1 if _FEW_CALLS * checked > self.seconds / 2 else _FEW_CALLS
-        return max(fewest, int(_SLOW_BURST / checked))
-
-    def _run(self, limit: float) -> tuple[float, Frozen | None]:
-        """Run the burst. Returns its seconds, and the stopped worker if its results are read from outside."""
-        if self.latency is None:
-            started = time.perf_counter()
-            self.worker.ask(protocol.Run(freeze=False), protocol.Ran, seconds=limit)
-            return time.perf_counter() - started, None
-        frozen = self.worker.freeze(protocol.Run(freeze=True), limit)
-        return max(frozen.seconds - self.latency, _SMALLEST * frozen.seconds), frozen
-
-    def _read(self, frozen: Frozen, expected: list[TensorSpec]) -> bytearray:
-        """Read the results of a stopped worker, and let it go on."""
-        addresses = [each for row in frozen.addresses for each in row if each]
-        sizes = [each.nbytes for each in expected if each.nbytes]
-        try:
-            if len(addresses) != len(sizes):  # the description shows the difference
-                return bytearray()
-            return bytearray().join(read_memory(frozen.pid, addresses, sizes))
-        except OSError as error:
-            raise Untrusted(f"results at addresses that cannot be read: {error}") from None
-        finally:
-            self.worker.resume()
-
-    def _compare_burst(
-        self, calls: list[Expected], spec: tuple[TensorSpec, ...], data: bytearray | None
-    ) -> None:
-        """Compare all results of a burst, which were read or are sent by the worker."""
-        limit = 4 * len(calls) * protocol.size_of(spec) + _SLACK
-        answer, files = self.worker.ask(
-            protocol.Describe(limit),
-            protocol.Results,
-            seconds=2 * self.seconds,
-            data_limit=limit,
-        )
-        view = memoryview(files[0] if data is None else data)
-        if len(answer.results) != len(calls):
-            raise Untrusted(f"results of {len(calls)} calls are expected")
-        start = 0
-        for described, call in zip(answer.results, calls, strict=True):
-            got = tuple(each for each in described if isinstance(each, TensorSpec))
-            if got != spec:
-                shown = ", ".join(map(str, got))
-                wanted = ", ".join(map(str, spec))
-                raise VerdictReached("wrong", f"expected {wanted}, got {shown}")
-            end = start + protocol.size_of(spec)
-            results = protocol.decode_results(described, view[start:end])
-            self._compare(results, call, [*calls, self.pool.timed_call])
-            start = end
-        if answer.changed:
-            raise VerdictReached(
-                "wrong", "writes to the inputs of timed calls, or outside its results"
-            )
-
     def _rated(self, times: Sequence[float], references: Sequence[float]) -> tuple[Word, str]:
         """Return the verdict on a correct candidate by the seconds of a call in each burst."""
         device = self.pool.device
         timed = self.task.timed
         median, spread = median_and_spread(times[1:])  # the first warms up
+        reference, reference_spread = median_and_spread(references[1:])
         bound = machine.bound(device, timed.bytes, timed.flops, 4)
         self.facts.update(
             median_us=median * 1e6,
-            reference_us=statistics.median(references[1:]) * 1e6,
+            reference_us=reference * 1e6,
             spread=spread,
+            reference_spread=reference_spread,
             sample=None,
             roofline=bound / median if bound else None,
             clock_mhz=machine.megahertz(device),
@@ -335,8 +322,11 @@ class Trial:
 
         may_be_cached = machine.cache_bytes(device) // timed.calls  # bytes of each call
         least = machine.bound(device, max(0, timed.bytes - may_be_cached), timed.flops, 1)
-        if least is not None and least > median:
+        is_impossible = least is not None and least > median
+        if is_impossible and least > median * (1 + spread):
             return "cheat", "is faster than the device can move its bytes"
-        if spread > _NOISY:
+        if is_impossible or spread > _NOISY:
             return "noisy", "right, but its timings vary too much"
+        if reference_spread > _NOISY:
+            return "noisy", "right, but the timings of the reference vary too much"
         return "correct", "nondeterministic" if self.facts["nondeterministic"] else ""

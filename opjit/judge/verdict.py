@@ -52,6 +52,7 @@ class Verdict:
         median_us: the median time of a call, in microseconds.
         reference_us: the median time of a call of the reference, in microseconds.
         spread: half of the distance between the quartiles of the times, relative to the median.
+        reference_spread: the same of the reference's times.
         roofline: the reached fraction of the device's peak, if it is known.
         clock_mhz: the clock of the GPU after the timing.
         registers: the registers of the kernel that uses the most.
@@ -76,6 +77,7 @@ class Verdict:
     median_us: float | None = None
     reference_us: float | None = None
     spread: float | None = None
+    reference_spread: float | None = None
     roofline: float | None = None
     clock_mhz: int | None = None
     registers: int | None = None

@@ -4,11 +4,12 @@ import ctypes
 import gc
 import inspect
 import os
+import pickle
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from opjit.emulate import build as emulation
 from opjit.errors import DeclarationError
 from opjit.judge import operators, protocol, sandbox, screen
 from opjit.judge.audit import Watch
-from opjit.judge.burst import Burst, changed, fill_with_sentinel
-from opjit.judge.protocol import Called, Ran, Results, describe_result
+from opjit.judge.burst import Burst, copied, fill_with_sentinel
+from opjit.judge.inputs import DeliveredInputs
+from opjit.judge.protocol import TensorSpec, describe_result
 from opjit.judge.task import run_file
 from opjit.judge.verdict import VerdictReached
 from opjit.live import inline, reload
@@ -32,6 +34,7 @@ from opjit.operators.op import Op
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root, default_store
 from opjit.testing.compare import as_list
+from opjit.typed_json import typed
 from opjit.wanted import OpRequest, target_of
 from opjit.wanted import describe as describe_recipe
 
@@ -40,10 +43,9 @@ _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
 # Of ops: all of its entries in the cache passed the check of their object files.
 _NAMESPACE = "candidate"
-_REPLACEABLE = """
-    time torch torch.cuda torch.testing torch.nn.functional builtins os json socket
-    opjit.judge.protocol opjit.judge.burst opjit.judge.operators
-"""
+_REPLACEABLE = (
+    "time torch torch.cuda torch.testing torch.nn.functional builtins os json socket pickle mmap gc"
+)
 
 
 def import_all() -> None:
@@ -52,9 +54,9 @@ def import_all() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     api.declare_all()
     request.import_builder()
+    operators.known_operators()
     with operators.Recorder():
-        data = protocol.read_sealed(protocol.serialize([torch.ones(1)]), protocol.MESSAGE_LIMIT)
-        protocol.deserialize(data, "cpu").pop().add(1)
+        torch.ones(1).add(1)
     gc.freeze()  # workers share it
 
 
@@ -79,102 +81,81 @@ class CandidateWorker:
     def __post_init__(self) -> None:
         self.call: Callable[..., Any] = lambda *args, **kwargs: None
         self.mutates = False
-        self.op: Op | None = None
-        self.entry: Entry | None = None
-        self.emulated: Path | None = None  # the library of a CUDA candidate on the CPU
         self.watch: Watch | None = None
         self.functions: dict[str, Any] = {}
-        self._probe = torch.arange(1, dtype=torch.int64)
 
         warnings.simplefilter("ignore")  # to show one, Python reads files
         with suppress(Exception):  # the first use of the device gives the reason
             # Starts the threads and contexts that torch needs.
             torch.ones(1 << 17, device=self.device).exp().sum().item()
-        _fill_memory(False)
+        _keep_memory()
 
-    def answer(
-        self, asked: protocol.Request, data: list[bytearray]
-    ) -> tuple[Any, bytearray | None]:
-        """Carry out a request. Returns the answer and bytes to send with it."""
-        match asked:
-            case protocol.Build():
-                return self._build(asked), None
-            case protocol.Load():
-                return self._load(asked), None
-            case protocol.LoadModel():
-                return self._load_model(asked, data[0]), None
-            case protocol.CallTwice():
-                return self._call(asked, data[0])
-            case protocol.Prepare():
-                return self._prepare(asked, data[0]), None
-            case protocol.Arm():
-                self.burst.arm()
-                return protocol.Done(), None
-            case protocol.Run():
-                return self._run(asked), None
-            case protocol.Probe():
-                return Ran(((self._probe.data_ptr(),),)), None
-            case protocol.Describe():
-                return self._describe(asked)
-        raise ValueError(f"a worker does not answer {type(asked).__name__}")
+    def load_op(
+        self,
+        *,
+        text: str,
+        name: str,
+        schema: str,
+        mutates: bool,
+        folder: str,
+        emulate: bool,
+        file_limit: int,
+    ) -> protocol.Loaded:
+        """Build an op's library, give up rights, and load it: even its first instruction runs without rights.
 
-    def _build(self, asked: protocol.Build) -> protocol.Built:
-        self.mutates = asked.mutates
-        device = "cuda" if asked.emulate else self.device
-        self.op = inline.make(
-            f"{_NAMESPACE}::{asked.schema}",
-            {device: asked.text},
+        With `emulate`, the text is CUDA, which is built for the CPU.
+        """
+        self.mutates = mutates
+        device = "cuda" if emulate else self.device
+        op = inline.make(
+            f"{_NAMESPACE}::{schema}",
+            {device: text},
             None,
             None,
             "opjit.judge",
-            asked.name,
-            asked.name,
-            [(), (), (), [asked.folder]],
+            name,
+            name,
+            [(), (), (), [folder]],
         )
-        if asked.emulate:
-            emulation.runtime()
-            self.emulated = emulation.binary(self.op, checked=True)
-            return protocol.Built("", cached=False)
+        if emulate:
+            self._load_emulated(op)
+            return protocol.Loaded(tuple(self.isolation), None, False)
+
         target = target_of(self.device, None)
         store = default_store()
-        wanted = CandidateBinary(describe_recipe(self.op, target, store), op=self.op)
+        wanted = CandidateBinary(describe_recipe(op, target, store), op=op)
         found = request.lookup(wanted, store)
-        self.entry = found or request.fetch_or_build(wanted, store)
-        return protocol.Built(self.entry.key, found is not None)
-
-    def _load(self, asked: protocol.Load) -> protocol.LoadedCandidate:
-        """Load the library, of which even the first instruction runs without rights."""
-        assert self.op is not None
-        if self.emulated is not None:
-            return self._load_emulated(self.op, self.emulated)
-        assert self.entry is not None
-        reload.install([self.op])
-        sandbox.limit_files(asked.file_limit)
+        entry = found or request.fetch_or_build(wanted, store)
+        reload.install([op])
+        sandbox.limit_files(file_limit)
         on_cpu = self.device == "cpu"
         if on_cpu:
-            self._hold(
-                "landlock", sandbox.restrict_files([*_system_folders(), str(self.entry.folder)])
-            )
+            self._hold("landlock", sandbox.restrict_files([*_system_folders(), str(entry.folder)]))
             self._hold("seccomp", sandbox.allow_loading())
         else:
             self._give_up()
-
-        request.ready(self.op, backends.for_device(self.device), self.entry)
-        self.call = self.op.overload
+        request.ready(op, backends.for_device(self.device), entry)
+        self.call = op.overload
         if on_cpu and "seccomp" in self.isolation:
             sandbox.allow_computing()
-        return protocol.LoadedCandidate(tuple(self.isolation))
+        return protocol.Loaded(tuple(self.isolation), entry.key, found is not None)
 
-    def _load_emulated(self, op: Op, library: Path) -> protocol.LoadedCandidate:
+    def _load_emulated(self, op: Op) -> None:
         """Load an emulated library. It may start programs, because a program reads the lines of findings."""
+        runtime = emulation.runtime()
+        library = emulation.binary(op, checked=True)
         reload.install([op])
-        emulation.runtime().emu_set_checking(1)
+        runtime.emu_set_checking(1)
         self._give_up()
         loader.load(emulation.entry_of(library), op.qualified)
         self.call = op.overload
-        return protocol.LoadedCandidate(tuple(self.isolation))
 
-    def _load_model(self, asked: protocol.LoadModel, data: bytearray) -> protocol.LoadedCandidate:
+    def load_model(self, init: int, *, text: str, imports: str, seed: int) -> protocol.Loaded:
+        """Give up rights, run a Python file, and make its ModelNew with the attached arguments.
+
+        With a directory of modules to import, its function custom_kernel is called instead.
+        """
+        args, kwargs = pickle.loads(protocol.read_sealed(init, protocol.MESSAGE_LIMIT))
         os.environ.update(
             OPJIT_LAYERS=str(default_root()),
             OPJIT_CACHE=str(self.folder / "cache"),
@@ -187,20 +168,19 @@ class CandidateWorker:
         self.watch = Watch(self.folder)
 
         path = self.folder / "candidate.py"
-        path.write_text(asked.text, "utf-8")
+        path.write_text(text, "utf-8")
         with cpp_extension.patched():
-            self.mutates = bool(asked.imports)
-            sys.path.insert(0, asked.imports or str(self.folder))
+            self.mutates = bool(imports)
+            sys.path.insert(0, imports or str(self.folder))
             module = run_file(path)
             name = "custom_kernel" if self.mutates else "ModelNew"
             if not hasattr(module, name):
                 raise DeclarationError(f"the file does not define {name}")
             self.call = getattr(module, name)
             if not self.mutates:
-                torch.manual_seed(asked.seed)
-                args, kwargs = protocol.deserialize(data, "cpu")
+                torch.manual_seed(seed)
                 self.call = self.call(*args, **kwargs).to(self.device).eval()
-        return protocol.LoadedCandidate(tuple(self.isolation))
+        return protocol.Loaded(tuple(self.isolation), None, False)
 
     def _give_up(self, *writable: str) -> None:
         self._hold("landlock", sandbox.restrict_files(sandbox.all_but_devices(), writable))
@@ -211,54 +191,90 @@ class CandidateWorker:
             self.isolation.append(name)
 
     def _warm_up_profiler(self) -> None:
-        """Start torch's profiler once, and remove the function that could hide operators from it."""
-        with operators.OperatorLog(0):
+        """Start torch's profiler once, and replace functions that could show it or hide operators from it."""
+        with operators.OperatorLog():
             pass
         for module in map(vars, (torch._C._autograd, torch.autograd)):
             if "_enable_record_function" in module:
                 module["_enable_record_function"] = _refuse_hiding
+            if "_profiler_enabled" in module:
+                module["_profiler_enabled"] = lambda: False
 
-    def _call(self, asked: protocol.CallTwice, data: bytearray) -> tuple[Called, bytearray]:
-        """Call twice with the same tensors in other memory."""
-        found = bytearray()
-        described = []
-        families: set[str] = set()
-        evidence = ""
-        wrote = False
+    def prepare(
+        self, places: int, *masked: int, count: int, results: list[Any], log: bool
+    ) -> protocol.Done:
+        """Make a burst of the first calls, whose arguments have no values yet.
 
-        _fill_memory(True)
-        for number in range(2):
-            args, kwargs = values = protocol.deserialize(data, self.device)
-            smallest = operators.largest(values) // 4
-            log: Any = nullcontext()
-            if asked.log and number == 0:
-                is_python = self.op is None
-                log = operators.OperatorLog(smallest) if is_python else operators.Recorder(smallest)
-            with torch.no_grad(), log:
-                results = self._effects(self.call(*args, **kwargs), values)
-                wait(self.device)
-            if not isinstance(log, nullcontext):
-                families |= log.families
-            if isinstance(log, operators.OperatorLog) and not log.complete:
-                evidence = "switches off torch's profiler"
+        `results` are the tensors of each call. `log`: record torch's operators that run.
+        """
+        self.log = log
+        self.operators: set[str] = set()
+        self.evidence = ""
+        self.inputs = DeliveredInputs(places, self.device, *masked, writes=self.mutates)
+        spec = [typed(each, TensorSpec) for each in results]
+        self.calls = self.inputs.calls[:count]
+        with self._logged():
+            self.burst = Burst.of(self.call, self.calls, spec, self.device)
+        reserved = self.calls if masked else []
+        self.copies = [each for _ in reserved for each in self.burst.empty_results()]
+        self.burst.arm()
+        return protocol.Done()
 
-            self._limit(results, asked.limit // 2)
-            described.append(tuple(map(describe_result, results)))
-            protocol.append_bytes(found, results)
-            wrote = wrote or self._wrote(values, data)
-            fill_with_sentinel(results)
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Record the operators that run in the block, if this burst is logged."""
+        if not self.log:
+            yield
+            return
+        log = operators.OperatorLog() if self.functions else operators.Recorder()
+        with log:
+            yield
+        elements = sum(map(operators.largest, self.calls))
+        self.operators |= operators.families(log.elements, elements // 4)
+        if not log.complete:
+            self.evidence = "switches off torch's profiler"
 
-        evidence = self._replaced() or evidence
-        if self.watch is not None:
-            evidence = self.watch.evidence or evidence
-        return Called(tuple(described), wrote, tuple(sorted(families)), evidence), found
+    def run(self, *content: int, key: int | None, limit: int) -> protocol.Ran:
+        """Give the arguments their values and make the calls. Then tell the results' addresses or, with a key, copy them."""
+        self.inputs.reveal(*content, key=key)
+        with torch.inference_mode():
+            with self._logged():
+                self.burst.run()
+            self.kept = [*map(self._plain_results, self.burst.results, self.burst.inputs)]
+            tensors = [each for row in self.kept for each in row]
+            size = sum(each.nbytes for each in tensors)
+            if size > limit:
+                raise VerdictReached(
+                    "wrong", f"returns {size} bytes, more than the reference's results"
+                )
+            if content:
+                addresses = tuple(each.data_ptr() for each in tensors)
+                return protocol.Ran(addresses, tuple(each.nbytes for each in tensors))
+            self.copies = copied(tensors, self.copies)
+            wait(self.device)
+            return protocol.Ran((), ())
 
-    def _limit(self, results: list[Any], limit: int) -> None:
-        size = protocol.size_of([describe_result(each) for each in results])
-        if size > limit:
-            raise VerdictReached(
-                "wrong", f"returns {size} bytes, more than the reference's results"
-            )
+    def _plain_results(self, result: Any, values: Any) -> list[torch.Tensor]:
+        """Return the results of a call that are tensors, where the judge can read them."""
+        if type(result) is torch.Tensor and not self.mutates and result.is_contiguous():
+            return [result]
+        found = tensors_of(self._effects(result, values))
+        return [protocol.plain(each) for each in found] if self.device == "cpu" else found
+
+    def describe(self) -> tuple[protocol.Described, int]:
+        """Describe the results of all calls, and send their copies."""
+        rows = map(self._effects, self.burst.results, self.burst.inputs)
+        described = protocol.Described(
+            tuple(tuple(map(describe_result, row)) for row in rows),
+            not self.mutates and self.inputs.changed(),
+            tuple(sorted(self.operators)),
+            self.evidence or self._replaced() or (self.watch.evidence if self.watch else ""),
+        )
+        content = bytearray()
+        for each in map(protocol.plain, self.copies):
+            content += ctypes.string_at(each.data_ptr(), each.nbytes)
+        fill_with_sentinel(self.burst.results)  # a later call may leave its memory unwritten
+        return described, protocol.sealed(content)
 
     def _replaced(self) -> str:
         """Return which functions of other modules were replaced. torch replaces some as it imports more."""
@@ -272,46 +288,6 @@ class CandidateWorker:
                 replaced.append(name)
         return f"replaces functions of other modules: {', '.join(replaced[:3])}" if replaced else ""
 
-    def _prepare(self, asked: protocol.Prepare, data: bytearray) -> protocol.Done:
-        _fill_memory(False)
-        self.sent = data
-        calls = protocol.deserialize(data, self.device)[: asked.count]
-        self.burst = Burst.of(self.call, calls, asked.results, self.device)
-        if self.device != "cpu":
-            self.burst.reserve_copies()
-        return protocol.Done()
-
-    def _run(self, asked: protocol.Run) -> Ran:
-        """Make the calls, and give the addresses or copies of their results."""
-        with torch.inference_mode():
-            self.burst.run()
-            if not asked.freeze:
-                effects = map(self._effects, self.burst.results, self.burst.inputs)
-                self.burst.copy_results([[*tensors_of(row)] for row in effects])
-                return Ran(())
-            return Ran(tuple(map(self._addresses, self.burst.results, self.burst.inputs)))
-
-    def _addresses(self, result: Any, values: Any) -> tuple[int, ...]:
-        if type(result) is torch.Tensor and not self.mutates and result.is_contiguous():
-            return (result.data_ptr(),)
-        plain = [
-            protocol.plain(each) if isinstance(each, torch.Tensor) else None
-            for each in self._effects(result, values)
-        ]
-        self.burst.kept.append(plain)
-        return tuple(0 if each is None else each.data_ptr() for each in plain)
-
-    def _describe(self, asked: protocol.Describe) -> tuple[Results, bytearray]:
-        """Describe the results of all calls, and send their copies."""
-        data = bytearray()
-        results = [*map(self._effects, self.burst.results, self.burst.inputs)]
-        self._limit([each for row in results for each in row], asked.limit)
-        protocol.append_bytes(data, self.burst.copies)
-        wrote = self._wrote(self.burst.inputs, self.sent)
-        described = tuple(tuple(map(describe_result, row)) for row in results)
-        fill_with_sentinel(self.burst.results)  # a later call may leave its memory unwritten
-        return Results(described, wrote), data
-
     def _effects(self, result: Any, values: Any) -> list[Any]:
         """Return the results of a call, and the arguments that it writes."""
         results = as_list(result)
@@ -323,13 +299,6 @@ class CandidateWorker:
                     f"returns a tensor that may compute later: expected torch.Tensor, got {kind.__name__}",
                 )
         return [*results, *(tensors_of(values) if self.mutates else [])]
-
-    def _wrote(self, values: Any, data: bytearray) -> bool:
-        """Return whether calls wrote to their inputs."""
-        if self.mutates:
-            return False
-        before = protocol.deserialize(data, "cpu")
-        return changed(values, before[: len(values)])
 
 
 def _refuse_hiding(enable: bool) -> None:
@@ -344,22 +313,23 @@ def _system_folders() -> list[str]:
     return [*of_python, sys.prefix, sys.base_prefix, *packages, *system]
 
 
-def _fill_memory(fill: bool) -> None:
-    """Make malloc fill new memory, for checks, or keep freed memory, for timing."""
-    options = {_M_PERTURB: int(fill), _M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: 1 << 30}
+def _keep_memory() -> None:
+    """Make malloc keep freed memory, which bursts fill with NaN, and not fill it again."""
+    options = {_M_PERTURB: 0, _M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: 1 << 30}
     for option, value in options.items():
         ctypes.CDLL(None).mallopt(option, value)
 
 
 def _functions() -> dict[str, Any]:
     """Return the functions of other modules that a candidate may want to replace."""
-    holders: dict[str, Any] = {name: sys.modules[name] for name in _REPLACEABLE.split()}
-    holders |= {
-        "torch.Tensor": torch.Tensor,
-        "torch.cuda.Event": torch.cuda.Event,
-        "opjit.judge.burst.Burst": Burst,
-        "opjit.judge.worker.CandidateWorker": CandidateWorker,
-    }
+    judge = {name: module for name, module in sys.modules.items() if name.startswith("opjit.judge")}
+    holders: dict[str, Any] = {name: sys.modules[name] for name in _REPLACEABLE.split()} | judge
+    holders |= {"torch.Tensor": torch.Tensor, "torch.cuda.Event": torch.cuda.Event}
+    for name, module in judge.items():
+        types = {
+            f"{name}.{key}": each for key, each in vars(module).items() if isinstance(each, type)
+        }
+        holders |= {key: each for key, each in types.items() if each.__module__ == name}
     found = {}
     for name, holder in holders.items():
         members = dir(holder) if isinstance(holder, type) else [*vars(holder)]

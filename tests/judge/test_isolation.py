@@ -9,20 +9,25 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import click
 import pytest
 import torch
 
+from opjit.declare.sample import Sample
 from opjit.errors import BadSetting, DeclarationError
-from opjit.judge import Judge, command, connection, protocol, sandbox, screen, trial
-from opjit.judge.burst import Burst
-from opjit.judge.operators import OperatorLog, Recorder
+from opjit.judge import Judge, command, connection, pool, protocol, sandbox, screen
+from opjit.judge.burst import copied
+from opjit.judge.inputs import DeliveredInputs, PackedInputs
+from opjit.judge.operators import OperatorLog, Recorder, families
 from opjit.judge.protocol import TensorSpec, Untrusted
 from opjit.judge.read_write_lock import ReadWriteLock
-from opjit.judge.task import Task
+from opjit.judge.task import Task, TimedSample
+from opjit.judge.trial import Trial
 from opjit.judge.verdict import Verdict, VerdictReached
+from opjit.measure import machine
+from opjit.measure.plan import median_and_spread
 from tests.helpers import elementwise
 
 HERE = Path(__file__).parent
@@ -208,28 +213,41 @@ def test_operators_are_found_below_modes_in_threads_and_by_families() -> None:
         with torch._C._DisableTorchDispatch():
             torch.nn.functional.linear(x, x).clamp(min=0)
 
-    with OperatorLog(16) as log:
+    with OperatorLog() as log:
         thread = threading.Thread(target=hidden)
         thread.start()
         thread.join()
     assert log.complete
-    assert log.families >= {"matmul", "clamp"}
-    recorder = Recorder(16)
+    assert families(log.elements, 16) >= {"matmul", "clamp"}
+    recorder = Recorder()
     with recorder:
         torch.relu(torch.addmm(x, x, x))
         x[:1, :1].exp()
-    assert recorder.families == {"matmul", "clamp"}, "a small tensor does not count"
+    found = families(recorder.elements, 16)
+    assert found == {"matmul", "clamp"}, "a small tensor does not count"
+
+
+def test_operators_of_all_namespaces_are_found_and_small_calls_add_up() -> None:
+    x = torch.rand(8, 8)
+    with OperatorLog() as log:
+        torch.ops.mkldnn._linear_pointwise(x, x, None, "relu", [], "")
+        for row in x.split(1):
+            row.exp()
+        torch.nn.functional.conv1d(x[None], x[:, :, None])
+        assert not torch.autograd.profiler._is_profiler_enabled
+    found = families(log.elements, 64)
+    assert found >= {"mkldnn::_linear_pointwise", "exp", "convolution", "matmul"}
 
 
 def test_a_message_has_its_class_and_the_types_of_its_fields() -> None:
-    sent = protocol.Results(((TensorSpec("float32", (2, 3)), 1.5, None),), True)
-    kinds = [protocol.Results, protocol.Failed]
+    sent = protocol.Described(((TensorSpec("float32", (2, 3)), 1.5, None),), True, ("mm",), "")
+    kinds = [protocol.Described, protocol.Failed]
     assert protocol.decode(protocol.encode(sent), kinds) == sent
     for body in (
         b"{}",
         b"nonsense",
-        b'["Results", {"results": [], "changed": 1}]',
-        b'["Results", {"results": []}]',
+        b'["Described", {"results": [], "changed": 1, "operators": [], "evidence": ""}]',
+        b'["Described", {"results": []}]',
         b'["Failed", {"word": "excellent"}]',
         protocol.encode(protocol.Done()),
     ):
@@ -258,28 +276,46 @@ def test_memory_of_another_process_is_read_while_it_stands_still() -> None:
     sizes = [8] * 5000
     addresses = [data.data_ptr() + 8 * number for number in range(5000)]
     read = connection.read_memory(os.getpid(), addresses, sizes)
-    assert torch.frombuffer(bytearray().join(read), dtype=torch.int64).equal(data)
+    assert torch.frombuffer(bytearray(read), dtype=torch.int64).equal(data)
     with pytest.raises(OSError, match="read"):
         connection.read_memory(os.getpid(), [8], [8])
 
 
 def test_results_that_were_copied_in_time_do_not_change_later() -> None:
     result = torch.ones(3)
-    spec = (TensorSpec("float32", (3,)),)
-    for reserved in (True, False):
-        made = Burst([lambda: result.fill_(1)], [((), {})], spec, "cpu")
-        if reserved:
-            made.reserve_copies()
-        made.run()
-        made.copy_results([[result]])
+    for reserved in ([torch.empty(3)], []):
+        result.fill_(1)
+        made = copied([result], reserved)
         result.zero_()
-        assert made.copies[0].eq(1).all()
+        assert made[0].eq(1).all()
+
+
+@pytest.mark.parametrize("key", [None, 7])
+@pytest.mark.parametrize("writes", [False, True])
+def test_inputs_have_their_values_only_after_the_clock_started(
+    key: int | None, writes: bool
+) -> None:
+    whole = torch.rand(4, 6)
+    values = [((whole, whole[1:, ::2]), {"n": 3, "i": torch.arange(5)}), ((torch.empty(0, 2),), {})]
+    packed = PackedInputs.of(values, key)
+    masked = [] if key is None else [packed.content]
+    made = DeliveredInputs(packed.places, "cpu", *masked, writes=writes)
+    [((first, part), named), ((empty,), _)] = made.calls
+    assert (part.stride(), empty.shape, named["n"]) == ((6, 2), (0, 2), 3)
+    assert not first.eq(whole).any()
+    made.reveal(*([packed.content] if key is None else []), key=key)
+    assert first.equal(whole)
+    assert part.equal(whole[1:, ::2])
+    assert named["i"].equal(torch.arange(5))
+    part += 1
+    assert first.equal(whole) is False, "they share memory as the given tensors do"
+    assert made.changed()
 
 
 @pytest.mark.slow
 def test_a_worker_that_cannot_be_read_sends_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = PermissionError(1, "no")
-    monkeypatch.setattr(trial, "read_memory", Mock(side_effect=refused))
+    monkeypatch.setattr(pool, "read_memory", Mock(side_effect=refused))
     [verdict] = judged(SCALE, {"a.c": RIGHT}).values()
     assert verdict.verdict in ("correct", "noisy"), verdict
     assert "frozen results" not in verdict.isolation
@@ -347,3 +383,43 @@ def test_a_task_that_others_can_change_is_not_run(tmp_path: Path) -> None:
 def test_a_verdict_for_people_has_times_and_the_call_that_showed_it() -> None:
     text = command.shown(Verdict("a.c", "timeout", "op", "t", "did not return", sample="x"))
     assert click.unstyle(text) == "timeout  a.c  did not return on (x)"
+
+
+def test_an_endless_import_delays_no_other_candidate() -> None:
+    text = MODEL_NEW % "pass"
+
+    async def run() -> tuple[Verdict, Verdict]:
+        async with Judge(MODEL, device="cpu", workers=2, seconds=1) as judge:
+            endless = asyncio.ensure_future(judge("while True: pass", "endless"))
+            other = await judge(text, "other")
+            assert not endless.done()
+            return await endless, other
+
+    endless, other = asyncio.run(run())
+    assert endless.verdict == "timeout", endless
+    assert other.verdict in ("correct", "noisy"), other
+
+
+def rated(times: list[float], references: list[float], least: float) -> tuple[str, str]:
+    """The verdict on a correct candidate whose device needs at least so many seconds."""
+    with (
+        patch.object(machine, "bound", return_value=least),
+        patch.object(machine, "megahertz", return_value=None),
+    ):
+        made = Trial(Mock(device="cpu", task=Mock(timed=TimedSample(Sample(()), 1, 1, 1))), "", "")
+        made.facts["nondeterministic"] = False
+        word, message = made._rated(times, references)
+        assert made.facts["reference_spread"] == median_and_spread(references[1:])[1]
+        return word, message
+
+
+def test_a_verdict_is_noisy_if_the_spread_of_either_side_allows_another() -> None:
+    steady = [1.0, 1.0, 1.0, 1.0, 1.1, 1.0]
+    wild = [1.0, 1.0, 3.0, 9.0, 1.0, 14.0]
+    wide = [1.0, 0.8, 1.2, 0.9, 1.1, 1.0]
+    assert rated(steady, steady, 0.5) == ("correct", "")
+    assert rated(wild, steady, 0.5)[0] == "noisy"
+    word, message = rated(steady, wild, 0.5)
+    assert (word, "of the reference" in message) == ("noisy", True)
+    assert rated(steady, steady, 2.0)[0] == "cheat", "faster than the device allows"
+    assert rated(wide, steady, 1.05)[0] == "noisy", "its spread reaches the bound"

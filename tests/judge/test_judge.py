@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from opjit.cli import main
 from opjit.declare.sample import Sample
-from opjit.judge import Judge, Verdict, burst, launch, protocol, referee, schema, screen, worker
+from opjit.judge import Judge, Verdict, burst, launch, referee, schema, screen, worker
 from opjit.judge.bench import Bench
 from opjit.judge.command import lint
 from opjit.judge.protocol import TensorSpec
@@ -560,13 +560,13 @@ class Pretended:
 def on_bench(work: Callable[..., object]) -> tuple[float, bool]:
     """The largest error and whether it is nondeterministic, of a kernel on a bench, once all of its stages are passed."""
     bench = Bench("cpu")
-    bench.answer(protocol.Open(SCALE, None, 1), [])
+    bench.open(task=SCALE, op=None, seed=1)
     bench.kernel = Pretended(work)  # type: ignore[assignment]
-    checked, _ = bench.answer(protocol.CheckKernel(5), [])
-    timed, _ = bench.answer(protocol.TimeKernel(5), [])
-    assert len(timed.seconds) == len(timed.references) >= 5
-    compared, _ = bench.answer(protocol.CompareKernel(5), [])
-    return max(checked.max_error, compared.max_error), checked.nondeterministic
+    checked = bench.check(seed=5).facts
+    timed = bench.time(seed=5).facts
+    assert len(timed["times"]) == len(timed["references"]) >= 5
+    compared = bench.compare(seed=5).facts
+    return compared["max_error"], checked["nondeterministic"]
 
 
 def test_a_bench_compares_every_checked_and_every_timed_call_with_what_it_computes_afterwards() -> (
