@@ -36,14 +36,6 @@ class _Batch(NamedTuple):
     functions: list[Callable[[], None]]
 
 
-class _BatchComparison(NamedTuple):
-    """A batch, the calls as drawn again from their seed, and the tolerance of each result."""
-
-    batch: _Batch
-    samples: list[Sample]
-    within: list[Tolerance]
-
-
 class Bench:
     """Runs one kernel after another."""
 
@@ -100,12 +92,13 @@ class Bench:
                     differences.append(referee.differ(one, other, _EXACT))
         nondeterministic = torch.stack(differences).any()
 
-        comparisons = []
+        calls = []
         for batch, sample in zip(batches, self.task.hidden(seed), strict=True):
             if batch is not None:
-                within = tolerances(sample, self.task.results(sample))
-                comparisons.append(_BatchComparison(batch, [sample] * 2, within))
-        self.max_error = self._compared(comparisons)
+                results = self.task.results(sample)
+                call = Expected(sample, results, tolerances(sample, results))
+                calls.append((batch, [call] * 2))
+        self.max_error = self._compared(calls)
 
         self.batches = [self._bind(self._calls(number), self.spec) for number in range(_BURSTS)]
         self.bursts = [
@@ -128,11 +121,12 @@ class Bench:
 
     def compare(self, *, seed: int) -> Facts:
         """Compare the results of all timed calls."""
-        comparisons = []
+        calls = []
         for number, batch in enumerate(self.batches):
             samples = self.task.burst(seed + 1 + number, _CALLS)
-            comparisons.append(_BatchComparison(batch, samples, self.within))
-        error = max(self.max_error, self._compared(comparisons))
+            expected = [Expected(each, self.task.results(each), self.within) for each in samples]
+            calls.append((batch, expected))
+        error = max(self.max_error, self._compared(calls))
         self._forget()
         return Facts({"max_error": error})
 
@@ -175,51 +169,45 @@ class Bench:
             found.append([*results, *written])
         return found
 
-    def _compared(self, comparisons: list[_BatchComparison]) -> float:
-        """Compare inputs, results and guards with the expected ones.
+    def _compared(self, calls: list[tuple[_Batch, list[Expected]]]) -> float:
+        """Compare inputs, results and guards with the expected ones, and wait for the device only once.
 
         Returns the largest difference. Raises VerdictReached.
         """
         doubts = []
         errors = [torch.zeros((), dtype=torch.float64, device=self.device)]
-        for each in comparisons:
-            expected = [self.task.results(sample) for sample in each.samples]
-            got_columns = zip(*self._results(each.batch), strict=True)
-            right_columns = zip(*expected, strict=True)
-            columns = zip(each.within, got_columns, right_columns, strict=True)
-            for limit, got_column, right_column in columns:
-                got = _stacked(got_column)
-                right = _stacked(right_column)
-                doubts.append(referee.differ(got, right, limit))
-                errors.append(referee.max_difference(got, right))
-            doubts.append(self._out_of_bounds_write(each))
+        for batch, expected in calls:
+            for got, call in zip(self._results(batch), expected, strict=True):
+                for one, right, within in zip(got, call.results, call.within, strict=True):
+                    doubts.append(referee.differ(one, right, within))
+                    errors.append(referee.max_difference(one, right))
+            doubts.append(self._out_of_bounds_write(batch, expected))
         if torch.stack(doubts).any():
-            self._find_mistake(comparisons)
+            self._find_mistake(calls)
         return float(torch.stack(errors).max())
 
-    def _out_of_bounds_write(self, comparison: _BatchComparison) -> torch.Tensor:
+    def _out_of_bounds_write(self, batch: _Batch, expected: list[Expected]) -> torch.Tensor:
         """Return whether calls wrote to their inputs, or outside their results."""
-        batch = comparison.batch
         found = [batch.results.overrun()]
         if not self.task.mutates:
-            drawn = [sample.values for sample in comparison.samples]
+            drawn = [call.sample.values for call in expected]
             for memory, values in storages(batch.inputs, drawn):
                 found.append(referee.differ(memory, values, _EXACT))
         return torch.stack(found).any()
 
-    def _find_mistake(self, comparisons: list[_BatchComparison]) -> None:
+    def _find_mistake(self, calls: list[tuple[_Batch, list[Expected]]]) -> None:
         """Raise VerdictReached for the first wrong call, in words. NaN is right if it is expected."""
-        for each in comparisons:
-            wrote_outside = bool(self._out_of_bounds_write(each))
-            calls = zip(each.samples, self._results(each.batch), strict=True)
-            for index, (sample, results) in enumerate(calls):
-                call = Expected(sample, self.task.results(sample), each.within)
-                others = (self.task.results(other) for other in each.samples[:index])
-                found = referee.compare(results, call, others)
+        for batch, expected in calls:
+            wrote_outside = bool(self._out_of_bounds_write(batch, expected))
+            pairs = zip(self._results(batch), expected, strict=True)
+            for index, (results, call) in enumerate(pairs):
+                found = referee.compare(
+                    results, call, (other.results for other in expected[:index])
+                )
                 facts: dict[str, Any] = {
                     "max_error": referee.max_error(results, call.results),
-                    "sample": str(sample),
-                    "tolerance": [*each.within[0]],
+                    "sample": str(call.sample),
+                    "tolerance": [*call.within[0]],
                 }
                 if found is not None:
                     raise VerdictReached(*found, reusable=not wrote_outside, **facts)
@@ -232,10 +220,3 @@ class Bench:
 def _seconds_of_call(burst: Burst) -> float:
     burst.arm()
     return burst.run() / len(burst.functions)
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape as one tensor, or a NaN if their shapes differ."""
-    if all(each.shape == tensors[0].shape for each in tensors):
-        return torch.stack(list(tensors))
-    return torch.full((1,), float("nan"), device=tensors[0].device)

@@ -107,9 +107,7 @@ class Burst:
 _flusher = cache(machine.flusher)
 
 
-def copied(
-    tensors: Sequence[torch.Tensor], memory: Sequence[torch.Tensor]
-) -> Sequence[torch.Tensor]:
+def copied(tensors: list[torch.Tensor], memory: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copy tensors, into memory that fits if possible, so that later work on them changes nothing."""
     if not tensors or list(map(_layout, tensors)) != list(map(_layout, memory)):
         return [each.clone() for each in tensors]

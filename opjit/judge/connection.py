@@ -32,11 +32,11 @@ _LOAD_FACTOR = 4.0  # at most, by which a busy machine makes limits longer
 _LAST_WORDS = 10.0  # seconds that a keeper gets to clean up
 
 
-def read_memory(pid: int, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
+def read_memory(pid: int, addresses: Sequence[int], sizes: Sequence[int]) -> bytearray:
     """Read regions of another process's memory. Raises OSError."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         try:
-            found = b"".join(map(os.pread, repeat(memory.fileno()), sizes, addresses))
+            found = bytearray().join(map(os.pread, repeat(memory.fileno()), sizes, addresses))
         except (OSError, OverflowError, ValueError) as error:
             raise OSError(f"a region cannot be read: {error}") from error
     if len(found) != sum(sizes):
@@ -78,6 +78,7 @@ class WorkerConnection:
     def answer(self, kind: type[A], seconds: float) -> tuple[A, list[int]]:
         """Wait for an answer and its files."""
         seconds *= load_factor()
+        answer: A | Failed
         try:
             answer, files = self._requests.receive([kind, Failed], seconds)
         except TimeoutError:
@@ -100,7 +101,9 @@ class WorkerConnection:
         files = [inputs.places] if inputs.key is None else [inputs.places, inputs.content]
         self.ask(Done, seconds, "prepare", *files, count=count, results=results, log=log)
 
-    def run(self, inputs: PackedInputs, limit: int, seconds: float) -> tuple[float, bytes | None]:
+    def run(
+        self, inputs: PackedInputs, limit: int, seconds: float
+    ) -> tuple[float, bytearray | None]:
         """Give the worker the values of a burst, and wait for the results.
 
         Returns the seconds until the worker was stopped, and the results, which are read before it
@@ -113,12 +116,8 @@ class WorkerConnection:
             return time.perf_counter() - started, None
         stopped = self._command("freeze", Stopped, seconds)
         took = time.perf_counter() - started
-        if len(ran.addresses) != len(ran.sizes) or min(ran.sizes, default=0) < 0:
-            raise Untrusted("an address and a size of each result are expected")
-        if sum(ran.sizes) > limit:
-            raise Untrusted(
-                f"{sum(ran.sizes)} bytes of results, where at most {limit} are expected"
-            )
+        if min(ran.sizes, default=0) < 0 or sum(ran.sizes) > limit:
+            raise Untrusted(f"results of {ran.sizes} bytes, where at most {limit} are expected")
         try:
             results = read_memory(stopped.pid, ran.addresses, ran.sizes)
         except OSError as error:
@@ -126,12 +125,13 @@ class WorkerConnection:
         self._command("resume", Done, seconds)
         return took, results
 
-    def describe(self, limit: int, seconds: float) -> tuple[Described, bytes]:
+    def describe(self, limit: int, seconds: float) -> tuple[Described, bytearray]:
         """Return the description of a burst's results, and their bytes if they were copied."""
         self.send("describe")
         described, files = self.answer(Described, seconds)
-        [copied] = [read_sealed(each, limit) for each in files] or [b""]
-        return described, copied
+        if len(files) != 1:
+            raise Untrusted(f"expected a file of results, got {len(files)}")
+        return described, read_sealed(files[0], limit)
 
     def _command(self, method: str, kind: type[A], seconds: float) -> A:
         """Let the keeper stop the worker, or let it go on."""

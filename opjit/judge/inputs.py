@@ -6,11 +6,10 @@ under a mask of random bits, and the judge then sends the key.
 """
 
 import ctypes
-import itertools
 import mmap
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,8 +53,8 @@ class PackedInputs(NamedTuple):
             memory = storage_bytes(plain)
             storages.setdefault(memory.data_ptr(), memory)
             number = [*storages].index(memory.data_ptr())
-            shape = tuple(plain.shape)
-            return TensorPlace(number, plain.dtype, plain.storage_offset(), shape, plain.stride())
+            offset = int(plain.storage_offset())
+            return TensorPlace(number, plain.dtype, offset, tuple(plain.shape), plain.stride())
 
         placed = tree_map_only(torch.Tensor, place, [*calls])
         memories = [*storages.values()]
@@ -66,7 +65,7 @@ class PackedInputs(NamedTuple):
         for each in memories:
             on_cpu = each.cpu()
             content += ctypes.string_at(on_cpu.data_ptr(), len(on_cpu))
-            content += bytes(-len(content) % _ALIGNMENT)
+            content += bytes(_padded(len(on_cpu)) - len(on_cpu))
         places = pickle.dumps(([len(each) for each in memories], placed))
         return cls(sealed(places), sealed(content), key)
 
@@ -90,19 +89,15 @@ class DeliveredInputs:
         self, places: int, device: str, masked: int | None = None, *, writes: bool
     ) -> None:
         sizes, placed = pickle.loads(read_sealed(places, _ANY_SIZE))
-        ends = itertools.accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-        starts = [0, *ends]
-        self._size = max(1, starts[-1])
-        self._parts = [*zip(starts, sizes, strict=False)]
+        self._sizes: list[int] = sizes
         self._writes = writes
-        self._content = bytearray()
         if masked is None:
-            self._reserved = mmap.mmap(-1, self._size)
-            self._storages = [*self._parts_of(self._reserved)]
+            self._reserved = mmap.mmap(-1, sum(map(_padded, sizes)) + _ALIGNMENT)
+            self._storages = self._parts_of(self._reserved)
         else:
             self._content = read_sealed(masked, _ANY_SIZE)
             parts = self._parts_of(self._content)
-            self._storages = [torch.empty_like(each, device=device).copy_(each) for each in parts]
+            self._storages = [each.to(device, copy=True) for each in parts]
 
         def tensor(place: TensorPlace) -> torch.Tensor:
             memory = self._storages[place.storage]
@@ -112,12 +107,17 @@ class DeliveredInputs:
 
         self.calls = tree_map_only(TensorPlace, tensor, placed)
 
-    def _parts_of(self, memory: Any) -> Iterator[torch.Tensor]:
-        for start, size in self._parts:
+    def _parts_of(self, memory: Any) -> list[torch.Tensor]:
+        """Return each storage's bytes in a mapping or a file's content."""
+        found = []
+        start = 0
+        for size in self._sizes:
+            part = torch.empty(0, dtype=torch.uint8)
             if size:
-                yield torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
-            else:
-                yield torch.empty(0, dtype=torch.uint8)
+                part = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
+            found.append(part)
+            start += _padded(size)
+        return found
 
     def reveal(self, content: int | None = None, *, key: int | None) -> None:
         """Give all tensors their bytes, from a file or by the key of the mask."""
@@ -133,7 +133,7 @@ class DeliveredInputs:
         flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_POPULATE
         libc = ctypes.CDLL(None)
         address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._reserved)))
-        size = ctypes.c_size_t(self._size)
+        size = ctypes.c_size_t(len(self._reserved))
         libc.mmap.restype = ctypes.c_void_p
         mapped = libc.mmap(address, size, protection, flags, content, ctypes.c_long(0))
         if mapped != address.value or libc.mprotect(address, size, writable):
@@ -148,6 +148,10 @@ class DeliveredInputs:
             self._content = read_sealed(self._file, _ANY_SIZE)
         pairs = zip(self._storages, self._parts_of(self._content), strict=True)
         return not all(torch.equal(one.cpu(), other) for one, other in pairs)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _mask(storages: Sequence[torch.Tensor], key: int) -> None:

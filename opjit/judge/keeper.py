@@ -3,10 +3,11 @@
 import os
 import select
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -108,14 +109,18 @@ def _watch(process: Child, control: Channel) -> Died:
     No kernel needs to be stopped or continued by anybody else.
     """
     awaited = 0  # the event that the keeper's last signal causes
-    with _signals() as signals, os.fdopen(os.pidfd_open(process.pid)) as ended:
+    signals, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a child has stopped, continued or ended
+    with os.fdopen(os.pidfd_open(process.pid)) as ended:
         while True:
             sources: list[Any] = [ended, control.end, signals]
             ready, _, _ = select.select(sources, [], [])
             if ended in ready:
                 return _death(process)
             if signals in ready:
-                os.read(signals, 512)
+                signals.recv(512)
             for event in _events_of(process.pid):
                 if event != awaited:
                     return Died("cheat", "stops or continues its process")
@@ -143,20 +148,6 @@ def _death(process: Child) -> Died:
         return Died("cheat", reason)
     last_line = process.stderr()[-2000:].strip().splitlines()[-1:]
     return Died("crash", ": ".join([how, *last_line]))
-
-
-@contextmanager
-def _signals() -> Iterator[int]:
-    """A descriptor that can be read when a child stops, goes on or ends."""
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    try:
-        yield reading
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(reading)
-        os.close(writing)
 
 
 def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:

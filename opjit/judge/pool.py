@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,7 +58,6 @@ class WorkerPool:
     emulated: bool
     seconds: float
     seed: int
-    is_seeded: bool
 
     def __post_init__(self) -> None:
         self.device_lock = ReadWriteLock()
@@ -162,12 +161,6 @@ class WorkerPool:
         sample = self.task.burst(self.seed + BURSTS)[0]
         return Expected.of(sample, self.task.results(sample))
 
-    @cached_property
-    def largest_results(self) -> int:
-        """The largest number of bytes that a worker sends at once."""
-        of_calls = [2 * _result_bytes([call]) for call in self.task.samples]
-        return max(*of_calls, *(_result_bytes(burst.calls) for burst in self.bursts))
-
     @contextmanager
     def worker(self, bench: bool = False) -> Iterator[WorkerConnection]:
         """Yield a pre-forked worker, with its CUDA context, or a long-lived bench for kernels without host code."""
@@ -198,26 +191,19 @@ class WorkerPool:
 
     def _prepare(self) -> None:
         """Compute once what every trial needs."""
-        _ = self.largest_results
         _ = self.task.operators
         if not self.emulated:
-            _ = self.timed_call
+            _ = self.bursts, self.timed_call
 
     def _fork(self, bench: bool) -> WorkerConnection:
         control, for_keeper = Channel.pair()
         requests, for_worker = Channel.pair()
-        share = budget.memory() // (2 * self.workers)
-        message = protocol.Fork(
-            self.device, bench, self.emulated or self.task.op is None, max(2 * budget.GIB, share)
-        )
-        self._forks.send(message, for_keeper.end.fileno(), for_worker.end.fileno())
-        for_keeper.end.close()
-        for_worker.end.close()
+        memory = max(2 * budget.GIB, budget.memory() // (2 * self.workers))
+        programs = self.emulated or self.task.op is None
+        with for_keeper.end as one, for_worker.end as other:
+            message = protocol.Fork(self.device, bench, programs, memory)
+            self._forks.send(message, one.fileno(), other.fileno())
         worker = WorkerConnection(control, requests)
         still_open = [each for each in self._open_ends if each.end.fileno() >= 0]
         self._open_ends = [*still_open, *worker.ends]
         return worker
-
-
-def _result_bytes(calls: Sequence[Expected]) -> int:
-    return sum(protocol.size_of(protocol.specs(call.results)) for call in calls)

@@ -10,7 +10,7 @@ import platform
 import resource
 import signal
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
@@ -31,6 +31,7 @@ _IF_EQUAL = 0x15
 _IF_ANY_BIT = 0x45
 _RETURN = 0x06
 
+_ARGUMENTS = 16  # the offset of a call's arguments
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _PROT_EXEC = 4
@@ -49,6 +50,7 @@ _IOCTL_DEVICE = 1 << 15
 _CHANGES = 0b1111111111110010  # all rights but executing and reading
 _SCOPES = 0b11  # abstract sockets and signals
 _TCP = 0b11
+_FILES = 1 << 30  # bytes
 _DEVICES = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/nvidia*"
 
 _Instruction = tuple[int, int, int, int]
@@ -56,45 +58,35 @@ _LOAD_NUMBER: _Instruction = (_LOAD, 0, 0, 0)
 
 
 class Test(NamedTuple):
-    """A test of the low half of a system call's argument: it equals a value, or lacks all bits of it."""
+    """A test of half of a system call's argument: it equals a value, or lacks all bits of it."""
 
+    offset: int
     instruction: int
     value: int
     passes: bool  # if the instruction jumps
 
 
-def equals(value: int) -> Test:
-    return Test(_IF_EQUAL, value, True)
+def equals(argument: int, value: int) -> Test:
+    return Test(_ARGUMENTS + 8 * argument, _IF_EQUAL, value, True)
 
 
-def lacks(bits: int) -> Test:
-    return Test(_IF_ANY_BIT, bits, False)
+def lacks(argument: int, bits: int) -> Test:
+    return Test(_ARGUMENTS + 8 * argument, _IF_ANY_BIT, bits, False)
 
 
-def allow_if(number: int, argument: int, test: Test) -> list[_Instruction]:
-    """Return BPF that allows a system call if an argument passes a test, and goes on if not."""
-    check = (test.instruction, int(not test.passes), int(test.passes), test.value)
-    return [
-        (_IF_EQUAL, 0, 4, number),
-        (_LOAD, 0, 0, 16 + 8 * argument),
-        check,
-        (_RETURN, 0, 0, _ALLOW),
-        _LOAD_NUMBER,  # for the next rule
-    ]
+def is_null(argument: int) -> tuple[Test, Test]:
+    low = equals(argument, 0)
+    return low, low._replace(offset=low.offset + 4)
 
 
-def _allow_if_null(number: int, argument: int) -> list[_Instruction]:
-    """Return BPF that allows a system call if a pointer is NULL, and goes on if not."""
-    low = 16 + 8 * argument
-    return [
-        (_IF_EQUAL, 0, 6, number),
-        (_LOAD, 0, 0, low),
-        (_IF_EQUAL, 0, 3, 0),
-        (_LOAD, 0, 0, low + 4),
-        (_IF_EQUAL, 0, 1, 0),
-        (_RETURN, 0, 0, _ALLOW),
-        _LOAD_NUMBER,
-    ]
+def allow_if(number: int, *tests: Test) -> list[_Instruction]:
+    """Return BPF that allows a system call if its arguments pass tests, and goes on if not."""
+    code: list[_Instruction] = [(_RETURN, 0, 0, _ALLOW), _LOAD_NUMBER]  # for the next rule
+    for test in reversed(tests):
+        skipped = len(code) - 1
+        jumps = (0, skipped) if test.passes else (skipped, 0)
+        code = [(_LOAD, 0, 0, test.offset), (test.instruction, *jumps, test.value), *code]
+    return [(_IF_EQUAL, 0, len(code), number), *code]
 
 
 def _answer(table: str, action: int) -> list[_Instruction]:
@@ -104,27 +96,27 @@ def _answer(table: str, action: int) -> list[_Instruction]:
     return code
 
 
-def _with_conditions(conditions: dict[str, tuple[int, Test]]) -> list[_Instruction]:
+def _allow_conditions(conditions: dict[str, Sequence[Test]]) -> list[_Instruction]:
     numbers = system_calls.numbers(system_calls.CONDITIONAL)
     code = []
     for command in _FCNTL:
-        code += allow_if(numbers["fcntl"], 1, equals(command))
-    for name, (argument, test) in conditions.items():
-        code += allow_if(numbers[name], argument, test)
+        code += allow_if(numbers["fcntl"], equals(1, command))
+    for name, tests in conditions.items():
+        code += allow_if(numbers[name], *tests)
     return code
 
 
 def allow_loading() -> bool:
     """Kill this process for a call that neither computing nor opening a library needs."""
-    anything = lacks(0)
-    conditions = {
-        "mmap": (2, anything),
-        "mprotect": (2, anything),
-        "tgkill": (0, equals(os.getpid())),
-        "rt_sigaction": (0, anything),
-        "prctl": (0, equals(_PR_SET_NO_NEW_PRIVS)),  # for `allow_computing`
-    }
-    code = _with_conditions(conditions)
+    code = _allow_conditions(
+        {
+            "mmap": (),
+            "mprotect": (),
+            "tgkill": [equals(0, os.getpid())],
+            "rt_sigaction": (),
+            "prctl": [equals(0, _PR_SET_NO_NEW_PRIVS)],  # for `allow_computing`
+        }
+    )
     code += _answer(system_calls.COMPUTING, _ALLOW)
     code += _answer(system_calls.LOADING, _ALLOW)
     return _install(code, _KILL)
@@ -135,13 +127,14 @@ def allow_computing() -> bool:
 
     No memory becomes executable. A signal can be sent to this process only, for abort().
     """
-    conditions = {
-        "mmap": (2, lacks(_PROT_EXEC)),
-        "mprotect": (2, lacks(_PROT_EXEC)),
-        "tgkill": (0, equals(os.getpid())),
-        "rt_sigaction": (0, equals(signal.SIGINT)),  # opjit_interrupted()
-    }
-    code = _with_conditions(conditions)
+    code = _allow_conditions(
+        {
+            "mmap": [lacks(2, _PROT_EXEC)],
+            "mprotect": [lacks(2, _PROT_EXEC)],
+            "tgkill": [equals(0, os.getpid())],
+            "rt_sigaction": [equals(0, signal.SIGINT)],  # opjit_interrupted()
+        }
+    )
     code += _answer(system_calls.COMPUTING, _ALLOW)
     code += _answer(system_calls.LOADING, _FAIL | errno.EACCES)
     return _install(code, _KILL)
@@ -152,19 +145,19 @@ def allow_programs() -> bool:
 
     Calls that change a file's mode, owner or attributes do nothing. Its time can become the present.
     """
-    anything = lacks(0)
-    conditions = {
-        "mmap": (2, anything),
-        "mprotect": (2, anything),
-        "tgkill": (0, anything),  # the processes that it may signal are Landlock's matter
-        "rt_sigaction": (0, anything),
-        "clone": (0, lacks(_NAMESPACES)),
-        "socketpair": (1, lacks(_DATAGRAM)),
-        "prlimit64": (0, equals(0)),  # of this process
-        "prctl": (0, anything),
-    }
-    code = _with_conditions(conditions)
-    code += _allow_if_null(system_calls.numbers(system_calls.CONDITIONAL)["utimensat"], 2)
+    code = _allow_conditions(
+        {
+            "mmap": (),
+            "mprotect": (),
+            "tgkill": (),  # the processes that it may signal are Landlock's matter
+            "rt_sigaction": (),
+            "clone": [lacks(0, _NAMESPACES)],
+            "socketpair": [lacks(1, _DATAGRAM)],
+            "prlimit64": [equals(0, 0)],  # of this process
+            "prctl": (),
+            "utimensat": is_null(2),
+        }
+    )
     code += _answer(system_calls.IGNORED, _FAIL)
     for table in (system_calls.COMPUTING, system_calls.LOADING, system_calls.PROGRAMS):
         code += _answer(table, _ALLOW)
@@ -303,14 +296,9 @@ def limit(memory: int) -> None:
     """Limit this process's memory and files, and make the system kill it first when memory is short."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_DATA, memory)
-    limit_files(1 << 30)
+    _set_limit(resource.RLIMIT_FSIZE, _FILES)  # of each file, also in memory
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
-
-
-def limit_files(size: int) -> None:
-    """Limit the bytes of each file that this process writes, including files in memory."""
-    _set_limit(resource.RLIMIT_FSIZE, size)
 
 
 def _set_limit(kind: int, value: int) -> None:

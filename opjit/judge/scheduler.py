@@ -52,6 +52,7 @@ class Judge:
         op: str | None = None,
         emulate: bool = False,
     ) -> None:
+        seed = random.SystemRandom().getrandbits(31) if seed is None else seed
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         on_cuda = chosen == "cuda" and backends.for_device("cuda").available() is None
         self.workers = workers or budget.jobs(budget.GIB // 2)
@@ -73,7 +74,6 @@ class Judge:
             return
 
         emulated = chosen == "cuda" and not on_cuda
-        drawn = random.SystemRandom().getrandbits(31)
         pool = WorkerPool(
             task,
             op,
@@ -81,8 +81,7 @@ class Judge:
             device="cpu" if emulated else chosen,
             emulated=emulated,
             seconds=seconds,
-            seed=drawn if seed is None else seed,
-            is_seeded=seed is not None,
+            seed=seed,
         )
         self.pools = [pool]
         if emulate and on_cuda:

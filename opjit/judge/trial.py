@@ -5,7 +5,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,12 +17,11 @@ from opjit.judge.burst import Burst
 from opjit.judge.connection import WorkerConnection
 from opjit.judge.inputs import PackedInputs
 from opjit.judge.pool import PackedBurst, WorkerPool
-from opjit.judge.protocol import Untrusted, closing
+from opjit.judge.protocol import Untrusted
 from opjit.judge.task import BURSTS, Expected
 from opjit.judge.verdict import Tier, Verdict, VerdictReached, Word
 from opjit.measure import machine
 from opjit.measure.plan import median_and_spread
-from opjit.operators.op import Op
 from opjit.testing.compare import tolerance
 from opjit.testing.samples import SMALL, replica
 
@@ -35,7 +34,6 @@ _QUIET = 5.0  # seconds in which a build keeps others from being timed
 _SLOW_BURST = 1.0  # seconds. A slow candidate makes fewer calls
 _FEW_CALLS = 8  # of a burst, unless they come near the limit
 _SHORTEST_LIMIT = 1.0  # seconds of a burst
-_FILES = 256 << 20  # bytes of a file that a library may write, such as stderr
 # Bytes of results beyond the expected ones, so that a wrong dtype can be described.
 _SLACK = 1 << 20
 _SMALLEST = 0.05  # part of a measured time that is left without the messages' time
@@ -52,7 +50,7 @@ class _Called(NamedTuple):
 
     seconds: float
     reference: float
-    content: bytes
+    content: bytearray
 
 
 @dataclass(eq=False)
@@ -84,8 +82,7 @@ class Trial:
             needs_gpu = self.task.op is not None and launch.RULE.search(self.text)
             if needs_gpu and self.pool.device == "cpu":
                 raise VerdictReached("unavailable", _NEEDS_GPU)
-            ways = {"device": self._on_bench, "emulated": self._emulated}
-            word, message = ways.get(self.tier, self._in_worker)()
+            word, message = self._on_bench() if self.tier == "device" else self._in_worker()
         except VerdictReached as reached:
             word = reached.word
             message = reached.message
@@ -101,7 +98,8 @@ class Trial:
     def _on_bench(self) -> tuple[Word, str]:
         """Judge a kernel in a process that stays. None of the candidate's host code runs there, so its answers are trusted."""
         pool = self.pool
-        seed = pool.seed if pool.is_seeded else _SYSTEM_RANDOM.getrandbits(31)
+        # An earlier kernel may have kept values in the device's memory.
+        seed = random.Random(f"{pool.seed} {self.text}").getrandbits(31)
         limit = 4 * self.seconds  # of all calls of a stage
         lock = self.device_lock
         with pool.worker(bench=True) as worker:
@@ -123,27 +121,21 @@ class Trial:
     def _in_worker(self) -> tuple[Word, str]:
         """Judge in a process that ends with the candidate, and that is not trusted."""
         with self.pool.worker() as self.worker:
+            if self.tier == "emulated":
+                return self._emulated()
             empty, logged, *timed = _SYSTEM_RANDOM.sample(self.pool.bursts, BURSTS)
             # The time of messages, before any code of the candidate runs.
             overhead = min(self._call(empty, 0, self.seconds).seconds for _ in range(3))
-            with self._stage("build"):
-                self._load()
-            with self._stage("check"):
-                for call in self.task.samples:
-                    self._check(call)
-                checked = self._check(self.pool.timed_call)
+            self._load()
+            checked = self._check([*self.task.samples, self.pool.timed_call])
             with self._stage("measure"):
                 return self._measure(overhead, checked, logged, timed)
 
     def _emulated(self) -> tuple[Word, str]:
         """Run CUDA code on the CPU, where races and bad addresses are found. Nothing is timed, and the verdict is never "correct"."""
+        self._load()
         small = [call for call in self.task.samples if call.sample.numel <= SMALL]
-        with self.pool.worker() as self.worker:
-            with self._stage("build"):
-                self._load()
-            with self._stage("check"):
-                for call in small or self.task.samples[-1:]:
-                    self._check(call)
+        self._check(small or self.task.samples[-1:])
         self.facts["sample"] = None
         return (
             "emulated",
@@ -160,53 +152,49 @@ class Trial:
 
     def _load(self) -> None:
         """Build and load the candidate. On a CPU, nothing is timed in the first seconds of it."""
-        on_gpu = self.pool.device == "cuda"
-        with nullcontext() if on_gpu else self.device_lock.shared():
-            if self.task.op is None:
-                limit = _IMPORT * self.seconds
-                self._send_model()
-            else:
-                limit = _BUILD
-                self._send_op(self.task.op)
-            self.worker.wait(_QUIET)
-        loaded, _ = self.worker.answer(protocol.Loaded, limit)
+        lock = nullcontext() if self.pool.device == "cuda" else self.device_lock.shared()
+        with self._stage("build"):
+            with lock:
+                self._send_candidate()
+                self.worker.wait(_QUIET)
+            limit = _BUILD if self.task.op else _IMPORT * self.seconds
+            loaded, _ = self.worker.answer(protocol.Loaded, limit)
         frozen = ["frozen results"] if self.pool.reads_memory else []
         self.facts.update(
             key=loaded.key, cached=loaded.cached, isolation=[*loaded.isolation, *frozen]
         )
 
-    def _send_model(self) -> None:
-        imports = self.task.imports
-        with closing(protocol.sealed(pickle.dumps(self.task.init))) as init:
+    def _send_candidate(self) -> None:
+        task = self.task
+        if task.op is not None:
             self.worker.send(
-                "load_model", init, text=self.text, imports=imports, seed=self.pool.seed
+                "load_op",
+                text=self.text,
+                name=self.name,
+                schema=task.op.schema.text.partition("::")[2],
+                mutates=task.mutates,
+                folder=str(task.op.folder),
+                emulate=self.pool.emulated,
+            )
+            return
+        with protocol.closing(protocol.sealed(pickle.dumps(task.init))) as init:
+            self.worker.send(
+                "load_model", init, text=self.text, imports=task.imports, seed=self.pool.seed
             )
 
-    def _send_op(self, op: Op) -> None:
-        self.worker.send(
-            "load_op",
-            text=self.text,
-            name=self.name,
-            schema=op.schema.text.partition("::")[2],
-            mutates=self.task.mutates,
-            folder=str(op.folder),
-            emulate=self.pool.emulated,
-            file_limit=_FILES + 4 * self.pool.largest_results,
-        )
-
-    def _check(self, call: Expected) -> float:
-        """Call twice, with tensors in different memory. Returns the seconds of a call, with its messages."""
-        self.facts["sample"] = str(call.sample)
-        copies = [call.sample.map(replica).values for _ in range(2)]
-        inputs = PackedInputs.of(copies, self.pool.key())
-        burst = PackedBurst([call] * 2, inputs)
-        try:
-            called = self._call(burst, 2, self.seconds, log=call is self.task.samples[0])
-        finally:
-            inputs.close()
-        half = len(called.content) // 2
-        differs = called.content[:half] != called.content[half:]
-        self.facts["nondeterministic"] = self.facts.get("nondeterministic", False) or differs
+    def _check(self, calls: Sequence[Expected]) -> float:
+        """Make each call twice, with tensors in different memory. Returns the seconds of the last one, with its messages."""
+        nondeterministic = False
+        with self._stage("check"):
+            for call in calls:
+                self.facts["sample"] = str(call.sample)
+                copies = [call.sample.map(replica).values for _ in range(2)]
+                with closing(PackedInputs.of(copies, self.pool.key())) as inputs:
+                    burst = PackedBurst([call] * 2, inputs)
+                    called = self._call(burst, 2, self.seconds, log=call is self.task.samples[0])
+                half = len(called.content) // 2
+                nondeterministic |= called.content[:half] != called.content[half:]
+        self.facts["nondeterministic"] = nondeterministic
         return called.seconds / 2
 
     def _measure(
@@ -270,7 +258,7 @@ class Trial:
         return _Called(seconds, took, content)
 
     def _compare(
-        self, calls: Sequence[Expected], described: protocol.Described, content: bytes
+        self, calls: Sequence[Expected], described: protocol.Described, content: bytearray
     ) -> None:
         """Compare the results of calls, and look for evidence of a cheat."""
         if len(described.results) != len(calls):
@@ -322,10 +310,10 @@ class Trial:
 
         may_be_cached = machine.cache_bytes(device) // timed.calls  # bytes of each call
         least = machine.bound(device, max(0, timed.bytes - may_be_cached), timed.flops, 1)
-        is_impossible = least is not None and least > median
-        if is_impossible and least > median * (1 + spread):
+        shortfall = 0.0 if least is None else least / median - 1
+        if shortfall > spread:
             return "cheat", "is faster than the device can move its bytes"
-        if is_impossible or spread > _NOISY:
+        if shortfall > 0 or spread > _NOISY:
             return "noisy", "right, but its timings vary too much"
         if reference_spread > _NOISY:
             return "noisy", "right, but the timings of the reference vary too much"

@@ -36,11 +36,11 @@ class Verdict:
 
     Attributes:
         candidate: the name of the candidate, for example its path.
-        verdict: ``correct``. ``noisy``: correct, but its timings vary too much. ``wrong``: a result differs, an input was written, or an
-            error was raised. ``compile``: the text does not build. ``crash``: its process ended. ``timeout``: a call or a batch was too
-            slow. ``cheat``: there is evidence of something that no kernel needs. ``emulated``: CUDA code that had correct results and no
-            race on the CPU. It did not run on a GPU, so it is not counted as correct. ``unavailable``: the machine lacks the device or the
-            compiler, so the candidate was not judged.
+        verdict: ``correct``. ``noisy``: correct, but its timings or the reference's vary too much. ``wrong``: a result differs,
+            an input was written, or an error was raised. ``compile``: the text does not build. ``crash``: its process ended.
+            ``timeout``: a call or a batch was too slow. ``cheat``: there is evidence of something that no kernel needs. ``emulated``:
+            CUDA code that had correct results and no race on the CPU. It did not run on a GPU, so it is not counted as correct.
+            ``unavailable``: the machine lacks the device or the compiler, so the candidate was not judged.
         tier: ``device``: no host code of the candidate ran. ``op``: a library in a restricted process. ``python``: Python code in a
             restricted process. ``emulated``: CUDA code that ran on the CPU.
         task: the name of the task.

@@ -99,7 +99,6 @@ class CandidateWorker:
         mutates: bool,
         folder: str,
         emulate: bool,
-        file_limit: int,
     ) -> protocol.Loaded:
         """Build an op's library, give up rights, and load it: even its first instruction runs without rights.
 
@@ -127,7 +126,6 @@ class CandidateWorker:
         found = request.lookup(wanted, store)
         entry = found or request.fetch_or_build(wanted, store)
         reload.install([op])
-        sandbox.limit_files(file_limit)
         on_cpu = self.device == "cpu"
         if on_cpu:
             self._hold("landlock", sandbox.restrict_files([*_system_folders(), str(entry.folder)]))

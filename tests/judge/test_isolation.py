@@ -385,6 +385,7 @@ def test_a_verdict_for_people_has_times_and_the_call_that_showed_it() -> None:
     assert click.unstyle(text) == "timeout  a.c  did not return on (x)"
 
 
+@pytest.mark.slow
 def test_an_endless_import_delays_no_other_candidate() -> None:
     text = MODEL_NEW % "pass"
 
