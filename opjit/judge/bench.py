@@ -115,8 +115,8 @@ class Bench:
             for memory, values in storages(batch.inputs, self._calls(seed + 1 + number)):
                 memory.copy_(values)
             batch.results.clear()
-            references.append(_seconds_of_call(self.references[number]))
-            times.append(_seconds_of_call(self.bursts[number]))
+            references.append(self.references[number].seconds_of_call())
+            times.append(self.bursts[number].seconds_of_call())
         return Facts({"times": times, "references": references})
 
     def compare(self, *, seed: int) -> Facts:
@@ -215,8 +215,3 @@ class Bench:
                     raise VerdictReached(
                         "wrong", "writes to its inputs, or outside its results", **facts
                     )
-
-
-def _seconds_of_call(burst: Burst) -> float:
-    burst.arm()
-    return burst.run() / len(burst.functions)

@@ -97,6 +97,11 @@ class Burst:
         gc.enable()
         return seconds
 
+    def seconds_of_call(self) -> float:
+        """Make the calls after all setup. Returns the mean seconds of a call."""
+        self.arm()
+        return self.run() / len(self.functions)
+
     def _call(self) -> None:
         if self._graph is not None:
             self._graph.replay()

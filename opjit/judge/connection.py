@@ -77,29 +77,35 @@ class WorkerConnection:
 
     def answer(self, kind: type[A], seconds: float) -> tuple[A, list[int]]:
         """Wait for an answer and its files."""
-        seconds *= load_factor()
-        answer: A | Failed
-        try:
-            answer, files = self._requests.receive([kind, Failed], seconds)
-        except TimeoutError:
-            raise _timeout(seconds) from None
-        except EOFError:
-            raise self._death() from None
+        answer, files = self._receive(self._requests, [kind, Failed], seconds)
         if isinstance(answer, Failed):
             raise VerdictReached(answer.word, answer.message, answer.reusable, **answer.facts)
-        return answer, files
+        return answer, files  # type: ignore[return-value]
+
+    def _receive(
+        self, channel: Channel, kinds: list[type[Message]], seconds: float
+    ) -> tuple[Message, list[int]]:
+        """Wait longer on a busy machine."""
+        seconds *= load_factor()
+        try:
+            return channel.receive(kinds, seconds)
+        except TimeoutError:
+            raise VerdictReached("timeout", f"did not return within {seconds:g} s") from None
+        except EOFError:
+            raise self._death() from None
 
     def prepare(
         self,
         inputs: PackedInputs,
         count: int,
         results: Sequence[TensorSpec],
-        log: bool,
         seconds: float,
+        log: bool = False,
+        fill: bool = False,
     ) -> None:
         """Let the worker prepare the first calls of a burst without their values."""
         files = [inputs.places] if inputs.key is None else [inputs.places, inputs.content]
-        self.ask(Done, seconds, "prepare", *files, count=count, results=results, log=log)
+        self.ask(Done, seconds, "prepare", *files, count=count, results=results, log=log, fill=fill)
 
     def run(
         self, inputs: PackedInputs, limit: int, seconds: float
@@ -135,25 +141,19 @@ class WorkerConnection:
 
     def _command(self, method: str, kind: type[A], seconds: float) -> A:
         """Let the keeper stop the worker, or let it go on."""
-        seconds *= load_factor()
-        answer: A | Died
-        try:
+        with suppress(ConnectionError):  # the answer gives the reason
             self._control.send(Ask(method, {}))
-            answer, _ = self._control.receive([kind, Died], seconds)
-        except TimeoutError:
-            raise _timeout(seconds) from None
-        except (EOFError, ConnectionError):
-            raise _ended() from None
+        answer, _ = self._receive(self._control, [kind, Died], seconds)
         if isinstance(answer, Died):
             raise VerdictReached(answer.word, answer.message)
-        return answer
+        return answer  # type: ignore[return-value]
 
     def _death(self) -> VerdictReached:
         """Return why the worker ended, if the keeper reports it in time."""
         with suppress(EOFError, TimeoutError):
             died, _ = self._control.receive([Died], _LAST_WORDS)
             return VerdictReached(died.word, died.message)
-        return _ended()
+        return VerdictReached("crash", "its process ended")
 
     @property
     def ends(self) -> list[Channel]:
@@ -163,11 +163,3 @@ class WorkerConnection:
         """Let go of the worker, which ends it."""
         for each in self.ends:
             each.end.close()
-
-
-def _ended() -> VerdictReached:
-    return VerdictReached("crash", "its process ended")
-
-
-def _timeout(seconds: float) -> VerdictReached:
-    return VerdictReached("timeout", f"did not return within {seconds:g} s")

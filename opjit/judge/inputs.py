@@ -1,4 +1,4 @@
-"""The arguments of a burst's calls, whose bytes a worker can read only after the clock has started.
+"""The arguments of a burst's calls. A worker can read their bytes only after the clock has started.
 
 Before that, it gets the places of their tensors in memory that it reserves. On a CPU, the judge then sends
 a file, which the worker maps to these addresses without a copy. For other devices, the bytes come early,

@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -109,9 +108,8 @@ def _watch(process: Child, control: Channel) -> Died:
     No kernel needs to be stopped or continued by anybody else.
     """
     awaited = 0  # the event that the keeper's last signal causes
-    signals, wakeup = socket.socketpair()
-    wakeup.setblocking(False)
-    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    signals, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # until this process ends
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a child has stopped, continued or ended
     with os.fdopen(os.pidfd_open(process.pid)) as ended:
         while True:
@@ -120,7 +118,7 @@ def _watch(process: Child, control: Channel) -> Died:
             if ended in ready:
                 return _death(process)
             if signals in ready:
-                signals.recv(512)
+                os.read(signals, 512)
             for event in _events_of(process.pid):
                 if event != awaited:
                     return Died("cheat", "stops or continues its process")

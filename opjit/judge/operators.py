@@ -117,7 +117,7 @@ class OperatorLog(AbstractContextManager["OperatorLog"]):
 
 
 def families(elements: Counter[str], smallest: int) -> set[str]:
-    """Return the families of operators whose tensors had at least so many elements, in all calls together."""
+    """Return the families of operators that ran on at least so many elements, in all calls together."""
     totals = Counter[str]()
     for name, count in elements.items():
         totals.update(dict.fromkeys(_families_of(name), count))

@@ -76,7 +76,7 @@ class Done(Message):
     """The request was carried out."""
 
 
-class Loaded(Message):
+class LoadedCandidate(Message):
     """The candidate can be called."""
 
     isolation: tuple[str, ...]
@@ -257,32 +257,28 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
-def decode_results(descriptions: Sequence[Description], data: memoryview) -> list[Any]:
-    """Return the results of a call from their descriptions and bytes. Raises Untrusted if the bytes do not fit."""
+def decode_results(
+    descriptions: Sequence[Description], data: memoryview
+) -> tuple[list[Any], memoryview]:
+    """Return the results of a call from their descriptions and bytes, and the bytes that follow.
+
+    Raises Untrusted if the bytes do not fit.
+    """
     found: list[Any] = []
-    start = 0
     try:
         for each in descriptions:
             if not isinstance(each, TensorSpec):
                 found.append(each)
                 continue
-            end = start + each.nbytes
-            if min(each.shape, default=0) < 0 or end > len(data):
+            size = each.nbytes
+            if min(each.shape, default=0) < 0 or size > len(data):
                 raise ValueError("a tensor beyond its file")
-            empty = torch.empty(each.shape, dtype=DTYPES[each.dtype])
-            if end > start:
-                copy = bytearray(data[start:end])
-                empty = torch.frombuffer(copy, dtype=empty.dtype).reshape(each.shape)
-            found.append(empty)
-            start = end
+            result = torch.empty(each.shape, dtype=DTYPES[each.dtype])
+            if size:
+                copy = bytearray(data[:size])
+                result = torch.frombuffer(copy, dtype=result.dtype).reshape(each.shape)
+            found.append(result)
+            data = data[size:]
     except (KeyError, ValueError, RuntimeError, OverflowError) as error:
         raise Untrusted(f"malformed results: {error}") from None
-    return found
-
-
-def size_of(descriptions: Sequence[Description]) -> int:
-    """Return the bytes of all tensors. Raises Untrusted for a dtype that torch does not have."""
-    try:
-        return sum(each.nbytes for each in descriptions if isinstance(each, TensorSpec))
-    except (KeyError, RuntimeError, OverflowError) as error:
-        raise Untrusted(f"malformed results: {error}") from None
+    return found, data

@@ -145,19 +145,16 @@ def allow_programs() -> bool:
 
     Calls that change a file's mode, owner or attributes do nothing. Its time can become the present.
     """
-    code = _allow_conditions(
-        {
-            "mmap": (),
-            "mprotect": (),
-            "tgkill": (),  # the processes that it may signal are Landlock's matter
-            "rt_sigaction": (),
-            "clone": [lacks(0, _NAMESPACES)],
-            "socketpair": [lacks(1, _DATAGRAM)],
-            "prlimit64": [equals(0, 0)],  # of this process
-            "prctl": (),
-            "utimensat": is_null(2),
-        }
-    )
+    conditions: dict[str, Sequence[Test]] = {
+        "clone": [lacks(0, _NAMESPACES)],
+        "socketpair": [lacks(1, _DATAGRAM)],
+        "prlimit64": [equals(0, 0)],  # of this process
+        "utimensat": is_null(2),
+    }
+    # The processes that it may signal are Landlock's matter.
+    for name in ("mmap", "mprotect", "tgkill", "rt_sigaction", "prctl"):
+        conditions[name] = ()
+    code = _allow_conditions(conditions)
     code += _answer(system_calls.IGNORED, _FAIL)
     for table in (system_calls.COMPUTING, system_calls.LOADING, system_calls.PROGRAMS):
         code += _answer(table, _ALLOW)

@@ -7,13 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from opjit.declare.sample import tensors_of
 from opjit.judge import launch, protocol, referee
-from opjit.judge.burst import Burst
 from opjit.judge.connection import WorkerConnection
 from opjit.judge.inputs import PackedInputs
 from opjit.judge.pool import PackedBurst, WorkerPool
@@ -43,14 +42,6 @@ _NEEDS_GPU = (
 )
 _SYSTEM_RANDOM = random.SystemRandom()
 _LINE = re.compile(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):")
-
-
-class _Called(NamedTuple):
-    """The seconds of a burst and, if it was timed, of the reference's, and the bytes of its results."""
-
-    seconds: float
-    reference: float
-    content: bytearray
 
 
 @dataclass(eq=False)
@@ -125,7 +116,7 @@ class Trial:
                 return self._emulated()
             empty, logged, *timed = _SYSTEM_RANDOM.sample(self.pool.bursts, BURSTS)
             # The time of messages, before any code of the candidate runs.
-            overhead = min(self._call(empty, 0, self.seconds).seconds for _ in range(3))
+            overhead = min(self._call(empty, 0, self.seconds)[0] for _ in range(3))
             self._load()
             checked = self._check([*self.task.samples, self.pool.timed_call])
             with self._stage("measure"):
@@ -158,7 +149,7 @@ class Trial:
                 self._send_candidate()
                 self.worker.wait(_QUIET)
             limit = _BUILD if self.task.op else _IMPORT * self.seconds
-            loaded, _ = self.worker.answer(protocol.Loaded, limit)
+            loaded, _ = self.worker.answer(protocol.LoadedCandidate, limit)
         frozen = ["frozen results"] if self.pool.reads_memory else []
         self.facts.update(
             key=loaded.key, cached=loaded.cached, isolation=[*loaded.isolation, *frozen]
@@ -167,15 +158,13 @@ class Trial:
     def _send_candidate(self) -> None:
         task = self.task
         if task.op is not None:
-            self.worker.send(
-                "load_op",
-                text=self.text,
-                name=self.name,
-                schema=task.op.schema.text.partition("::")[2],
-                mutates=task.mutates,
-                folder=str(task.op.folder),
-                emulate=self.pool.emulated,
-            )
+            origin = {
+                "name": self.name,
+                "schema": task.op.schema.text.partition("::")[2],
+                "folder": str(task.op.folder),
+            }
+            how = {"mutates": task.mutates, "emulate": self.pool.emulated}
+            self.worker.send("load_op", text=self.text, **origin, **how)
             return
         with protocol.closing(protocol.sealed(pickle.dumps(task.init))) as init:
             self.worker.send(
@@ -191,11 +180,12 @@ class Trial:
                 copies = [call.sample.map(replica).values for _ in range(2)]
                 with closing(PackedInputs.of(copies, self.pool.key())) as inputs:
                     burst = PackedBurst([call] * 2, inputs)
-                    called = self._call(burst, 2, self.seconds, log=call is self.task.samples[0])
-                half = len(called.content) // 2
-                nondeterministic |= called.content[:half] != called.content[half:]
+                    is_first = call is self.task.samples[0]
+                    seconds, content = self._call(burst, 2, self.seconds, log=is_first, fill=True)
+                half = len(content) // 2
+                nondeterministic |= content[:half] != content[half:]
         self.facts["nondeterministic"] = nondeterministic
-        return called.seconds / 2
+        return seconds / 2
 
     def _measure(
         self, overhead: float, checked: float, logged: PackedBurst, timed: Sequence[PackedBurst]
@@ -211,12 +201,11 @@ class Trial:
         number_of_log = _SYSTEM_RANDOM.randrange(_BURSTS)
         for number, burst in enumerate(timed):
             if number == number_of_log:
-                self._call(logged, count, 2 * self.seconds, log=True)
-            called = self._call(burst, count, limit, reference=burst.reference)
-            seconds = max(called.seconds - overhead, _SMALLEST * called.seconds)
-            times.append(seconds / count)
-            references.append(called.reference / len(burst.calls))
-            spreads = [median_and_spread(each[1:])[1] for each in (times, references) if number]
+                self._call(logged, count, max(limit, self.seconds), log=True)
+            took, reference = self._time(burst, count, limit)
+            times.append(max(took - overhead, _SMALLEST * took) / count)
+            references.append(reference)
+            spreads = [median_and_spread(each)[1] for each in (times[1:], references[1:]) if number]
             if number >= _BURSTS and max(spreads) <= _STEADY:
                 break
         return self._rated(times, references)
@@ -227,48 +216,49 @@ class Trial:
         return max(fewest, int(_SLOW_BURST / checked))
 
     def _call(
-        self,
-        burst: PackedBurst,
-        count: int,
-        limit: float,
-        log: bool = False,
-        reference: Burst | None = None,
-    ) -> _Called:
+        self, burst: PackedBurst, count: int, limit: float, **options: bool
+    ) -> tuple[float, bytearray]:
         """Let the worker make the first calls of a burst, and compare all results.
 
-        The calls are timed if the reference's are, and no other candidate runs meanwhile.
+        Returns the seconds and the bytes of the results.
         """
-        shared = self.device_lock.shared
+        with self.device_lock.shared():
+            size = self._prepare(burst, count, **options)
+            seconds, content = self.worker.run(burst.inputs, size, limit)
+            return seconds, self._compare(burst.calls[:count], content, size)
+
+    def _time(self, burst: PackedBurst, count: int, limit: float) -> tuple[float, float]:
+        """Do the same while no other candidate runs. Returns the seconds of the burst and of a call of the reference."""
+        assert burst.reference is not None
+        with self.device_lock.shared():
+            size = self._prepare(burst, count)
+        with self.device_lock.exclusive():  # as short as possible, because other trials wait
+            with torch.inference_mode():
+                reference = burst.reference.seconds_of_call()
+            seconds, content = self.worker.run(burst.inputs, size, limit)
+        with self.device_lock.shared():
+            self._compare(burst.calls[:count], content, size)
+        return seconds, reference
+
+    def _prepare(self, burst: PackedBurst, count: int, **options: bool) -> int:
+        """Let the worker prepare calls. Returns the most bytes that results may have."""
         spec = protocol.specs(burst.calls[0].results)
-        size_limit = 4 * count * protocol.size_of(spec) + _SLACK
-        with shared():
-            self.worker.prepare(burst.inputs, count, spec, log, 2 * self.seconds)
-        took = 0.0
-        with shared() if reference is None else self.device_lock.exclusive():
-            if reference is not None:
-                with torch.inference_mode():
-                    reference.arm()
-                    took = reference.run()
-            seconds, content = self.worker.run(burst.inputs, size_limit, limit)
-        with shared():
-            described, copied = self.worker.describe(size_limit, 2 * self.seconds)
-            if content is None:
-                content = copied
-            self._compare(burst.calls[:count], described, content)
-        return _Called(seconds, took, content)
+        self.worker.prepare(burst.inputs, count, spec, 2 * self.seconds, **options)
+        return 4 * count * sum(each.nbytes for each in spec) + _SLACK
 
     def _compare(
-        self, calls: Sequence[Expected], described: protocol.Described, content: bytearray
-    ) -> None:
-        """Compare the results of calls, and look for evidence of a cheat."""
+        self, calls: Sequence[Expected], content: bytearray | None, limit: int
+    ) -> bytearray:
+        """Compare the results of calls, which were read or are sent by the worker, and look for evidence of a cheat."""
+        described, copied = self.worker.describe(limit, 2 * self.seconds)
+        content = copied if content is None else content
         if len(described.results) != len(calls):
             raise Untrusted(f"results of {len(calls)} calls are expected")
         self.calls += calls
-        start = 0
+        rest = memoryview(content)
         for row, call in zip(described.results, calls, strict=True):
-            end = start + protocol.size_of(row)
-            self._compare_call(protocol.decode_results(row, memoryview(content)[start:end]), call)
-            start = end
+            results, rest = protocol.decode_results(row, rest)
+            self._compare_call(results, call)
         if described.changed:
             raise VerdictReached("wrong", "writes to its inputs, or outside its results")
         if described.evidence:
@@ -279,6 +269,7 @@ class Trial:
         if used and used <= ran:
             names = ", ".join(sorted(used))
             raise VerdictReached("cheat", f"computes the result with torch's operators: {names}")
+        return content
 
     def _compare_call(self, got: list[Any], call: Expected) -> None:
         others = (each.results for each in self.calls if each is not call)

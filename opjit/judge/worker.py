@@ -88,7 +88,6 @@ class CandidateWorker:
         with suppress(Exception):  # the first use of the device gives the reason
             # Starts the threads and contexts that torch needs.
             torch.ones(1 << 17, device=self.device).exp().sum().item()
-        _keep_memory()
 
     def load_op(
         self,
@@ -99,7 +98,7 @@ class CandidateWorker:
         mutates: bool,
         folder: str,
         emulate: bool,
-    ) -> protocol.Loaded:
+    ) -> protocol.LoadedCandidate:
         """Build an op's library, give up rights, and load it: even its first instruction runs without rights.
 
         With `emulate`, the text is CUDA, which is built for the CPU.
@@ -118,7 +117,7 @@ class CandidateWorker:
         )
         if emulate:
             self._load_emulated(op)
-            return protocol.Loaded(tuple(self.isolation), None, False)
+            return protocol.LoadedCandidate(tuple(self.isolation), None, False)
 
         target = target_of(self.device, None)
         store = default_store()
@@ -136,7 +135,7 @@ class CandidateWorker:
         self.call = op.overload
         if on_cpu and "seccomp" in self.isolation:
             sandbox.allow_computing()
-        return protocol.Loaded(tuple(self.isolation), entry.key, found is not None)
+        return protocol.LoadedCandidate(tuple(self.isolation), entry.key, found is not None)
 
     def _load_emulated(self, op: Op) -> None:
         """Load an emulated library. It may start programs, because a program reads the lines of findings."""
@@ -148,7 +147,9 @@ class CandidateWorker:
         loader.load(emulation.entry_of(library), op.qualified)
         self.call = op.overload
 
-    def load_model(self, init: int, *, text: str, imports: str, seed: int) -> protocol.Loaded:
+    def load_model(
+        self, init: int, *, text: str, imports: str, seed: int
+    ) -> protocol.LoadedCandidate:
         """Give up rights, run a Python file, and make its ModelNew with the attached arguments.
 
         With a directory of modules to import, its function custom_kernel is called instead.
@@ -178,7 +179,7 @@ class CandidateWorker:
             if not self.mutates:
                 torch.manual_seed(seed)
                 self.call = self.call(*args, **kwargs).to(self.device).eval()
-        return protocol.Loaded(tuple(self.isolation), None, False)
+        return protocol.LoadedCandidate(tuple(self.isolation), None, False)
 
     def _give_up(self, *writable: str) -> None:
         self._hold("landlock", sandbox.restrict_files(sandbox.all_but_devices(), writable))
@@ -199,12 +200,13 @@ class CandidateWorker:
                 module["_profiler_enabled"] = lambda: False
 
     def prepare(
-        self, places: int, *masked: int, count: int, results: list[Any], log: bool
+        self, places: int, *masked: int, count: int, results: list[Any], log: bool, fill: bool
     ) -> protocol.Done:
-        """Make a burst of the first calls, whose arguments have no values yet.
+        """Make a burst of the first calls. Their arguments have no values yet.
 
-        `results` are the tensors of each call. `log`: record torch's operators that run.
+        `results` are the tensors of each call. `log`: record torch's operators that run. `fill`: fill all new memory.
         """
+        _fill_memory(fill)
         self.log = log
         self.operators: set[str] = set()
         self.evidence = ""
@@ -262,12 +264,11 @@ class CandidateWorker:
     def describe(self) -> tuple[protocol.Described, int]:
         """Describe the results of all calls, and send their copies."""
         rows = map(self._effects, self.burst.results, self.burst.inputs)
-        described = protocol.Described(
-            tuple(tuple(map(describe_result, row)) for row in rows),
-            not self.mutates and self.inputs.changed(),
-            tuple(sorted(self.operators)),
-            self.evidence or self._replaced() or (self.watch.evidence if self.watch else ""),
-        )
+        results = tuple(tuple(map(describe_result, row)) for row in rows)
+        changed = not self.mutates and self.inputs.changed()
+        attempted = self.watch.evidence if self.watch else ""
+        evidence = self.evidence or self._replaced() or attempted
+        described = protocol.Described(results, changed, tuple(self.operators), evidence)
         content = bytearray()
         for each in map(protocol.plain, self.copies):
             content += ctypes.string_at(each.data_ptr(), each.nbytes)
@@ -279,10 +280,12 @@ class CandidateWorker:
         if not self.functions:
             return ""
         now = _functions()
+        of_torch = ("torch", str(Path(torch.__file__).parent))
         replaced = []
         for name, value in self.functions.items():
-            module = str(getattr(now.get(name), "__module__", ""))
-            if now.get(name) is not value and not module.startswith("torch"):
+            other = now.get(name)
+            place = str(getattr(other, "co_filename", getattr(other, "__module__", "")))
+            if other is not value and not place.startswith(of_torch):
                 replaced.append(name)
         return f"replaces functions of other modules: {', '.join(replaced[:3])}" if replaced else ""
 
@@ -311,15 +314,15 @@ def _system_folders() -> list[str]:
     return [*of_python, sys.prefix, sys.base_prefix, *packages, *system]
 
 
-def _keep_memory() -> None:
-    """Make malloc keep freed memory, which bursts fill with NaN, and not fill it again."""
-    options = {_M_PERTURB: 0, _M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: 1 << 30}
+def _fill_memory(fill: bool) -> None:
+    """Make malloc fill new memory, for checks, or keep freed memory, which bursts fill with NaN."""
+    options = {_M_PERTURB: int(fill), _M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: 1 << 30}
     for option, value in options.items():
         ctypes.CDLL(None).mallopt(option, value)
 
 
 def _functions() -> dict[str, Any]:
-    """Return the functions of other modules that a candidate may want to replace."""
+    """Return the functions of other modules that a candidate may want to replace, by their code if it is Python."""
     judge = {name: module for name, module in sys.modules.items() if name.startswith("opjit.judge")}
     holders: dict[str, Any] = {name: sys.modules[name] for name in _REPLACEABLE.split()} | judge
     holders |= {"torch.Tensor": torch.Tensor, "torch.cuda.Event": torch.cuda.Event}
@@ -334,5 +337,5 @@ def _functions() -> dict[str, Any]:
         for member in members:
             value = inspect.getattr_static(holder, member)
             if callable(value):
-                found[f"{name}.{member}"] = value
+                found[f"{name}.{member}"] = getattr(value, "__code__", value)
     return found

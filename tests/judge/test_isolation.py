@@ -268,7 +268,7 @@ def test_results_beyond_their_bytes_are_refused() -> None:
     with pytest.raises(Untrusted, match="beyond its file"):
         protocol.decode_results([spec], memoryview(bytes(23)))
     with pytest.raises(Untrusted):
-        protocol.size_of([TensorSpec("float99", (1,))])
+        protocol.decode_results([TensorSpec("float99", (1,))], memoryview(bytes(4)))
 
 
 def test_memory_of_another_process_is_read_while_it_stands_still() -> None:
