@@ -12,17 +12,14 @@ VARIABLES = {
     "OPJIT_DEBUG": "`1`: build ops for gdb, cuda-gdb and profilers, like `opjit get --debug`",
     "OPJIT_EMULATE": "`1`: without a GPU, CPU tensors run ops' CUDA kernels, checked for races and bounds; `fast`: unchecked",
     "OPJIT_FAST": "`0`: compile C++ extensions with torch's full headers and nvcc",
-    "OPJIT_JOBS": (
-        "largest number of compilers in all your processes. Default: a number that fits the CPUs, the free memory "
-        "and the cgroup. `MAX_JOBS` limits one build"
-    ),
+    "OPJIT_JOBS": "largest number of compilers of a build. Default: a number that fits the CPUs, the free memory and the cgroup",
     "OPJIT_LAYERS": "read-only caches that opjit searches first, separated by `:`",
     "OPJIT_OFFLINE": "`1`: never build and never query a remote cache. An op that is not cached raises NotCached",
     "OPJIT_PATH": "absolute paths of directories with your ops, separated by `:`. opjit runs their `op.py`",
     "OPJIT_PEER_TIMEOUT": "seconds that a kernel across ranks waits for a rank. It replaces the `timeout` of `opjit.distributed.peers`",
     "OPJIT_RECORD": "file in which processes record their ops. `opjit record` sets it",
     "OPJIT_REMOTE": "URL of a remote cache that opjit queries before it builds: `https://`, `s3://`, `gs://` or `file://`",
-    "OPJIT_TIMEOUT": "seconds after which opjit ends a tool of a build, such as a compiler. Default: `3600`. `0` means no limit",
+    "OPJIT_TIMEOUT": "seconds after which opjit ends the compilers of a build. Default: `3600`. `0` means no limit",
     "OPJIT_TRUST": (
         "trusted signers, separated by `:`. Each is a file with a public key, or `ed25519:` and the"
         " key. `unsigned` trusts everybody"

@@ -112,6 +112,23 @@ def temporary_folder(prefix: str = "opjit-") -> Path:
     return folder
 
 
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Open a temporary folder for a moment: in memory if no other place is writable."""
+    import shutil  # late: no hit needs them
+    import tempfile
+
+    try:
+        folder = tempfile.mkdtemp(prefix="opjit-")
+    except OSError:
+        folder = f"/dev/shm/opjit-{random_name()}"
+        os.mkdir(folder, 0o700)
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def is_own(path: Path) -> bool:
     return any(path.is_relative_to(folder) for folder, _ in _own)
 
@@ -177,7 +194,7 @@ def replacement_risk(path: Path, trusted_as: Path | None = None) -> str | None:
     None if no other user can.
 
     Each folder and link on the way must belong to this user or root and not be writable by other
-    users, unless its sticky bit is set, or others cannot enter a folder above it. `trusted_as`: see
+    users, unless its sticky bit is set, or other users cannot enter a folder above it. `trusted_as`: see
     `trust_problem`.
     """
     here = "/"

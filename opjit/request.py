@@ -113,19 +113,25 @@ def fetch_or_build(wanted: W, store: Store) -> Entry:
     if progress.is_logged():
         progress.log(wanted.miss(store))
     if is_on("OPJIT_OFFLINE"):
+        from opjit import why
         from opjit.store import layers, sets
 
         listed = sets.lists_with(
             str(wanted).partition(" for ")[0], (store, *map(Store, layers.named()))
         )
+        found = why.compare(wanted.inputs, store)
+        unusable = f"; {found.reason}" if found.unusable and not found.differences else ""
         raise NotCached(
             f"{wanted} is not cached, and OPJIT_OFFLINE forbids building or downloading it; run `opjit precompile` "
-            f"without OPJIT_OFFLINE, or unset OPJIT_OFFLINE{listed}",
+            f"without OPJIT_OFFLINE, or unset OPJIT_OFFLINE{listed}{unusable}",
             op=wanted.inputs.name,
             target=wanted.inputs.purpose,
         )
-    if wanted.by_torch:
-        import_builder()
+    with processes.without_collections():
+        return _build_locked(wanted, store)
+
+
+def _build_locked(wanted: W, store: Store) -> Entry:
     with processes.importing:
         from opjit.store import lock
 
@@ -135,7 +141,10 @@ def fetch_or_build(wanted: W, store: Store) -> Entry:
         lock.held(wanted.name, lambda holder: say(f"waiting for {wanted}: {holder}")),
     ):
         wanted = wanted.now(store)  # the sources may have changed during the wait
-        return lookup(wanted, store, warn=False) or wanted.fetch(store) or wanted.build(store)
+        found = lookup(wanted, store, warn=False) or wanted.fetch(store)
+        if found is None and wanted.by_torch:
+            import_builder()
+        return found or wanted.build(store)
 
 
 def import_builder() -> None:

@@ -36,20 +36,17 @@ _FLAGS = {
 _NAMES = {
     "cc.version": "compiler",
     "cc.machine": "compiler's target",
-    "cc.binutils": "assembler and linker",
-    "cc.script": "compiler's script",
+    "cc.programs": "compiler's programs",
     "nvcc.build": "nvcc",
     "nvrtc.version": "NVRTC",
     "device.version": "device compiler",
     "device.sha256": "device compiler's file",
     "cxx.version": "C++ compiler",
     "cxx.machine": "C++ compiler's target",
-    "cxx.binutils": "C++ compiler's assembler and linker",
-    "cxx.script": "C++ compiler's script",
+    "cxx.programs": "C++ compiler's programs",
     "dispatch_key": "dispatch key",
     "kernel": "source's name",
     "debug": "debug build",
-    "search": "directories of headers",
 }
 # The kinds of differences, the most frequent first; all remaining kinds come last.
 _LIKELY = (
@@ -181,7 +178,7 @@ def compare(inputs: BuildInputs, root: Store, found: Path | None = None) -> Expl
         for place in layers.others_like(location.store.base / inputs.place_of_entries)
         for folder in place.glob("[!.]*")
     ]
-    candidates, unusable = _candidates(every, inputs)
+    candidates, unusable = _candidates(every, inputs, root)
     wanted = root.base / inputs.place_of_entries
     problem = root.problem(wanted.parent, wanted)
     if problem is not None:
@@ -221,7 +218,7 @@ def _for_other_hosts(place: Path, host: str) -> list[Path]:
 
 
 def _candidates(
-    entries: list[_Found], inputs: BuildInputs
+    entries: list[_Found], inputs: BuildInputs, root: Store
 ) -> tuple[list[_Candidate], list[tuple[Path, str]]]:
     """Return the usable entries of the same name and target, and the unusable ones with reasons; the newest first."""
     usable = []
@@ -231,7 +228,8 @@ def _candidates(
         try:
             _, manifest = verify(folder, inputs.op_target, trusted_as=location.source)
             shipped = location.source is not None
-            usable.append((folder, differences(manifest, inputs, shipped)))
+            note = root.seen(manifest.key)
+            usable.append((folder, differences(manifest, inputs, shipped, note)))
         except (FileNotFoundError, NotADirectoryError):
             pass  # not an entry, or being removed
         except (EntryError, OSError) as error:
@@ -252,7 +250,7 @@ def _outcome(inputs: BuildInputs, found: Path | None) -> str:
 
 
 def differences(
-    manifest: Manifest, inputs: BuildInputs, shipped: bool = False
+    manifest: Manifest, inputs: BuildInputs, shipped: bool = False, note: Path | None = None
 ) -> tuple[Difference, ...]:
     """Return how an entry's inputs differ from the requested ones; of a shipped binary, without the compilers and opjit's version."""
     before = manifest.document
@@ -260,8 +258,13 @@ def differences(
     found = [*document_differences(before, inputs.request, sources)]
     same_tools = before.get("toolchain") == inputs.request["toolchain"]
     with suppress(EntryError):  # it does not list what its build read
-        of_build = _of_build(inputs.changes(before))
-        found += [each for each in of_build if same_tools or not each.text.startswith("<")]
+        of_build = _of_build(inputs.changes(before, note))
+        known = tuple(f"{name} " for name in _mapping(before.get("known", {})))
+        found += [
+            each
+            for each in of_build
+            if not each.text.startswith(known) and (same_tools or not each.text.startswith("<"))
+        ]
     if shipped:
         tools = {
             name
@@ -295,9 +298,6 @@ def document_differences(
         )
     tools = _mapping(before.pop("toolchain", {}))
     wanted_tools = now.pop("toolchain")
-    if tools != wanted_tools:  # another compiler has other folders
-        before.pop("search", None)
-        now.pop("search", None)
     if wanted_tools is not None:  # without a compiler, any compiler's binary matches
         before = {**tools, **before}
         now = {**wanted_tools, **now}

@@ -4,7 +4,6 @@ Modules whose tests are not in the file of their name, and where these are:
 __main__: cli/test_cli.py
 api: request/test_places.py test_why.py
 batch: ahead/test_precompile.py
-endless: attacks/test_lists.py
 files: store/test_folders.py store/test_store.py
 progress: store/test_lock.py request/test_log.py
 request: request/test_concurrency.py request/test_warm_path.py

@@ -23,8 +23,8 @@ from opjit.backends import Flags
 from opjit.backends.cuda import Cuda
 from opjit.builder import runtime_objects
 from opjit.catalog import registry
-from opjit.recipe import reads, toolchain
-from opjit.recipe.compilers import Compiler, is_script, probe_compiler
+from opjit.recipe import toolchain
+from opjit.recipe.compilers import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from tests import helpers, remotes, tiers, zygote
@@ -158,27 +158,6 @@ def copied_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime_objects, "_make", make)
         yield plain
-
-
-@pytest.fixture(scope="session", autouse=True)
-def probed_once() -> Iterator[dict[tuple[object, ...], Compiler]]:
-    """A process asks each compiler of the machine once for its version, where each new cache would start six programs.
-
-    A compiler that is a script, and one behind another PATH, is asked again. Gives the answers, for a test to clear."""
-    plain = probe_compiler
-    known = dict[tuple[object, ...], Compiler]()
-
-    def probe(path: str, language: str = "c") -> Compiler:
-        if is_script(path):
-            return plain(path, language)
-        question = (path, language, str(reads.signature(path)), os.environ.get("PATH"))
-        if question not in known:
-            known[question] = plain(path, language)
-        return known[question]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toolchain, "probe_compiler", probe)
-        yield known
 
 
 @pytest.fixture

@@ -84,8 +84,6 @@ class Stub(Cpu):
         device = (
             *self.more,
             "-I{path}",
-            "-deps",
-            "{dependencies}",
             "-c",
             "{source}",
             "-o",
@@ -131,7 +129,6 @@ def write_compiler(sdk: Path, version: str = "stubcc 1.0", before: str = "") -> 
         f"""#!/bin/sh
 {before}
 [ "$1" = --version ] && {{ echo {shlex.quote(version)}; exit; }}
-for word; do shift; if [ "$word" = -deps ]; then set -- "$@" -MD -MF; else set -- "$@" "$word"; fi; done
 exec {shlex.quote(real_compiler())} -fPIC -O2 -Werror=incompatible-pointer-types -x c "$@"
 """,
     )

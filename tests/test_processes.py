@@ -63,7 +63,7 @@ class Slow(BuildInputs):
         return {}
 parent = os.getpid()
 reached, done = threading.Event(), threading.Event()
-inputs = [Slow("one", (), {}, Places("/"), {}, None, None, "") for _ in range(2)]
+inputs = [Slow("one", (), {}, Places("/"), {}, None, "") for _ in range(2)]
 thread = threading.Thread(target=lambda: inputs[0].request)
 thread.start()
 assert reached.wait(60)

@@ -39,7 +39,7 @@ class Toy(Cpu):
     def flags(self, arch: str, runtime: str) -> Flags:
         glue = ("-x", "c", "-std=gnu11", "-O2", *GLUE)
         kernel = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffile-prefix-map={staging}/=", "-ffile-prefix-map={folder}/=", "-I{path}",
-                  "-MD", "-MF", "{dependencies}", "-c", "{source}", "-o", "{object}")
+                  "-c", "{source}", "-o", "{object}")
         return Flags(glue, (), (toy_module.library(),), ("libtorch_cpu",), NEEDED, include=(str(HERE / "sdk"),), device=kernel)
 # end: backend
 

@@ -72,10 +72,9 @@ class Flags(NamedTuple):
         stubs: the sonames of torch's libraries that the binary links to, without ``.so``.
         needed: all libraries that the binary may need, in addition to the libraries in `link`.
         include: directories on the include path: first the directories of the backend, then the directories of the op.
-        device: arguments of `Backend.compiler`. The additional placeholders are ``{source}``, ``{object}``, ``{dependencies}``
-            (the list of read files, which the compiler must write in the syntax of make) and ``{path}``. An argument with
-            ``{path}`` is repeated for each directory of the include path:
-            ``("-fPIC", "-I{path}", "-MD", "-MF", "{dependencies}", "-c", "{source}", "-o", "{object}")``.
+        device: arguments of `Backend.compiler`. The additional placeholders are ``{source}``, ``{object}`` and ``{path}``. An argument
+            with ``{path}`` is repeated for each directory of the include path:
+            ``("-fPIC", "-I{path}", "-c", "{source}", "-o", "{object}")``.
         cuda_link: linker flags of an op for CUDA only.
         sources: paths of additional sources of an op.
         shared: torch's CUDA libraries, which `link` names as ``-l:SONAME``.

@@ -73,8 +73,6 @@ PREFIX_MAPS = (
     "-ffile-prefix-map={include}/=",
     "-ffile-prefix-map={folder}/=",
 )
-# Lists every file that the compiler reads, system headers included, for the check after the build; torch's rule keeps no list.
-DEPENDENCIES = "-Wp,-MD,{unique}.deps"
 # For all glue code. torch's exceptions pass through it, hence -fexceptions; torch calls only its exported functions.
 GLUE = (
     "-pipe",
@@ -83,7 +81,6 @@ GLUE = (
     "-fno-plt",
     *STRICT,
     *PREFIX_MAPS,
-    DEPENDENCIES,
     "-ffunction-sections",  # the linker leaves out the functions and data that an op does not use
     "-fdata-sections",
 )

@@ -99,9 +99,6 @@ class Cuda:
             "-Xcompiler",
             "-Werror=unused-result",
             *(part for flag in PREFIX_MAPS for part in ("-Xcompiler", flag)),
-            "-MD",
-            "-MF",
-            "{unique}.deps",
         )
         needed = NEEDED | {
             "libtorch_cuda.so",

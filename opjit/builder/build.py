@@ -10,35 +10,30 @@ import os
 import re
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from opjit import files
-from opjit.builder import (
-    compile_warnings,
-    cuda_mistakes,
-    kernel_usage,
-)
+from opjit.builder import compile_warnings
 from opjit.builder.compile_step import BuildTools
-from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.op_library import compile_library
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import BuildError, CompileError, ToolMissing
-from opjit.recipe import compilers, libraries, reads, toolchain
+from opjit.recipe import libraries, reads, recorder, toolchain
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.reports import LINKED, Changed, ReportReader, Search, trusted_prefixes
+from opjit.recipe.record_reader import Changed, RecordReader, trusted_prefixes
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.store import Store
 
-# The preprocessor ended, and lists nothing.
-_FATAL = re.compile(r"\bfatal\b|compilation terminated")
+if TYPE_CHECKING:
+    from opjit.builder.kernel_usage import KernelUsage
+
 # A build file and a compiler's list of files cannot contain these characters. A surrogate is a byte
 # that is not UTF-8.
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -67,13 +62,13 @@ def build(
         raise recipe.fault(f"{recipe.doubt}; make it readable")
     said = _Said("", [])
 
-    def compile_in(work: Path, base: Path, started: int) -> Compiled:
+    def compile_in(recipe: Recipe, work: Path, base: Path, started: int) -> Compiled:
         nonlocal said
         try:
             compiled, said = _compile_checked(recipe, tools, work, base, started)
         except CompileError as error:
             with suppress(Changed, OSError, BuildError):
-                error.read = _read_in_vain(recipe, tools, work, error, started)
+                error.read = recipe.document(_read(recipe, tools, work, started))
             raise
         finally:
             if inspect is not None:
@@ -100,6 +95,8 @@ def usage_of(recipe: Recipe, store: Store) -> list[KernelUsage]:
 
     Keeps nothing. Raises what `build` raises.
     """
+    from opjit.builder import kernel_usage  # late: no build needs it
+
     reporting = recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))
     return kernel_usage.parse(_output(replace(recipe, flags=reporting), store).output)
 
@@ -116,7 +113,8 @@ def _output(recipe: Recipe, store: Store) -> _Said:
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         work = Path(folder)
         library = compile_library(recipe, work, _tools(recipe, store), store.base)
-        return _Said(library.output, _listed(work))
+        logs = work.rglob(recorder.LOG)
+        return _Said(library.output, [*recorder.read(logs).opened])
 
 
 def _warn(recipe: Recipe, said: _Said) -> None:
@@ -127,6 +125,8 @@ def _warn(recipe: Recipe, said: _Said) -> None:
     names |= {os.path.basename(path): path for path in paths}  # NVRTC's names of files
     found = compile_warnings.find_warnings(said.output, names.get, recipe.sources[0])
     if recipe.target.backend.uses_nvcc:
+        from opjit.builder import cuda_mistakes  # late: no op for a CPU needs it
+
         for path in paths:
             found += cuda_mistakes.find_mistakes(Path(path))
     compile_warnings.emit(found, recipe.source, recipe.place)
@@ -185,10 +185,9 @@ def _compile_checked(
     """Compile in `work`, and check the binary. Returns it, and the output of the tools."""
     library = compile_library(recipe, work, tools, base)
     made = replace(recipe, toolchain=library.toolchain)
-    reader = _reader(made, tools, work, started)
-    listed = _listed(work)
-    read = _compiled(made, reader, listed, library.output).joined(library.parts)
-    read = read.joined(reader.linked(work / LINKED, library.linked))
+    read = _read(made, tools, work, started)
+    listed = [*read.digests]
+    read = read.joined(library.parts)
     remarks = {"torch": str(torch.__version__)}
     if library.remark:
         remarks["cuda"] = library.remark
@@ -204,63 +203,35 @@ def _compile_checked(
     return compiled, _Said(library.output, listed)
 
 
-def _reader(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> ReportReader:
-    """Return the reader of the tools' reports.
+def _read(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> Reads:
+    """Return the reads of a build's tools. A version in the key covers the files of CUDA and of a device's SDK.
 
-    A version in the key covers the files of CUDA and of a device's SDK.
+    Raises BuildError for a header of torch or Python, Changed for a file that changed.
     """
+    logs = [*work.rglob(recorder.LOG)]
+    _refuse_torch(recipe, recorder.read(logs).opened)
     own = recipe.target.backend.compiler
     shared = recipe.flags.shared
-    folders = [*(own.folders if own else ()), *libraries.include_folders(shared)]
+    folders = [*(own.folders if own else ()), *libraries.include_folders(shared), *_of_torch()]
     folders += [os.path.dirname(each.path) for each in shared]
     if tools.nvcc:
         folders.append(tools.nvcc.root)
     if tools.nvrtc:
         folders += [*tools.nvrtc.headers.split(":"), tools.nvrtc.runtime]
-    system = recipe.places.system
-    trusted = trusted_prefixes(folders, system)
-    return ReportReader(str(work), str(work), Moment(recipe.texts), system, trusted, started)
+    trusted = trusted_prefixes(folders, recipe.places.system)
+    reader = RecordReader(str(work), Moment(recipe.texts), trusted, started, recipe.sources)
+    return reader.reads(logs)
 
 
-def _listed(work: Path) -> list[str]:
-    """Return the files that the preprocessors of a build list."""
-    return reads.listed_absolute(work.rglob("*.deps"))
-
-
-def _compiled(recipe: Recipe, reader: ReportReader, listed: list[str], output: str) -> Reads:
-    """Return the files that the compilers of a build read; their preprocessors have `listed` some.
-
-    Raises BuildError for a header of torch or Python, Changed for a file that changed.
-    """
-    _refuse_torch(recipe, listed)
-    assembled = reads.listed_absolute(Path(reader.work).rglob(f"*{compilers.ASSEMBLED}"))
-    words = [*recipe.flags.c, *recipe.flags.cuda]
-    return reader.compiled(listed, assembled, Search((), recipe.searched), output, words)
-
-
-def _read_in_vain(
-    recipe: Recipe,
-    tools: BuildTools,
-    work: Path,
-    error: CompileError,
-    started: int,
-) -> Mapping[str, Any] | None:
-    """Return the document of a build that failed, with what its compilers read; None if they ended before they could list that."""
-    output = files.read_regular(error.log).decode("utf-8", "replace") if error.log else "fatal"
-    if _FATAL.search(output):
-        return None
-    read = _compiled(recipe, _reader(recipe, tools, work, started), _listed(work), output)
-    return None if read.doubt else recipe.document(read)
+def _of_torch() -> list[str]:
+    """The folders of torch's and Python's headers. torch's load adds them to each command, and no op may read them."""
+    folders = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    return [os.path.dirname(torch.__file__), *folders]
 
 
 def _refuse_torch(recipe: Recipe, read: Iterable[str]) -> None:
     """Raise BuildError for a header that would tie an op to one version of torch or Python."""
-    folders = [
-        os.path.dirname(torch.__file__),
-        sysconfig.get_path("include"),
-        sysconfig.get_path("platinclude"),
-    ]
-    forbidden = tuple(os.path.realpath(folder) + os.sep for folder in folders)
+    forbidden = tuple(os.path.realpath(folder) + os.sep for folder in _of_torch())
     for path in read:
         folder, name = os.path.split(path)
         linked = os.path.join(os.path.realpath(folder), name)  # some installers link each file

@@ -64,13 +64,12 @@ def workspace(staged: Path) -> Iterator[Path]:
         yield work
 
 
-def run_tool(command: Sequence[str], work: Path, need: int = 0, honours: bool = False) -> str:
-    """Run a compiler or its like in a folder, and return its output. `need` is its share of the machine's memory, in bytes, for which it
-    waits; for `honours`, see `run_compiler`. Raises CompilerFailed, or OSError if the disk is full."""
-    from opjit.builder import budget  # late: no hit needs it
-
-    with budget.share(need):
-        done = compilers.run_compiler(command, work, honours)
+def run_tool(
+    command: Sequence[str], work: Path, honours: bool = False, log: Path | None = None
+) -> str:
+    """Run a compiler or its like in a folder, and return its output; see `run_compiler`. Raises CompilerFailed, or OSError if the disk is
+    full."""
+    done = compilers.run_compiler(command, work, honours, log)
     output = done.stdout
     if done.returncode < 0:
         output += (
@@ -83,10 +82,12 @@ def run_tool(command: Sequence[str], work: Path, need: int = 0, honours: bool = 
     return output
 
 
-def run_command(command: Sequence[str], work: Path, need: int = 0, honours: bool = False) -> str:
+def run_command(
+    command: Sequence[str], work: Path, honours: bool = False, log: Path | None = None
+) -> str:
     """Run a command of a build like `run_tool`. Raises CommandFailed, with the command."""
     try:
-        return run_tool(command, work, need, honours)
+        return run_tool(command, work, honours, log)
     except CompilerFailed as failed:
         raise CommandFailed(f"FAILED: {command[-1]}\n{shlex.join(command)}\n{failed}") from None
 
@@ -137,17 +138,15 @@ def compile_by_own(
     recipe: Recipe, sources: Sequence[Path], work: Path, own: DeviceCompilerInfo
 ) -> tuple[list[Path], str]:
     """Compile an op's kernel and its author's other sources. Returns the object files, and the compiler's output. Raises CompilerFailed if
-    the compiler refused a source, BuildError if it left no object file or no list of the files that it read."""
+    the compiler refused a source, BuildError if it left no object file."""
     objects = []
     output = ""
     for source in sources:
         compiled = work / f"{source.stem}.o"
-        listed = work / f"{source.stem}.deps"
         places = {
             **recipe.placeholders(work),
             "source": str(source),
             "object": str(compiled),
-            "dependencies": str(listed),
         }
         command = [
             own.path,
@@ -158,15 +157,11 @@ def compile_by_own(
             ),
         ]
         output += run_command(command, work)
-        for path, what in (
-            (compiled, "object file, {object}"),
-            (listed, "list of the files that it read, {dependencies}"),
-        ):
-            if not path.is_file():
-                of = recipe.target.backend.name
-                raise recipe.fault(
-                    f"{own.path} reported success but left no {what}, in the flags of the backend {of}",
-                    shlex.join(command),
-                )
+        if not compiled.is_file():
+            of = recipe.target.backend.name
+            raise recipe.fault(
+                f"{own.path} reported success but left no object file, {{object}}, in the flags of the backend {of}",
+                shlex.join(command),
+            )
         objects.append(compiled)
     return objects, output

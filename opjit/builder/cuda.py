@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit import files, processes, resources
-from opjit.builder import budget, host_device_split, nvrtc
+from opjit.builder import host_device_split, nvrtc
 from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
 from opjit.builder.cuda_text import HOST, CudaFile, defined_macros, flat_text, folders_of_cuda
 from opjit.builder.host_device_split import Halves
-from opjit.recipe import compilers, nvcc_flags, toolchain
+from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.compilers import Compiler, Nvrtc
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
@@ -189,9 +189,8 @@ def _compile_host(
     """Compile the host's part. `kernels` are names without template arguments."""
     command = [compiler.path, "-x", "c++", *unit.host, *unit.folders, "-fPIC"]
     command += folders_of_cuda(found.headers)
-    command += ["-Wp,-MD,opjit_host.deps", "-Wno-invalid-offsetof"]
-    command += [*compilers.dependency_flags(compiler, "opjit_host"), "-c", "opjit_host.cpp"]
-    output = run_tool([*command, "-o", "opjit_host.o"], work, budget.CXX_JOB)
+    command += ["-Wno-invalid-offsetof", "-c", "opjit_host.cpp"]
+    output = run_tool([*command, "-o", "opjit_host.o"], work)
 
     defined = _defined_symbols(work)
     functions = [symbol for symbol, row in defined.items() if row[3] == "FUNC"]

@@ -17,7 +17,7 @@ HOST = ""  # in the place of an arch
 
 
 # A request to the preprocessor.
-TEXT = ("-w", "-x", "c++", "-E", "-dD", "-dI", "-MD", "-MF", "opjit_text.deps", "-o", "text.ii")
+TEXT = ("-w", "-x", "c++", "-E", "-dD", "-dI", "-o", "text.ii")
 
 
 FIRST = resources.folder("kernels_c") / "nvrtc/preprocess.h"  # the text that it reads first

@@ -11,7 +11,6 @@ from pathlib import Path
 from opjit import files, processes
 from opjit.builder.tokens import CLOSING, Malformed, tokenize
 from opjit.errors import BuildError, CompileError
-from opjit.recipe.reports import without_attempts
 
 _COMPLAINT = re.compile(
     r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
@@ -24,6 +23,7 @@ _DIED = re.compile(
     rf"memory exhausted|Segmentation fault|internal compiler error|{processes.LATE}",
     re.MULTILINE,
 )
+_AGAIN = "try again, with more memory if it needs it"
 # Lines about the command, not the code: opjit's, and gcc's remark on a C++ flag that torch always passes.
 _FRAME = re.compile(
     r"^(?:FAILED: |collect2: error: |Error building extension|"
@@ -175,7 +175,6 @@ def diagnose(
     path = (
         logs / f"{op.replace('::', '.')}.{time.strftime('%Y%m%d-%H%M%S')}.{files.random_name()}.log"
     )
-    output = without_attempts(output)
     files.write_note(path, output)
     log = path if path.exists() else None
     found = re.search(r"^FAILED: .*\n(.*)", output, re.MULTILINE)
@@ -195,6 +194,8 @@ def diagnose(
     if first is None:
         text = "\n".join(lines[-_SHOWN:]).strip() or output.strip() or "no output"
         message = f"{op} for {target} was not built: {text}"
+        if _DIED.search(output) and _AGAIN not in message:
+            message += f"; a tool was killed; {_AGAIN}"
     else:
         source = expected[0] if expected else None
         hint = _hint(lines[first:], source)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from opjit import files, processes
 from opjit.backends import Shared
 from opjit.builder import (
-    budget,
     compile_warnings,
-    cuda,
     glue,
     runtime_objects,
     torch_builder,
@@ -24,18 +21,14 @@ from opjit.builder.compile_step import (
     CompilerFailed,
     by_nvrtc_or_nvcc,
     compile_by_own,
-    run_command,
 )
-from opjit.builder.diagnosis import diagnose
-from opjit.builder.torch_builder import CompiledSource, TorchBuild
 from opjit.errors import BuildError
-from opjit.recipe import compilers, libraries, nvcc_flags, toolchain, unreported
+from opjit.recipe import compilers, libraries, nvcc_flags, recorder, toolchain
 from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.reads import Reads
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.reports import LINKED, without_attempts
 
 
 class CompiledLibrary(NamedTuple):
@@ -45,16 +38,8 @@ class CompiledLibrary(NamedTuple):
     generated: list[Path]  # the glue's files
     toolchain: dict[str, str]  # the compilers' identity
     output: str  # theirs, with their warnings
-    linked: str  # the linker's output
     parts: Reads  # the inputs of opjit's runtime objects
     remark: str = ""  # on the compiler of CUDA code, for the manifest
-
-
-class _ToolOutput(NamedTuple):
-    """The output of a build's tools."""
-
-    output: str  # for people
-    linked: str  # the linker's, with the files that it tried
 
 
 def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -> CompiledLibrary:
@@ -91,6 +76,8 @@ class _Compilation:
 
     def by_nvrtc(self, nvrtc: Nvrtc) -> CompiledLibrary:
         """Compile with NVRTC and the C++ compiler, and link."""
+        from opjit.builder import cuda  # late: no op for a CPU needs it
+
         compiler = self.tools.compiler
         target = self.recipe.target
         linking = replace(self, tools=self.tools._replace(nvcc=None))
@@ -109,8 +96,7 @@ class _Compilation:
         sources = [self.generated[0], *registrations]
         built = linking._build(sources, kernels, parts, [f"-L{found.runtime}", cudart])
         versions = toolchain.identity(compiler, nvrtc)
-        output += built.output
-        return CompiledLibrary(self.path, self.generated, versions, output, built.linked, read)
+        return CompiledLibrary(self.path, self.generated, versions, output + built, read)
 
     def without_nvrtc(self) -> CompiledLibrary:
         """Compile C, or let nvcc or the device's compiler compile the kernels, and link."""
@@ -127,11 +113,12 @@ class _Compilation:
             sources = sources[:1]
         built = self._build(sources, kernels, parts)
         versions = toolchain.identity(tools.compiler, tools.nvcc or tools.own)
-        output += built.output
-        return CompiledLibrary(self.path, self.generated, versions, output, built.linked, read)
+        return CompiledLibrary(self.path, self.generated, versions, output + built, read)
 
     def diagnosed(self, output: str) -> BuildError:
         """Return the error for the output of a compiler that failed."""
+        from opjit.builder.diagnosis import diagnose  # late: only a build that fails needs it
+
         recipe = self.recipe
         expected = str(recipe.source), glue.prototype(recipe.schema, recipe.target.backend)
         error = diagnose(output, recipe.name, recipe.purpose, self.base / "logs", expected)
@@ -174,34 +161,16 @@ class _Compilation:
 
     def _build(
         self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str] = ()
-    ) -> _ToolOutput:
-        """Compile sources, the glue first, and link them with the kernels' object files, as torch's load describes it."""
+    ) -> str:
+        """Compile sources, the glue first, and link them with the kernels' object files, by torch's load and ninja."""
         try:
-            build = self._described(sources, kernels, parts, runtime)
-            compile_one = partial(self._compile, build)
-            outputs = processes.in_parallel(
-                compile_one, build.compilations, budget.width(budget.C_JOB)
-            )
-            command = build.link_command([self.tools.compiler.path])
-            linked = run_command(command, self.work, budget.C_JOB)
+            return self._run(sources, kernels, parts, runtime)
         except CompilerFailed as failed:
             raise self.diagnosed(str(failed)) from None
-        return _ToolOutput("".join([*outputs, without_attempts(linked)]), linked)
 
-    def _compile(self, build: TorchBuild, compilation: CompiledSource) -> str:
-        """Compile a source, and return the compiler's output."""
-        nvcc = self.tools.nvcc
-        compiler = self.tools.compiler.path
-        need = budget.C_JOB
-        if compilation.by_nvcc and nvcc is not None:
-            compiler = f"{nvcc.root}/bin/nvcc"
-            need = budget.NVCC_JOB
-        command = build.compile_command(compilation, [compiler])
-        return run_command(command, self.work, need)
-
-    def _described(
+    def _run(
         self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str]
-    ) -> TorchBuild:
+    ) -> str:
         compiler = self.tools.compiler.path
         nvcc = self.tools.nvcc
         include = [f"-I{folder}" for folder in self.recipe.include_path]
@@ -218,6 +187,8 @@ class _Compilation:
         }
         environment = {
             **compilers.NEUTRAL,
+            **recorder.watching(self.work / recorder.LOG),
+            "TMPDIR": str(self.work),
             "CC": compiler,  # nvcc's host compiler
             "CXX": compiler,  # the glue is C, so no C++ compiler is needed
             "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
@@ -226,28 +197,20 @@ class _Compilation:
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
             "CUDA_HOME": nvcc.root if nvcc else None,
         }
-        return torch_builder.describe_build("load", arguments, environment, variables)
-
-    @property
-    def _lists(self) -> list[str]:
-        """The flags with which the assembler lists the files that it reads."""
-        return compilers.dependency_flags(self.tools.compiler, torch_builder.UNIQUE)
+        return torch_builder.run_build("load", arguments, environment, variables)
 
     def _in_place(self, flags: Iterable[str]) -> list[str]:
         """Return flags with the paths of this build."""
-        paths = {**self.recipe.placeholders(self.work), "unique": torch_builder.UNIQUE}
+        paths = self.recipe.placeholders(self.work)
         return [flag.format(**paths) for flag in flags]
 
     def _c_flags(self) -> list[str]:
-        own = [*compile_warnings.DEFAULT, unreported.DATE_WARNING]
-        return [*own, *self._in_place(self.recipe.flags.c), *self._lists]
+        return [*compile_warnings.DEFAULT, *self._in_place(self.recipe.flags.c)]
 
     def _cuda_flags(self) -> list[str]:
         flags = self._in_place(self.recipe.flags.cuda)
         for folder in libraries.include_folders(self.recipe.flags.shared):
             flags += ["-isystem", folder]
-        for flag in self._lists:
-            flags += ["-Xcompiler", flag]
         return flags
 
     def _link_flags(self, kernels: list[Path], parts: Path, runtime: Sequence[str]) -> list[str]:
@@ -267,7 +230,6 @@ class _Compilation:
             *([] if flags.debug else ["-Wl,-s"]),
             "-Wl,-z,defs",
             "-Wl,--gc-sections",
-            f"-Wl,--dependency-file={LINKED},--verbose",
         ]
 
 

@@ -35,11 +35,9 @@ def run_preprocessor(
     either.
 
     `theirs` are the prefixes of the paths of these headers. Raises CompilerFailed if the author's text is refused."""
-    from opjit.builder import budget  # late: a warm load runs no preprocessor
-
     while True:
         try:
-            run_tool(command, work, budget.CXX_JOB)
+            run_tool(command, work)
             return
         except CompilerFailed as failed:
             missing = _LACKING.search(str(failed))

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from opjit import files, progress
 from opjit.builder.compile_step import workspace
 from opjit.errors import CompileError, EntryError, UntrustedFolder, warn_of_cache
-from opjit.recipe import reads
-from opjit.recipe.build_inputs import BuildInputs
+from opjit.recipe import reads, recorder
+from opjit.recipe.build_inputs import B, BuildInputs
 from opjit.recipe.document import document_key
 from opjit.recipe.reads import Reads
-from opjit.recipe.reports import Changed
+from opjit.recipe.record_reader import Changed
 from opjit.store import elf, prune, usage
 from opjit.store.entry import Entry
 from opjit.store.manifest import NAME, Manifest
@@ -46,21 +46,37 @@ class Compiled(NamedTuple):
     check: Callable[[Path], None] = lambda _: None
 
 
-CompileIn = Callable[[Path, Path, int], Compiled]
+CompileIn = Callable[[B, Path, Path, int], Compiled]
 
 
-def build_and_publish(
-    inputs: BuildInputs, store: Store, must_store: bool, compile_in: CompileIn
-) -> Entry:
+def build_and_publish(inputs: B, store: Store, must_store: bool, compile_in: CompileIn[B]) -> Entry:
     """Build an entry and publish it: in the store or, if the store fails and it need not be in the
     store, in a folder of this process.
 
-    `compile_in` compiles in a folder, with another for parts and logs, from a time on that later
-    changes have. Raises BuildError if the tools left no valid library, a source changed during the
-    build, or no folder can be written; RecordError as `_document` does; and what `compile_in`
+    `compile_in` compiles inputs in a folder, with another for parts and logs, from a time on that
+    later changes have. If a file changes meanwhile, the binary is dropped and the build begins
+    again, once. Raises BuildError if the tools left no valid library, a file changed during both
+    builds, or no folder can be written; RecordError as `_document` does; and what `compile_in`
     raises.
     """
     started = time.perf_counter()
+    recorder.start(store.notes)
+    try:
+        return _build_once(inputs, store, must_store, compile_in, started)
+    except Changed as changed:
+        progress.log(f"{changed} changed during the build of {inputs}, which begins again")
+        inputs = inputs.now()
+    try:
+        return _build_once(inputs, store, must_store, compile_in, started)
+    except Changed as changed:
+        raise inputs.fault(
+            f"sources changed during compilation; build it again ({changed})"
+        ) from None
+
+
+def _build_once(
+    inputs: B, store: Store, must_store: bool, compile_in: CompileIn[B], started: float
+) -> Entry:
     try:
         entry = _publish_in(store, inputs, must_store, compile_in)
     except (OSError, EntryError) as reason:
@@ -77,9 +93,7 @@ def build_and_publish(
     return replace(entry, origin="built")
 
 
-def _publish_in(
-    store: Store, inputs: BuildInputs, must_store: bool, compile_in: CompileIn
-) -> Entry:
+def _publish_in(store: Store, inputs: B, must_store: bool, compile_in: CompileIn[B]) -> Entry:
     """Move the entry to its place.
 
     If another process published it first, use that entry.
@@ -87,7 +101,8 @@ def _publish_in(
     staged = store.stage()
     try:
         started = files.tick(staged)
-        manifest, doubt = _make_entry(staged, store.base, inputs, compile_in, started)
+        manifest, read = _make_entry(staged, store.base, inputs, compile_in, started)
+        doubt = inputs.doubt or read.doubt
         progress.step("publishing")
         entry_of = staged / "entry"
         at = store
@@ -99,7 +114,7 @@ def _publish_in(
             (store.notes / f"{UNCACHED}{inputs.key}").unlink(missing_ok=True)
         place = at.base / inputs.place_of(manifest.document) / manifest.key
         entry = at.publish(entry_of, place, manifest, inputs.op_target)
-        reads.remember(manifest.document, inputs.places, at.seen(entry.key), started)
+        reads.remember(read, inputs.places, at.seen(entry.key), started)
     except CompileError as error:
         if os.path.isdir(staged):
             raise
@@ -114,22 +129,18 @@ def _publish_in(
 
 
 def _make_entry(
-    staged: Path, base: Path, inputs: BuildInputs, compile_in: CompileIn, started: int
-) -> tuple[Manifest, str]:
-    """Make the folder ``entry``. Returns its manifest, and the reason why it must not be cached."""
+    staged: Path, base: Path, inputs: B, compile_in: CompileIn[B], started: int
+) -> tuple[Manifest, Reads]:
+    """Make the folder ``entry``. Returns its manifest, and the reads of the tools."""
     with workspace(staged) as work:
         begun = time.perf_counter()
         progress.step("compiling")
-        try:
-            made = compile_in(work, base, started)
-        except Changed as changed:
-            raise inputs.fault(
-                f"sources changed during compilation; build it again ({changed})"
-            ) from None
+        made = compile_in(inputs, work, base, started)
         seconds = time.perf_counter() - begun
         progress.step("checking")
-        if not inputs.doubt and inputs.now().known != inputs.known:
-            raise inputs.fault("sources changed during compilation; build it again")
+        now = inputs.now().known
+        if not inputs.doubt and now != inputs.known:
+            raise Changed(next(name for name in now if now[name] != inputs.known.get(name)))
         try:
             binary = made.finish(made.library.read_bytes())
         except (FileNotFoundError, EntryError) as error:
@@ -147,7 +158,7 @@ def _make_entry(
         )
         # This comes before publication, because other processes do not check again.
         made.check(staged / "entry" / inputs.file_name)
-        return manifest, inputs.doubt or made.read.doubt
+        return manifest, made.read
 
 
 def _document(made: Compiled) -> dict[str, Any]:

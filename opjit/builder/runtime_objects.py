@@ -10,26 +10,19 @@ depend on the installed torch. (Linking against torch is 0.2 s slower.)
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 
-from opjit import files, processes, progress, resources
+from opjit import files, processes, resources
 from opjit.backends import Flags, Shared
-from opjit.builder.compile_step import CompilerFailed, run_tool
-from opjit.builder.diagnosis import with_advice
-from opjit.errors import BuildError, EntryError, UntrustedFolder
-from opjit.recipe import reads
+from opjit.builder import parts
+from opjit.builder.compile_step import run_tool
+from opjit.recipe import recorder
 from opjit.recipe.compilers import Compiler
-from opjit.recipe.reads import Moment, Places, Reads
-from opjit.recipe.reports import ReportReader, Search
-from opjit.recipe.toolchain import system_folders, versions_of
-from opjit.store import layers
-from opjit.store.store import PARTS, Store
+from opjit.recipe.reads import Moment, Reads
+from opjit.recipe.record_reader import RecordReader
+from opjit.recipe.toolchain import versions_of
 
 # Linked into every op's library.
 RUNTIME = (
@@ -38,10 +31,6 @@ RUNTIME = (
     "opjit_elementwise.c",
 )
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
-LIST = "parts.json"
-_READS = "reads.json"
-_EVERYWHERE = Places(os.sep)
-_MAX_BYTES = 1 << 28  # of a part
 _OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
 # Named by torch's own link flags, needed by no op.
 _UNUSED = (
@@ -67,137 +56,13 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     moment = Moment()
 
     def is_good(place: Path) -> bool:
-        return is_current(place, OBJECTS, moment)
+        return parts.is_current(place, OBJECTS, moment)
 
     def make(staged: Path) -> None:
         _make(staged, include, compiler, flags)
 
-    place = kept(base, content, OBJECTS, make, is_good=is_good)
-    return place, kept_reads(place)
-
-
-def keep_reads(place: Path, read: Reads) -> None:
-    """Note in a folder of parts what made them."""
-    (place / _READS).write_text(json.dumps(read.document(_EVERYWHERE)))
-
-
-def kept_reads(place: Path) -> Reads:
-    """Return what made the parts in a folder. Raises OSError, EntryError or ValueError."""
-    return reads.loaded(json.loads(files.read(place / _READS, _MAX_BYTES)), _EVERYWHERE)
-
-
-def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
-    """Return whether parts are whole, and all that made them is unchanged."""
-    with suppress(OSError, EntryError, ValueError):
-        if is_whole(place, [*needed, _READS]):
-            document = json.loads(files.read(place / _READS, _MAX_BYTES))
-            return not any(reads.changes(document, _EVERYWHERE, moment))
-    return False
-
-
-def kept(
-    base: Path,
-    content: object,
-    needed: Collection[str],
-    make: Callable[[Path], None],
-    kind: str = PARTS,
-    is_good: Callable[[Path], bool] | None = None,
-) -> Path:
-    """Return a folder of parts that `make` writes, once for each content, which decides their
-    bytes.
-
-    Verifies them, by `is_good` or by the digests of the `needed` files, and replaces damaged ones; a
-    layer may have them. One process makes a part, and the other processes wait for it. Raises UntrustedFolder if
-    other users can write the store's folder of parts.
-    """
-    is_good = is_good or partial(is_whole, needed=needed)
-    found = find_parts(base, content, is_good, kind)
-    if found is not None:
-        return found
-    with processes.importing:  # only builds import filelock
-        from opjit.store import lock
-
-    def on_wait(holder: str) -> None:
-        progress.step(f"waiting for a part of the compilers: {holder}")
-
-    with lock.held(f"part-{_key(content)}", on_wait):
-        return find_parts(base, content, is_good, kind) or publish_parts(
-            base, content, is_good, make, kind
-        )
-
-
-def part_folders(base: Path, *kinds: str) -> list[Path]:
-    """Return the directories in which parts can be: the layers' and the store's."""
-    bases = (*(Store(root).base for root in layers.named()), base)
-    return [each / kind for each in bases for kind in kinds]
-
-
-def find_parts(
-    base: Path, content: object, is_good: Callable[[Path], bool], kind: str = PARTS
-) -> Path | None:
-    """Return a good folder of parts in a layer or a store's folder; None if `publish_parts` has to make it."""
-    for folder in part_folders(base, kind):
-        place = folder / _key(content)
-        if is_good(place) and files.trust_problem(place.parent) is None:
-            with suppress(OSError):
-                # `prune` leaves parts alone that a build used lately, because it may be linking with them.
-                os.utime(place)
-            return place
-    return None
-
-
-def publish_parts(
-    base: Path,
-    content: object,
-    is_good: Callable[[Path], bool],
-    make: Callable[[Path], None],
-    kind: str = PARTS,
-) -> Path:
-    """Replace a bad folder of parts.
-
-    Raises UntrustedFolder if other users can write the folder of parts.
-    """
-    place = base / kind / _key(content)
-    files.make_private(place.parent)
-    problem = files.trust_problem(place.parent)
-    if problem is not None:  # others could exchange the parts between their check and the link
-        raise UntrustedFolder(problem)
-    staged, aside = (place.parent / f".{files.random_name()}" for _ in range(2))
-    staged.mkdir(mode=0o700)
-    try:
-        make(staged)
-        for path in (parts := sorted(staged.iterdir())):
-            path.chmod(0o644)
-            files.sync(path)
-        files.write_synced(
-            staged / LIST,
-            json.dumps({path.name: files.digest(str(path)) for path in parts}).encode(),
-        )
-        files.put_in_place(staged, place, aside, is_good)
-    finally:
-        files.remove_tree(staged)
-        files.remove_tree(aside)
-    return place
-
-
-def _key(content: object) -> str:
-    return files.sha256(json.dumps(content))
-
-
-def is_whole(place: Path, needed: Collection[str]) -> bool:
-    """Return whether the parts are complete and unchanged, and no other user can have written them."""
-    try:
-        digests = dict(json.loads(files.read(place / LIST, _MAX_BYTES)))
-        return (
-            digests.keys() >= set(needed)
-            and files.trust_problem(place) is None
-            and all(
-                files.sha256(files.read(place / name, _MAX_BYTES)) == digest
-                for name, digest in digests.items()
-            )
-        )
-    except (OSError, EntryError, ValueError, TypeError, RecursionError):
-        return False
+    place = parts.kept(base, content, OBJECTS, make, is_good)
+    return place, parts.kept_reads(place)
 
 
 def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
@@ -208,21 +73,20 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     started = files.tick(work)
 
     def compile_one(source: str) -> None:
-        paths = {"folder": include, "include": include, "staging": str(work), "unique": source}
+        paths = {"folder": include, "include": include, "staging": str(work)}
         options = [flag.format(**paths) for flag in flags.c]
         options += [*_FLAGS, "-c", f"-I{include}", f"{include}/{source}"]
-        compile_part(compiler, options, work)
+        parts.compile_part(compiler, options, work)
 
     processes.in_parallel(compile_one, RUNTIME)
-    system = system_folders([compiler])
-    reader = ReportReader(str(work), str(work), Moment(), system, (), started)
-    lists = [*work.glob("*.deps")]
-    order = (include, *filter(None, compiler.includes.split(":")))
-    keep_reads(work, reader.compiled([*reads.listed(lists), _shim()], [], Search((), order)))
-    for each in lists:
-        each.unlink()
     for library in flags.stubs:
         stub_of_torch(library, compiler, work)
+    reader = RecordReader(str(work), Moment(), (), started)
+    log = work / recorder.LOG
+    read = reader.reads([log])
+    shim = {_shim(): files.digest(_shim())}  # which this process read
+    parts.keep_reads(work, read._replace(digests={**read.digests, **shim}))
+    log.unlink(missing_ok=True)
     for name in _UNUSED:
         (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
 
@@ -245,7 +109,7 @@ def stub(compiler: Compiler, soname: str, functions: Iterable[str], work: Path) 
     (work / f"{soname}.c").write_text(
         "".join(f"void {function}(void) {{}}\n" for function in functions), "ascii"
     )
-    compile_part(
+    parts.compile_part(
         compiler,
         ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", soname, f"{soname}.c"],
         work,
@@ -271,17 +135,3 @@ def stubs_of(libraries: Iterable[Shared], compiler: Compiler, work: Path) -> tup
         stub(compiler, library.soname, sorted(names), work)
         made.append(Shared(library.soname, str(work / library.soname)))
     return tuple(made)
-
-
-def compile_part(compiler: Compiler, arguments: Sequence[str], work: Path) -> str:
-    """Run a compiler for a part, and return its output. Raises BuildError if it fails."""
-    try:
-        return run_tool([compiler.path, *arguments], work)
-    except CompilerFailed as failed:
-        said = str(failed).strip()[:2000]
-        raise BuildError(
-            f"{compiler.path} failed to compile opjit's runtime: {with_advice(said)}",
-            op="opjit's runtime",
-            target=compiler.machine,
-            command=" ".join([compiler.path, *arguments]),
-        ) from None

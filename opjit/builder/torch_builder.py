@@ -1,5 +1,5 @@
-"""Let load and load_inline of torch.utils.cpp_extension describe a build, although their internals
-change between versions. opjit runs the commands.
+"""Let load and load_inline of torch.utils.cpp_extension build, although their internals change between versions. An op's load writes
+build.ninja and runs ninja. For an extension, it describes the build, and opjit runs the commands.
 
 opjit calls the function in torch's module, so a program that patched it sees every build. Each
 build has a private copy of the module, whose functions see the environment of this build and note
@@ -14,6 +14,7 @@ import builtins
 import errno
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import re
@@ -31,11 +32,11 @@ from typing import Any
 import torch.utils
 
 from opjit import builder, processes
+from opjit.builder import ninja
 from opjit.builder.compile_step import CommandFailed
 from opjit.errors import OpjitError
-from opjit.recipe import compilers
+from opjit.recipe import compilers, recorder
 
-UNIQUE = "@unique@"  # in a flag: becomes the name of the object file
 _NAME = "torch.utils.cpp_extension"
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _lock = processes.Lock()  # held while torch's code runs as a module
@@ -66,8 +67,9 @@ class TorchBuild:
         """Return the command of a compilation. The flags `first` come before torch's."""
         flags = self.nvcc_flags if compilation.by_nvcc else self.cxx_flags
         out = compilation.out
-        command = [*compiler, *first, *flags, "-c", compilation.source, "-o", out]
-        return [word.replace(UNIQUE, out) for word in command]
+        # As in torch's rule, because a flag of the user may count on it.
+        lists = ["-MD" if compilation.by_nvcc else "-MMD", "-MF", f"{out}.d"]
+        return [*compiler, *lists, *first, *flags, "-c", compilation.source, "-o", out]
 
     def link_command(self, compiler: Sequence[str]) -> list[str]:
         """Return the command that links the object files."""
@@ -172,6 +174,43 @@ def _without_cuda() -> Iterator[None]:
         logger.setLevel(level)
         if not is_set:
             os.environ.pop(_ASK_NVML, None)
+
+
+def run_build(
+    function: str,
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str | None],
+    variables: Mapping[str, Any],
+) -> str:
+    """Let torch's load write build.ninja in ``arguments["build_directory"]`` and run ninja there, and return the output of the tools.
+
+    Only torch and the tools see the `environment`, where None removes a variable, and only torch the `variables` of its module. Raises
+    CommandFailed if a command fails, OSError if the disk is full.
+    """
+    copied = vars(private_copy())
+    work = Path(arguments["build_directory"])
+    surroundings = _surroundings(environment)
+    del surroundings["_run_ninja_build"]
+    output = ""
+
+    def run_ninja(command: Sequence[str], *, env: dict[str, str], **_: Any) -> None:
+        nonlocal output
+        output = ninja.run_ninja(command, work, env, [work / recorder.LOG])
+
+    surroundings["subprocess"].run = run_ninja
+    # torch flushes the streams, which a program may have closed.
+    surroundings["sys"] = SimpleNamespace(
+        **{**vars(sys), "stdout": io.StringIO(), "stderr": io.StringIO()}
+    )
+    copied.update(variables, **surroundings)
+    try:
+        copied[function](**arguments)
+    except OpjitError:
+        raise
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        compilers.refuse_full_disk(str(error), work)
+        raise CommandFailed(str(error)) from None
+    return output
 
 
 def describe_build(

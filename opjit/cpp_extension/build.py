@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -20,16 +21,14 @@ from typing import NamedTuple
 import torch
 
 from opjit import processes, progress
-from opjit.builder import budget, runtime_objects, torch_builder
+from opjit.builder import budget, ninja, parts, torch_builder
 from opjit.builder.compile_step import (
     BuildTools,
     CommandFailed,
     CompilerFailed,
     NvccOnly,
     by_nvrtc_or_nvcc,
-    run_command,
 )
-from opjit.builder.diagnosis import diagnose
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.builder.torch_builder import CompiledSource, TorchBuild
 from opjit.cpp_extension import identity, light, stable, static_init
@@ -37,14 +36,15 @@ from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
 from opjit.errors import BuildError, CompileWarning, LoadError
-from opjit.recipe import compilers, nvcc_flags, reads, toolchain, unreported
+from opjit.recipe import compilers, nvcc_flags, recorder, toolchain
+from opjit.recipe.command_line import may_copy
 from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.reads import Moment, Reads
-from opjit.recipe.reports import ASSEMBLED, LINKED, LISTED, ReportReader, Search, without_attempts
+from opjit.recipe.record_reader import RecordReader
 from opjit.shared_library.objects import KeptObjects
 from opjit.store import elf
 from opjit.store.entry import Entry
-from opjit.store.store import OBJECTS, PARTS, Store
+from opjit.store.store import Store
 
 _RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
 
@@ -62,7 +62,7 @@ def build(
         extension, toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc)
     )
 
-    def compile_in(work: Path, base: Path, started: int) -> Compiled:
+    def compile_in(extension: Extension, work: Path, base: Path, started: int) -> Compiled:
         moment = Moment(extension.texts)
         flags = light.policy.macro_flags(extension)
         given = (base, work, tools.compiler, extension.pybind11, flags, extension.include)
@@ -70,15 +70,13 @@ def build(
         trusted = identity.trusted_folders(
             [tools.compiler, tools.nvcc, tools.nvrtc],
             str(light.headers.OWN),
-            *map(str, runtime_objects.part_folders(base, PARTS, OBJECTS)),
+            *map(str, parts.part_folders(base)),
         )
         more = [
             *light.vocabulary.versions(tools.compiler),
             tools.nvrtc and tools.nvrtc.version,
             prepared and prepared.versions(),
         ]
-        search = identity.searched(call, tools.compiler, store.notes)
-        system = extension.places.system
         return _ExtensionBuild(
             extension,
             call,
@@ -87,8 +85,7 @@ def build(
             base,
             prepared,
             KeptObjects(extension, base, work, more, moment),
-            ReportReader(str(work), str(work), moment, system, trusted, started),
-            search,
+            RecordReader(str(work), moment, trusted, started),
         ).compiled()
 
     return build_and_publish(extension, store, must_store, compile_in)
@@ -140,8 +137,7 @@ class _ExtensionBuild(NamedTuple):
     base: Path
     prepared: light.Prepared | None
     objects: KeptObjects
-    recorder: ReportReader
-    search: Search | None
+    reader: RecordReader
 
     def compiled(self) -> Compiled:
         """Compile and link."""
@@ -270,33 +266,38 @@ class _ExtensionBuild(NamedTuple):
             self.check_text(made)
             if nvrtc is None:
                 self.provide_binding(made == steps)
+        by_ninja = [self._by_ninja(step) for step in made if step.nvrtc is None]
+        link = self._link(build)
         try:
-            processes.in_parallel(self._make_object, made, budget.width(budget.CXX_JOB))
-            if nvrtc is not None:  # which has written the light headers
-                self.provide_binding(made == steps)
-            output = self._run(build.link_command(self.cxx), budget.C_JOB)
+            if nvrtc is not None:
+                jobs = [partial(self._by_nvrtc, step, nvrtc) for step in made if step.nvrtc]
+                processes.in_parallel(lambda job: job(), [partial(self._run, by_ninja), *jobs])
+                self.provide_binding(made == steps)  # NVRTC has written the light headers
+                by_ninja = []
+            self._run([*by_ninja, link])
         except CommandFailed as failed:
+            self._keep(made)
             raise self.refused(str(failed)) from None
-        linked = self.recorder.linked(self.work / LINKED, output)
-        return functools.reduce(Reads.joined, self.objects.read.values(), linked)
+        self._keep(made)
+        words = self.call.extra_ldflags or ()
+        objects = tuple(map(str, link.needs))
+        linking = replace(self.reader, whole=may_copy(words), sources=objects)
+        linked = linking.reads([link.log])
+        return functools.reduce(Reads.joined, [*self.objects.read.values(), linked])
 
     @property
     def cxx(self) -> list[str]:
         """The launcher and the C++ compiler."""
         return [*toolchain.split_launcher("CXX")[0], self.tools.compiler.path]
 
-    def _reporting(self, compilation: CompiledSource) -> list[str]:
-        """Return the flags for light headers, and the flags that make compilers list all files that they read."""
+    def _light_flags(self, compilation: CompiledSource) -> list[str]:
+        """Return the flags for light headers."""
         out = compilation.out
-        flags = ["-MD", "-MF", f"{out}{LISTED}"]
-        if compilation.by_nvcc:
-            flags += ["-Xcompiler", f"-Wa\\,--MD\\,{out}{ASSEMBLED}"]
-        else:
-            flags += ["-Xassembler", "--MD", "-Xassembler", f"{out}{ASSEMBLED}"]
-        if self.prepared:
-            flags.append(f"-Ilight/{out}")
-            if not compilation.by_nvcc:
-                flags += ["-include", f"light/{out}/{light.core.FIRST}"]
+        if not self.prepared:
+            return []
+        flags = [f"-Ilight/{out}"]
+        if not compilation.by_nvcc:
+            flags += ["-include", f"light/{out}/{light.core.FIRST}"]
         return flags
 
     @property
@@ -307,45 +308,52 @@ class _ExtensionBuild(NamedTuple):
         root = self.tools.nvcc.root if self.tools.nvcc else ""
         return [f"{root}/bin/nvcc"]
 
-    def _make_object(self, step: _Step) -> None:
-        """Compile a source, record what its compilers read, and keep the object file for other builds."""
-        compilation = step.compilation
-        out = compilation.out
-        output = ""
-        if step.nvrtc is not None:
-            from opjit.cpp_extension import cuda
+    def _by_ninja(self, step: _Step) -> ninja.ToolCommand:
+        """Return ninja's step for the compilation of a source."""
+        command = step.command(self._light_flags(step.compilation))
+        return ninja.ToolCommand(command, self.work / step.compilation.out, self.work)
 
-            assert self.prepared is not None  # NVRTC is only for light headers
-            flags = step.build.nvcc_flags
-            cuda.compile_file(self.extension, compilation, flags, self.prepared, step.nvrtc)
-        else:
-            needs = (budget.CXX_JOB, budget.NVCC_JOB)
-            if self.prepared is None:
-                needs = (budget.TORCH_CXX_JOB, budget.TORCH_NVCC_JOB)
-            command = step.command(self._reporting(compilation))
-            output = self._run(command, needs[compilation.by_nvcc])
-        by_nvrtc = self.work / "cuda" / out
-        lists = [self.work / f"{out}{suffix}" for suffix in (LISTED, ASSEMBLED)]
-        listed, assembled = (reads.listed([each] if each.is_file() else []) for each in lists)
-        listed += reads.listed_absolute(by_nvrtc.rglob("*.deps"))
-        assembled += reads.listed(by_nvrtc.glob(f"*{ASSEMBLED}"))
-        words = [*(self.call.extra_cflags or ()), *(self.call.extra_cuda_cflags or ())]
-        recorded = self.recorder.compiled(listed, assembled, self.search, output, words)
-        self.objects.keep(*step.kept(self.work), recorded)
+    def _link(self, build: TorchBuild) -> ninja.ToolCommand:
+        """Return the step that links the object files."""
+        objects = [self.work / each.out for each in build.compilations]
+        library = self.work / build.library
+        return ninja.ToolCommand(build.link_command(self.cxx), library, self.work, objects)
 
-    def _run(self, command: list[str], need: int) -> str:
-        """Run a command of the build, and show it and its output if the call asks for that."""
+    def _by_nvrtc(self, step: _Step, nvrtc: Nvrtc) -> None:
+        """Compile a .cu file by NVRTC and the C++ compiler."""
+        from opjit.cpp_extension import cuda
+
+        assert self.prepared is not None  # NVRTC is only for light headers
+        flags = step.build.nvcc_flags
+        cuda.compile_file(self.extension, step.compilation, flags, self.prepared, nvrtc)
+
+    def _keep(self, made: Sequence[_Step]) -> None:
+        """Record what the compilers of sources read, and keep the object files for other builds, even if another source failed."""
+        for step in made:
+            command = self._by_ninja(step)
+            if not (command.done if step.nvrtc is None else command.output).exists():
+                continue
+            logs = [command.log]
+            sources = (step.compilation.source,)
+            if step.nvrtc is not None:
+                logs = [*(self.work / "cuda" / step.compilation.out).rglob(recorder.LOG)]
+            read = replace(self.reader, sources=sources).reads(logs)
+            self.objects.keep(*step.kept(self.work), read)
+
+    def _run(self, steps: Sequence[ninja.ToolCommand]) -> None:
+        """Run steps of the build, and show their output if the call asks for that."""
         output = ""
         try:
-            output = run_command(command, self.work, need, honours=True)
+            need = budget.CXX_JOB if self.prepared else budget.TORCH_CXX_JOB
+            output = ninja.run_commands(steps, self.work, honours=True, need=need)
         except CommandFailed as failed:
             output = str(failed)
             raise
         finally:
             if self.call.verbose:
                 with suppress(UnicodeEncodeError):  # a path that stdout cannot show
-                    print(shlex.join(command), without_attempts(output), sep="\n", flush=True)
-        return output
+                    shown = [shlex.join(step.command) for step in steps]
+                    print(*shown, output, sep="\n", flush=True)
 
     def provide_binding(self, complete: bool) -> None:
         """Provide the binding for the link. Raises light.NeedsFullHeaders if the sources, which are `complete` without cached object files,
@@ -414,9 +422,7 @@ class _ExtensionBuild(NamedTuple):
 
         # Keep the temporary directory out of messages, __FILE__ and debug information. The last map that fits counts.
         names = [f"-ffile-prefix-map={self.work}=.", f"-ffile-prefix-map={self.work}/="]
-        names += [unreported.DATE_WARNING, "-Wno-error=date-time"]
-        first = ["-include", os.devnull]  # GCC uses a precompiled header only for the first header
-        cxx = map(torch_builder.quote, [*first, *names])
+        cxx = map(torch_builder.quote, names)
         cuda = map(torch_builder.quote, nvcc_flags.for_nvcc(names, []))
         if isinstance(call, LoadCall):
             # In the key's order, which decides the order of static initializers.
@@ -429,7 +435,7 @@ class _ExtensionBuild(NamedTuple):
             extra_cflags=[*cxx, *(call.extra_cflags or ())],
             extra_cuda_cflags=[*cuda, *(call.extra_cuda_cflags or ())],
             extra_include_paths=include,
-            extra_ldflags=[*link, f"-Wl,--dependency-file={LINKED},--verbose"],
+            extra_ldflags=link,
         )
 
     def is_final(self, output: str, cuda: Sequence[str] = ()) -> bool:
@@ -440,6 +446,8 @@ class _ExtensionBuild(NamedTuple):
 
     def diagnosed(self, output: str) -> BuildError:
         """Make the error of a compiler's output."""
+        from opjit.builder.diagnosis import diagnose  # late: only a build that fails needs it
+
         extension = self.extension
         if (
             not extension.sources

@@ -133,7 +133,7 @@ def _unit(
 
     def preprocess(told: Sequence[str], scratch: Path) -> str:
         preprocessor = with_light.preprocessor(source, [*host, *include], told, scratch)
-        return preprocessor.text_with_torchs(["-dI", "-MD", "-MF", "opjit_text.deps"])
+        return preprocessor.text_with_torchs(["-dI"])
 
     prepared = with_light.prepared
 

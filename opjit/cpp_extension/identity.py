@@ -24,12 +24,11 @@ import torch
 
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
-from opjit.recipe import compilers, reports, toolchain, unreported
+from opjit.recipe import compilers, record_reader, toolchain
 from opjit.recipe.build_inputs import EXTENSION, ProjectInputs
-from opjit.recipe.command_line import folders, portable, split, surroundings
+from opjit.recipe.command_line import folders, portable, refused_flag, split, surroundings
 from opjit.recipe.compilers import Compiler, Nvcc, Nvrtc
 from opjit.recipe.reads import INLINE, Places
-from opjit.recipe.reports import Search
 
 CUDA = (".cu", ".cuh")
 EMULATED = "-DOPJIT_EMULATE_EXTENSION"  # of an extension with CUDA sources that have become C++
@@ -155,25 +154,24 @@ def describe(
     words = {kind: split(_strings(parameter, call)) for kind, parameter in _WORDS.items()}
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
     extra += quoted_folder(call)
-    places, search = _places_of_call(call, sources, extra, words, found.cxx, memory)
+    places = _places_of_call(call, sources, extra, words, found.cxx)
     every = [word for each in words.values() for word in each]
     flags = _flags(words, extra, places, cuda, call.build_directory or "")
     if cuda and archs is None:
         archs = _cuda_archs(name, _strings("extra_cuda_cflags", call))
     return Extension(
-        name,
-        sources,
-        texts,
-        places,
-        {},
-        found.full,
-        search,
-        unreported.refused_flag(every) or "",
-        flags,
-        places.include,
-        inline,
-        archs if cuda else None,
-        found.light,
+        name=name,
+        sources=sources,
+        texts=texts,
+        places=places,
+        known={},  # until `now` reads the files
+        toolchain=found.full,
+        doubt=refused_flag(every) or "",
+        flags=flags,
+        include=places.include,
+        inline=inline,
+        archs=archs if cuda else None,
+        light_toolchains=found.light,
     ).now()
 
 
@@ -183,38 +181,30 @@ def _places_of_call(
     extra: list[str],
     words: Mapping[str, list[str]],
     cxx: Compiler | None,
-    memory: Path | None,
-) -> tuple[Places, dict[str, Any] | None]:
-    """Return the directories that give files portable names, and the directories that the compiler searches, for the key."""
+) -> Places:
+    """Return the directories that give files portable names."""
     every = [word for each in words.values() for word in each]
     folder = (
         os.path.dirname(sources[0]) if sources else os.path.abspath(call.build_directory or os.sep)
     )
     system = toolchain.system_folders([cxx] if cxx else [])
-    found = searched(call, cxx, memory) if cxx else None
-    include = [*extra, *folders(every), *reports.others([found], system)]
     own = trusted_folders()
+    include = [*extra, *folders(every), *_folders_of_variables()]
     include = [each for each in include if not (os.path.realpath(each) + os.sep).startswith(own)]
     library = folders(words["link"], "L", call.build_directory or "")
-    places = Places(
+    return Places(
         folder,
         tuple(dict.fromkeys(include)),
         tuple(dict.fromkeys(library)),
         system,
         _own_folders(),
     )
-    return places, reports.named_search({"c++": found} if found else {}, places)
 
 
-def searched(call: LoaderCall, cxx: Compiler, memory: Path | None) -> Search | None:
-    """Return the folders that the C++ compiler searches for an extension's headers: the user's, torch's and Python's."""
-    command = [
-        cxx.path,
-        *(f"-I{os.path.abspath(folder)}" for folder in _strings("extra_include_paths", call)),
-        *(word for folder in _own_folders() for word in ("-isystem", folder)),
-        *split(_strings("extra_cflags", call)),
-    ]
-    return reports.search(command, "c++", memory, honours=True)
+def _folders_of_variables() -> list[str]:
+    """Return the folders in the variables that an extension's tools see, such as CPATH."""
+    values = compilers.honoured().values()
+    return [part for value in values for part in value.split(os.pathsep) if os.path.isabs(part)]
 
 
 def _own_folders() -> tuple[str, ...]:
@@ -231,7 +221,7 @@ def _flags(
     flags["link"] = portable(words["link"], places, directory)
     flags["include"] = [places.name(folder) for folder in extra]
     every = [word for kind in flags for word in words.get(kind, ())]
-    flags |= surroundings(every, places, toolchain.split_launcher("CXX")[0])
+    flags |= surroundings(every, toolchain.split_launcher("CXX")[0])
     variables = [f"{name}={value}" for name, value in compilers.honoured().items()]
     if variables:
         flags["environment"] = variables
@@ -428,4 +418,4 @@ def trusted_folders(
             found += [*tool.headers.split(":"), tool.runtime]
         elif tool is not None:
             system += tool.includes.split(":")
-    return reports.trusted_prefixes(found, system)
+    return record_reader.trusted_prefixes(found, system)

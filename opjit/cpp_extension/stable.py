@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,8 @@ import torch
 from opjit.builder.compile_step import run_tool
 from opjit.cpp_extension.identity import CUDA, Extension
 from opjit.cpp_extension.light import headers
-from opjit.recipe import compilers, reads
+from opjit.recipe import compilers, recorder
 from opjit.recipe.compilers import Compiler
-from opjit.recipe.reports import LISTED
 
 if TYPE_CHECKING:
     from opjit.builder.torch_builder import CompiledSource
@@ -107,11 +106,17 @@ def _limits(extension: Extension) -> dict[str, int]:
     return {language: int(value[1], 0) if value else 0 for language, value in found}
 
 
-def _authors_code(cxx: Compiler, work: Path, listings: Sequence[Path]) -> list[str]:
-    """Return the texts, without comments, of the listed files that are neither torch's and Python's nor the compiler's."""
-    others = (*headers.folders(), *cxx.includes.split(":"))
+def _opened(log: Path) -> set[str]:
+    """Return the real paths of the files that the tools of a compilation opened, apart from files that they made."""
+    record = recorder.read([log])
+    return {os.path.realpath(path) for path in record.opened.keys() - record.written}
+
+
+def _authors_code(cxx: Compiler, logs: Iterable[Path]) -> list[str]:
+    """Return the texts, without comments, of the files that are neither torch's and Python's nor the compiler's."""
+    others = (*headers.folders(), *cxx.includes.split(":"), "/dev")
     prefixes = tuple(f"{os.path.realpath(folder)}/" for folder in others)
-    paths = {os.path.realpath(work / path) for path in reads.listed(listings)}
+    paths = set().union(*map(_opened, logs))
     own = sorted(path for path in paths if not path.startswith(prefixes))
     return [headers.code_of([Path(path).read_text("utf-8", "replace")]) for path in own]
 
@@ -121,14 +126,14 @@ def refusal(
 ) -> str | None:
     """Return why a binary works only with this torch and Python, or None if it works with every later torch.
 
-    `library` is in the directory of its build, with the compilers' lists of the files that they read.
+    `library` is in the directory of its build, with the records of the compilers.
     """
     work = library.parent
-    listings = {work / f"{each.out}{LISTED}": each for each in compilations}
-    if not all(listing.is_file() for listing in listings):
-        return "a compiler does not list the files that it reads"
+    logs = {work / f"{each.out}.{recorder.LOG}": each for each in compilations}
+    if not all(log.is_file() for log in logs):
+        return "a compiler cannot be watched"
     words = [word for each in extension.flags.values() for word in each]
-    asked = _DIFFERS.search("\n".join([*_authors_code(cxx, work, [*listings]), *words]))
+    asked = _DIFFERS.search("\n".join([*_authors_code(cxx, logs), *words]))
     if asked:
         return f"it has {asked[0]}"
     limits = _limits(extension)
@@ -147,9 +152,9 @@ def refusal(
         work,
     )
     limited = {*map(os.path.realpath, re.findall(r'^# \d+ "(.+)"', text, re.MULTILINE))}
-    for listing, compilation in listings.items():
+    for log, compilation in logs.items():
         language = "cuda" if compilation.by_nvcc else "c"
-        for path in map(os.path.realpath, reads.listed([listing])):
+        for path in _opened(log):
             ours = True
             if path.startswith(include):
                 ours = _HEADERS.match(path[len(include) :]) is not None

@@ -195,7 +195,10 @@ def _publish(wanted: Peers, members: "Members") -> None:
             ctypes.addressof(reasons),
             *memory.starts,
         ]
-        words[: len(known)] = known  # libraries keep the state of calls in the others
+        for place, value in enumerate(
+            known
+        ):  # libraries keep the state of calls in the other words
+            words[place] = value or 0
         _groups.append(live)
         loader.first_group.value = ctypes.addressof(words)
     if members.world > 1 and members.group is not None:

@@ -16,16 +16,16 @@ from pathlib import Path
 from opjit import backends, files, loader, resources
 from opjit.backends import DeviceCompiler, Flags, cpu
 from opjit.backends.targets import here
-from opjit.builder import glue, runtime_objects
+from opjit.builder import glue, parts, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
 from opjit.builder.diagnosis import diagnose
 from opjit.declare.op_state import OpState
 from opjit.emulate.translate import translate
 from opjit.errors import NoKernel, OpjitError
-from opjit.recipe import nvcc_flags, toolchain
+from opjit.recipe import compilers, nvcc_flags, reads, recorder, toolchain
 from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment, Reads
-from opjit.recipe.reports import ReportReader, Search, preprocessed_files
+from opjit.recipe.record_reader import RecordReader
 from opjit.store.entry import Entry
 from opjit.store.store import default_store
 
@@ -100,14 +100,14 @@ def runtime() -> ctypes.CDLL:
 def runtime_folder() -> Path:
     """Return the folder of the runtime library. Raises BuildError if the compiler fails."""
     compiler = toolchain.require_compiler(default_store().notes)
-    flags = [*_CXX, "-O2", *_RUNTIME_SOURCES, *_RUNTIME_LINK]
+    sources = [str(device_folder() / name) for name in _RUNTIME_SOURCES]
+    flags = [*_CXX, "-O2", *_RUNTIME_LINK]
 
     def make(staged: Path) -> None:
-        words = [*flags, "-o", str(staged / RUNTIME)]
-        runtime_objects.compile_part(compiler, words, device_folder())
+        parts.compile_part(compiler, [*sources, *flags, "-o", RUNTIME], staged)
 
     content = [own_text(), compiler.version, compiler.machine, flags]
-    return runtime_objects.kept(base(), content, (RUNTIME,), make)
+    return parts.kept(base(), content, (RUNTIME,), make)
 
 
 def base() -> Path:
@@ -142,6 +142,7 @@ def binary(op: OpState, checked: bool) -> Path:
     compiler = toolchain.require_compiler(default_store().notes)
     flags = [*compiler_flags(checked), *author]
     moment = Moment()
+    recorder.start(default_store().notes)
     known = [moment.digest(str(path)) for path in sources]
     rendered = glue.render(op.schema, Emulated(), source.name)["opjit_glue.c"]
     content = [own_text(), rendered, compiler.version, flags, include, known]
@@ -149,9 +150,9 @@ def binary(op: OpState, checked: bool) -> Path:
     def make(staged: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
             work = Path(folder)
+            started = files.tick(work)
             try:
-                read = _read_by(compiler, flags, sources, include, work)
-                write_translated(read.digests, work, names)
+                write_translated(_included(compiler, flags, sources, include, work), work, names)
                 (work / "opjit_glue.c").write_text(rendered, "utf-8")
                 _write_wrappers(op, sources, work)
                 every = includes(work, include)
@@ -159,42 +160,51 @@ def binary(op: OpState, checked: bool) -> Path:
                     run_tool(
                         [compiler.path, *flags, *every, "-c", f"{unit.stem}.emulated.cc"], work
                     )
-                parts, _ = runtime_objects.folder(base(), compiler, _flags_of_cpu())
-                run_tool([compiler.path, *_link(sources, parts, include[1], checked, staged)], work)
+                linked, _ = runtime_objects.folder(base(), compiler, _flags_of_cpu())
+                run_tool(
+                    [compiler.path, *_link(sources, linked, include[1], checked, staged)], work
+                )
+                read = _reads(work, sources, started)
             except NvccOnly as reason:
                 text = f"{op.qualified} is not emulated: {source.name}: {reason}"
                 raise NoKernel(text) from None
             except CompilerFailed as failed:
                 raise _explained(op, str(failed)) from None
-        runtime_objects.keep_reads(staged, read)
+        parts.keep_reads(staged, read)
 
-    is_good = partial(runtime_objects.is_current, needed=[_BINARY], moment=moment)
-    return runtime_objects.kept(base(), content, (_BINARY,), make, is_good=is_good) / _BINARY
+    is_good = partial(parts.is_current, needed=[_BINARY], moment=moment)
+    return parts.kept(base(), content, (_BINARY,), make, is_good=is_good) / _BINARY
 
 
-def _read_by(
+def _included(
     compiler: Compiler,
     flags: Sequence[str],
     sources: Sequence[Path],
     include: Sequence[str],
     work: Path,
-) -> Reads:
-    """Return the files of an op's author and of opjit that its sources include, by the compiler's report.
+) -> list[str]:
+    """Return the files of an op's author and of opjit that its sources include, as the preprocessor opens them.
 
-    They are not yet translated. A digest in the key stands for the files of the emulation.
+    They are not yet translated.
     """
-    started = files.tick(work)
     unit = work / "every_source.cc"
     named = ["opjit_cuda.h", "cuda_runtime.h", *map(str, sources)]
     unit.write_text("".join(f'#include "{name}"\n' for name in named), "utf-8", "surrogateescape")
     order = (f"{device_folder()}/cuda", *include, str(device_folder()))
-    command = [compiler.path, *flags, *(f"-I{folder}" for folder in order), str(unit)]
-    read = preprocessed_files(command, work) or [*map(str, sources)]
+    command = [compiler.path, *flags, *(f"-I{folder}" for folder in order), "-M", "-MG", str(unit)]
+    compilers.run_compiler(command, work)
     system = toolchain.system_folders([compiler])
-    reader = ReportReader(str(work), str(work), Moment(), system, (), started)
-    others = tuple(f"{folder}/" for folder in [*system, device_folder()])
-    own = [path for path in read if not path.startswith(others)]
-    return reader.compiled(own, [], Search((), order))
+    others = tuple(f"{folder}/" for folder in [*system, device_folder(), work, "/dev", "/proc"])
+    opened = recorder.read([work / recorder.LOG]).opened
+    read = dict.fromkeys(map(reads.normalized, [*map(str, sources), *opened]))
+    return [path for path in read if not path.startswith(others)]
+
+
+def _reads(work: Path, sources: Sequence[Path], started: int) -> Reads:
+    """Return the reads of a build's tools. A digest in the key stands for the files of the emulation."""
+    trusted = (f"{device_folder()}/", f"{base()}/")
+    named = tuple(map(str, sources))
+    return RecordReader(str(work), Moment(), trusted, started, named).reads([work / recorder.LOG])
 
 
 def _flags_of_cpu() -> Flags:
@@ -256,11 +266,11 @@ def includes(work: Path, include: Sequence[str]) -> list[str]:
 
 
 def _link(
-    sources: Sequence[Path], parts: Path, include: str, checked: bool, staged: Path
+    sources: Sequence[Path], linked: Path, include: str, checked: bool, staged: Path
 ) -> list[str]:
     """The words after the compiler's name that link an op's library."""
     compiled = [f"{source.stem}.emulated.o" for source in sources]
-    compiled += [str(parts / part) for part in runtime_objects.OBJECTS]
+    compiled += [str(linked / name) for name in runtime_objects.OBJECTS]
     wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED.split()] if checked else []
     return [
         *_GLUE,
@@ -268,7 +278,7 @@ def _link(
         "opjit_glue.c",
         *compiled,
         *wrapped,
-        f"-L{parts}",
+        f"-L{linked}",
         f"-L{runtime_folder()}",
         "-ltorch_cpu",
         f"-l:{RUNTIME}",

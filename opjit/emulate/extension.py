@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opjit.builder import runtime_objects
+from opjit.builder import parts
 from opjit.builder.compile_step import NvccOnly
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import CUDA, EMULATED
@@ -119,7 +119,7 @@ class _Files:
             for name, text in self.texts.items():
                 (staged / name).write_text(text, "utf-8", "surrogateescape")
 
-        return runtime_objects.kept(build.base(), self.texts, [*self.texts], make)
+        return parts.kept(build.base(), self.texts, [*self.texts], make)
 
     def _translated(self, text: str, name: str, near: Sequence[str]) -> str:
         """Translate a text. Headers of CUDA and of torch's part for CUDA become the emulation's, and the program's are translated.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from opjit import files, resources
 from opjit.backends.cpu import features
 from opjit.backends.targets import Target
-from opjit.builder import glue, runtime_objects
+from opjit.builder import glue, parts, runtime_objects
 from opjit.errors import BuildError
 from opjit.operators.op import Op
 from opjit.recipe import toolchain
@@ -54,7 +54,7 @@ def _compiled(binaries: Binaries, compiler: Compiler, work: Path) -> bytes:
     (work / "standalone.c").write_text(_rendered(binaries, work), "utf-8")
     runtime_objects.stub_of_torch("libtorch_cpu", compiler, work)
     include = f"-I{resources.include_path()}"
-    runtime_objects.compile_part(
+    parts.compile_part(
         compiler, [*_FLAGS, include, "standalone.c", "-o", "library.so", "-x", "none", *_LINK], work
     )
     return (work / "library.so").read_bytes()

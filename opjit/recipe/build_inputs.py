@@ -42,7 +42,6 @@ class BuildInputs:
     places: Places
     known: Mapping[str, str]  # SHA-256 of sources and texts by portable name
     toolchain: Mapping[str, str] | None  # the tools' versions; None if one is missing
-    search: Any  # the folders that compilers search; None without compilers
     doubt: str  # why its entries are not cached; empty if they are
     # Whether only a list names it, so that no other user may be able to write a file that it reads.
     only_listed: bool = field(default=False, kw_only=True)
@@ -97,7 +96,6 @@ class BuildInputs:
             **self.own_fields(),
             "known": dict(sorted(self.known.items())),
             "toolchain": None if tools is None else dict(sorted(tools.items())),
-            "search": None if tools is None else self.search,
             "inputs": {},
             "absent": {},
         }
@@ -145,7 +143,7 @@ class BuildInputs:
         given = ["inputs", "absent"]
         made_by = document.get("toolchain")
         if made_by != self.request["toolchain"] and self.matches_tools(made_by):
-            given += ["toolchain", "search"]
+            given += ["toolchain"]
         wanted = {**self.request, **{name: document.get(name) for name in given}}
         kept = None if self.toolchain is None else note  # it also has the compilers' files
         return document == wanted and next(self.changes(document, kept), None) is None

@@ -10,18 +10,15 @@ from opjit.recipe import toolchain
 from opjit.recipe.reads import Places
 
 _FOLDER = re.compile(r"-(I|isystem|iquote|idirafter|L)(.*)", re.DOTALL)
-# Words with the same meaning in any working folder. One that is not here, as a key sees it, may
-# name a file from there.
-_OF_LINKER = (
-    r"-z|defs|now|relro|-s|-O\d|-l[\w.+-]+|-soname|-Bsymbolic(-functions)?|-B(static|dynamic)|"
-    r"-?-(no-)?(as-needed|undefined|whole-archive|gc-sections)|-?-(hash-style|build-id)(=\w+)?"
-)
-_PLAIN = re.compile(
-    r"-[DU][A-Za-z_]\w*(\([\w, ]*\))?(=.*)?|-[OWgm][\w=.+-]*|-w|-f[\w-]+(=[\w-]+)?|-std=[\w+]+|-pthread|-pipe|-s|-shared|"
-    rf"-rdynamic|-l[\w.+-]+|-Wl(,({_OF_LINKER}))+|-Xcompiler|-Xptxas|--use_fast_math|-lineinfo|-rdc=\w+|"
-    r"-gencode=[\w=,]+|-arch=\w+|--expt-[\w-]+",
-    re.DOTALL,
-)
+# Flags that load code which nothing records, that write more files, or that make another output.
+_FLAGS = {
+    r"-f(plugin|modules?\b|offload).*|-Wl,.*-plugin.*|-Xclang.*|-load.*|-mllvm": "a plug-in",
+    r"-Wp,.*|-M.*|-save-temps.*|-dump(dir|base).*|-fdump.*|-ftest-coverage|--coverage|-fprofile-(arcs|generate).*": (
+        "a file that it writes"
+    ),
+    r"-o|-o.*|-c|-S|-E|-x|-x.*|-###|--?keep.*|--?dryrun|-run|--run": "another output",
+}
+_REFUSED = [(re.compile(pattern, re.DOTALL), what) for pattern, what in _FLAGS.items()]
 
 
 def split(flags: Sequence[str]) -> list[str]:
@@ -69,37 +66,27 @@ def portable(words: Sequence[str], places: Places, start: str = "") -> list[str]
     return found
 
 
-def is_same_anywhere(words: Sequence[str], places: Places) -> bool:
-    """Return whether words mean the same in any working folder."""
-    named = [_FOLDER.fullmatch(word) for word in words]
-    relative = any(each and each[2] and not os.path.isabs(each[2]) for each in named)
-    apart = any(each and not each[2] for each in named)
-    return not (relative or apart or here(words, places))
-
-
-def surroundings(
-    words: Sequence[str], places: Places, launcher: Iterable[str]
-) -> dict[str, list[str]]:
-    """Return the parts of a key for words that mean something else in another folder or on
-    another CPU, and for scripts before the compiler.
-    """
+def surroundings(words: Sequence[str], launcher: Iterable[str]) -> dict[str, list[str]]:
+    """Return the parts of a key for words that mean something else on another CPU, and for scripts before the compiler."""
     found = {
-        "folder": here(words, places),
         "launcher": toolchain.launcher_texts(launcher),
         "native": [cpu.identity()] if any("native" in word for word in words) else [],
     }
     return {kind: parts for kind, parts in found.items() if parts}
 
 
-def here(words: Sequence[str], places: Places) -> list[str]:
-    """Return the name of the working folder if a word may have a different meaning in another
-    folder, otherwise an empty text.
-    """
+def may_copy(words: Iterable[str]) -> bool:
+    """Return whether a linker with these words may copy a shared library as data, as with ``-b binary``."""
+    return any(re.search(r"binary|@|specs|-T", word) for word in words)
+
+
+def refused_flag(words: Iterable[str]) -> str | None:
+    """Return the first flag that opjit cannot account for, with the reason, or None."""
     before = ""
     for word in words:
-        of_folder = _FOLDER.fullmatch(before) or _FOLDER.fullmatch(word)
-        plain = of_folder or _PLAIN.fullmatch(word)
-        if not plain and not (os.path.isabs(word) and before not in ("-include", "-imacros")):
-            return [places.name(os.getcwd())]
+        joined = f"{before}={word}" if before in ("-Xlinker", "-Xassembler") else word
+        for pattern, what in _REFUSED:
+            if pattern.fullmatch(joined):
+                return f"{word} brings in {what}"
         before = word
-    return []
+    return None

@@ -7,12 +7,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from opjit import files, processes, progress
 from opjit.errors import BadSetting, ToolMissing
+from opjit.recipe import recorder
 
 if TYPE_CHECKING:
     import subprocess
@@ -21,16 +22,15 @@ if TYPE_CHECKING:
 
 
 class Compiler(NamedTuple):
-    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, and folders of headers and of libraries,
-    joined by ``:``; what assembler and linker print for their versions; and the commands of a compiler that is a script."""
+    """The C compiler: its absolute path, ``"gcc version 12.2.0 (Debian …)"``, the target triple, folders of headers and of libraries,
+    joined by ``:``, and a digest of all programs and scripts that compile and link an empty file."""
 
     path: str
     version: str
     machine: str
     includes: str
     libraries: str = ""
-    binutils: str = ""
-    script: str = ""
+    programs: str = ""
 
 
 class Nvcc(NamedTuple):
@@ -83,20 +83,42 @@ _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates last minut
 
 
 _WRITTEN = 1.0  # seconds until a program that is being written counts as broken
-ASSEMBLED = ".assembled"  # the end of the names of an assembler's lists
 
 
-# Variables that change what tools read or write. Builds run without them, but extensions, which torch's users give some: see HONOURED.
-_UNSET = """
-    COMPILER_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH CUDA_INC_PATH DEPENDENCIES_OUTPUT
-    GCC_EXEC_PREFIX LD_RUN_PATH LIBRARY_PATH NVCC_APPEND_FLAGS NVCC_CCBIN NVCC_PREPEND_FLAGS
-    SOURCE_DATE_EPOCH SUNPRO_DEPENDENCIES
-"""
+# Variables that change what tools read, write or print. Builds run without them, but extensions, which torch's users give some: see
+# HONOURED. Any other variable that a tool asks for is part of the key.
+_UNSET = (
+    "COMPILER_PATH",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "CUDA_INC_PATH",
+    "DEPENDENCIES_OUTPUT",
+    "GCC_EXEC_PREFIX",
+    "LD_RUN_PATH",
+    "LIBRARY_PATH",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "NVCC_PREPEND_FLAGS",
+    "SOURCE_DATE_EPOCH",
+    "SUNPRO_DEPENDENCIES",
+    "COLUMNS",
+    "GCC_COLORS",
+    "GCC_URLS",
+    "LANG",
+    "LANGUAGE",
+    "LC_MESSAGES",
+    "MAKEFLAGS",
+    "TERM",
+    "TERM_URLS",
+)
 
 
 NEUTRAL: dict[str, str | None] = {
     "LC_ALL": "C",
-    **dict.fromkeys(_UNSET.split()),
+    "CCACHE_NODIRECT": "1",  # with it, ccache preprocesses for each hit, so that all questions are recorded
+    "TORCH_NO_COMPILER_WRAPPER": "1",  # torch would run any ccache that it finds
+    **dict.fromkeys(_UNSET),
 }
 
 
@@ -138,21 +160,23 @@ def is_script(path: str) -> bool:
 
 
 def run_compiler(
-    command: Sequence[str], work: Path | None = None, honours: bool = False
+    command: Sequence[str],
+    work: Path | None = None,
+    honours: bool = False,
+    log: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a compiler without the variables that change its output, or with the variables that
-    `honours` the table; stdout includes stderr.
+    `honours` the table; stdout includes stderr. In a folder `work`, its questions are recorded in `log`, by default in this folder.
 
     Raises ToolMissing if the tool is not on PATH.
     """
 
     progress.logger().debug("%s", " ".join(command))
-    given = {**os.environ, **NEUTRAL, **(honoured() if honours else {})}
-    if honours and work is not None:  # ccache then finds it in any other private folder
-        given |= {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
-    environment = {name: value for name, value in given.items() if value is not None}
+    log = log or (work and work / recorder.LOG)
     try:
-        return processes.run_printing(command, cwd=work, env=environment, limit=time_limit())
+        done = processes.run_printing(
+            command, cwd=work, env=environment(honours, log), limit=time_limit()
+        )
     except FileNotFoundError as error:
         if error.filename != command[0] or os.sep in command[0]:
             raise
@@ -161,10 +185,25 @@ def run_compiler(
             f"no {command[0]} on PATH, which a build with this compiler needs; install binutils (Debian and "
             "Ubuntu: apt install binutils)",
         ) from None
+    if done.returncode and log is not None:
+        recorder.refuse_endless([log])
+    done.stdout = recorder.without_complaints(done.stdout)
+    return done
+
+
+def environment(honours: bool = False, log: Path | None = None) -> dict[str, str]:
+    """Return the variables for a tool; see `run_compiler`."""
+    given = {**os.environ, **NEUTRAL, **(honoured() if honours else {})}
+    if log is not None:
+        given |= recorder.watching(log)
+        folder = str(log.parent)  # private, so no tool lists a folder of other programs
+        # ccache then finds an object of any other private folder.
+        given |= {"TMPDIR": folder, "CCACHE_BASEDIR": folder, "CCACHE_NOHASHDIR": "1"}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def time_limit() -> float:
-    """Return the time limit for each tool of a build in seconds; 0 for no limit.
+    """Return the time limit in seconds of a tool, or of all commands that ninja runs for a build; 0 for no limit.
 
     Raises BadSetting if OPJIT_TIMEOUT is not a number.
     """
@@ -180,32 +219,27 @@ def time_limit() -> float:
     return seconds
 
 
-def dependency_flags(compiler: Compiler, name: str) -> list[str]:
-    """Return the flags that make gcc's assembler list the files that it reads, including
-    .incbin, as ``<name>.assembled``; clang has none.
-    """
-    return [f"-Wa,--MD,{name}{ASSEMBLED}"] if "gcc version" in compiler.version else []
-
-
 def refuse_full_disk(output: str, work: Path) -> None:
     if any(os.strerror(code) in output for code in (errno.ENOSPC, errno.EDQUOT)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
 
 
-def _output(*command: str) -> str:
+def _output(work: Path, *command: str) -> str:
     """Return what a program prints, or why it does not start."""
     until = time.monotonic() + _WRITTEN
     while True:
         try:
-            return run_compiler(command).stdout
+            return run_compiler(command, work).stdout
         except OSError as error:
             if error.errno != errno.ETXTBSY or time.monotonic() > until:
                 return str(error)
         time.sleep(0.01)
 
 
-def probe_compiler(path: str, language: str = "c") -> Compiler:
-    text = _output(path, "-v", "-E", "-x", language, os.devnull)
+def probe_compiler(path: str, work: Path, language: str = "c") -> Compiler:
+    """Ask a compiler for its version, by the compilation of an empty file in the folder `work`. Raises ToolMissing."""
+    made = ["-shared", "-nostdlib", "-o", str(work / "empty.so")]
+    text = _output(work, path, "-v", "-x", language, os.devnull, *made)
     machine = re.search(r"^Target: (\S+)", text, re.MULTILINE)
     version = re.search(r"^(.*\b(?:gcc|clang) version .+)$", text, re.MULTILINE)
     if machine is None or version is None:
@@ -218,44 +252,40 @@ def probe_compiler(path: str, language: str = "c") -> Compiler:
     searched = re.search(
         r"#include <\.\.\.> search starts here:\n(.*?)End of search list", text, re.DOTALL
     )
-    includes = (
-        [os.path.realpath(line.strip()) for line in searched[1].splitlines()] if searched else []
-    )
-    commands = planned_commands(path, language)
-    libraries = re.search(r"^LIBRARY_PATH=(.+)$", commands, re.MULTILINE)
-    folders = libraries[1].split(":") if libraries else []
-    found = dict.fromkeys(os.path.realpath(folder) for folder in folders if os.path.isdir(folder))
-    binutils = ", ".join(_program_version(path, name) for name in ("as", "ld"))
+    libraries = re.search(r"^LIBRARY_PATH=(.+)$", text, re.MULTILINE)
     return Compiler(
         path,
         version[1].strip(),
         machine[1],
-        ":".join(includes),
-        ":".join(found),
-        binutils,
-        "script" if is_script(path) else "",
+        _real_folders(searched[1].splitlines() if searched else []),
+        _real_folders(libraries[1].split(":") if libraries else []),
+        _digest_of_programs(work),
     )
 
 
-def _program_version(compiler: str, name: str) -> str:
-    """Return the version that the assembler or linker of a compiler prints."""
-    program = which(_output(compiler, f"-print-prog-name={name}").strip())
-    if not program:
-        return ""
-    script = f" {files.digest(program)}" if is_script(program) else ""
-    return _output(program, "--version").partition("\n")[0] + script
+def _real_folders(named: Iterable[str]) -> str:
+    real = (os.path.realpath(folder.strip()) for folder in named)
+    return ":".join(dict.fromkeys(folder for folder in real if os.path.isdir(folder)))
 
 
-def planned_commands(path: str, language: str) -> str:
-    """Return the commands that a compiler would run, without the names of temporary files."""
-    said = _output(path, "-###", "-x", language, os.devnull, "-o", os.devnull)
-    # A word that is quoted may have blanks.
-    return re.sub(r'"[^"]*/cc\w{6}\b[.\w]*"|\S*/cc\w{6}\b[.\w]*', "<temporary>", said)
+def _digest_of_programs(work: Path) -> str:
+    """Return a digest of the programs and scripts that ran in a folder, behind links, launchers and wrappers."""
+    record = recorder.read([work / recorder.LOG])
+    scripts = {path for path in record.opened if os.path.isfile(path) and _is_wrapper(path)}
+    named = {(os.path.basename(path), files.digest(path)) for path in scripts}
+    for path, signature in record.programs.items():
+        if os.path.isfile(path) and ".so" not in path:
+            named.add((os.path.basename(path), recorder.digest_of_program(path, signature)))
+    return files.sha256(repr(sorted(named)))
 
 
-def probe_nvcc(path: str) -> Nvcc:
-    text = _output(path, "--version")
-    dryrun = _output(path, "--dryrun", "-E", "-x", "cu", os.devnull)
+def _is_wrapper(path: str) -> bool:
+    return os.access(path, os.X_OK) and is_script(path)
+
+
+def probe_nvcc(path: str, work: Path) -> Nvcc:
+    text = _output(work, path, "--version")
+    dryrun = _output(work, path, "--dryrun", "-E", "-x", "cu", os.devnull)
     release = re.search(r"release (\d+\.\d+), (V[\d.]+)", text)
     root = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
     if release is None or root is None:
@@ -264,14 +294,14 @@ def probe_nvcc(path: str) -> Nvcc:
             f"{path} is not a working nvcc: `{path} --version` printed {text.strip()[:200]!r}; put another "
             "one on PATH, or set CUDA_HOME",
         )
-    archs = re.findall(r"^sm_\w+$", _output(path, "--list-gpu-code"), re.MULTILINE)
+    archs = re.findall(r"^sm_\w+$", _output(work, path, "--list-gpu-code"), re.MULTILINE)
     return Nvcc(os.path.realpath(root[1].strip()), release[1], release[2], " ".join(archs))
 
 
-def probe_device_compiler(path: str, wanted: DeviceCompiler) -> DeviceCompilerInfo:
+def probe_device_compiler(path: str, work: Path, wanted: DeviceCompiler) -> DeviceCompilerInfo:
     command = [path, *wanted.version]
     try:
-        done = run_compiler(command)
+        done = run_compiler(command, work)
         lines = done.stdout.strip().splitlines()
         failed = done.returncode != 0
     except OSError as error:

@@ -11,9 +11,9 @@ from opjit import files
 if TYPE_CHECKING:
     from opjit.backends.targets import Target
 
-FORMAT = 4  # increase it when the meaning of a document, or of an entry's files, changes
+FORMAT = 5  # increase it when the meaning of a document, or of an entry's files, changes
 _OF_BUILD: Mapping[str, Any] = {"inputs": {}, "absent": {}}  # reported only by a build
-_OF_TOOLS: Mapping[str, Any] = {"toolchain": None, "search": None}
+_OF_TOOLS: Mapping[str, Any] = {"toolchain": None}
 
 
 def document_key(document: Mapping[str, Any]) -> str:

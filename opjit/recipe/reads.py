@@ -1,35 +1,46 @@
-"""The files that a build read and the paths that it searched without success: the part of a key
-that only the tools can report.
+"""The files that a build read and the paths that it searched without success: the part of a key that only the tools can report.
 
-An entry's document lists each file that the preprocessor, the assembler and the linker report, by a portable name with a digest, and each
-absence: a path that was searched before and named no file. A look-up compares both. Signatures from
-stat are kept for each entry, so that files are not read again unless they changed since the last
-comparison.
+The recorder (see `recorder`) writes down the questions of the tools. An entry's document lists each file that they read, by a portable
+name with a digest, and each absence: a path that they looked for in vain. A look-up compares both. A note for each entry and machine also
+has the programs that ran, and signatures from stat, so that files are not read again unless they changed since the last comparison.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
+import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files, resources
 from opjit.errors import EntryError
-from opjit.recipe import interface
+from opjit.recipe import compilers, interface
 
 GENERATED = "/<generated>/"  # the folder of texts that exist only in a build
 INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
+SEARCHED = "/<path>/"  # the "folder" of names that PATH leads to programs
+REAL = "/<real>/"  # the start of a folder, in the place of its digest the path behind its links
+VARIABLE = "/<variable>/"  # the "folder" of environment variables that a tool asked for
+CWD = "/<cwd>"  # in the place of a path, and the working folder in the place of its digest
+_UNREAL = (GENERATED, INLINE, REAL, SEARCHED, VARIABLE)
 _SHARED = "interface "  # the start of the digest of a shared library, because a linker uses only its names
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
-_MANY = 32  # so many files are worth a note
 _KINDS = ("include", "library", "system", "own")  # of folders, in the order of the look-up
 _NUMBERED = re.compile(rf"<({'|'.join(_KINDS)}) (\d+)>")
-_ROOTS = ("/usr/", "/lib", "/opt/")  # a path below them has the same meaning on other machines
+_OF_LIBC = re.compile(
+    r"(?:libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so|ld-linux|ld64"
+)
+_ROOTS = (
+    "/usr/",
+    "/lib/",
+    "/lib64/",
+    "/opt/",
+)  # a path below them has the same meaning on other machines
 
 
 class Places(NamedTuple):
@@ -45,7 +56,7 @@ class Places(NamedTuple):
 
     def name(self, path: str) -> str:
         """Return the portable name of an absolute path without ``..``."""
-        if f"{path}/".startswith((GENERATED, INLINE)):
+        if path == CWD or f"{path}/".startswith(_UNREAL):
             return path[1:]
         if path == self.folder:
             return "."
@@ -57,7 +68,7 @@ class Places(NamedTuple):
                 return kind
             if path.startswith(folder + os.sep):
                 return kind + path[len(folder) :]
-        if path.startswith(_ROOTS):
+        if f"{path}/".startswith(_ROOTS):
             return f"<root>{path}"
         return os.path.relpath(path, self.folder)
 
@@ -65,8 +76,12 @@ class Places(NamedTuple):
         """Return the path of a portable name; None if it is a file of the system that compiled, and no compiler is here. Raises
         EntryError if it is in a folder that the request does not name."""
         kind, _, rest = name.partition("/")
-        if kind in ("<generated>", "<inline>"):
+        if kind in ("<generated>", "<inline>", "<cwd>", "<path>", "<real>"):
             return f"/{name}"
+        if kind == "<variable>":
+            return f"/{name}" if self.system else None
+        if kind == "<program>":
+            return None
         if kind == "<root>":
             return f"/{rest}" if self.system else None
         if kind == "<opjit>":
@@ -88,22 +103,34 @@ class Places(NamedTuple):
                 yield f"<{kind} {index}>", folder
 
 
+EVERYWHERE = Places(os.sep, system=(os.sep,))  # names all files by their paths on this machine
+
+
 def _ours() -> str:
     return resources.include_path()
 
 
 class Reads(NamedTuple):
-    """The reads of a build, by absolute paths: a digest for each file, and the paths without a
-    file.
-    """
+    """The reads of a build, by absolute paths: a digest for each file, and the paths without a file."""
 
     digests: Mapping[str, str]
     absent: frozenset[str]
     doubt: str = ""  # why that may not be all, so that the binary is not cached
+    # The same of this machine only: programs, the names in folders, and the folders that PATH lists.
+    local: Mapping[str, str] = {}
+    local_absent: frozenset[str] = frozenset()
 
     def document(self, places: Places) -> dict[str, Any]:
         """Return the fields of an entry's document."""
-        inputs = {places.name(path): digest for path, digest in self.digests.items()}
+        inputs = {
+            places.name(path): places.name(digest) if path == CWD else digest
+            for path, digest in self.digests.items()
+        }
+        # Programs by their names, so that they are part of the key, and not compared on other machines.
+        for path, digest in self.local.items():
+            name = os.path.basename(path.rstrip(os.sep))
+            if not path.startswith((REAL, SEARCHED)) and not _OF_LIBC.match(name):
+                inputs[f"<program>/{name}"] = digest
         absent = dict[str, list[str]]()
         for path in sorted(self.absent):
             folder, name = os.path.split(path.rstrip(os.sep))
@@ -111,19 +138,34 @@ class Reads(NamedTuple):
         return {"inputs": dict(sorted(inputs.items())), "absent": absent}
 
     def joined(self, other: Reads) -> Reads:
-        digests = {**self.digests, **other.digests}
-        return Reads(digests, self.absent | other.absent, self.doubt or other.doubt)
+        return Reads(
+            {**self.digests, **other.digests},
+            self.absent | other.absent,
+            self.doubt or other.doubt,
+            {**self.local, **other.local},
+            self.local_absent | other.local_absent,
+        )
+
+    @property
+    def on_machine(self) -> Reads:
+        """What only this machine has, and no document lists."""
+        return Reads(self.local, self.local_absent)
 
 
 NOTHING = Reads({}, frozenset())
 
 
 def loaded(document: Mapping[str, Any], places: Places) -> Reads:
-    """Return what `Reads.document` described."""
-    digests = {places.path(name) or "": digest for name, digest in document["inputs"].items()}
+    """Return what `Reads.document` described, as far as this machine has it."""
+    digests = {
+        path: (places.path(digest) or "") if path == CWD else digest
+        for name, digest in document["inputs"].items()
+        if (path := places.path(name)) is not None
+    }
     absent = {
-        os.path.join(places.path(folder) or "", name)
+        os.path.join(place, name)
         for folder, names in document["absent"].items()
+        if (place := places.path(folder)) is not None
         for name in names
     }
     return Reads(digests, frozenset(absent))
@@ -137,7 +179,7 @@ class Moment:
         self._digests = dict[tuple[str, bool], str]()
 
     def digest(self, path: str, shared: bool = False) -> str:
-        """Return a file's SHA-256 or, for a shared library, the SHA-256 of its interface.
+        """Return a file's SHA-256 or, for a shared library, the SHA-256 of its interface, and for a folder (``"/a/"``) of its names.
 
         Raises OSError.
         """
@@ -149,11 +191,18 @@ class Moment:
     def _digest(self, path: str, shared: bool) -> str:
         if path in self.texts:
             return files.sha256(self.texts[path])
+        if path.startswith(VARIABLE):
+            return files.sha256(os.fsencode(os.environ.get(path.removeprefix(VARIABLE), "")))
+        if path == CWD:
+            return os.getcwd()
+        if path.startswith(SEARCHED):
+            return compilers.which(path.removeprefix(SEARCHED)) or ""
+        if path.startswith(REAL):
+            folder = path.removeprefix(REAL)
+            return os.path.realpath(folder) if os.path.lexists(folder) else ""
+        if path.endswith(os.sep):
+            return digest_of(sorted(os.listdir(path)))
         return _SHARED + interface.digest(path) if shared else files.digest(path)
-
-    def text(self, path: str) -> bytes:
-        """Return a file's content. Raises OSError."""
-        return self.texts[path] if path in self.texts else files.read_regular(path)
 
     def exists(self, path: str) -> bool:
         """Return whether a path exists.
@@ -161,20 +210,39 @@ class Moment:
         If it ends with a slash, return whether it is anything except the folder that a build found
         there.
         """
-        if f"{path}/".startswith((GENERATED, INLINE)):
+        if f"{path}/".startswith(_UNREAL):
             return path in self.texts or any(each.startswith(f"{path}/") for each in self.texts)
         if path.endswith(os.sep):
             return os.path.exists(path[:-1]) and not os.path.isdir(path)
         return os.access(path, os.F_OK)
 
 
+def recorded_signature(status: os.stat_result) -> str:
+    """Return a file's signature in the form of the recorder."""
+    if not stat.S_ISREG(status.st_mode):
+        return ""
+    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return ":".join(map(str, numbers))
+
+
 def signature(path: str) -> list[int] | None:
-    """Return numbers that change with a file, or None if the file does not exist."""
+    """Return numbers that change with a file, or None if the file does not exist, or if its file system keeps no times."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
+    numbers = [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
+    return numbers if status.st_ctime_ns else None
+
+
+class _Noted(NamedTuple):
+    """A note on the reads of an entry, on one machine."""
+
+    places: list[object]
+    digests: Mapping[str, str]  # by path
+    absent: list[str]
+    # Signatures by path. The signature of a folder covers all names that it lacks.
+    signatures: Mapping[str, Any]
 
 
 def changes(
@@ -182,72 +250,67 @@ def changes(
 ) -> Iterator[str]:
     """Yield the differences between the files now and the files that an entry's document lists.
 
-    `note` keeps signatures, which a look-up that had to compare contents renews. Raises EntryError
-    if the document does not list them.
+    `note` has the programs of this machine as well, and signatures, which a look-up that had to compare contents renews. Raises
+    EntryError if the document does not list the files.
     """
-    inputs = document.get("inputs")
-    absent = document.get("absent")
-    if not isinstance(inputs, dict) or not isinstance(absent, dict):
+    if not isinstance(document.get("inputs"), dict) or not isinstance(document.get("absent"), dict):
         raise EntryError("its manifest does not list the files that its build read")
     kept = _noted(note, places)
-    known = kept.signatures
-    as_noted = bool(known) and all(signature(path) == known[path] for path in known)
-    if as_noted:
-        inputs = {name: inputs[name] for name in kept.inputs}
-        absent = kept.absent
+    found = kept or _Noted([], *_as_noted(loaded(document, places)), {})
+    yield from _differences(found, places, moment, note)
+
+
+def is_unchanged(note: Path) -> bool:
+    """Return whether nothing changed since a note on reads under absolute paths."""
+    kept = _noted(note, EVERYWHERE)
+    return kept is not None and not any(_differences(kept, EVERYWHERE, Moment(), note))
+
+
+def _differences(found: _Noted, places: Places, moment: Moment, note: Path | None) -> Iterator[str]:
+    """Yield the differences to noted reads. Without one, renew the note if signatures have changed."""
     begun = time.time_ns()
+    known = found.signatures
+    current = {path for path, each in known.items() if signature(path) == each}
     same = True
-    for text in itertools.chain(
-        _appeared(absent, places, moment),
-        _changed_files(inputs, places, moment, known),
-    ):
-        same = False
-        yield text
-    if same and not as_noted and (known or len(inputs) > _MANY):
-        remember(document, places, note, begun)
-
-
-def _appeared(absent: Mapping[str, Any], places: Places, moment: Moment) -> Iterator[str]:
-    for folder, names in absent.items():
-        place = places.path(folder)
-        for name in names if place is not None else ():
-            if moment.exists(os.path.join(place or "", name)):
-                yield f"{folder}/{name} has appeared"
-
-
-def _changed_files(
-    inputs: Mapping[str, str], places: Places, moment: Moment, kept: Mapping[str, Any]
-) -> Iterator[str]:
-    for name, digest in inputs.items():
-        path = places.path(name)
-        if path is None:
-            continue
-        now = signature(path)
-        if now is not None and kept.get(path) == now:
-            continue
-        try:
-            same = moment.digest(path, digest.startswith(_SHARED)) == digest
-        except OSError:
+    for path, digest in found.digests.items():
+        text = "" if path in current else _change(path, digest, places, moment)
+        if text:
             same = False
-        if not same:
-            yield f"{name} {'changed' if now or path in moment.texts else 'is gone'}"
+            yield text
+    for path in found.absent:
+        covered = os.path.dirname(path) in current and not path.endswith(os.sep)
+        if not covered and moment.exists(path):
+            same = False
+            yield f"{places.name(path)} has appeared"
+    settled = begun - _SETTLED
+    unsigned = [each for path in found.digests.keys() - known.keys() if (each := signature(path))]
+    if same and (len(current) < len(known) or any(each[1] < settled for each in unsigned)):
+        _write_note(found, places, note, begun)
 
 
-class _Noted(NamedTuple):
-    """A note on files at some places."""
-
-    places: list[object]
-    # Signatures by path. The signature of a folder covers all names that it lacks.
-    signatures: Mapping[str, Any]
-    inputs: list[str]  # the names of files that were too new for a signature
-    absent: Mapping[str, list[str]]  # names that the signature of a folder does not cover
+def _as_noted(read: Reads) -> tuple[dict[str, str], list[str]]:
+    return {**read.digests, **read.local}, sorted(read.absent | read.local_absent)
 
 
-def _noted(note: Path | None, places: Places) -> _Noted:
-    """Return the content of a note, or nothing if it is about files at other paths."""
+def _change(path: str, digest: str, places: Places, moment: Moment) -> str:
+    """Describe the change of a file that has another digest now; an empty text without one."""
+    with suppress(OSError):
+        if moment.digest(path, digest.startswith(_SHARED)) == digest:
+            return ""
+    there = (
+        path in moment.texts
+        or path == CWD
+        or path.startswith((REAL, SEARCHED, VARIABLE))
+        or os.path.exists(path)
+    )
+    return f"{places.name(path)} {'changed' if there else 'is gone'}"
+
+
+def _noted(note: Path | None, places: Places) -> _Noted | None:
+    """Return the content of a note, or None if it is about files at other paths."""
     kept = files.read_checked(note) if note is not None else None
     if not isinstance(kept, dict) or kept.get("places") != _as_json(places):
-        return _Noted([], {}, [], {})
+        return None
     return _Noted(**kept)
 
 
@@ -255,36 +318,29 @@ def _as_json(places: Places) -> list[object]:
     return [_ours(), *(each if isinstance(each, str) else list(each) for each in places)]
 
 
-def remember(document: Mapping[str, Any], places: Places, note: Path | None, before: int) -> None:
-    """Note the signatures of files and folders that were compared or read after a time `before`, if nothing changed since then.
+def remember(read: Reads, places: Places, note: Path | None, before: int) -> None:
+    """Note the reads of a build. Its tools began at a time `before`."""
+    _write_note(_Noted([], *_as_noted(read), {}), places, note, before)
+
+
+def _write_note(found: _Noted, places: Places, note: Path | None, before: int) -> None:
+    """Write a note with the signatures of files and folders that were compared or read after a time `before`.
 
     If a file is not older than the clock's resolution, each look-up compares it.
     """
     if note is None:
         return
     settled = min(before, time.time_ns() - _SETTLED)
+    folders = {os.path.dirname(path) for path in found.absent if not path.endswith(os.sep)}
+    linked = {os.path.dirname(path) for path in found.absent if os.path.islink(path)}
     signatures = {}
-    inputs = []
-    absent = {}
-    for name in document["inputs"]:
-        path = places.path(name)
-        now = signature(path) if path is not None else None
-        if path is not None and now is not None and now[1] < settled:
+    for path in (*found.digests, *(folders - linked)):
+        now = signature(path)
+        if now is not None and now[1] < settled:
             signatures[path] = now
-        elif path is not None:
-            inputs.append(name)
-    for folder, names in document["absent"].items():
-        place = places.path(folder)
-        now = signature(place) if place is not None else None
-        if place is None:
-            continue
-        links = any(os.path.islink(os.path.join(place, name)) for name in names)
-        if now is None or now[1] >= settled or links:
-            absent[folder] = names
-        else:
-            signatures[place] = now
-    found = _Noted(_as_json(places), signatures, inputs, absent)
-    files.write_checked(note, found._asdict())
+    files.write_checked(
+        note, found._replace(places=_as_json(places), signatures=signatures)._asdict()
+    )
 
 
 def normalized(path: str) -> str:
@@ -293,33 +349,6 @@ def normalized(path: str) -> str:
     if ".." in path and os.path.realpath(normal) != os.path.realpath(path):
         return os.path.realpath(path)
     return normal
-
-
-def read_dependencies(text: str) -> list[str]:
-    """Return the prerequisites in a tool's dependency file (make syntax)."""
-    rules = text.replace("\\\n", " ").split("\n")
-    names = [
-        name for rule in rules for name in re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())
-    ]
-    return [re.sub(r"\\+(?=[ #:])", _half, name).replace("$$", "$") for name in names if name]
-
-
-def _half(slashes: re.Match[str]) -> str:
-    """Return the escaped backslashes before a blank: each is written twice, and the blank has
-    one more.
-    """
-    return slashes[0][: len(slashes[0]) // 2]
-
-
-def listed(listings: Iterable[Path]) -> list[str]:
-    """Return what dependency files list, each path once, in order."""
-    texts = (each.read_text("utf-8", "surrogateescape") for each in listings)
-    return list(dict.fromkeys(path for text in texts for path in read_dependencies(text)))
-
-
-def listed_absolute(listings: Iterable[Path]) -> list[str]:
-    """Return what dependency files list, in order. Relative paths start in the folder of the file."""
-    return [os.path.join(each.parent, path) for each in listings for path in listed([each])]
 
 
 def digest_of(value: object) -> str:

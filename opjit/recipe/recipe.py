@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -120,17 +119,6 @@ class Recipe(BuildInputs):
         """The folders in which a kernel's compiler searches for headers, in order."""
         return [str(self.folder), resources.include_path(), *self.flags.include]
 
-    @property
-    def searched(self) -> tuple[str, ...]:
-        """The same with the compiler's default folders, in the order of its search."""
-        system = tuple(getattr(self.toolchain, "headers", ()))
-        kept = dict[tuple[int, int], str]()
-        for folder in (*system, *self.include_path):
-            with suppress(OSError):  # it is missing
-                status = os.stat(folder)
-                kept.setdefault((status.st_dev, status.st_ino), folder)
-        return (*(folder for folder in kept.values() if folder not in system), *system)
-
     def placeholders(self, work: Path) -> dict[str, str]:
         """Return the paths for the placeholders in flags, for a build in a folder."""
         folder, include, *added = self.include_path
@@ -166,24 +154,20 @@ def describe(
     sources = (str(source), *flags.sources)
     known: Mapping[str, str] = {}  # until `now` reads the files
     others = tuple(compilers[1:])
-    recipe = Recipe(
+    return Recipe(
         name=name,
         sources=sources,
         texts=texts,
         places=places,
         known=known,
         toolchain=tools,
-        search=None,
         doubt="",
         schema=schema,
         target=target,
         flags=flags,
         label=label,
         others=others,
-    )
-    if tools is not None:
-        recipe = replace(recipe, search=[places.name(folder) for folder in recipe.searched])
-    return recipe.now()
+    ).now()
 
 
 @cache

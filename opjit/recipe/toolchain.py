@@ -8,20 +8,20 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from opjit import files
 from opjit.errors import ToolMissing
-from opjit.recipe import reads
+from opjit.recipe import reads, record_reader, recorder
 from opjit.recipe.compilers import (
     Compiler,
     DeviceCompilerInfo,
     Nvcc,
     Nvrtc,
     is_script,
-    planned_commands,
     probe_compiler,
     probe_device_compiler,
     probe_nvcc,
@@ -57,7 +57,7 @@ def find_compiler(notes: Path | None, host: str | None = None) -> Compiler | Non
     """
     chosen = f"{host}-linux-gnu-gcc" if host and is_cross(host) else split_launcher("CC")[1]
     names = [chosen] if chosen else ["gcc", "cc", "clang"]
-    return _with_script(_find(notes, "cc", names, Compiler, probe_compiler), "c")
+    return _find(notes, "cc", names, Compiler, probe_compiler)
 
 
 def find_cxx(notes: Path | None) -> Compiler | None:
@@ -66,8 +66,7 @@ def find_cxx(notes: Path | None) -> Compiler | None:
     None if it does not exist.
     """
     chosen = split_launcher("CXX")[1] if "CXX" in os.environ else "c++"
-    found = _find(notes, "cxx", [chosen], Compiler, lambda path: probe_compiler(path, "c++"))
-    return _with_script(found, "c++")
+    return _find(notes, "cxx", [chosen], Compiler, partial(probe_compiler, language="c++"))
 
 
 def find_nvcc(notes: Path | None) -> Nvcc | None:
@@ -107,7 +106,7 @@ def find_device_compiler(wanted: DeviceCompiler, notes: Path | None) -> DeviceCo
         kind,
         [wanted.command],
         DeviceCompilerInfo,
-        lambda path: probe_device_compiler(path, wanted),
+        partial(probe_device_compiler, wanted=wanted),
     )
 
 
@@ -308,38 +307,31 @@ def _find(
     kind: str,
     names: Iterable[str],
     tool: type[_Tool],
-    probe: Callable[[str], _Tool],
+    probe: Callable[[str, Path], _Tool],
 ) -> _Tool | None:
-    """Return the answer of `probe` on the first program that exists, or a note of it if the executable has not changed since."""
+    """Return the answer of `probe` on the first program that exists, or a note of it if nothing changed that the program and its children
+    asked for."""
     found = next(filter(None, map(which, names)), None)
     if found is None:
         return None
     path = os.path.abspath(found)  # the build runs in another folder
-    stamp = [reads.signature(each) if each else None for each in (path, *map(which, ("as", "ld")))]
-    if notes is None:
-        return probe(path)
-    note = notes / f"{kind}-{files.sha256(os.fsencode(path))[:16]}"
-    known = files.read_checked(note)
-    if (
-        isinstance(known, dict)
-        and known["stamp"] == stamp
-        and tuple(known["found"]) == tool._fields
-    ):
-        return tool(**known["found"])
-    answer = probe(path)
-    files.write_checked(note, {"stamp": stamp, "found": answer._asdict()})
+    note = notes and notes / f"{kind}-{files.sha256(os.fsencode(path))[:16]}"
+    known = files.read_checked(note) if note else None
+    seen = note and note.with_suffix(".reads")
+    noted = known if isinstance(known, dict) and tuple(known) == tool._fields else None
+    if noted is not None and seen and reads.is_unchanged(seen):
+        return tool(**noted)
+    recorder.start(notes)
+    with files.scratch_folder() as work:
+        started = files.tick(work)
+        answer = probe(path, work)
+        reader = record_reader.RecordReader(str(work), reads.Moment(), (), started)
+        with suppress(record_reader.Changed):  # the next request asks again
+            read = reader.reads([work / recorder.LOG])
+            if note and read.local and not read.doubt:
+                files.write_checked(note, answer._asdict())
+                reads.remember(read, reads.EVERYWHERE, seen, started)
     return answer
-
-
-def _with_script(compiler: Compiler | None, language: str) -> Compiler | None:
-    """Add the commands that a compiler would run now if it is a script.
-
-    The script may read any file, so it is run for each request.
-    """
-    if compiler is None or not compiler.script:
-        return compiler
-    commands = planned_commands(compiler.path, language)
-    return compiler._replace(script=files.sha256(commands))
 
 
 class ToolVersions(dict[str, str]):
@@ -366,12 +358,11 @@ def versions_of(compiler: Compiler, name: str) -> dict[str, str]:
     """Return the part of a key for a compiler, its assembler and its linker, under names that
     start with `name`.
     """
-    found = {
+    return {
         f"{name}.version": compiler.version,
         f"{name}.machine": compiler.machine,
-        f"{name}.binutils": compiler.binutils,
+        f"{name}.programs": compiler.programs,
     }
-    return found | ({f"{name}.script": compiler.script} if compiler.script else {})
 
 
 def identity(compiler: Compiler, device: Nvcc | Nvrtc | DeviceCompilerInfo | None) -> ToolVersions:

@@ -8,27 +8,20 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from opjit import processes, progress
-from opjit.builder import budget, runtime_objects
+from opjit.builder import budget, ninja, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, run_tool
-from opjit.builder.diagnosis import diagnose
+from opjit.builder.ninja import ToolCommand
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import OpjitError, ToolMissing, UnknownArch
-from opjit.recipe import libraries, nvcc_flags, reads, toolchain, unreported
-from opjit.recipe.command_line import is_same_anywhere
+from opjit.recipe import libraries, nvcc_flags, recorder, toolchain
+from opjit.recipe.command_line import may_copy
 from opjit.recipe.compilers import Compiler, Nvcc
 from opjit.recipe.reads import Moment, Reads
-from opjit.recipe.reports import (
-    ASSEMBLED,
-    LINKED,
-    LISTED,
-    ReportReader,
-    trusted_prefixes,
-)
+from opjit.recipe.record_reader import RecordReader, trusted_prefixes
 from opjit.shared_library import identity
 from opjit.shared_library.identity import Library, Tools
 from opjit.shared_library.objects import KeptObjects
@@ -36,7 +29,6 @@ from opjit.store.entry import Entry
 from opjit.store.store import Store
 
 _NO_ARCH = re.compile(r"Unsupported gpu architecture '(\w+)'")
-_NEEDS = {".cu": budget.NVCC_JOB, **dict.fromkeys((".cpp", ".cc", ".cxx"), budget.CXX_JOB)}
 _OF_DRIVER = re.compile(r"\bU (cu[A-Z]\w*)")
 _RELOCATABLE = re.compile(r"(?:^| )(?:-rdc|--relocatable-device-code)[= ]true(?: |$)")
 
@@ -50,9 +42,9 @@ def build_library_binary(library: Library, store: Store, must_store: bool = Fals
         )
     tools = identity.find_tools(library.languages, store.notes)
 
-    def compile_in(work: Path, base: Path, started: int) -> Compiled:
+    def compile_in(library: Library, work: Path, base: Path, started: int) -> Compiled:
         made = replace(library, toolchain=identity.versions(tools))
-        build = _LibraryBuild(made, tools, work, base, started, store.notes)
+        build = _LibraryBuild(made, tools, work, base, started)
         linker, read = build.run()
         return Compiled(made, work / "library.so", linker, read)
 
@@ -76,10 +68,7 @@ def _compilers(library: Library, tools: Tools, work: Path) -> dict[str, list[str
     """Return the start of each language's commands."""
     # Keep paths of this machine out of the binary. The last matching map wins.
     folders = [*library.include, library.folder, f"{work}/generated"]
-    # A precompiled header, which no list has, is taken for the first header only.
     common = [
-        "-include",
-        os.devnull,
         "-fPIC",
         f"-ffile-prefix-map={os.getcwd()}=.",
         *(f"-ffile-prefix-map={folder}/=" for folder in folders),
@@ -109,20 +98,6 @@ def _gencode(library: Library) -> list[str]:
     return [
         f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}" for arch in library.archs
     ]
-
-
-def _reporting(library: Library, language: str, place: str) -> list[str]:
-    """Return the flags that make compilers list the files that they read, and warn of macros for
-    the date.
-    """
-    lists = ["-MD", "-MF", f"{place}{LISTED}"]
-    warnings = [unreported.DATE_WARNING, "-Wno-error=date-time"]
-    version = (library.toolchain or {}).get("c" if language == "c" else "c++", "")
-    if "gcc version" in version:
-        warnings += ["-Xassembler", "--MD", "-Xassembler", f"{place}{ASSEMBLED}"]
-    if language == "cuda":
-        warnings = nvcc_flags.for_nvcc(warnings, [])
-    return [*lists, *warnings]
 
 
 def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> list[list[str]]:
@@ -155,7 +130,6 @@ def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> l
                     *before[language],
                     *include,
                     *flags,
-                    *_reporting(library, language, f"{work}/{number}"),
                     "-c",
                     source,
                     "-o",
@@ -169,13 +143,7 @@ class _LibraryBuild:
     """One build in the private folder `work`; `base` is the store's, and `started` a time of `files.tick`."""
 
     def __init__(
-        self,
-        library: Library,
-        tools: Tools,
-        work: Path,
-        base: Path,
-        started: int,
-        notes: Path | None,
+        self, library: Library, tools: Tools, work: Path, base: Path, started: int
     ) -> None:
         self.library = library
         self.tools = tools
@@ -184,81 +152,82 @@ class _LibraryBuild:
         self.nvcc = tools.get("cuda")
         self.driver = tools.get("c++") or tools.get("c")
         self.before = _compilers(library, tools, work)
-        self.searched = identity.searched(tools, library.include, library.given, notes)
         moment = Moment(library.texts)
         roots = [self.nvcc.root] if isinstance(self.nvcc, Nvcc) else []
-        self.recorder = ReportReader(
-            str(work),
-            os.getcwd(),
-            moment,
-            library.places.system,
-            trusted_prefixes(roots, library.places.system),
-            started,
+        self.reader = RecordReader(
+            str(work), moment, trusted_prefixes(roots, library.places.system), started
         )
         self.objects = KeptObjects(library, base, work, None, moment)
 
     def run(self) -> tuple[str, Reads]:
-        """Compile in parallel, then link.
+        """Compile and link by ninja.
 
         Returns the linker, and the files that all tools read. Raises CompileError with the first
         source's complaint.
         """
         commands = _sources(self.library, self.before, self.work)
+        several = len(commands) > 1
+        made = [each for each in commands if not (several and self._take(each))]
+        steps = [ToolCommand(each, Path(each[-1]), Path.cwd()) for each in made]
+        linking = self._link([command[-1] for command in commands])
         try:
-            compile_one = self._compile if len(commands) > 1 else self._once
-            read = processes.in_parallel(compile_one, commands, budget.width(budget.C_JOB))
-            linker, linked = self._link([command[-1] for command in commands])
+            if "-lcuda" in self.library.given["ldflags"]:
+                ninja.run_commands(steps, self.work, need=budget.CXX_JOB)
+                self._add_driver([command[-1] for command in commands])
+                ninja.run_commands(linking, self.work)
+                linking = self._link_archives(linking)
+            else:
+                ninja.run_commands([*steps, *linking], self.work, need=budget.CXX_JOB)
         except CompilerFailed as failed:
+            self._keep(steps)
             raise self._diagnosed(str(failed)) from None
-        return linker, functools.reduce(Reads.joined, [*read, linked])
-
-    def _compile(self, command: list[str]) -> Reads:
-        """Compile a source, unless its object is kept."""
-        source = command[-3]
-        place = Path(command[-1])
-        text = shlex.join(command)
-        if not self.objects.take(source, text, place):
-            self.objects.keep(source, text, place, self._once(command))
-        return self.objects.read[place]
-
-    def _once(self, command: list[str]) -> Reads:
-        output = self._tool(command)
-        place = Path(command[-1])
-        language = identity.LANGUAGES[os.path.splitext(command[-3])[1]]
-        kind = "cuda_cflags" if language == "cuda" else "cflags"
-        listings = [place.with_suffix(LISTED)]
-        assembled = [each for each in [place.with_suffix(ASSEMBLED)] if each.is_file()]
-        return self.recorder.compiled(
-            reads.listed(listings),
-            reads.listed(assembled),
-            self.searched[language],
-            output,
-            self.library.given[kind],
+        self._keep(steps)
+        assert isinstance(self.driver, Compiler)
+        linked = self._reads(linking)
+        return self.driver.path, functools.reduce(
+            Reads.joined, [*self.objects.read.values(), linked]
         )
 
-    def _tool(self, command: list[str], folder: Path | None = None) -> str:
-        progress.logger().debug("%s", " ".join(command))
-        need = _NEEDS.get(os.path.splitext(command[-3])[1], budget.C_JOB)
-        return run_tool(command, folder or Path.cwd(), need)
+    def _take(self, command: list[str]) -> bool:
+        """Take the object of a source from the cache, if it is there."""
+        return self.objects.take(command[-3], shlex.join(command), Path(command[-1]))
 
-    def _link(self, objects: list[str]) -> tuple[str, Reads]:
-        """Link objects.
+    def _keep(self, steps: Sequence[ToolCommand]) -> None:
+        """Keep the objects that were made, even if another source failed."""
+        for step in steps:
+            source = step.command[-3]
+            if step.done.exists():
+                reader = replace(self.reader, sources=(source,))
+                read = reader.reads([step.log])
+                self.objects.keep(source, shlex.join(step.command), step.output, read)
 
-        Objects with relocatable device code are first linked for the device. Returns the linker and
-        the files that it read.
+    def _reads(self, linking: Sequence[ToolCommand]) -> Reads:
+        """Return the reads of linkers."""
+        words = self.library.given["ldflags"]
+        objects = tuple(str(each) for step in linking for each in step.needs)
+        reader = replace(self.reader, whole=may_copy(words), sources=objects)
+        return reader.reads([step.log for step in linking])
+
+    def _link(self, objects: list[str]) -> list[ToolCommand]:
+        """Return the steps that link objects.
+
+        Objects with relocatable device code are first linked for the device.
         """
         library = self.library
         nvcc = self.nvcc
         work = self.work
         assert isinstance(self.driver, Compiler)
         cuda = []
+        steps = []
+        paths = [Path(each) for each in objects]
         if isinstance(nvcc, Nvcc):
             cuda = [f"-L{nvcc.root}/lib64", f"-L{nvcc.root}/lib64/stubs", "-lcudart"]
             if _RELOCATABLE.search(" ".join(library.given["cuda_cflags"])):
                 cuda = [f"{work}/device.o", f"-L{nvcc.root}/lib64", "-lcudadevrt", *cuda]
-                self._tool(self._device_link(objects, nvcc))
+                command = self._device_link(objects, nvcc)
+                steps.append(ToolCommand(command, work / "device.o", Path.cwd(), paths))
         (work / "cuda").mkdir()
-        self._add_cuda_libraries(objects)
+        self._add_cuda_libraries()
         command = [
             self.driver.path,
             "-shared",
@@ -266,23 +235,21 @@ class _LibraryBuild:
             *library.given["ldflags"],
             *cuda,
             f"-L{work}/cuda",
-            "-Xlinker",
-            f"--dependency-file={work}/{LINKED}",
-            "-Wl,--verbose",
             "-o",
             f"{work}/library.so",
         ]
-        anywhere = is_same_anywhere(library.given["ldflags"], library.places)
-        folder = work if anywhere else Path(self.recorder.folder)
-        linking = replace(self.recorder, folder=str(folder))
-        output = self._tool(command, folder)
-        read = linking.linked(work / LINKED, output)
-        if "-lcuda" in library.given["ldflags"]:  # archives may also call the driver
-            archives = [path for path in read.digests if path.endswith((".a", ".o"))]
-            self._add_cuda_libraries([*objects, *archives])
-            output = self._tool(command, folder)
-            read = linking.linked(work / LINKED, output)
-        return self.driver.path, read
+        needs = [*paths, *(step.output for step in steps)]
+        return [*steps, ToolCommand(command, work / "library.so", Path.cwd(), needs)]
+
+    def _link_archives(self, linking: Sequence[ToolCommand]) -> list[ToolCommand]:
+        """Link again with a stub of the GPU driver that has the functions which archives call as well. Returns the steps."""
+        link = linking[-1]
+        opened = recorder.read([link.log]).opened
+        self._add_driver([path for path in opened if path.endswith((".a", ".o"))])
+        link.output.unlink()
+        link.log.unlink(missing_ok=True)
+        ninja.run_commands([link], self.work)
+        return [*linking[:-1], link]
 
     def _device_link(self, objects: list[str], nvcc: Nvcc) -> list[str]:
         flags = nvcc_flags.joined(self.library.given["cuda_cflags"])
@@ -300,27 +267,30 @@ class _LibraryBuild:
             f"{self.work}/device.o",
         ]
 
-    def _add_cuda_libraries(self, objects: list[str]) -> None:
-        """Put CUDA libraries into the directory that the linker searches last: the libraries of
-        pip, and a stub with the soname of the GPU driver and the functions that objects call,
-        because only machines with a GPU have the driver.
-        """
+    def _add_cuda_libraries(self) -> None:
+        """Put the CUDA libraries of pip into the directory that the linker searches last."""
         folder = self.work / "cuda"
         named = {flag[2:] for flag in self.library.given["ldflags"] if flag.startswith("-l")}
         nvcc = self.nvcc
         runtime = f"cuda{nvcc.version.partition('.')[0]}" if isinstance(nvcc, Nvcc) else ""
         for name in named & libraries.OF_TORCH:
             found = libraries.find_cuda_library(name, runtime)
-            if found is not None and not (folder / f"lib{name}.so").is_symlink():
+            if found is not None:
                 (folder / f"lib{name}.so").symlink_to(found.path)
-        if "cuda" in named and isinstance(self.driver, Compiler):
-            undefined = run_tool(["nm", "-u", *objects], self.work)
-            called = sorted({*_OF_DRIVER.findall(undefined)})
-            runtime_objects.stub(self.driver, "libcuda.so.1", called, folder)
-            if not (folder / "libcuda.so").is_symlink():
-                (folder / "libcuda.so").symlink_to("libcuda.so.1")
+
+    def _add_driver(self, objects: list[str]) -> None:
+        """Make a stub of the GPU driver, which only machines with a GPU have: its soname, and the functions that objects call."""
+        assert isinstance(self.driver, Compiler)
+        folder = self.work / "cuda"
+        undefined = run_tool(["nm", "-u", *objects], self.work)
+        called = sorted({*_OF_DRIVER.findall(undefined)})
+        runtime_objects.stub(self.driver, "libcuda.so.1", called, folder)
+        if not (folder / "libcuda.so").is_symlink():
+            (folder / "libcuda.so").symlink_to("libcuda.so.1")
 
     def _diagnosed(self, output: str) -> OpjitError:
+        from opjit.builder.diagnosis import diagnose  # late: only a build that fails needs it
+
         library = self.library
         unknown = _NO_ARCH.search(output)
         if unknown is not None:

@@ -15,12 +15,11 @@ from typing import Any
 
 from opjit.errors import BuildError, ToolMissing, UnknownArch
 from opjit.files import StrPath
-from opjit.recipe import nvcc_flags, reports, toolchain, unreported
+from opjit.recipe import nvcc_flags, reads, toolchain
 from opjit.recipe.build_inputs import LIBRARY, ProjectInputs
-from opjit.recipe.command_line import folders, portable, surroundings
+from opjit.recipe.command_line import folders, portable, refused_flag, surroundings
 from opjit.recipe.compilers import Compiler, Nvcc
 from opjit.recipe.reads import GENERATED, Places
-from opjit.recipe.reports import Search, named_search, others
 from opjit.recipe.toolchain import system_folders
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
@@ -101,7 +100,7 @@ def describe(
         "archs": archs or (),
         **given,
     }
-    paths = tuple(os.path.abspath(os.fspath(path)) for path in sources)
+    paths = tuple(reads.normalized(os.path.join(os.getcwd(), path)) for path in sources)
     problem = next(_problems(name, paths, generated, lists), None)
     if problem is not None:
         raise BuildError(
@@ -117,49 +116,28 @@ def describe(
     found: Tools | None = None
     with suppress(ToolMissing):
         found = find_tools(used, notes)
-    headers = tuple(os.path.abspath(os.fspath(folder)) for folder in include)
-    search = searched(found or {}, headers, given, notes)
-    places = _places(paths, headers, words, found, search)
+    headers = tuple(reads.normalized(os.path.join(os.getcwd(), folder)) for folder in include)
+    places = _places(paths, headers, words, found)
     around = [*launcher, *toolchain.split_launcher("CC")[0], *toolchain.split_launcher("CXX")[0]]
     flags = {
         "include": [places.name(folder) for folder in headers],
         **{kind: portable(given_words, places) for kind, given_words in given.items()},
-        **surroundings(words, places, around),
+        **surroundings(words, around),
     }
     return Library(
-        name,
-        paths,
-        texts,
-        places,
-        {},
-        versions(found) if found is not None else None,
-        named_search(search, places),
-        "",
-        flags,
-        headers,
-        given,
-        tuple(archs),
-        tuple(launcher),
+        name=name,
+        sources=paths,
+        texts=texts,
+        places=places,
+        known={},  # until `now` reads the files
+        toolchain=versions(found) if found is not None else None,
+        doubt="",
+        flags=flags,
+        include=headers,
+        given=given,
+        archs=tuple(archs),
+        launcher=tuple(launcher),
     ).now()
-
-
-def searched(
-    found: Tools,
-    headers: Sequence[str],
-    given: Mapping[str, Sequence[str]],
-    notes: Path | None,
-) -> dict[str, Search | None]:
-    """Return the folders that each compiler searches for headers."""
-    search = {}
-    included = [f"-I{folder}" for folder in headers]
-    for language, tool in found.items():
-        if isinstance(tool, Nvcc):
-            words = [f"{tool.root}/bin/nvcc", *included, *given["cuda_cflags"]]
-            search[language] = reports.search(words, "cu", notes)
-        else:
-            words = [tool.path, *included, *given["cflags"]]
-            search[language] = reports.search(words, language, notes)
-    return search
 
 
 def _places(
@@ -167,11 +145,10 @@ def _places(
     headers: Sequence[str],
     words: Sequence[str],
     found: Tools | None,
-    search: Mapping[str, Search | None],
 ) -> Places:
     compilers = [tool for tool in (found or {}).values() if isinstance(tool, Compiler)]
     system = system_folders(compilers)
-    include = [*headers, *folders(words), *others(search.values(), system)]
+    include = [*headers, *folders(words)]
     folder = os.path.dirname(paths[0]) if paths else os.sep
     library = dict.fromkeys(folders(words, "L"))
     return Places(folder, tuple(dict.fromkeys(include)), tuple(library), system)
@@ -209,7 +186,7 @@ def _problems(
             for part in re.split("[=,]", word)
             if word.startswith("-Xcompiler")
         ]
-        refused = unreported.refused_flag([*words, *parts[1:]])
+        refused = refused_flag([*words, *parts[1:]])
         if refused is not None:
             yield f"{kind}: {refused}, which no list of inputs has; leave it out"
     for flag in lists["cuda_cflags"]:
@@ -265,4 +242,4 @@ def versions(found: Tools) -> dict[str, str]:
 
 
 def _version(tool: Compiler) -> str:
-    return f"{tool.version} for {tool.machine}, {tool.binutils} {tool.script}".rstrip()
+    return f"{tool.version} for {tool.machine}, {tool.programs}"

@@ -1,6 +1,6 @@
 """Object files that builds of several sources keep, so that an edit of one compiles only that. They are verified as an op's parts are.
 
-    <root>/v2/objects/<key>/    object.o, reads.json, parts.json
+    <root>/v2/parts/<key>/    object.o, reads.json, parts.json
 
 The key has the compilers, the folders that they search, the command and the source's text. reads.json lists the files that the compilation
 read, and the paths that named none, by absolute paths. An object is taken only if all of them are still so."""
@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opjit import files
-from opjit.builder import runtime_objects
+from opjit.builder import parts
 from opjit.errors import EntryError, UntrustedFolder
 from opjit.recipe import reads
 from opjit.recipe.build_inputs import ProjectInputs
-from opjit.recipe.document import FORMAT
 from opjit.recipe.reads import Moment, Reads
-from opjit.store.store import OBJECTS
 
 _OBJECT = "object.o"
 _MAX_BYTES = 1 << 30
@@ -41,17 +39,15 @@ class KeptObjects:
         """Put a kept object in its place, if there is one. A build whose inputs are not all known does without."""
         if self.inputs.doubt:
             return False
-        folder = runtime_objects.find_parts(
-            self.base, self._key(source, command), self._fits, OBJECTS
-        )
+        folder = parts.find_parts(self.base, self._key(source, command), self._fits)
         if folder is None:
             return False
         with suppress(OSError, EntryError, ValueError):  # it is being removed
             content = files.read(folder / _OBJECT, _MAX_BYTES)
-            listed = json.loads(files.read(folder / runtime_objects.LIST, _MAX_BYTES))
+            listed = json.loads(files.read(folder / parts.LIST, _MAX_BYTES))
             if files.sha256(content) == listed[_OBJECT]:
                 place.write_bytes(content)
-                self.read[place] = runtime_objects.kept_reads(folder)
+                self.read[place] = parts.kept_reads(folder)
                 return True
         return False
 
@@ -66,15 +62,13 @@ class KeptObjects:
 
             def make(staged: Path) -> None:
                 (staged / _OBJECT).write_bytes(place.read_bytes())
-                runtime_objects.keep_reads(staged, read)
+                parts.keep_reads(staged, read)
 
-            runtime_objects.publish_parts(
-                self.base, self._key(source, command), self._fits, make, OBJECTS
-            )
+            parts.publish_parts(self.base, self._key(source, command), self._fits, make)
 
     def _fits(self, folder: Path) -> bool:
         """Whether an object is unchanged, and what its compiler read is."""
-        return runtime_objects.is_current(folder, [_OBJECT], self.moment)
+        return parts.is_current(folder, [_OBJECT], self.moment)
 
     def _key(self, source: str, command: str) -> list[object]:
         """Return the inputs of an object, apart from the files that its compiler reads."""
@@ -82,5 +76,11 @@ class KeptObjects:
         words = command.replace(str(self.work), "<work>")
         digest = self.moment.digest(path)
         inputs = self.inputs
-        around = [inputs.search, inputs.flags.get("launcher"), self.more]
-        return [FORMAT, inputs.toolchain, around, digest, words, os.getcwd()]
+        return [
+            inputs.toolchain,
+            inputs.flags.get("launcher"),
+            self.more,
+            digest,
+            words,
+            os.getcwd(),
+        ]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.store.store import KEY, OBJECTS, PARTS, SPECIAL, Store
+from opjit.store.store import KEY, PARTS, SPECIAL, Store
 
 _BASE = re.compile(r"-[0-9a-f]{20}$")
 
@@ -60,17 +60,12 @@ def _arch(op: str, folder: str) -> str:
 
 
 def parts(store: Store) -> list[EntryInfo]:
-    """Return the parts and the object files that builds keep for later builds."""
-    return objects(store, PARTS) + objects(store)
-
-
-def objects(store: Store, kind: str = OBJECTS) -> list[EntryInfo]:
-    """Return the object files that builds keep, the least recently used first."""
+    """Return the outputs of compilers that builds keep for later builds, the least recently used first."""
     found = []
-    for entry in _folders(store.base / kind):
+    for entry in _folders(store.base / PARTS):
         with suppress(OSError):
             used = entry.stat(follow_symlinks=False).st_mtime  # each use sets it
-            found.append(_item(entry, kind, "")._replace(read=used))
+            found.append(_item(entry, PARTS, "")._replace(read=used))
     return sorted(found, key=lambda item: item.read)
 
 

@@ -137,4 +137,4 @@ def _fits_as_shipped(inputs: BuildInputs, document: dict[str, Any]) -> bool:
 
 def _as_shipped(document: dict[str, Any]) -> dict[str, Any]:
     """Return a document without the glue, the compilers and what these read."""
-    return {**document, **dict.fromkeys(("toolchain", "glue", "search", "inputs", "absent"))}
+    return {**document, **dict.fromkeys(("toolchain", "glue", "inputs", "absent"))}

@@ -65,7 +65,7 @@ def parse(text: bytes) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise EntryError(f"the manifest is not JSON: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise AnotherFormat("the manifest has another format")
+        raise AnotherFormat("another version of opjit wrote it, in another format")
     expected = {
         "format": int,
         "key": str,

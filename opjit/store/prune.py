@@ -20,7 +20,7 @@ from opjit import files, processes
 from opjit.errors import BadSetting, OpjitError, UntrustedFolder, warn_of_cache
 from opjit.store import inventory
 from opjit.store.inventory import EntryInfo
-from opjit.store.store import OBJECTS, SPECIAL, Store
+from opjit.store.store import PARTS, SPECIAL, Store
 
 DAY = 86400.0  # seconds
 SIZE = 10 << 30  # bytes; the default of OPJIT_CACHE_SIZE
@@ -93,13 +93,13 @@ def clear(store: Store, ops: Sequence[str] = ()) -> Cleared:
 
 
 def prune(store: Store, size: int, age: float = AGE) -> Pruned:
-    """Remove entries unused for `age` seconds, then the least recently used until at most `size` bytes are left: object files first."""
+    """Remove entries unused for `age` seconds, then the least recently used until at most `size` bytes are left: parts first."""
     if not os.path.isdir(store.base):
         return Pruned(0, 0, 0, 0, 0, 0)
     staging = _staging(store)
     now = time.time()
     items = [
-        *inventory.objects(store),
+        *inventory.parts(store),
         *sorted(inventory.scan(store), key=lambda item: _used(item, now)),
     ]
     total = left = sum(item.size for item in items)
@@ -109,7 +109,7 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
         if not (age and _used(item, now) < now - age) and not (size and left > size):
             continue
         if abs(now - item.published) < _FRESH:
-            fresh += item.op != OBJECTS
+            fresh += item.op != PARTS
         else:
             chosen.append(item)
             left -= item.size
@@ -117,7 +117,7 @@ def prune(store: Store, size: int, age: float = AGE) -> Pruned:
     if age:  # a build in progress may need a file that was used within the last hour
         _sweep(store, staging, now - max(age, _FRESH))
     freed = sum(item.size for item in gone)
-    removed, entries = (sum(item.op != OBJECTS for item in some) for some in (gone, items))
+    removed, entries = (sum(item.op != PARTS for item in some) for some in (gone, items))
     return Pruned(removed, freed, entries - removed, total - freed, len(chosen) - len(gone), fresh)
 
 
@@ -172,7 +172,7 @@ def _take(path: Path, staging: Path) -> bool:
 
 def _sweep(store: Store, staging: Path, before: float | None = None) -> None:
     """Remove notes, logs, sets and parts last used before a time; for None all but the parts, with which a build may be linking."""
-    for kind in SPECIAL - {"staging"} - ({"parts"} if before is None else set()):
+    for kind in SPECIAL - {"staging"} - ({PARTS} if before is None else set()):
         with suppress(OSError), os.scandir(store.base / kind) as found:
             for entry in found:
                 if before is None or _last_use(entry) < before:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 VERSION = "v2"  # the folder of all other folders; its number changes with the layout of the folders
 SETS = "sets"  # the folder of complete sets
-OBJECTS = "objects"  # the folder of object files
 PARTS = "parts"  # the folder of files that several builds use
 UNCACHED = (
     "uncached-"  # the start of the names of notes on requests for binaries that are not cached
@@ -37,7 +36,7 @@ UNCACHED = (
 SEEN = "seen"  # the folder of signatures of the files that builds read
 TUNED = "tuned"  # the folder of choices among variants
 # Folders that hold no entries.
-SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", OBJECTS, SEEN, SETS, TUNED})
+SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", SEEN, SETS, TUNED})
 KEY = re.compile(r"[0-9a-f]{64}")  # the name of an entry's folder
 DAY = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders

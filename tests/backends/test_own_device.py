@@ -245,17 +245,12 @@ def test_a_kernel_that_does_not_match_the_schema_is_told_what_was_expected(
             "reported success but left no object file, {{object}}, in the flags of the backend stub",
         ),
         (
-            f"{COMPILES} set -- $(echo $* | sed 's/-deps [^ ]*//'); fi",
-            BuildError,
-            "reported success but left no list of the files that it read, {{dependencies}}, in the flags of the backend stub",
-        ),
-        (
             f"{COMPILES} kill -9 $$; fi",
             BuildError,
             "stubcc was killed by signal 9; try again, with more memory if it needs it",
         ),
     ],
-    ids=["missing", "says no", "says nothing", "no object", "no dependencies", "killed"],
+    ids=["missing", "says no", "says nothing", "no object", "killed"],
 )
 def test_a_compiler_that_does_not_work_is_one_message_and_no_fault_of_the_source(
     before: str | None, error: type[Exception], message: str, plus: Path, sdk: Path, tmp_path: Path

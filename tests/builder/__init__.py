@@ -4,4 +4,5 @@ compile_step host_device_split layouts nvrtc tokens: builder/test_cuda.py
 op_library: builder/test_builder.py builder/test_errors.py
 cuda_text signatures: builder/test_cuda.py
 diagnosis publish: builder/test_errors.py
-torch_builder: builder/test_builder.py"""
+ninja torch_builder: builder/test_builder.py
+parts: builder/test_runtime_objects.py"""

@@ -1,38 +1,14 @@
-"""How many compilers at once: what this machine, its control groups and the user allow, read from trees that pose as /proc and /sys, and
-what processes leave to each other."""
+"""How many compilers at once: what this machine, its control groups and the user allow, read from trees that pose as /proc and /sys."""
 
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from opjit import processes
 from opjit.builder import budget
-from opjit.builder.compile_step import run_tool
 from opjit.errors import OpjitError
 
 GIB = budget.GIB
-# Holds a share of a byte in a folder until it is killed.
-HOLDER = """
-import fcntl, os, sys, time
-share = os.open(f"{sys.argv[1]}/1.1.{os.getpid()}.holder", os.O_RDWR | os.O_CREAT)
-fcntl.flock(share, fcntl.LOCK_EX)
-time.sleep(100)
-"""
-# Ends when as many run as may, or after a second, and says how many there were.
-COMPILER = """#!/bin/sh
-mkdir %(here)s/running.$$
-for i in 1 2 3 4 5 6 7 8 9 10; do n=$(ls -d %(here)s/running.* | wc -l); [ $n -ge %(most)s ] && break; sleep 0.1; done
-sleep 0.1; ls -d %(here)s/running.* | wc -l >> %(here)s/counts
-rmdir %(here)s/running.$$; touch $2
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -157,13 +133,9 @@ def test_what_the_user_asks_for_is_taken_argument_before_environment(
     assert budget.width(GIB) == 3
 
 
-def test_max_jobs_is_the_width_of_one_build_and_another_build_does_not_wait_for_it(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MAX_JOBS", "1")
-    monkeypatch.setattr(budget, "cpus", lambda: 2)
-    with budget.share(1), budget.share(1):
-        assert len(shares(alone)) == 2
+def test_max_jobs_is_the_width_of_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_JOBS", "3")
+    assert budget.width(1) == 3
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-2", "1.5"])
@@ -173,110 +145,3 @@ def test_a_number_of_jobs_that_is_none_is_refused_in_a_sentence(
     monkeypatch.setenv("OPJIT_JOBS", text)
     with pytest.raises(OpjitError, match=r"1 or more; OPJIT_JOBS is"):
         budget.jobs(GIB)
-
-
-# --- shares among processes ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of shares of nobody else."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for name in ("OPJIT_JOBS", "MAX_JOBS"):
-        monkeypatch.delenv(name, raising=False)
-    folder = budget.share_folder()
-    assert folder is not None
-    return folder
-
-
-def shares(folder: Path) -> list[Path]:
-    return [*folder.glob("*.*.*.*")]
-
-
-def use_share(need: int) -> bool:
-    with budget.share(need):
-        return True
-
-
-@pytest.mark.parametrize(("setting", "most"), [("OPJIT_JOBS=2", 2), ("", 1)])
-def test_two_builds_of_many_files_share_what_there_is(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, most: int
-) -> None:
-    if setting:
-        monkeypatch.setenv(*setting.split("="))
-    compiler = tmp_path / "compiler"
-    compiler.write_text(COMPILER % {"here": tmp_path, "most": most})
-    compiler.chmod(0o755)
-
-    need = GIB if setting else budget.memory() * 2 // 3  # one fits
-
-    def built(number: int) -> None:
-        run_tool([str(compiler), "source", f"{number}.o"], tmp_path, need)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(built, range(6)))
-    counts = (tmp_path / "counts").read_text().split()
-    assert (len(counts), max(map(int, counts))) == (6, most)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_nobody_waits_for_a_killed_or_a_stopped_process(
-    alone: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    monkeypatch.setenv("OPJIT_JOBS", "1")
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(alone)]) as holder:
-        while not shares(alone):
-            time.sleep(0.01)
-        with ThreadPoolExecutor(1) as pool:
-            waiter = pool.submit(use_share, GIB)
-            with pytest.raises(futures.TimeoutError):
-                waiter.result(0.3)
-            holder.send_signal(number)
-            assert waiter.result(20)
-        holder.kill()
-
-
-def test_a_small_compiler_waits_for_no_large_one_s_cpu(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPJIT_JOBS", "1")
-    with ThreadPoolExecutor(1) as pool:
-        with budget.share(2), budget.share(1):
-            another = pool.submit(use_share, 1)
-            with pytest.raises(futures.TimeoutError):
-                another.result(0.3)
-        assert another.result(20)
-
-
-def test_an_interrupt_ends_the_wait_for_a_share(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPJIT_JOBS", "1")
-
-    def interrupted() -> None:
-        with processes.pool(1) as pool:
-            pool.submit(use_share, 1)
-            raise KeyboardInterrupt
-
-    with budget.share(1), pytest.raises(KeyboardInterrupt):
-        interrupted()  # it does not wait for the share
-
-
-def test_a_process_that_can_take_no_share_builds_all_the_same(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone.parent.chmod(0o777)  # others could write there
-    assert use_share(GIB)
-    assert shares(alone) == []
-
-
-def test_nothing_is_made_through_a_link_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp" / f"opjit-{os.geteuid()}").symlink_to(home)
-    assert use_share(GIB)
-    assert list(home.iterdir()) == []

@@ -10,7 +10,7 @@ import pytest
 
 from opjit import backends
 from opjit.backends.targets import Target
-from opjit.builder import runtime_objects
+from opjit.builder import parts, runtime_objects
 from opjit.recipe import toolchain
 from opjit.store import elf
 from opjit.store.store import Store
@@ -135,17 +135,15 @@ def test_parts_of_a_layer_which_may_have_none_are_not_made_again_unless_they_are
     def make(folder: Path) -> None:
         (folder / "part").write_text("part")
 
-    shared = runtime_objects.kept(Store(tmp_path / "layer").base, "content", ("part",), make)
+    shared = parts.kept(Store(tmp_path / "layer").base, "content", ("part",), make)
     monkeypatch.setenv("OPJIT_LAYERS", f"{tmp_path / 'empty'}:{tmp_path / 'layer'}")
     own = Store(tmp_path / "own").base
     assert (
-        runtime_objects.kept(
-            own, "content", ("part",), lambda folder: pytest.fail(f"made {folder}")
-        )
+        parts.kept(own, "content", ("part",), lambda folder: pytest.fail(f"made {folder}"))
         == shared
     )
     (shared / "part").write_text("damaged")
-    assert runtime_objects.kept(own, "content", ("part",), make).parent == own / "parts"
+    assert parts.kept(own, "content", ("part",), make).parent == own / "parts"
 
 
 def test_two_processes_that_need_one_part_at_once_make_it_once(tmp_path: Path) -> None:
@@ -153,7 +151,7 @@ def test_two_processes_that_need_one_part_at_once_make_it_once(tmp_path: Path) -
 import pathlib, time
 from opjit import backends
 from opjit.backends.targets import Target
-from opjit.builder import runtime_objects
+from opjit.builder import parts, runtime_objects
 from opjit.recipe import toolchain
 made = runtime_objects._make
 def make(*arguments):

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -228,15 +229,15 @@ def test_a_warm_load_starts_nothing_writes_nothing_and_does_not_import_torchs_bu
     here: Path, name: str, source: Path
 ) -> None:
     opjit.load(name, str(source))
-    seen = traced(
-        f"""
+    program = f"""
 import opjit
 tracing.append(True)
 module = opjit.load({name!r}, {str(source)!r})
 report(value=module.value())
-""",
-        {"OPJIT_CACHE": str(here)},
-    )
+"""
+    time.sleep(2.1)  # the first load after that notes the signature of the new source
+    traced(program, {"OPJIT_CACHE": str(here)})
+    seen = traced(program, {"OPJIT_CACHE": str(here)})
     assert seen["value"] == 1
     assert seen["seen"] == []
     assert seen["heavy"] == []
@@ -477,14 +478,14 @@ def test_a_verbose_build_that_fails_shows_and_keeps_the_compilers_message(
     assert "'it' was not declared" in raised.value.log.read_text()
 
 
-def test_a_verbose_build_shows_nothing_of_what_opjit_asks_the_linker(
+def test_a_verbose_build_shows_its_commands_and_nothing_of_the_recorder(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     opjit.load(name, plain(tmp_path / "a", "int f;\n"), is_python_module=False, verbose=True)
     shown = capfd.readouterr().out
-    assert "-Wl,--dependency-file" in shown
-    assert "elf_" not in shown
-    assert "attempt to open" not in shown
+    assert " -c " in shown
+    assert " -shared " in shown
+    assert "LD_PRELOAD" not in shown
 
 
 @pytest.mark.torch
@@ -694,15 +695,15 @@ def test_torchs_module_and_the_process_are_left_alone_while_opjit_builds(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[object, ...]] = []
-    run = processes.run
+    run = processes.run_printing
 
     def running(command: Any, **settings: Any) -> Any:
-        if "-c" in command:
+        if Path(command[0]).name == "ninja":
             seen.append((dict(vars(torchs)), dict(os.environ)))
         return run(command, **settings)
 
     before = dict(vars(torchs)), dict(os.environ)
-    monkeypatch.setattr(processes, "run", running)
+    monkeypatch.setattr(processes, "run_printing", running)
     opjit.load(name, plain(tmp_path / "a"), extra_cflags=["-DVALUE=4"], is_python_module=False)
     assert seen
     assert all(state == before for state in seen)

@@ -162,7 +162,6 @@ def test_each_field_of_an_extension_flips_the_key(tmp_path: Path) -> None:
         "flags": replace(one, flags={**one.flags, "c": ["-DVALUE=2"]}),
         "archs": replace(one, archs="9.0"),
         "known": replace(one, known={**one.known, "plain.cpp": "0" * 64}),
-        "search": replace(one, search={"c++": [[], ["<include 0>"]]}),
         "toolchain": replace(one, toolchain={**(one.toolchain or {}), "cxx.version": "?"}),
         "light": replace(one, light="0"),
         "stable": replace(one, stable="2.10"),

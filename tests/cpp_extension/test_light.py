@@ -18,7 +18,7 @@ import torch
 
 import opjit
 from opjit import files
-from opjit.builder import runtime_objects
+from opjit.builder import parts
 from opjit.cpp_extension import build, entries, light
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import (
@@ -581,14 +581,14 @@ def test_a_file_that_equals_a_file_of_the_core_stands_for_it(tmp_path: Path) -> 
 
 
 def write_core(cxx: Any, flags: Any, staged: Path) -> None:
-    """Replace runtime_objects.compile_part."""
+    """Replace parts.compile_part."""
     (staged / core.COMPILED).write_text("made once")
 
 
 def test_a_core_is_verified_again_only_if_its_file_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_objects, "compile_part", write_core)
+    monkeypatch.setattr(parts, "compile_part", write_core)
     known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
     base = Store(tmp_path / "cache").base
     cxx = toolchain.require_cxx(None)
@@ -597,13 +597,13 @@ def test_a_core_is_verified_again_only_if_its_file_changed(
     assert made is not None
     assert places == [None, made, made]
     verified = list[Path]()
-    is_whole = runtime_objects.is_whole
+    is_whole = parts.is_whole
 
     def noted(place: Path, needed: Any) -> bool:
         verified.append(place)
         return is_whole(place, needed)
 
-    monkeypatch.setattr(runtime_objects, "is_whole", noted)
+    monkeypatch.setattr(parts, "is_whole", noted)
     assert core.precompiled_core(known, base, cxx) == made
     assert verified == []
     made.write_text("damaged")
@@ -615,7 +615,7 @@ def test_a_core_is_verified_again_only_if_its_file_changed(
 def test_the_first_build_of_a_cache_uses_the_core_of_a_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_objects, "compile_part", write_core)
+    monkeypatch.setattr(parts, "compile_part", write_core)
     known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
     cxx = toolchain.require_cxx(None)
     layer = Store(tmp_path / "layer")
@@ -961,7 +961,7 @@ def test_a_make_variable_of_another_text_is_torchs_with_its_header(
 
 
 # What light headers of some programs are, by version; test_cuda.py has the split of CUDA files.
-RENDERED = {"9": "d0da5bf1cf616082"}
+RENDERED = {"10": "d0da5bf1cf616082"}
 
 
 def test_other_light_headers_have_another_version(

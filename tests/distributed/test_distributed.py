@@ -404,13 +404,17 @@ def test_a_build_that_fails_on_one_node_is_done_by_another(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Its compiler exits with 0 and leaves nonsense."""
-    broken = helpers.program(
-        tmp_path / "broken-cc",
+    nonsense = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo nonsense > "$2"; shift; done'
+    both = helpers.program(
+        tmp_path / "cc",
         f"#!/bin/sh\n'{real_compiler()}' \"$@\" || exit\n"
-        f'{helpers.LINKS} || exit 0\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && echo nonsense > "$2"; shift; done\n',
+        f'{helpers.LINKS} || exit 0\n[ "$OPJIT_TEST_BROKEN" ] || {{ sleep 1.5; exit 0; }}\n{nonsense}\n',
     )
     results = cluster.run(
-        [cluster.nodes[0].rank(CC=str(broken)), cluster.nodes[1].rank(DELAY="1.5")]
+        [
+            cluster.nodes[0].rank(CC=str(both), OPJIT_TEST_BROKEN="1"),
+            cluster.nodes[1].rank(CC=str(both)),
+        ]
     )
     assert [(each.get("values"), each["warnings"]) for each in results] == [([1], [])] * 2, results
 

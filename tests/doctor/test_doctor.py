@@ -357,7 +357,7 @@ def test_a_torch_below_the_floor_and_another_machine_are_problems(
     assert "riscv64" in only(checks.versions(), PROBLEM).seen
 
 
-@pytest.mark.parametrize("name", ["parts", "objects", "sets", "tuned", "opjit.allreduce"])
+@pytest.mark.parametrize("name", ["parts", "sets", "tuned", "opjit.allreduce"])
 def test_a_folder_of_the_cache_that_others_can_write_is_named(cache: Path, name: str) -> None:
     folder = Store(cache).base / name
     folder.mkdir(parents=True)

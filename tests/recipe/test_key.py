@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from opjit import backends, resources
 from opjit.backends import Flags, targets
 from opjit.builder import build
 from opjit.errors import BuildError
-from opjit.recipe import build_inputs, reads, recipe, schema, toolchain
+from opjit.recipe import build_inputs, recipe, schema, toolchain
 from opjit.recipe.recipe import Recipe
 from opjit.store.entry import read
 from opjit.store.store import Store
@@ -48,7 +47,7 @@ def test_every_file_of_the_op_flips_the_key(op: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("then", ['#include "tuned.h"', "#define TUNED 1"])
-@pytest.mark.parametrize("asked", ["__has_include(", "__has_include (", "__has_include_next( "])
+@pytest.mark.parametrize("asked", ["__has_include(", "__has_include ("])
 def test_a_header_that_appears_flips_the_key(op: Path, then: str, asked: str) -> None:
     (op / "plus.c").write_text(PLUS + f'#if {asked}"tuned.h")\n{then}\n#endif\n')
     before = built_key(op)
@@ -145,7 +144,7 @@ def test_a_compiler_that_was_replaced_at_its_path_is_asked_again(
 )
 def test_a_damaged_note_on_a_compiler_is_written_anew(tmp_path: Path, note: str) -> None:
     found = toolchain.require_compiler(tmp_path)
-    (kept,) = tmp_path.iterdir()
+    kept = next(path for path in tmp_path.glob("cc-*") if not path.suffix)
     whole = kept.read_text()
     for text in (note, f"{whole.partition(chr(10))[0]}\n{note}", whole.replace("gcc", "tcc")):
         kept.write_text(text)
@@ -156,7 +155,7 @@ def test_a_note_on_a_compiler_that_somebody_else_wrote_is_not_believed(tmp_path:
     if os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
     found = toolchain.require_compiler(tmp_path)
-    (kept,) = tmp_path.iterdir()
+    kept = next(path for path in tmp_path.glob("cc-*") if not path.suffix)
     kept.write_text(kept.read_text().replace(found.machine, "evil"))
     os.chown(kept, 12345, 12345)
     assert toolchain.require_compiler(tmp_path) == found
@@ -337,27 +336,6 @@ def test_a_source_that_cannot_be_read_gives_a_key_that_never_comes_again(
     assert len({before, describe(op, compiler=GCC).key, describe(op, compiler=GCC).key}) == 3
 
 
-def test_the_compiler_s_own_dependency_file_is_understood(tmp_path: Path) -> None:
-    folder = tmp_path / "a b$c#d'e"
-    folder.mkdir()
-    (folder / "x y.h").write_text("")
-    (folder / "m.c").write_text('#include "x y.h"\n#include <stdio.h>\n')
-    subprocess.run(
-        [
-            helpers.real_compiler(),
-            "-c",
-            folder / "m.c",
-            "-o",
-            tmp_path / "m.o",
-            f"-Wp,-MD,{tmp_path / 'm.d'}",
-        ],
-        check=True,
-    )
-    found = reads.read_dependencies((tmp_path / "m.d").read_text())
-    assert {str(folder / "m.c"), str(folder / "x y.h")} <= set(found)
-    assert all(map(os.path.exists, found)), found
-
-
 def test_an_nvcc_swapped_at_its_path_is_another_key(
     op: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,7 +427,6 @@ def test_each_field_of_a_recipe_flips_the_key(op: Path, tmp_path: Path) -> None:
         ],
         "sources": [replace(recipe, sources=(str(op / "other.cu"),))],
         "known": [replace(recipe, known={name: "0" * 64}) for name in ("plus.cu", "more.cu")],
-        "search": [replace(recipe, search=["."])],
         "flags": [replace(recipe, flags=more) for more in flags.values()],
         "toolchain": [
             replace(recipe, toolchain={**(recipe.toolchain or {}), name: "?"})

@@ -10,7 +10,6 @@ import pytest
 import opjit
 from opjit.backends import targets
 from opjit.errors import CompileError
-from opjit.recipe.compilers import Compiler
 from opjit.request import entry
 from tests import helpers
 from tests.helpers import PLUS, declare, fresh, write_op
@@ -55,9 +54,7 @@ def test_a_cold_request_logs_why_it_builds_how_long_it_took_and_where_it_went_an
 def test_the_commands_are_logged_at_debug_and_those_of_a_build_that_fails_too(
     op: opjit.Op,
     caplog: pytest.LogCaptureFixture,
-    probed_once: dict[tuple[object, ...], Compiler],
 ) -> None:
-    probed_once.clear()
     with caplog.at_level(logging.DEBUG, logger="opjit"):
         request(op)
         compiling = [
@@ -68,7 +65,7 @@ def test_the_commands_are_logged_at_debug_and_those_of_a_build_that_fails_too(
         assert len(compiling) == 1
         assert any("-ltorch_cpu" in message and "-shared" in message for message in caplog.messages)
         # Who the compiler is.
-        assert any(message.endswith("-v -E -x c /dev/null") for message in caplog.messages)
+        assert any(" -v -x c /dev/null " in message for message in caplog.messages)
         caplog.clear()
         (op.folder / "plus.c").write_text(PLUS.replace("AMOUNT;", "AMOUNT"))
         with pytest.raises(CompileError):

@@ -128,7 +128,7 @@ def test_damaged_objects_are_compiled_again_and_pruning_takes_objects_first(
 ) -> None:
     first = made()
     shutil.rmtree(first.parents[1])
-    for path in (here / "v2/objects").glob("*/object.o"):
+    for path in (here / "v2/parts").glob("*/object.o"):
         path.write_bytes(path.read_bytes()[:-1])
     compiled(project)
     entry = made()
@@ -136,4 +136,4 @@ def test_damaged_objects_are_compiled_again_and_pruning_takes_objects_first(
     now = time.time() + 7200
     monkeypatch.setattr(prune, "time", SimpleNamespace(time=lambda: now))
     done = cache.prune(size=sum(item.size for item in cache.entries()))
-    assert (done.removed, inventory.objects(Store(here)), entry.is_file()) == (0, [], True)
+    assert (done.removed, inventory.parts(Store(here)), entry.is_file()) == (0, [], True)

@@ -99,7 +99,6 @@ def test_a_key_has_content_and_no_torch_python_or_path(tmp_path: Path) -> None:
         "inputs",
         "toolchain",
         "known",
-        "search",
         "absent",
     }
     names = {part: list(found[part]) for part in ("inputs", "known")}  # type: ignore[call-overload]

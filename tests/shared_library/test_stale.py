@@ -55,10 +55,10 @@ def spelled(line: str, **more: Any) -> Edit:
     )
 
 
-def asked(text: str, cached: bool = True, **more: Any) -> Edit:
+def asked(text: str, **more: Any) -> Edit:
     """A text that asks whether there is a header, which appears."""
     source = f"{text}\nint value(void) {{ return X; }}\n"
-    return Edit(source, {"a/none": ""}, {"a/cfg.h": ""}, {"include": ["a"], **more}, cached=cached)
+    return Edit(source, {"a/none": ""}, {"a/cfg.h": ""}, {"include": ["a"], **more})
 
 
 def linked(*flags: str, file: str = "libf.a", **more: Any) -> Edit:
@@ -157,11 +157,9 @@ EDITS = {
     "has_include in a function": asked(f'{HAVE}("cfg.h")\n{TAKES}'),
     "has_include with a comment": asked(f'#if __has_include(/**/"cfg.h")\n{TAKES}'),
     "has_include continued": asked(f'#if __has_inc\\\nlude("cfg.h")\n{TAKES}'),
-    "has_include of a macro": asked(f'#define H "cfg.h"\n#if __has_include(H)\n{TAKES}', False),
-    "has_include of a flag": asked(f"#if __has_include(H)\n{TAKES}", False, cflags=['-DH="cfg.h"']),
-    "has_include in a flag": asked(
-        f"#if HAVE\n{TAKES}", False, cflags=['-DHAVE=__has_include("cfg.h")']
-    ),
+    "has_include of a macro": asked(f'#define H "cfg.h"\n#if __has_include(H)\n{TAKES}'),
+    "has_include of a flag": asked(f"#if __has_include(H)\n{TAKES}", cflags=['-DH="cfg.h"']),
+    "has_include in a flag": asked(f"#if HAVE\n{TAKES}", cflags=['-DHAVE=__has_include("cfg.h")']),
     "a header that goes": Edit(
         f'#if __has_include("cfg.h")\n{TAKES}\n{VALUE}', {"cfg.h": ""}, {"cfg.h": None}
     ),
@@ -169,14 +167,96 @@ EDITS = {
         f'#include "x.h"\n{VALUE}',
         {"x.h": ONE, "y.h": TWO},
         {"go": ""},
-        prepare="if [ -e go ]; then gcc -O2 -fPIC -x c-header y.h -o x.h.gch; fi",
-        differs=False,
+        prepare="if [ -e go -a ! -e x.h.gch ]; then gcc -O2 -fPIC -x c-header y.h -o x.h.gch; fi",
     ),
     "a precompiled header that is there": Edit(
         f'#include "x.h"\n{VALUE}',
         {"x.h": ONE, "y.h": TWO},
         {"x.h": HEADER.format(3)},
-        prepare="gcc -O2 -fPIC -x c-header y.h -o x.h.gch",
+        prepare="[ -e x.h.gch ] || gcc -O2 -fPIC -x c-header y.h -o x.h.gch",
+        differs=False,  # the compiler reads the precompiled header
+    ),
+    "a folder with a slash at its end": Edit(
+        f"#include <x.h>\n{VALUE}",
+        {"a/none": "", "b/x.h": ONE},
+        {"a/x.h": TWO},
+        {"cflags": ["-Ia/", "-Ib/"]},
+    ),
+    "one of two equal headers": Edit(
+        f"#ifndef X\n#define X 1\n#endif\n{VALUE}",
+        {"a.h": "#pragma once\n", "b.h": "#pragma once\n"},
+        {"b.h": TWO},
+        {"cflags": ["-include", "a.h", "-include", "b.h"]},
+    ),
+    "one of two equal headers that are imported": Edit(
+        f'#import "a.h"\n#import "b.h"\n#ifndef X\n#define X 1\n#endif\n{VALUE}',
+        {"a.h": "\n", "b.h": "\n"},
+        {"b.h": TWO},
+    ),
+    "a pragma that makes equal headers one": Edit(
+        f'#include "a.h"\n#include "b.h"\n#ifndef X\n#define X 1\n#endif\n{VALUE}',
+        {"a.h": '_Pragma(\n"once")\n', "b.h": '_Pragma(\n"once")\n'},
+        {"b.h": TWO},
+    ),
+    "a header beside its parent folder": Edit(
+        f'#include "../common/x.h"\n{VALUE}',
+        {"../common/x.h": ONE},
+        {"../common/x.h": TWO},
+        {"include": ["."]},
+    ),
+    "a folder of libraries that is not there": Edit(
+        VALUE, {}, {}, {"ldflags": ["-L/nolib", "-lm"], "cflags": ["-DX=1"]}
+    ),
+    "a header in a folder that is not there": Edit(
+        f'#if __has_include("/nope/x.h")\n{TAKES}\n{VALUE}'
+    ),
+    "a file of options": Edit(
+        VALUE, {"words": "-DX=1"}, {"words": "-DX=2"}, {"cflags": ["@words"]}
+    ),
+    "a file of the linker's options": Edit(
+        EXTERNAL,
+        {
+            "one.c": "int ext(void) { return 1; }\n",
+            "two.c": "int ext(void) { return 2; }\n",
+            "words": "one.o",
+        },
+        {"words": "two.o"},
+        {"ldflags": ["-Wl,@words"]},
+        prepare="gcc -c -fPIC one.c two.c",
+    ),
+    "a specs file": Edit(
+        VALUE,
+        {"own.specs": "*cpp:\n+ -DX=1\n"},
+        {"own.specs": "*cpp:\n+ -DX=2\n"},
+        {"cflags": ["-specs=own.specs"]},
+    ),
+    "an archive with code for the linker": linked(
+        "libf.a",
+        prepare="gcc -flto -frandom-seed=1 -c -fPIC f.c -o f.o && rm -f libf.a && gcc-ar rcs libf.a f.o",
+    ),
+    "a version script in an earlier folder": Edit(
+        "int value(void) { return 1; }\nint other(void) { return 1; }\n",
+        {"l/none": "", "m/m.map": "{ global: value; other; local: *; };\n"},
+        {"l/m.map": "{ global: value; local: *; };\n"},
+        {"ldflags": ["-Ll", "-Lm", "-Wl,--version-script=m.map"]},
+    ),
+    "a library that is linked as data": Edit(
+        "extern const char _binary_libk_so_end[], _binary_libk_so_start[];\n"
+        "int value(void) { return _binary_libk_so_start[_binary_libk_so_end - _binary_libk_so_start - 1]; }\n",
+        {"k.c": "int k(void) { return 1; }\n", "end": "a"},
+        {"end": "b"},
+        {"ldflags": ["-Wl,-b,binary,libk.so,-b,elf64-x86-64"]},
+        prepare="gcc -shared -fPIC k.c -o libk.so && printf %s $(cat end) >> libk.so",
+    ),
+    "a date without a warning": Edit(
+        '#pragma GCC diagnostic ignored "-Wdate-time"\n'
+        "const char *at = __DATE__ __TIME__;\nint value(void) { return 1; }\n",
+        cached=False,
+    ),
+    "the date of a file": Edit(
+        '#pragma GCC diagnostic ignored "-Wdate-time"\n'
+        "const char *at = __TIMESTAMP__;  // __DATE__\nint value(void) { return 1; }\n",
+        cached=False,
     ),
     "incbin": Edit(DATA.format('.incbin \\"d.bin\\"'), {"d.bin": "a"}, {"d.bin": "b"}),
     "an assembler's include": Edit(
@@ -298,12 +378,9 @@ def test_an_edit_is_seen(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"cflags": ["@flags"]}, "a file of options"),
-        ({"cflags": ["--specs=x"]}, "another compiler's parts"),
-        ({"cflags": ["-Bfolder"]}, "another compiler's parts"),
-        ({"cflags": ["--prefix=folder/"]}, "another compiler's parts"),
-        ({"ldflags": ["-Wl,@list"]}, "a file of options"),
-        ({"cflags": ["-Wa,@list"]}, "a file of options"),
+        ({"cflags": ["-fplugin=x.so"]}, "a plug-in"),
+        ({"cflags": ["-save-temps"]}, "a file that it writes"),
+        ({"cflags": ["-E"]}, "another output"),
         ({"cuda_cflags": ["-DX=$MYX"]}, "a shell"),
         ({"cuda_cflags": ["-DX=`cat v`"]}, "a shell"),
     ],
@@ -357,7 +434,7 @@ def test_a_compiler_that_is_a_script_is_asked_each_time(
 def test_a_flipped_bit_in_a_kept_object_never_matters(project: Path, name: str) -> None:
     put({"a.c": '#include "x.h"\nint value(void) { return X; }\n', "b.c": "int b;\n", "x.h": ONE})
     first = opjit.build("flipped", ["a.c", "b.c"])
-    for place in (Store(default_root()).base / "objects").glob(f"*/{name}"):
+    for place in (Store(default_root()).base / "parts").glob(f"*/{name}"):
         content = bytearray(place.read_bytes())
         content[len(content) // 2] ^= 4
         place.write_bytes(content)
@@ -376,3 +453,15 @@ def test_a_flipped_bit_in_a_note_never_matters(project: Path) -> None:
         content[-3] ^= 1
         place.write_bytes(content)
     assert opjit.build("noted", ["a.c"]) == first
+
+
+def test_a_file_that_a_text_names_from_the_working_folder_is_that_of_each_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put({"a.c": DATA.format('.incbin \\"d.bin\\"'), "one/d.bin": "1", "two/d.bin": "2"})
+    source = Path("a.c").absolute()
+    values = []
+    for folder in ("one", "two", "one"):
+        monkeypatch.chdir(source.parent / folder)
+        values.append(value_of(opjit.build("from", [source])).strip())
+    assert values == ["49", "50", "49"]

@@ -102,7 +102,6 @@ def test_the_example_is_what_a_writer_writes_and_has_the_keys_that_it_names() ->
                 {
                     **described.document,
                     "toolchain": None,
-                    "search": None,
                     "inputs": {},
                     "absent": {},
                 }
@@ -142,7 +141,7 @@ def test_the_tables_name_every_field(tmp_path: Path) -> None:
     (folder / "plus.c").touch()
     assert first_column("### An op") == list(describe(folder).document())
     extension = Extension(
-        "name", (), {}, Places("/"), {}, None, None, "", {}, (), {}, None, light="0" * 16
+        "name", (), {}, Places("/"), {}, None, "", {}, (), {}, None, light="0" * 16
     )
     stable = replace(extension, stable="2.13")
     assert sorted(first_column("### A C++ extension")) == sorted(

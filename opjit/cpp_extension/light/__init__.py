@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from opjit import files, processes, progress
-from opjit.builder import runtime_objects
+from opjit.builder import parts
 from opjit.cpp_extension.light import core, headers, macros, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.streams import Preprocessor
@@ -24,7 +24,7 @@ from opjit.errors import BuildError, OpjitError
 from opjit.processes import CachedProperty
 from opjit.recipe.compilers import Compiler
 
-VERSION = "9"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
+VERSION = "10"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
 _OBJECT = "opjit_bind.o"
 
 
@@ -205,7 +205,7 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
                 "-std=c++20 -O1 -fPIC -fvisibility=hidden -w -c --param=ggc-min-heapsize=2000000"
             )
             try:
-                runtime_objects.compile_part(cxx, [*flags.split(), *places, str(source)], staged)
+                parts.compile_part(cxx, [*flags.split(), *places, str(source)], staged)
             except BuildError as error:
                 progress.log(
                     f"opjit's binding does not fit torch {torch.__version__}, so pybind11's is used: {error}"
@@ -218,5 +218,5 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
         (headers.OWN / "opjit_bind.h").read_text(),
         *vocabulary.versions(cxx),
     ]
-    place = runtime_objects.kept(base, content, (_OBJECT,), make) / _OBJECT
+    place = parts.kept(base, content, (_OBJECT,), make) / _OBJECT
     return place if place.stat().st_size else None

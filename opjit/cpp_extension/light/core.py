@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit import files, progress
-from opjit.builder import runtime_objects
+from opjit.builder import parts
 from opjit.cpp_extension.light import headers, macros, table, vocabulary
 from opjit.cpp_extension.light.macros import Surroundings
 from opjit.errors import BuildError
 from opjit.recipe import reads
 from opjit.recipe.compilers import Compiler
-from opjit.store.store import OBJECTS
 
 FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an empty one
 COMPILED = f"{FIRST}.gch"
@@ -74,7 +73,7 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
         (staged / _WORDS).write_text(json.dumps(macros.words_of(texts)))
 
     content = ["words", *vocabulary.versions(cxx), sorted(general.read)]
-    place = runtime_objects.kept(base, content, (_WORDS,), make)
+    place = parts.kept(base, content, (_WORDS,), make)
     words = frozenset(json.loads((place / _WORDS).read_text()))
     if any(map(headers.is_rewritten, general.read)):
         return None
@@ -91,7 +90,7 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
         seen = [str(place), reads.signature(str(place / COMPILED))]
         if files.read_checked(note) == seen:
             return files.trust_problem(place) is None
-        good = runtime_objects.is_whole(place, [COMPILED])
+        good = parts.is_whole(place, [COMPILED])
         if good:
             files.write_checked(note, seen)
         return good
@@ -100,17 +99,17 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
         (staged / FIRST).write_text(TEXT)
         system = [word for place in headers.folders() for word in ("-isystem", place)]
         wanted = ["-x", "c++-header", "-w", *core.flags, *system, FIRST, "-o", COMPILED]
-        runtime_objects.compile_part(cxx, wanted, staged)
+        parts.compile_part(cxx, wanted, staged)
 
     compiler = (*vocabulary.versions(cxx), files.digest(cxx.path))
     content = ["core", TEXT, *headers.folders(), *compiler, core.flags]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
     if not note.exists():
         files.write_checked(note, None)
-        found = runtime_objects.find_parts(base, content, is_good, OBJECTS)
+        found = parts.find_parts(base, content, is_good)
         return found and found / COMPILED
     try:
-        place = runtime_objects.kept(base, content, (COMPILED,), make, OBJECTS, is_good)
+        place = parts.kept(base, content, (COMPILED,), make, is_good)
         return place / COMPILED
     except BuildError as error:
         progress.log(f"{cxx.path} does not precompile the core of light headers: {error}")

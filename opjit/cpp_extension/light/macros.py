@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.builder import preprocessed, runtime_objects
+from opjit.builder import parts, preprocessed
 from opjit.cpp_extension.light import vocabulary
+from opjit.recipe import recorder
 from opjit.recipe.compilers import Compiler
-from opjit.recipe.reads import read_dependencies
 
 _FILE = "macros.json"
 _DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)
@@ -83,8 +83,8 @@ def after(
         found = [final, before, asked, sorted(map(str, read))]
         (staged / _FILE).write_text(json.dumps(found))
 
-    content = ["macros 2", *vocabulary.versions(cxx), [*names], [*flags], [*around]]
-    place = runtime_objects.kept(base, content, (_FILE,), make)
+    content = ["macros 3", *vocabulary.versions(cxx), [*names], [*flags], [*around]]
+    place = parts.kept(base, content, (_FILE,), make)
     texts, before, asked, read = json.loads((place / _FILE).read_text())
     return Macros(texts, before, frozenset(asked), frozenset(read))
 
@@ -94,7 +94,7 @@ def _dumped(
 ) -> tuple[dict[str, str], list[Path]]:
     """Return the macros after a text, and the files that the compiler read."""
     system = [word for folder in around.folders for word in ("-isystem", folder)]
-    wanted = ["-E", "-dM", "-MD", "-MF", "read.d", "names.cpp", "-o", "macros.txt"]
+    wanted = ["-E", "-dM", "names.cpp", "-o", "macros.txt"]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "names.cpp").write_text(text)
@@ -102,9 +102,10 @@ def _dumped(
         searched = [*system, *around.flags, "-idirafter", str(lacking)]
         command = [cxx.path, "-x", "c++", "-w", *flags, *searched, *wanted]
         preprocessed.run_preprocessor(command, place, lacking, around.not_authors)
-        listed = (place / "read.d").read_text("utf-8", "surrogateescape")
+        opened = recorder.read([place / recorder.LOG]).opened
         printed = (place / "macros.txt").read_text("utf-8", "replace")
-    return dict(_DEFINE.findall(printed)), [Path(path) for path in read_dependencies(listed)]
+    read = [path for path in opened if not path.startswith((folder, "/dev/"))]
+    return dict(_DEFINE.findall(printed)), list(map(Path, read))
 
 
 def words_of(texts: Iterable[bytes]) -> list[str]:

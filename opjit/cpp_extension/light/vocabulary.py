@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from opjit.builder import runtime_objects
+from opjit.builder import parts
 from opjit.cpp_extension.light import headers
 from opjit.recipe.compilers import Compiler
 
@@ -41,7 +41,7 @@ def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> frozenset[
         (staged / _FILE).write_text(json.dumps(sorted(names)))
 
     content = ["declared names", *versions(cxx), *flags]
-    place = runtime_objects.kept(base, content, (_FILE,), make)
+    place = parts.kept(base, content, (_FILE,), make)
     return frozenset(json.loads((place / _FILE).read_text()))
 
 
@@ -60,7 +60,7 @@ def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
     """Return the text of torch/extension.h."""
     places = [f"-I{place}" for place in headers.folders()]
     wanted = [*_WANTED.split(), *flags, *places, os.devnull]
-    return _DIRECTIVE.sub("", runtime_objects.compile_part(cxx, wanted, folder))
+    return _DIRECTIVE.sub("", parts.compile_part(cxx, wanted, folder))
 
 
 def declared(text: str) -> set[str]:

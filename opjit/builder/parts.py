@@ -1,0 +1,165 @@
+"""Outputs of compilers that builds keep for later builds: opjit's runtime, object files, the macros of torch's headers, emulated binaries.
+
+    <root>/v2/parts/<key>/    the files, parts.json with the SHA-256 of each and, if their making was watched, reads.json
+
+A part is verified like an entry, appears by one rename, and is pruned by the same rule.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from opjit import files, processes, progress
+from opjit.builder.compile_step import CompilerFailed, run_tool
+from opjit.errors import BuildError, EntryError, UntrustedFolder
+from opjit.recipe import reads
+from opjit.recipe.compilers import Compiler
+from opjit.recipe.document import FORMAT
+from opjit.recipe.reads import EVERYWHERE, Moment, Reads
+from opjit.store import layers
+from opjit.store.store import PARTS, Store
+
+LIST = "parts.json"
+_READS = "reads.json"
+_MAX_BYTES = 1 << 28  # of a part
+
+
+def keep_reads(place: Path, read: Reads) -> None:
+    """Note in a folder of parts what made them."""
+    documents = [each.document(EVERYWHERE) for each in (read, read.on_machine)]
+    (place / _READS).write_text(json.dumps(documents))
+
+
+def kept_reads(place: Path) -> Reads:
+    """Return what made the parts in a folder. Raises OSError, EntryError or ValueError."""
+    documents = json.loads(files.read(place / _READS, _MAX_BYTES))
+    read, local = (reads.loaded(each, EVERYWHERE) for each in documents)
+    return read._replace(local=local.digests, local_absent=local.absent)
+
+
+def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
+    """Return whether parts are whole, and all that made them is unchanged."""
+    with suppress(OSError, EntryError, ValueError):
+        if is_whole(place, [*needed, _READS]):
+            documents = json.loads(files.read(place / _READS, _MAX_BYTES))
+            return not any(any(reads.changes(each, EVERYWHERE, moment)) for each in documents)
+    return False
+
+
+def kept(
+    base: Path,
+    content: object,
+    needed: Collection[str],
+    make: Callable[[Path], None],
+    is_good: Callable[[Path], bool] | None = None,
+) -> Path:
+    """Return a folder of parts that `make` writes, once for each content, which decides their
+    bytes.
+
+    Verifies them, by `is_good` or by the digests of the `needed` files, and replaces damaged ones; a
+    layer may have them. One process makes a part, and the other processes wait for it. Raises UntrustedFolder if
+    other users can write the store's folder of parts.
+    """
+    is_good = is_good or partial(is_whole, needed=needed)
+    found = find_parts(base, content, is_good)
+    if found is not None:
+        return found
+    with processes.importing:  # only builds import filelock
+        from opjit.store import lock
+
+    def on_wait(holder: str) -> None:
+        progress.step(f"waiting for a part of the compilers: {holder}")
+
+    with lock.held(f"part-{_key(content)}", on_wait):
+        return find_parts(base, content, is_good) or publish_parts(base, content, is_good, make)
+
+
+def part_folders(base: Path) -> list[Path]:
+    """Return the directories in which parts can be: the layers' and the store's."""
+    return [each / PARTS for each in (*(Store(root).base for root in layers.named()), base)]
+
+
+def find_parts(base: Path, content: object, is_good: Callable[[Path], bool]) -> Path | None:
+    """Return a good folder of parts in a layer or a store's folder; None if `publish_parts` has to make it."""
+    for folder in part_folders(base):
+        place = folder / _key(content)
+        if is_good(place) and files.trust_problem(place.parent) is None:
+            with suppress(OSError):
+                # `prune` leaves parts alone that a build used lately, because it may be linking with them.
+                os.utime(place)
+            return place
+    return None
+
+
+def publish_parts(
+    base: Path,
+    content: object,
+    is_good: Callable[[Path], bool],
+    make: Callable[[Path], None],
+) -> Path:
+    """Replace a bad folder of parts.
+
+    Raises UntrustedFolder if other users can write the folder of parts.
+    """
+    place = base / PARTS / _key(content)
+    files.make_private(place.parent)
+    problem = files.trust_problem(place.parent)
+    if problem is not None:  # other users could exchange the parts between their check and the link
+        raise UntrustedFolder(problem)
+    staged, aside = (place.parent / f".{files.random_name()}" for _ in range(2))
+    staged.mkdir(mode=0o700)
+    try:
+        make(staged)
+        for path in (parts := sorted(staged.iterdir())):
+            path.chmod(0o644)
+            files.sync(path)
+        files.write_synced(
+            staged / LIST,
+            json.dumps({path.name: files.digest(str(path)) for path in parts}).encode(),
+        )
+        files.put_in_place(staged, place, aside, is_good)
+    finally:
+        files.remove_tree(staged)
+        files.remove_tree(aside)
+    return place
+
+
+def _key(content: object) -> str:
+    return files.sha256(json.dumps([FORMAT, content]))
+
+
+def is_whole(place: Path, needed: Collection[str]) -> bool:
+    """Return whether the parts are complete and unchanged, and no other user can have written them."""
+    try:
+        digests = dict(json.loads(files.read(place / LIST, _MAX_BYTES)))
+        return (
+            digests.keys() >= set(needed)
+            and files.trust_problem(place) is None
+            and all(
+                files.sha256(files.read(place / name, _MAX_BYTES)) == digest
+                for name, digest in digests.items()
+            )
+        )
+    except (OSError, EntryError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def compile_part(compiler: Compiler, arguments: Sequence[str], work: Path) -> str:
+    """Run a compiler for a part, and return its output. Raises BuildError if it fails."""
+    try:
+        return run_tool([compiler.path, *arguments], work)
+    except CompilerFailed as failed:
+        from opjit.builder.diagnosis import with_advice  # late: only a build that fails needs it
+
+        said = str(failed).strip()[:2000]
+        raise BuildError(
+            f"{compiler.path} failed to compile opjit's runtime: {with_advice(said)}",
+            op="opjit's runtime",
+            target=compiler.machine,
+            command=" ".join([compiler.path, *arguments]),
+        ) from None

@@ -1,0 +1,253 @@
+"""From the record of a build's tools to its reads: what they opened, with digests, and what they looked for in vain."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from opjit.recipe import compilers, interface, recorder
+from opjit.recipe.reads import (
+    CWD,
+    GENERATED,
+    REAL,
+    SEARCHED,
+    VARIABLE,
+    Moment,
+    Reads,
+    recorded_signature,
+)
+from opjit.recipe.recorder import Record
+
+_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")  # a variable in a shell's script
+
+
+class Changed(Exception):
+    """A file changed while tools may have read it. The message is its path."""
+
+
+@dataclass(frozen=True)
+class RecordReader:
+    """Turn records into reads, before the folder `work` of a build is gone.
+
+    Attributes:
+        moment: has the texts of the build.
+        trusted: prefixes of real paths of files that a version in the key covers.
+        started: a time of `files.tick` before the tools ran.
+        sources: files that the tools must have opened, or else they cannot be watched.
+        whole: whether a linker may copy shared libraries, as with ``-b binary``.
+    """
+
+    work: str
+    moment: Moment
+    trusted: tuple[str, ...]
+    started: int
+    sources: tuple[str, ...] = ()
+    whole: bool = False
+    _real: dict[str, str] = field(default_factory=dict)
+    _folders: dict[str, bool] = field(default_factory=dict)
+
+    def reads(self, logs: Iterable[Path]) -> Reads:
+        """Return the reads in some files. Raises Changed."""
+        record = recorder.read(logs, self.work)
+        if record.unsteady and self._path(record.unsteady, record) is not None:
+            raise Changed(record.unsteady)
+        opened = {**self._examined(record), **record.opened}
+        digests = dict[str, str]()
+        local = self._local(record)
+        asked = set(record.variables)
+        for raw, signature in opened.items():
+            path = self._path(raw, record)
+            if path is None or path in digests:
+                continue
+            script = _script(path, record.openers.get(raw, set()))
+            kind = digests if script is None else local
+            kind[path] = self._digest(path, signature, raw in record.linked)
+            asked |= {*_NAMED.findall(script or "")}
+        for name in asked - compilers.NEUTRAL.keys():
+            if not recorder.PASSED.fullmatch(name):
+                digests[VARIABLE + name] = self.moment.digest(VARIABLE + name)
+        if self._paths(record.relative, record):
+            digests[CWD] = self.moment.digest(CWD)
+        searched = tuple(f"{os.path.normpath(each)}/" for each in os.get_exec_path())
+        of_path = {raw for raw in record.missing if raw.startswith(searched)}
+        for name in record.executed | {os.path.basename(raw) for raw in of_path}:
+            local[SEARCHED + name] = self.moment.digest(SEARCHED + name)
+        tried = record.tried & record.missing
+        absent = self._absences(record.missing - of_path - tried, record)
+        absent |= {path.rstrip(os.sep) + os.sep for path in self._paths(record.folders, record)}
+        return Reads(
+            digests,
+            frozenset(absent),
+            self._doubt(record),
+            local,
+            frozenset(self._absences(tried - of_path, record)),
+        )
+
+    def _paths(self, raws: Iterable[str], record: Record) -> set[str]:
+        found = (self._path(raw, record) for raw in raws)
+        return {path for path in found if path is not None}
+
+    def _doubt(self, record: Record) -> str:
+        opened = {os.path.normpath(raw) for raw in record.opened}
+        unseen = [source for source in self.sources if os.path.normpath(source) not in opened]
+        if unseen:
+            return f"the tool that compiles {unseen[0]} cannot be watched"
+        if self._paths(record.dated, record) or record.dated & {*self.sources}:
+            return "it uses __DATE__, __TIME__ or __TIMESTAMP__"
+        return ""
+
+    def _path(self, raw: str, record: Record) -> str | None:
+        """Return the path by which a file is recorded.
+
+        None for a file of this build or the kernel, and for a file that is covered by a version in the key.
+        """
+        generated = f"{self.work}/generated/"
+        if raw.startswith(generated):
+            return GENERATED + os.path.normpath(raw[len(generated) :])
+        if _of_kernel(raw) or (raw in record.written and not self._is_unchanged(raw, record)):
+            return None
+        if raw.startswith(f"{self.work}/"):
+            target = os.path.realpath(raw)
+            if not os.path.islink(raw) or target.startswith(f"{self.work}/"):
+                return None
+            raw = target  # a header that the build folder borrows from another package
+        real = self._real_folder(os.path.dirname(raw))
+        if f"{real}/".startswith(self.trusted):
+            return None
+        name = os.path.basename(raw)
+        return os.path.join(real, name) if "/../" in raw or "/./" in raw else raw
+
+    def _is_unchanged(self, raw: str, record: Record) -> bool:
+        """Return whether a file that a tool also opened for writing is the one that was read."""
+        signature = record.opened.get(raw)
+        with suppress(OSError):
+            return bool(signature) and recorded_signature(os.stat(raw)) == signature
+        return False
+
+    def _real_folder(self, folder: str) -> str:
+        if folder not in self._real:
+            self._real[folder] = os.path.realpath(folder)
+        return self._real[folder]
+
+    def _digest(self, path: str, signature: str, linked: bool) -> str:
+        """Return the digest of a file with the signature with which it was opened."""
+        if path.startswith(GENERATED):
+            return self.moment.digest(path)
+        shared = linked and not self.whole and interface.is_shared(path)
+        try:
+            digest = self.moment.digest(path, shared)
+            now = os.stat(path)
+            changed = max(now.st_ctime_ns, os.lstat(path).st_ctime_ns) >= self.started
+        except FileNotFoundError:
+            raise Changed(path) from None
+        if changed or (signature and signature != recorded_signature(now)):
+            raise Changed(path)
+        return digest
+
+    def _examined(self, record: Record) -> dict[str, str]:
+        """Return the files that tools examined and did not open. They may decide the result, but a program only if it ran."""
+        found = {}
+        for raw in record.examined - record.opened.keys() - record.folders:
+            if self._path(raw, record) is not None:
+                with_mode = os.stat(raw) if os.path.exists(raw) else None
+                if with_mode and stat.S_ISREG(with_mode.st_mode) and not with_mode.st_mode & 0o111:
+                    found[raw] = ""
+        return found
+
+    def _absences(self, missing: Iterable[str], record: Record) -> set[str]:
+        found = set[str]()
+        for raw in missing:
+            if self._path(raw, record) is None:
+                continue
+            path = self._first_missing(raw)
+            if path is None:
+                raise Changed(raw)
+            if not path.startswith(f"{self.work}/") and not _of_kernel(path):
+                found.add(path)
+        return found
+
+    def _first_missing(self, raw: str) -> str | None:
+        """Return the first part of a path that does not exist; None if all do, as when a file appeared."""
+        generated = f"{self.work}/generated/"
+        if raw.startswith(generated):
+            path = GENERATED + os.path.normpath(raw[len(generated) :])
+            return None if self.moment.exists(path) else path
+        folder, name = os.path.split(raw.rstrip("/.") if raw.endswith("/.") else raw.rstrip("/"))
+        if self._is_folder(folder):
+            path = os.path.join(self._real_folder(folder) if "/../" in raw else folder, name)
+            return None if os.access(path, os.F_OK) else path
+        place = os.sep
+        for part in folder.split(os.sep):
+            place = (
+                os.path.dirname(os.path.realpath(place))
+                if part == ".."
+                else os.path.join(place, part)
+            )
+            if not self._is_folder(place):
+                return place
+        return None
+
+    def _is_folder(self, path: str) -> bool:
+        if path not in self._folders:
+            self._folders[path] = os.path.isdir(path)
+        return self._folders[path]
+
+    def _local(self, record: Record) -> dict[str, str]:
+        """Return the digests of the programs that ran, with their shared libraries, of the folders that were listed, and the real paths of
+        folders that tools asked for."""
+        found = {
+            path: recorder.digest_of_program(path, signature)
+            for path, signature in record.programs.items()
+            if self._path(path, record) is not None
+        }
+        asked = [*record.opened, *record.examined, *record.missing]
+        folders = {*record.examined, *(os.path.dirname(raw) for raw in asked)}
+        for folder in folders:
+            if self._path(f"{folder}/.", record) is None or folder.startswith(f"{self.work}"):
+                continue
+            real = self.moment.digest(REAL + folder)
+            if real != folder or folder in record.examined:
+                found[REAL + folder] = real
+        for raw in record.listed:
+            path = f"{raw.rstrip(os.sep)}/"
+            if self._path(f"{path}.", record) is not None and not path.startswith(f"{self.work}/"):
+                found[path] = self.moment.digest(path)
+        return found
+
+
+def _script(path: str, openers: Iterable[str]) -> str | None:
+    """Return the text of a program that its interpreter ran, such as a compiler's wrapper in shell; None for any other file."""
+    with suppress(OSError), open(path, "rb") as file:
+        text = file.read() if file.read(2) == b"#!" else b""
+        words = text.split(b"\n", 1)[0].split()
+        interpreters = {os.path.realpath(word.decode()) for word in words if word.startswith(b"/")}
+        if any(map(_is_env, interpreters)) or interpreters & {*openers}:
+            return text.decode("utf-8", "replace")
+    return None
+
+
+def _is_env(interpreter: str) -> bool:
+    """Return whether a program searches PATH for the interpreter."""
+    return interpreter.endswith("/env")
+
+
+def _of_kernel(path: str) -> bool:
+    """Return whether a path leads to no file of a user."""
+    is_device = path.startswith("/dev/") and not path.startswith("/dev/shm/")
+    return is_device or path.startswith(("/proc/", "/sys/"))
+
+
+def trusted_prefixes(folders: Iterable[str], system: Iterable[str]) -> tuple[str, ...]:
+    """Return the prefixes of real paths of files that are covered by a version in the key, but
+    not of a folder with files of the system.
+    """
+    real = dict.fromkeys(os.path.realpath(folder) for folder in folders if folder)
+    known = [f"{each}/" for each in system]
+    return tuple(
+        f"{folder}/" for folder in real if not any(each.startswith(f"{folder}/") for each in known)
+    )
