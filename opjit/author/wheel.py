@@ -33,7 +33,15 @@ from opjit.store.store import default_store
 _GLIBC = re.compile(rb"GLIBC_2\.(\d+)\b")
 _OLDEST_GLIBC = 17  # torch itself runs on nothing older
 # Portable names of files that a wheel need not contain: opjit's, and the system's, which count only on a machine with a compiler.
-_OF_EVERY_MACHINE = ("<cwd>", "<opjit>/", "<program>/", "<root>/", "<system ", "<variable>/")
+_OF_EVERY_MACHINE = (
+    "<date>/",
+    "<cwd>",
+    "<opjit>/",
+    "<program>/",
+    "<root>/",
+    "<system ",
+    "<variable>/",
+)
 
 
 class WheelError(OpjitError, ValueError):

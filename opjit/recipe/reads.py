@@ -26,8 +26,9 @@ INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
 SEARCHED = "/<path>/"  # the "folder" of names that PATH leads to programs
 REAL = "/<real>/"  # the start of a folder, in the place of its digest the path behind its links
 VARIABLE = "/<variable>/"  # the "folder" of environment variables that a tool asked for
+DATE = "/<date>/"  # the start of a file, in the place of its digest the time of its last change
 CWD = "/<cwd>"  # in the place of a path, and the working folder in the place of its digest
-_UNREAL = (GENERATED, INLINE, REAL, SEARCHED, VARIABLE)
+_UNREAL = (DATE, GENERATED, INLINE, REAL, SEARCHED, VARIABLE)
 _SHARED = "interface "  # the start of the digest of a shared library, because a linker uses only its names
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
 _KINDS = ("include", "library", "system", "own")  # of folders, in the order of the look-up
@@ -56,6 +57,8 @@ class Places(NamedTuple):
 
     def name(self, path: str) -> str:
         """Return the portable name of an absolute path without ``..``."""
+        if path.startswith(DATE):
+            return f"<date>/{self.name(path.removeprefix(DATE))}"
         if path == CWD or f"{path}/".startswith(_UNREAL):
             return path[1:]
         if path == self.folder:
@@ -76,8 +79,11 @@ class Places(NamedTuple):
         """Return the path of a portable name; None if it is a file of the system that compiled, and no compiler is here. Raises
         EntryError if it is in a folder that the request does not name."""
         kind, _, rest = name.partition("/")
-        if kind in ("<generated>", "<inline>", "<cwd>", "<path>", "<real>"):
+        if kind in ("<cwd>", "<generated>", "<inline>", "<path>", "<real>"):
             return f"/{name}"
+        if kind == "<date>":
+            dated = self.path(rest)
+            return None if dated is None else DATE + dated
         if kind == "<variable>":
             return f"/{name}" if self.system else None
         if kind == "<program>":
@@ -193,6 +199,8 @@ class Moment:
             return files.sha256(self.texts[path])
         if path.startswith(VARIABLE):
             return files.sha256(os.fsencode(os.environ.get(path.removeprefix(VARIABLE), "")))
+        if path.startswith(DATE):
+            return str(os.stat(path.removeprefix(DATE)).st_mtime_ns)
         if path == CWD:
             return os.getcwd()
         if path.startswith(SEARCHED):
@@ -300,7 +308,7 @@ def _change(path: str, digest: str, places: Places, moment: Moment) -> str:
     there = (
         path in moment.texts
         or path == CWD
-        or path.startswith((REAL, SEARCHED, VARIABLE))
+        or path.startswith((DATE, REAL, SEARCHED, VARIABLE))
         or os.path.exists(path)
     )
     return f"{places.name(path)} {'changed' if there else 'is gone'}"

@@ -69,6 +69,8 @@ class Recipe(BuildInputs):
             ],
             "stubs": list(flags.stubs),
         }
+        if flags.include:
+            of_flags["include"] = [self.places.name(path) for path in flags.include]
         if flags.sources:
             of_flags["sources"] = [self.places.name(path) for path in flags.sources]
         if flags.device:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from opjit.recipe import compilers, interface, recorder
 from opjit.recipe.reads import (
     CWD,
+    DATE,
     GENERATED,
     REAL,
     SEARCHED,
@@ -68,6 +70,8 @@ class RecordReader:
             kind = digests if script is None else local
             kind[path] = self._digest(path, signature, raw in record.linked)
             asked |= {*_NAMED.findall(script or "")}
+        for path in [*_copies(digests)]:
+            digests[DATE + path] = self.moment.digest(DATE + path)
         for name in asked - compilers.NEUTRAL.keys():
             if not recorder.PASSED.fullmatch(name):
                 digests[VARIABLE + name] = self.moment.digest(VARIABLE + name)
@@ -229,6 +233,16 @@ def _script(path: str, openers: Iterable[str]) -> str | None:
         if any(map(_is_env, interpreters)) or interpreters & {*openers}:
             return text.decode("utf-8", "replace")
     return None
+
+
+def _copies(digests: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files with the text of another one, which ``#pragma once`` and ``#import`` take for the same if their dates are equal."""
+    count = Counter(digests.values())
+    for path, digest in digests.items():
+        if count[digest] > 1 and os.path.isfile(path):
+            text = Path(path).read_bytes()
+            if b"once" in text or b"import" in text:
+                yield path
 
 
 def _is_env(interpreter: str) -> bool:

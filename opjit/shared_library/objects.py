@@ -16,7 +16,7 @@ from pathlib import Path
 from opjit import files
 from opjit.builder import parts
 from opjit.errors import EntryError, UntrustedFolder
-from opjit.recipe import reads
+from opjit.recipe import compilers, reads
 from opjit.recipe.build_inputs import ProjectInputs
 from opjit.recipe.reads import Moment, Reads
 
@@ -79,6 +79,7 @@ class KeptObjects:
         return [
             inputs.toolchain,
             inputs.flags.get("launcher"),
+            compilers.honoured(),
             self.more,
             digest,
             words,
