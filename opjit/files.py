@@ -101,11 +101,12 @@ def inode_signature(descriptor: int) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def temporary_folder(prefix: str = "opjit-") -> Path:
-    """Make a temporary folder that is removed when this process exits. A process that ends with os._exit calls `remove_own` first."""
+def temporary_folder(prefix: str = "opjit-", parent: str | None = None) -> Path:
+    """Make a temporary folder, in `parent` if it is given, that is removed when this process exits. A process that ends with os._exit calls
+    `remove_own` first."""
     import tempfile  # late: no hit needs it
 
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     if not any(owner == os.getpid() for _, owner in _own):
         at_end(remove_own)
     _own.append((folder, os.getpid()))

@@ -117,8 +117,9 @@ def _compiled(notes: Path | None) -> str:
             command = [compiler, "-x", "c", *_FLAGS, str(_source()), "-o", str(library), "-ldl"]
             with suppress(OSError):
                 processes.run_printing(command, env=_plain_environment())
-            if library.exists() and _works(library):
-                return _keep(library, notes) or _of_process(library)
+            own = _of_process(library)
+            if own and _works(own, folder / LOG):
+                return _keep(library, notes) or own
     return ""
 
 
@@ -128,14 +129,15 @@ def _plain_environment() -> dict[str, str]:
 
 
 def _of_process(library: Path) -> str:
-    """Copy the recorder for this process alone."""
-    folder = files.temporary_folder()
-    return str(shutil.copy(library, folder)) if not _UNLISTABLE.search(str(folder)) else ""
+    """Copy the recorder for this process alone; an empty text if there is none, or no folder for it."""
+    parent = "/tmp" if _UNLISTABLE.search(str(library)) else None  # LD_PRELOAD has no quotes
+    with suppress(OSError):
+        return str(shutil.copy(library, files.temporary_folder(parent=parent)))
+    return ""
 
 
-def _works(library: Path) -> bool:
-    log = library.with_suffix(".log")
-    watched = {**os.environ, "LD_PRELOAD": str(library), _VARIABLE: str(log)}
+def _works(library: str, log: Path) -> bool:
+    watched = {**os.environ, "LD_PRELOAD": library, _VARIABLE: str(log)}
     processes.run_printing(["/bin/sh", "-c", ":"], env=watched)
     return log.exists() and log.stat().st_size > 0
 
