@@ -208,8 +208,8 @@ def _read(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> Reads:
 
     Raises BuildError for a header of torch or Python, Changed for a file that changed.
     """
-    logs = [*work.rglob(recorder.LOG)]
-    _refuse_torch(recipe, recorder.read(logs).opened)
+    record = recorder.read(work.rglob(recorder.LOG), str(work))
+    _refuse_torch(recipe, record.opened)
     own = recipe.target.backend.compiler
     shared = recipe.flags.shared
     folders = [*(own.folders if own else ()), *libraries.include_folders(shared), *_of_torch()]
@@ -220,7 +220,7 @@ def _read(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> Reads:
         folders += [*tools.nvrtc.headers.split(":"), tools.nvrtc.runtime]
     trusted = trusted_prefixes(folders, recipe.places.system)
     reader = RecordReader(str(work), Moment(recipe.texts), trusted, started, recipe.sources)
-    return reader.reads(logs)
+    return reader.reads_in(record)
 
 
 def _of_torch() -> list[str]:

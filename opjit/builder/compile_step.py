@@ -64,12 +64,10 @@ def workspace(staged: Path) -> Iterator[Path]:
         yield work
 
 
-def run_tool(
-    command: Sequence[str], work: Path, honours: bool = False, log: Path | None = None
-) -> str:
+def run_tool(command: Sequence[str], work: Path) -> str:
     """Run a compiler or its like in a folder, and return its output; see `run_compiler`. Raises CompilerFailed, or OSError if the disk is
     full."""
-    done = compilers.run_compiler(command, work, honours, log)
+    done = compilers.run_compiler(command, work)
     output = done.stdout
     if done.returncode < 0:
         output += (
@@ -82,12 +80,10 @@ def run_tool(
     return output
 
 
-def run_command(
-    command: Sequence[str], work: Path, honours: bool = False, log: Path | None = None
-) -> str:
+def run_command(command: Sequence[str], work: Path) -> str:
     """Run a command of a build like `run_tool`. Raises CommandFailed, with the command."""
     try:
-        return run_tool(command, work, honours, log)
+        return run_tool(command, work)
     except CompilerFailed as failed:
         raise CommandFailed(f"FAILED: {command[-1]}\n{shlex.join(command)}\n{failed}") from None
 

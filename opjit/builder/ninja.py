@@ -52,7 +52,7 @@ def run_commands(
 ) -> str:
     """Write build.ninja in a folder, run it, and return the output of the tools.
 
-    For `honours`, see `compilers.run_compiler`. `need` is the memory of a command in bytes. Raises CommandFailed if a command fails, after
+    For `honours`, see `compilers.environment`. `need` is the memory of a command in bytes. Raises CommandFailed if a command fails, after
     the commands that ran with it have ended, and OSError if the disk is full.
     """
     if not steps:

@@ -20,7 +20,7 @@ from opjit.errors import BuildError, EntryError, UntrustedFolder
 from opjit.recipe import reads
 from opjit.recipe.compilers import Compiler
 from opjit.recipe.document import FORMAT
-from opjit.recipe.reads import EVERYWHERE, Moment, Reads
+from opjit.recipe.reads import Moment, Reads
 from opjit.store import layers
 from opjit.store.store import PARTS, Store
 
@@ -31,23 +31,23 @@ _MAX_BYTES = 1 << 28  # of a part
 
 def keep_reads(place: Path, read: Reads) -> None:
     """Note in a folder of parts what made them."""
-    documents = [each.document(EVERYWHERE) for each in (read, read.on_machine)]
-    (place / _READS).write_text(json.dumps(documents))
+    fields = read._asdict()
+    for name in ("absent", "local_absent"):
+        fields[name] = sorted(fields[name])
+    (place / _READS).write_text(json.dumps(fields, sort_keys=True))
 
 
 def kept_reads(place: Path) -> Reads:
-    """Return what made the parts in a folder. Raises OSError, EntryError or ValueError."""
-    documents = json.loads(files.read(place / _READS, _MAX_BYTES))
-    read, local = (reads.loaded(each, EVERYWHERE) for each in documents)
-    return read._replace(local=local.digests, local_absent=local.absent)
+    """Return what made the parts in a folder. Raises OSError, EntryError, ValueError or TypeError."""
+    read = Reads(**json.loads(files.read(place / _READS, _MAX_BYTES)))
+    return read._replace(absent=frozenset(read.absent), local_absent=frozenset(read.local_absent))
 
 
 def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
     """Return whether parts are whole, and all that made them is unchanged."""
-    with suppress(OSError, EntryError, ValueError):
+    with suppress(OSError, EntryError, ValueError, TypeError):
         if is_whole(place, [*needed, _READS]):
-            documents = json.loads(files.read(place / _READS, _MAX_BYTES))
-            return not any(any(reads.changes(each, EVERYWHERE, moment)) for each in documents)
+            return not any(reads.differences(kept_reads(place), moment))
     return False
 
 

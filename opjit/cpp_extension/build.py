@@ -5,7 +5,6 @@ torch gets the caller's arguments and describes its usual build. opjit runs the 
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shlex
@@ -37,7 +36,6 @@ from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
 from opjit.errors import BuildError, CompileWarning, LoadError
 from opjit.recipe import compilers, nvcc_flags, recorder, toolchain
-from opjit.recipe.command_line import may_copy
 from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.record_reader import RecordReader
@@ -84,8 +82,7 @@ def build(
             work,
             base,
             prepared,
-            KeptObjects(extension, base, work, more, moment),
-            RecordReader(str(work), moment, trusted, started),
+            KeptObjects(extension, base, RecordReader(str(work), moment, trusted, started), more),
         ).compiled()
 
     return build_and_publish(extension, store, must_store, compile_in)
@@ -137,7 +134,6 @@ class _ExtensionBuild(NamedTuple):
     base: Path
     prepared: light.Prepared | None
     objects: KeptObjects
-    reader: RecordReader
 
     def compiled(self) -> Compiled:
         """Compile and link."""
@@ -279,11 +275,7 @@ class _ExtensionBuild(NamedTuple):
             self._keep(made)
             raise self.refused(str(failed)) from None
         self._keep(made)
-        words = self.call.extra_ldflags or ()
-        objects = tuple(map(str, link.needs))
-        linking = replace(self.reader, whole=may_copy(words), sources=objects)
-        linked = linking.reads([link.log])
-        return functools.reduce(Reads.joined, [*self.objects.read.values(), linked])
+        return self.objects.read_by_all([link], self.call.extra_ldflags or ())
 
     @property
     def cxx(self) -> list[str]:
@@ -334,11 +326,9 @@ class _ExtensionBuild(NamedTuple):
             if not (command.done if step.nvrtc is None else command.output).exists():
                 continue
             logs = [command.log]
-            sources = (step.compilation.source,)
             if step.nvrtc is not None:
                 logs = [*(self.work / "cuda" / step.compilation.out).rglob(recorder.LOG)]
-            read = replace(self.reader, sources=sources).reads(logs)
-            self.objects.keep(*step.kept(self.work), read)
+            self.objects.keep(*step.kept(self.work), logs)
 
     def _run(self, steps: Sequence[ninja.ToolCommand]) -> None:
         """Run steps of the build, and show their output if the call asks for that."""

@@ -160,23 +160,18 @@ def is_script(path: str) -> bool:
 
 
 def run_compiler(
-    command: Sequence[str],
-    work: Path | None = None,
-    honours: bool = False,
-    log: Path | None = None,
+    command: Sequence[str], work: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a compiler without the variables that change its output, or with the variables that
-    `honours` the table; stdout includes stderr. In a folder `work`, its questions are recorded in `log`, by default in this folder.
+    """Run a compiler without the variables that change its output; stdout includes stderr. In a folder `work`, its questions are recorded.
 
     Raises ToolMissing if the tool is not on PATH.
     """
 
     progress.logger().debug("%s", " ".join(command))
-    log = log or (work and work / recorder.LOG)
+    log = work and work / recorder.LOG
+    given = environment(log=log)
     try:
-        done = processes.run_printing(
-            command, cwd=work, env=environment(honours, log), limit=time_limit()
-        )
+        done = processes.run_printing(command, cwd=work, env=given, limit=time_limit())
     except FileNotFoundError as error:
         if error.filename != command[0] or os.sep in command[0]:
             raise
@@ -192,7 +187,7 @@ def run_compiler(
 
 
 def environment(honours: bool = False, log: Path | None = None) -> dict[str, str]:
-    """Return the variables for a tool; see `run_compiler`."""
+    """Return the variables for a tool whose questions are recorded in `log`: with those of HONOURED, or without."""
     given = {**os.environ, **NEUTRAL, **(honoured() if honours else {})}
     if log is not None:
         given |= recorder.watching(log)

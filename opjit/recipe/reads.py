@@ -152,11 +152,6 @@ class Reads(NamedTuple):
             self.local_absent | other.local_absent,
         )
 
-    @property
-    def on_machine(self) -> Reads:
-        """What only this machine has, and no document lists."""
-        return Reads(self.local, self.local_absent)
-
 
 NOTHING = Reads({}, frozenset())
 
@@ -263,9 +258,13 @@ def changes(
     """
     if not isinstance(document.get("inputs"), dict) or not isinstance(document.get("absent"), dict):
         raise EntryError("its manifest does not list the files that its build read")
-    kept = _noted(note, places)
-    found = kept or _Noted([], *_as_noted(loaded(document, places)), {})
+    found = _noted(note, places) or _as_noted(loaded(document, places))
     yield from _differences(found, places, moment, note)
+
+
+def differences(read: Reads, moment: Moment) -> Iterator[str]:
+    """Yield the differences between the files now and what the tools of a build read on this machine."""
+    yield from _differences(_as_noted(read), EVERYWHERE, moment, None)
 
 
 def is_unchanged(note: Path) -> bool:
@@ -296,8 +295,9 @@ def _differences(found: _Noted, places: Places, moment: Moment, note: Path | Non
         _write_note(found, places, note, begun)
 
 
-def _as_noted(read: Reads) -> tuple[dict[str, str], list[str]]:
-    return {**read.digests, **read.local}, sorted(read.absent | read.local_absent)
+def _as_noted(read: Reads) -> _Noted:
+    digests = {**read.digests, **read.local}
+    return _Noted([], digests, sorted(read.absent | read.local_absent), {})
 
 
 def _change(path: str, digest: str, places: Places, moment: Moment) -> str:
@@ -328,7 +328,7 @@ def _as_json(places: Places) -> list[object]:
 
 def remember(read: Reads, places: Places, note: Path | None, before: int) -> None:
     """Note the reads of a build. Its tools began at a time `before`."""
-    _write_note(_Noted([], *_as_noted(read), {}), places, note, before)
+    _write_note(_as_noted(read), places, note, before)
 
 
 def _write_note(found: _Noted, places: Places, note: Path | None, before: int) -> None:

@@ -55,7 +55,10 @@ class RecordReader:
 
     def reads(self, logs: Iterable[Path]) -> Reads:
         """Return the reads in some files. Raises Changed."""
-        record = recorder.read(logs, self.work)
+        return self.reads_in(recorder.read(logs, self.work))
+
+    def reads_in(self, record: Record) -> Reads:
+        """Return the reads in a record of tools that ran in the folder `work`. Raises Changed."""
         if record.unsteady and self._path(record.unsteady, record) is not None:
             raise Changed(record.unsteady)
         opened = {**self._examined(record), **record.opened}
@@ -230,7 +233,8 @@ def _script(path: str, openers: Iterable[str]) -> str | None:
         text = file.read() if file.read(2) == b"#!" else b""
         words = text.split(b"\n", 1)[0].split()
         interpreters = {os.path.realpath(word.decode()) for word in words if word.startswith(b"/")}
-        if any(map(_is_env, interpreters)) or interpreters & {*openers}:
+        searched = any(each.endswith("/env") for each in interpreters)  # in PATH
+        if searched or interpreters & {*openers}:
             return text.decode("utf-8", "replace")
     return None
 
@@ -243,11 +247,6 @@ def _copies(digests: Mapping[str, str]) -> Iterator[str]:
             text = Path(path).read_bytes()
             if b"once" in text or b"import" in text:
                 yield path
-
-
-def _is_env(interpreter: str) -> bool:
-    """Return whether a program searches PATH for the interpreter."""
-    return interpreter.endswith("/env")
 
 
 def _of_kernel(path: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -18,7 +17,6 @@ from opjit.builder.ninja import ToolCommand
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import OpjitError, ToolMissing, UnknownArch
 from opjit.recipe import libraries, nvcc_flags, recorder, toolchain
-from opjit.recipe.command_line import may_copy
 from opjit.recipe.compilers import Compiler, Nvcc
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.record_reader import RecordReader, trusted_prefixes
@@ -154,10 +152,8 @@ class _LibraryBuild:
         self.before = _compilers(library, tools, work)
         moment = Moment(library.texts)
         roots = [self.nvcc.root] if isinstance(self.nvcc, Nvcc) else []
-        self.reader = RecordReader(
-            str(work), moment, trusted_prefixes(roots, library.places.system), started
-        )
-        self.objects = KeptObjects(library, base, work, None, moment)
+        trusted = trusted_prefixes(roots, library.places.system)
+        self.objects = KeptObjects(library, base, RecordReader(str(work), moment, trusted, started))
 
     def run(self) -> tuple[str, Reads]:
         """Compile and link by ninja.
@@ -183,10 +179,7 @@ class _LibraryBuild:
             raise self._diagnosed(str(failed)) from None
         self._keep(steps)
         assert isinstance(self.driver, Compiler)
-        linked = self._reads(linking)
-        return self.driver.path, functools.reduce(
-            Reads.joined, [*self.objects.read.values(), linked]
-        )
+        return self.driver.path, self.objects.read_by_all(linking, self.library.given["ldflags"])
 
     def _take(self, command: list[str]) -> bool:
         """Take the object of a source from the cache, if it is there."""
@@ -195,18 +188,9 @@ class _LibraryBuild:
     def _keep(self, steps: Sequence[ToolCommand]) -> None:
         """Keep the objects that were made, even if another source failed."""
         for step in steps:
-            source = step.command[-3]
             if step.done.exists():
-                reader = replace(self.reader, sources=(source,))
-                read = reader.reads([step.log])
-                self.objects.keep(source, shlex.join(step.command), step.output, read)
-
-    def _reads(self, linking: Sequence[ToolCommand]) -> Reads:
-        """Return the reads of linkers."""
-        words = self.library.given["ldflags"]
-        objects = tuple(str(each) for step in linking for each in step.needs)
-        reader = replace(self.reader, whole=may_copy(words), sources=objects)
-        return reader.reads([step.log for step in linking])
+                command = shlex.join(step.command)
+                self.objects.keep(step.command[-3], command, step.output, [step.log])
 
     def _link(self, objects: list[str]) -> list[ToolCommand]:
         """Return the steps that link objects.

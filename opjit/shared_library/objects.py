@@ -7,18 +7,23 @@ read, and the paths that named none, by absolute paths. An object is taken only 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from opjit import files
 from opjit.builder import parts
+from opjit.builder.ninja import ToolCommand
 from opjit.errors import EntryError, UntrustedFolder
-from opjit.recipe import compilers, reads
+from opjit.recipe import reads
 from opjit.recipe.build_inputs import ProjectInputs
-from opjit.recipe.reads import Moment, Reads
+from opjit.recipe.command_line import may_copy
+from opjit.recipe.reads import Reads
+from opjit.recipe.record_reader import RecordReader
 
 _OBJECT = "object.o"
 _MAX_BYTES = 1 << 30
@@ -26,13 +31,13 @@ _MAX_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class KeptObjects:
-    """The object files of one build, in its private folder `work`. `base` is the store's folder, and `more` what else decides them."""
+    """The object files of one build. `base` is the store's folder, `reader` reads the records of its tools, and `more` is what else decides
+    them."""
 
     inputs: ProjectInputs
     base: Path
-    work: Path
-    more: object
-    moment: Moment  # of this build
+    reader: RecordReader
+    more: object = None
     read: dict[Path, Reads] = field(default_factory=dict)  # what made each object, by its place
 
     def take(self, source: str, command: str, place: Path) -> bool:
@@ -42,7 +47,7 @@ class KeptObjects:
         folder = parts.find_parts(self.base, self._key(source, command), self._fits)
         if folder is None:
             return False
-        with suppress(OSError, EntryError, ValueError):  # it is being removed
+        with suppress(OSError, EntryError, ValueError, TypeError):  # it is being removed
             content = files.read(folder / _OBJECT, _MAX_BYTES)
             listed = json.loads(files.read(folder / parts.LIST, _MAX_BYTES))
             if files.sha256(content) == listed[_OBJECT]:
@@ -51,13 +56,15 @@ class KeptObjects:
                 return True
         return False
 
-    def keep(self, source: str, command: str, place: Path, read: Reads) -> None:
-        """Note the files that the compilation of an object read, and keep the object for other
-        builds.
-        """
-        self.read[place] = read
+    def keep(self, source: str, command: str, place: Path, logs: Iterable[Path]) -> None:
+        """Note the files that the compilation of an object read, by its records, and keep the object for other builds."""
+        self.read[place] = read = replace(self.reader, sources=(source,)).reads(logs)
         with suppress(OSError, UntrustedFolder):
-            if read.doubt or self.inputs.doubt or os.fsencode(self.work) in place.read_bytes():
+            if (
+                read.doubt
+                or self.inputs.doubt
+                or os.fsencode(self.reader.work) in place.read_bytes()
+            ):
                 return  # no other build has the folder `work`
 
             def make(staged: Path) -> None:
@@ -66,20 +73,28 @@ class KeptObjects:
 
             parts.publish_parts(self.base, self._key(source, command), self._fits, make)
 
+    def read_by_all(self, linking: Sequence[ToolCommand], words: Sequence[str]) -> Reads:
+        """Return what the compilers of all objects and the linkers read. `words` are the caller's flags for the linker."""
+        objects = tuple(str(each) for step in linking for each in step.needs)
+        reader = replace(self.reader, sources=objects, whole=may_copy(words))
+        linked = reader.reads([step.log for step in linking])
+        return functools.reduce(Reads.joined, [*self.read.values(), linked])
+
     def _fits(self, folder: Path) -> bool:
         """Whether an object is unchanged, and what its compiler read is."""
-        return parts.is_current(folder, [_OBJECT], self.moment)
+        return parts.is_current(folder, [_OBJECT], self.reader.moment)
 
     def _key(self, source: str, command: str) -> list[object]:
         """Return the inputs of an object, apart from the files that its compiler reads."""
-        path = source.replace(f"{self.work}/generated/", reads.GENERATED)
-        words = command.replace(str(self.work), "<work>")
-        digest = self.moment.digest(path)
+        work = self.reader.work
+        path = source.replace(f"{work}/generated/", reads.GENERATED)
+        words = command.replace(work, "<work>")
+        digest = self.reader.moment.digest(path)
         inputs = self.inputs
         return [
             inputs.toolchain,
             inputs.flags.get("launcher"),
-            compilers.honoured(),
+            inputs.flags.get("environment"),
             self.more,
             digest,
             words,
