@@ -84,9 +84,10 @@ for line in sys.stdin:
             if child == 0:
                 log = os.open(folder / f"{number}.log", os.O_WRONLY | os.O_CREAT)
                 os.dup2(log, 1), os.dup2(log, 2)
-                os.environ["RANK_PID"] = str(os.getpid())
+                os.environ["OPJIT_TEST_RANK_PID"] = str(os.getpid())
                 for name, value in changes.items():
                     os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+                os.environ["OPJIT_TEST_RANK"] = os.environ.get("RANK", "")
                 (folder / f"{number}.json").write_text(json.dumps(rank(started, request["before"], request["after"])))
                 atexit._run_exitfuncs()  # rank 0 stays for who needs its store; taking torch apart would take a second
                 os._exit(0)
@@ -313,8 +314,8 @@ def test_a_rank_that_never_comes_costs_the_others_nothing_but_rank_0_s_stay(
 
 def killing(tmp: Path, log: Path, signal: str) -> str:
     """A compiler that sends a signal to the first rank, but rank 0, that calls it, and to no other."""
-    once = f"[ $RANK != 0 ] && mkdir '{tmp}/killed' 2>/dev/null"
-    stop = f"if {once}; then kill -{signal} $RANK_PID; exit 1; fi"
+    once = f"[ $OPJIT_TEST_RANK != 0 ] && mkdir '{tmp}/killed' 2>/dev/null"
+    stop = f"if {once}; then kill -{signal} $OPJIT_TEST_RANK_PID; exit 1; fi"
     return str(
         fake_compiler(
             tmp / "killing-cc", before=f"if {COMPILES}; then echo $$ >> '{log}'; {stop}; fi"
@@ -353,7 +354,7 @@ def test_without_rank_0_each_rank_builds_for_itself_and_says_so_once(
     """Rank 0 goes while it builds, and the others wait for it."""
     compiler = fake_compiler(
         tmp_path / "killing-cc",
-        before=f"if {COMPILES} && [ $RANK = 0 ]; then kill -{signal} $RANK_PID; exit 1; fi",
+        before=f"if {COMPILES} && [ $OPJIT_TEST_RANK = 0 ]; then kill -{signal} $OPJIT_TEST_RANK_PID; exit 1; fi",
     )
     # The lock of a frozen builder is not freed, and ranks of its node wait for it, as everywhere else.
     job = [
