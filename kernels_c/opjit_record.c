@@ -64,11 +64,24 @@ static void open_log(void)
     log_file = file;
 }
 
+static void sign(const struct stat *status, char *signature, size_t size)
+{
+    signature[0] = 0;
+    if (status && S_ISDIR(status->st_mode))
+        snprintf(signature, size, "dir");
+    else if (status && S_ISREG(status->st_mode))
+        snprintf(signature, size, "%llu:%llu:%lld:%lld:%lld", (unsigned long long)status->st_dev,
+                 (unsigned long long)status->st_ino, (long long)status->st_size,
+                 status->st_mtim.tv_sec * 1000000000LL + status->st_mtim.tv_nsec,
+                 status->st_ctim.tv_sec * 1000000000LL + status->st_ctim.tv_nsec);
+}
+
 /* Write an entry. A path that is relative starts in the directory that `directory` has open, or in the working directory; then the kind is
- * a capital letter. */
-static void write_entry(char kind, int failed, const char *signature, int directory, const char *path)
+ * a capital letter. The signature is that of `status`, which may be NULL. */
+static void write_entry(char kind, int failed, const struct stat *status, int directory, const char *path)
 {
     char start[LONGEST];
+    char signature[128];
     char entry[3 * LONGEST];
     struct stat now;
     if (log_file < 0 || !path)
@@ -85,6 +98,7 @@ static void write_entry(char kind, int failed, const char *signature, int direct
         if (directory == AT_FDCWD)
             kind = (char)(kind - 'a' + 'A');
     }
+    sign(status, signature, sizeof signature);
     int size =
         snprintf(entry, sizeof entry, "%ld\t%c\t%d\t%s\t%s%s", (long)getpid(), kind, failed, signature, start, path);
     if (size < 0 || size >= (int)sizeof entry || write(log_file, entry, (size_t)size + 1) < 0)
@@ -94,41 +108,24 @@ static void write_entry(char kind, int failed, const char *signature, int direct
 static void note(char kind, int failed, int directory, const char *path)
 {
     int kept = errno;
-    write_entry(kind, failed, "", directory, path);
+    write_entry(kind, failed, NULL, directory, path);
     errno = kept;
-}
-
-static void sign(const struct stat *status, char *signature, size_t size)
-{
-    signature[0] = 0;
-    if (S_ISDIR(status->st_mode))
-        snprintf(signature, size, "dir");
-    else if (S_ISREG(status->st_mode))
-        snprintf(signature, size, "%llu:%llu:%lld:%lld:%lld", (unsigned long long)status->st_dev,
-                 (unsigned long long)status->st_ino, (long long)status->st_size,
-                 status->st_mtim.tv_sec * 1000000000LL + status->st_mtim.tv_nsec,
-                 status->st_ctim.tv_sec * 1000000000LL + status->st_ctim.tv_nsec);
 }
 
 /* Note a file that was opened, or could not be. */
 static void note_opened(bool writes, int file, int directory, const char *path)
 {
     int kept = errno;
-    char signature[128] = "";
     struct stat status;
-    if (file >= 0 && !fstat(file, &status))
-        sign(&status, signature, sizeof signature);
-    write_entry(writes ? 'w' : 'r', file < 0 ? kept : 0, signature, directory, path);
+    bool known = file >= 0 && !fstat(file, &status);
+    write_entry(writes ? 'w' : 'r', file < 0 ? kept : 0, known ? &status : NULL, directory, path);
     errno = kept;
 }
 
 static void note_examined(bool found, const struct stat *status, int directory, const char *path)
 {
     int kept = errno;
-    char signature[128] = "";
-    if (found && status)
-        sign(status, signature, sizeof signature);
-    write_entry('l', found ? 0 : kept, signature, directory, path);
+    write_entry('l', found ? 0 : kept, found ? status : NULL, directory, path);
     errno = kept;
 }
 
@@ -136,12 +133,9 @@ static void note_examined(bool found, const struct stat *status, int directory, 
 static int note_library(struct dl_phdr_info *library, size_t size, void *data)
 {
     struct stat status;
-    char signature[128] = "";
     (void)size, (void)data;
-    if (library->dlpi_name && library->dlpi_name[0] == '/' && !stat(library->dlpi_name, &status)) {
-        sign(&status, signature, sizeof signature);
-        write_entry('s', 0, signature, AT_FDCWD, library->dlpi_name);
-    }
+    if (library->dlpi_name && library->dlpi_name[0] == '/' && !stat(library->dlpi_name, &status))
+        write_entry('s', 0, &status, AT_FDCWD, library->dlpi_name);
     return 0;
 }
 
@@ -154,13 +148,11 @@ __attribute__((constructor)) static void start(void)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     snprintf(log_name, sizeof log_name, "%s", name);
     open_log();
-    char signature[128] = "";
     struct stat status;
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     program[length > 0 ? length : 0] = 0;
-    if (!stat("/proc/self/exe", &status))
-        sign(&status, signature, sizeof signature);
-    write_entry('x', 0, signature, AT_FDCWD, program);
+    bool known = !stat("/proc/self/exe", &status);
+    write_entry('x', 0, known ? &status : NULL, AT_FDCWD, program);
     dl_iterate_phdr(note_library, NULL);
 }
 
@@ -181,7 +173,7 @@ static bool has_no_end(int directory, const char *path, int flags)
         refused = S_ISFIFO(status.st_mode) || endless || random;
     }
     if (refused)
-        write_entry('p', 0, "", directory, path);
+        write_entry('p', 0, NULL, directory, path);
     errno = refused ? EINVAL : kept;
     return refused;
 }
