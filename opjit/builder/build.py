@@ -7,7 +7,6 @@ commands, and checks the result.
 from __future__ import annotations
 
 import os
-import re
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +23,7 @@ from opjit.builder.op_library import compile_library
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import BuildError, CompileError, ToolMissing
 from opjit.recipe import libraries, reads, recorder, toolchain
+from opjit.recipe.build_inputs import UNNAMEABLE
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.record_reader import Changed, RecordReader, trusted_prefixes
@@ -33,10 +33,6 @@ from opjit.store.store import Store
 
 if TYPE_CHECKING:
     from opjit.builder.kernel_usage import KernelUsage
-
-# A build file and a compiler's list of files cannot contain these characters. A surrogate is a byte
-# that is not UTF-8.
-_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def build(
@@ -53,7 +49,7 @@ def build(
     the entry by raising an error.
     """
     tools = _tools(recipe, store)
-    if _UNNAMEABLE.search(str(recipe.folder)):
+    if UNNAMEABLE.search(str(recipe.folder)):
         raise recipe.fault(
             f"the path of its directory, {str(recipe.folder)!a}, has a control character or a byte that is not UTF-8, which"
             " no build file can name; rename the directory"

@@ -1,17 +1,15 @@
 """The one timing loop: bursts of each side in turns, on the CPU's clock or between CUDA events."""
 
-import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
-from opjit import backends
+from opjit import backends, processes
 from opjit.measure import machine
 from opjit.measure.plan import Inputs, Measurement, TimingPlan, copies
 
@@ -114,18 +112,6 @@ def _call_all(function: Callable[..., Any], turn: Sequence[Inputs], window: int)
     return deque((function(*args, **kwargs) for args, kwargs in turn), maxlen=window)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collect no garbage while a clock runs."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class _HostBurst:
     """Calls on the CPU, or on a device with an unknown clock."""
 
@@ -147,7 +133,7 @@ class _HostBurst:
     def __call__(self) -> float:
         self._flush()
         wait(self._plan.device)
-        with _no_collection():
+        with processes.without_collections():
             started = time.perf_counter()
             _call_all(self._function, self._turn, 0)
             wait(self._plan.device)
@@ -173,7 +159,7 @@ class _Span(NamedTuple):
 def _span(run: Callable[[], deque[Any]]) -> _Span:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    with _no_collection():
+    with processes.without_collections():
         began = time.perf_counter()
         start.record()
         results = run()

@@ -29,6 +29,8 @@ LIBRARY = "opjit.build"
 EXTENSION = "torch.utils.cpp_extension"  # the maker of the document
 _FOLDERS = {LIBRARY: "shared_library", EXTENSION: "cpp_extension"}
 _TARGET = re.compile(r"[\w.+-]+", re.ASCII)
+# No build file can contain these characters. A surrogate is a byte that is not UTF-8.
+UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 B = TypeVar("B", bound="BuildInputs")
 
 

@@ -259,21 +259,21 @@ def changes(
     if not isinstance(document.get("inputs"), dict) or not isinstance(document.get("absent"), dict):
         raise EntryError("its manifest does not list the files that its build read")
     found = _noted(note, places) or _as_noted(loaded(document, places))
-    yield from _differences(found, places, moment, note)
+    yield from _changes_of(found, places, moment, note)
 
 
 def differences(read: Reads, moment: Moment) -> Iterator[str]:
     """Yield the differences between the files now and what the tools of a build read on this machine."""
-    yield from _differences(_as_noted(read), EVERYWHERE, moment, None)
+    yield from _changes_of(_as_noted(read), EVERYWHERE, moment, None)
 
 
 def is_unchanged(note: Path) -> bool:
     """Return whether nothing changed since a note on reads under absolute paths."""
     kept = _noted(note, EVERYWHERE)
-    return kept is not None and not any(_differences(kept, EVERYWHERE, Moment(), note))
+    return kept is not None and not any(_changes_of(kept, EVERYWHERE, Moment(), note))
 
 
-def _differences(found: _Noted, places: Places, moment: Moment, note: Path | None) -> Iterator[str]:
+def _changes_of(found: _Noted, places: Places, moment: Moment, note: Path | None) -> Iterator[str]:
     """Yield the differences to noted reads. Without one, renew the note if signatures have changed."""
     begun = time.time_ns()
     known = found.signatures

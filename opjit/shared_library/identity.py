@@ -16,7 +16,7 @@ from typing import Any
 from opjit.errors import BuildError, ToolMissing, UnknownArch
 from opjit.files import StrPath
 from opjit.recipe import nvcc_flags, reads, toolchain
-from opjit.recipe.build_inputs import LIBRARY, ProjectInputs
+from opjit.recipe.build_inputs import LIBRARY, UNNAMEABLE, ProjectInputs
 from opjit.recipe.command_line import folders, portable, refused_flag, surroundings
 from opjit.recipe.compilers import Compiler, Nvcc
 from opjit.recipe.reads import GENERATED, Places
@@ -24,9 +24,6 @@ from opjit.recipe.toolchain import system_folders
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
-# A build file and a compiler's list of files cannot contain these characters. A surrogate is a byte
-# that is not UTF-8.
-_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
 Tools = Mapping[str, Compiler | Nvcc]  # by language
@@ -164,7 +161,7 @@ def _problems(
         if isinstance(value, (str, bytes)):
             yield f"{parameter} is one string, {value!r}; expected a list of them"
     for path in paths:
-        if _UNNAMEABLE.search(path):
+        if UNNAMEABLE.search(path):
             yield (
                 f"the path of its source, {path!a}, has a control character or a byte that is not UTF-8, which no build "
                 "file can name; rename it"

@@ -2,7 +2,7 @@
 
     <root>/v2/parts/<key>/    object.o, reads.json, parts.json
 
-The key has the compilers, the folders that they search, the command and the source's text. reads.json lists the files that the compilation
+The key has the compilers, the command and the source's text. reads.json lists the files that the compilation
 read, and the paths that named none, by absolute paths. An object is taken only if all of them are still so."""
 
 from __future__ import annotations
