@@ -191,11 +191,10 @@ def run_build(
     work = Path(arguments["build_directory"])
     surroundings = _surroundings(environment)
     del surroundings["_run_ninja_build"]
-    output = ""
+    outputs = list[str]()
 
     def run_ninja(command: Sequence[str], *, env: dict[str, str], **_: Any) -> None:
-        nonlocal output
-        output = ninja.run_ninja(command, work, env, [work / recorder.LOG])
+        outputs.append(ninja.run_ninja(command, work, env, [work / recorder.LOG]))
 
     surroundings["subprocess"].run = run_ninja
     # torch flushes the streams, which a program may have closed.
@@ -203,14 +202,8 @@ def run_build(
         **{**vars(sys), "stdout": io.StringIO(), "stderr": io.StringIO()}
     )
     copied.update(variables, **surroundings)
-    try:
-        copied[function](**arguments)
-    except OpjitError:
-        raise
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        compilers.refuse_full_disk(str(error), work)
-        raise CommandFailed(str(error)) from None
-    return output
+    _call(function, arguments, copied, outputs)
+    return outputs[-1]
 
 
 def describe_build(
@@ -226,14 +219,24 @@ def describe_build(
     """
     copied = vars(private_copy())
     write = copied["_write_ninja_file"]
-    described: TorchBuild | None = None
+    described = list[TorchBuild]()
 
     def note(**inputs: Any) -> None:
-        nonlocal described
         write(**inputs)  # for people
-        described = _torch_build(**inputs)
+        described.append(_torch_build(**inputs))
 
     copied.update(variables, **_surroundings(environment), _write_ninja_file=note)
+    _call(function, arguments, copied, described)
+    return described[-1]
+
+
+def _call(
+    function: str, arguments: Mapping[str, Any], copied: dict[str, Any], done: Sequence[object]
+) -> None:
+    """Call the program's load or load_inline, whose inner functions are those of a copied module, and torch's if `done` is still empty.
+
+    Raises CommandFailed if torch refuses the build, OSError if the disk is full.
+    """
     builder.torch_call.names = copied
     public = vars(_imported() or SimpleNamespace())
     for name in ("_jit_compile", "remove_extension_h_precompiler_headers"):
@@ -241,27 +244,25 @@ def describe_build(
         theirs = public.get(name)
         if theirs is not None and theirs.__module__ != __name__:
             public[name] = _forward_to_build(name, theirs)
-    work = Path(arguments["build_directory"])
+    work = arguments["build_directory"]
     try:
         public.get(function, copied[function])(**arguments)
-        if described is None:  # the program's function did not call torch's
+        if not done:  # the program's function did not call torch's
             copied[function](**arguments)
     except UnicodeEncodeError as error:
         raise OSError(
             errno.EILSEQ,
             f"a path or flag of the build has {error.object[error.start : error.end]!a}, which this process's "
             f"encoding, {error.encoding}, cannot represent",
-            str(work),
+            work,
         ) from None
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         if isinstance(error, OpjitError):
             raise
-        compilers.refuse_full_disk(str(error), work)
+        compilers.refuse_full_disk(str(error), Path(work))
         raise CommandFailed(str(error)) from None
     finally:
         del builder.torch_call.names
-    assert described is not None  # torch writes build.ninja or raises an error
-    return described
 
 
 def _surroundings(environment: Mapping[str, str | None]) -> dict[str, Any]:

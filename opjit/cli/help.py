@@ -68,7 +68,8 @@ class OpCommand(Command):
         named = ctx.params.get("ops", ())
         if len(named) == 1 and os.sep in named[0] and "://" not in named[0]:
             place = os.path.abspath(named[0])
-            if not os.path.exists(place):  # before torch is imported, which takes seconds
+            known = os.access(os.path.dirname(place), os.X_OK)
+            if known and not os.path.exists(place):  # before torch is imported, which takes seconds
                 raise DeclarationError(f"there is no directory {place}")
         from opjit import api
 

@@ -182,7 +182,7 @@ def read(logs: Iterable[Path], work: str = "") -> Record:
     """Return the record in some files. Tools that run in a folder `work` may name it behind links."""
     record = Record()
     real = os.path.realpath(work) if work else ""
-    texts = (log.read_bytes().decode("utf-8", "surrogateescape") for log in logs if log.is_file())
+    texts = (os.fsdecode(log.read_bytes()) for log in logs if log.is_file())
     for text in texts:
         _enter(record, text.replace(f"\t{real}/", f"\t{work}/") if real != work else text)
     record.missing -= record.written
