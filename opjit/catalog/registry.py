@@ -235,7 +235,7 @@ def declare_bundled() -> None:
     """Declare the ops of kernels_c, unless an earlier import of opjit did."""
     if not _ops:
         for folder in op_folders(resources.folder("kernels_c")):
-            declare_folder(folder, "opjit_bundled")
+            declare_folder(folder, bundled=True)
 
 
 def add_path(folder: StrPath) -> list[Op]:
@@ -300,25 +300,29 @@ def _declare(file: Path) -> list[Op]:
     return found
 
 
-def declare_folder(folder: Path, prefix: str = "opjit_ops") -> None:
+def declare_folder(folder: Path, bundled: bool = False) -> None:
     """Run a folder's op.py as a module and publish its ops.
 
     For example, pickle and dataclasses look its contents up by the module's name. The modules next
     to it are its submodules: ``from .shapes import rows``.
     """
     file = folder / "op.py"
-    name = f"{prefix}_{folder.name}".replace(".", "_")  # pickle would import the part before a dot
+    name = f"opjit_{'bundled' if bundled else 'ops'}_{folder.name}".replace(
+        ".", "_"
+    )  # pickle would import the part before a dot
     earlier = sys.modules.get(name)
     if earlier is not None and getattr(earlier, "__file__", None) != str(file):
         # A folder of the same name elsewhere.
         name = f"{name}_{files.sha256(os.fsencode(file))[:8]}"
     module = _new_module(name, file)
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None  # a .py file always has one
+    loader = module.__spec__ and module.__spec__.loader
     with _running():
         sys.modules[name] = module
         try:
-            module.__spec__.loader.exec_module(module)
+            if bundled and loader:  # nobody edits them
+                loader.exec_module(module)
+            else:
+                _execute(module, file)
         except BaseException:
             for each in list(sys.modules):  # as after an import that failed
                 if each == name or each.startswith(f"{name}."):
@@ -334,6 +338,11 @@ def _new_module(name: str, file: Path) -> ModuleType:
     return importlib.util.module_from_spec(spec)
 
 
+def _execute(module: ModuleType, file: Path) -> None:
+    """Run an op.py, compiled here: Python's cached byte code is good for a whole second, and an author may save twice within one."""
+    exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), vars(module))
+
+
 def rerun(op: Op) -> tuple[list[Op], ModuleType]:
     """Run the op.py of an op once more, without telling torch or the registry. Returns its declarations, and the new module."""
     file = op.declaration.file
@@ -345,8 +354,7 @@ def rerun(op: Op) -> tuple[list[Op], ModuleType]:
     newer: list[Op] = []
     token = _rerun.set(newer)
     try:
-        # Compiled here: Python's cached byte code is good for a whole second, and an author may save twice within one.
-        exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), vars(module))
+        _execute(module, file)
     finally:
         _rerun.reset(token)
     for each in newer:

@@ -48,6 +48,17 @@ def names(ops: list[opjit.Op]) -> list[str]:
     return [op.qualified for op in ops]
 
 
+def test_an_op_py_saved_twice_in_a_moment_is_read_as_it_is(tmp_path: Path) -> None:
+    """Python's byte code is known by a whole second and a size."""
+    folder = write(tmp_path / "saved", "pathtest::saved")
+    text = (folder / "op.py").read_text()
+    for value in range(3):
+        (folder / "op.py").write_text(f"{text}\nNUMBER = {value}\n")
+        os.utime(folder / "op.py", (1e9, 1e9))
+        code = f"import opjit, sys\nopjit.add_path({str(folder)!r})\nprint(sys.modules['opjit_ops_saved'].NUMBER)"
+        assert fresh(code, {"PYTHONDONTWRITEBYTECODE": None}).stdout == f"{value}\n"
+
+
 def test_an_op_s_folder_or_a_folder_of_them_is_added_once(tmp_path: Path) -> None:
     write(tmp_path / "one", "pathtest::one")
     write(tmp_path / "two", "pathtest::two")
