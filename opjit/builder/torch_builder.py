@@ -233,7 +233,7 @@ def describe_build(
 def _call(
     function: str, arguments: Mapping[str, Any], copied: dict[str, Any], done: Sequence[object]
 ) -> None:
-    """Call the program's load or load_inline, whose inner functions are those of a copied module, and torch's if `done` is still empty.
+    """Call the program's load or load_inline, with the inner functions of a copied module, and torch's if `done` is still empty.
 
     Raises CommandFailed if torch refuses the build, OSError if the disk is full.
     """
