@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from opjit import files, loader, request
-from opjit.cpp_extension import identity, light, stable
+from opjit.cpp_extension import identity, stable
 from opjit.cpp_extension.arguments import CALLS, InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension, Unsupported
-from opjit.cpp_extension.light import policy
 from opjit.declare.oplist import RecordedExtension
 from opjit.environment import is_on
 from opjit.errors import CompileWarning, LoadError, RecordError
@@ -75,7 +74,7 @@ class ExtensionRequest(BinaryRequest):
     @property
     def _light(self) -> tuple[Extension, ...]:
         return tuple(
-            replace(self.inputs, light=light.VERSION, toolchain=compilers)
+            replace(self.inputs, light=identity.LIGHT, toolchain=compilers)
             for compilers in self.inputs.light_toolchains
         )
 
@@ -102,7 +101,8 @@ class ExtensionRequest(BinaryRequest):
 
         Light headers use opjit's binding first, and pybind11's binding if opjit's lacks a type.
         """
-        from opjit.cpp_extension import build
+        from opjit.cpp_extension import build, light
+        from opjit.cpp_extension.light import policy
 
         reason = self.without_light()
         first = self._light[0]

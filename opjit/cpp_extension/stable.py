@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opjit.builder.compile_step import run_tool
 from opjit.cpp_extension.identity import CUDA, Extension
-from opjit.cpp_extension.light import headers
 from opjit.recipe import compilers, recorder
 from opjit.recipe.compilers import Compiler
 
@@ -114,6 +112,8 @@ def _opened(log: Path) -> set[str]:
 
 def _authors_code(cxx: Compiler, logs: Iterable[Path]) -> list[str]:
     """Return the texts, without comments, of the files that are neither torch's and Python's nor the compiler's."""
+    from opjit.cpp_extension.light import headers  # late: no hit needs it
+
     others = (*headers.folders(), *cxx.includes.split(":"), "/dev")
     prefixes = tuple(f"{os.path.realpath(folder)}/" for folder in others)
     paths = set().union(*map(_opened, logs))
@@ -128,6 +128,9 @@ def refusal(
 
     `library` is in the directory of its build, with the records of the compilers.
     """
+    from opjit.builder.compile_step import run_tool
+    from opjit.cpp_extension.light import headers
+
     work = library.parent
     logs = {work / f"{each.out}.{recorder.LOG}": each for each in compilations}
     if not all(log.is_file() for log in logs):

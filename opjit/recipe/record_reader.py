@@ -213,12 +213,13 @@ class RecordReader:
             if self._path(path, record) is not None
         }
         asked = [*record.opened, *record.examined, *record.missing]
-        folders = {*record.examined, *(os.path.dirname(raw) for raw in asked)}
+        folders = record.examined - record.opened.keys()  # the others have digests
+        folders |= {os.path.dirname(raw) for raw in asked}
         for folder in folders:
             if self._path(f"{folder}/.", record) is None or folder.startswith(f"{self.work}"):
                 continue
             real = self.moment.digest(REAL + folder)
-            if real != folder or folder in record.examined:
+            if real and (real != folder or folder in record.examined):
                 found[REAL + folder] = real
         for raw in record.listed:
             path = f"{raw.rstrip(os.sep)}/"

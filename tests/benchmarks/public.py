@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit.builder.compile_step import CompilerFailed
-from opjit.cpp_extension import binary, build, light
+from opjit.cpp_extension import binary, build, identity, light
 from opjit.cpp_extension.arguments import LoadCall
 from opjit.cpp_extension.light import policy
 from opjit.errors import OpjitError
@@ -216,7 +216,9 @@ def built(call: LoadCall, whole: bool) -> Row:
     store = Store(default_root())
     started = cpu_seconds()
     wanted = binary.of_call(call, store.notes, "9.0")
-    first = replace(wanted.inputs, light=light.VERSION, toolchain=wanted.inputs.light_toolchains[0])
+    first = replace(
+        wanted.inputs, light=identity.LIGHT, toolchain=wanted.inputs.light_toolchains[0]
+    )
     reason = wanted.without_light() or ""
     for way in () if reason else (first, replace(first, pybind11=True)):
         try:

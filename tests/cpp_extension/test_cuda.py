@@ -22,7 +22,7 @@ from opjit.builder.nvrtc import DeviceCode
 from opjit.builder.torch_builder import CompiledSource
 from opjit.cpp_extension import build, cuda, identity
 from opjit.cpp_extension.identity import Extension
-from opjit.cpp_extension.light import VERSION, Prepared, streams
+from opjit.cpp_extension.light import Prepared, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import toolchain
@@ -281,7 +281,7 @@ def test_a_file_for_nvcc_is_the_same_tokens_with_light_headers(
             cuda.check_for_nvcc(prepared, nvcc, compilation, flags, tmp_path / "scratch")
 
 
-SPLIT = {"10": "2e152be834f31544"}  # what the split of three files is, by light.VERSION
+SPLIT = {"10": "2e152be834f31544"}  # what the split of three files is, by identity.LIGHT
 HALVES = """
 #include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>
@@ -344,8 +344,8 @@ def test_another_split_has_another_version(tmp_path: Path, monkeypatch: pytest.M
     for folder, name in ((tmp_path, "WORK"), (light.OWN.parent, "OPJIT"), (light.INCLUDE, "TORCH")):
         text = text.replace(str(folder), name)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert SPLIT.get(VERSION) == digest, (
-        "increase light.VERSION, which is part of the key, and enter it with this digest"
+    assert SPLIT.get(identity.LIGHT) == digest, (
+        "increase identity.LIGHT, which is part of the key, and enter it with this digest"
     )
 
 

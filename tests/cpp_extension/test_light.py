@@ -19,7 +19,7 @@ import torch
 import opjit
 from opjit import files
 from opjit.builder import parts
-from opjit.cpp_extension import build, entries, light
+from opjit.cpp_extension import build, entries, identity
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import (
     Prepared,
@@ -156,7 +156,7 @@ def test_light_headers_can_be_switched_off(
     with pytest.raises(KeyboardInterrupt):
         loaded("switched", PROGRAM, functions="doubled", **arguments)
     assert bool(asked[0].light) == taken
-    assert asked[0].key != replace(asked[0], light="" if taken else light.VERSION).key
+    assert asked[0].key != replace(asked[0], light="" if taken else identity.LIGHT).key
 
 
 MEANING = """
@@ -1022,6 +1022,6 @@ def test_other_light_headers_have_another_version(
     digest = hashlib.sha256(
         " ".join("\n".join([*own, core.TEXT, *made]).split()).encode()
     ).hexdigest()[:16]
-    assert RENDERED.get(light.VERSION) == digest, (
-        "increase light.VERSION, which is part of the key, and enter it with this digest"
+    assert RENDERED.get(identity.LIGHT) == digest, (
+        "increase identity.LIGHT, which is part of the key, and enter it with this digest"
     )

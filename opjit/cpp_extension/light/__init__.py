@@ -17,6 +17,7 @@ import torch
 
 from opjit import files, processes, progress
 from opjit.builder import parts
+from opjit.cpp_extension.identity import LIGHT
 from opjit.cpp_extension.light import core, headers, macros, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.streams import Preprocessor
@@ -24,7 +25,6 @@ from opjit.errors import BuildError, OpjitError
 from opjit.processes import CachedProperty
 from opjit.recipe.compilers import Compiler
 
-VERSION = "10"  # increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do
 _OBJECT = "opjit_bind.o"
 
 
@@ -103,7 +103,7 @@ class Prepared:
     def versions(self) -> list[object]:
         """Return the inputs of the light headers of a text, apart from torch and the compiler."""
         own = [files.digest(str(path)) for path in sorted(headers.OWN.glob("*.h"))]
-        return [VERSION, own, self.with_pybind11]
+        return [LIGHT, own, self.with_pybind11]
 
     def folder_of(self, out: str) -> Path:
         """Return the folder of light headers for the source of an object file."""
