@@ -80,11 +80,7 @@ class Nvrtc(NamedTuple):
 
 
 _TIME_LIMIT = "3600"  # seconds; the longest builds of CUDA templates last minutes
-
-
 _WRITTEN = 1.0  # seconds until a program that is being written counts as broken
-
-
 # Variables that change what tools read, write or print. Builds run without them, but extensions, which torch's users give some: see
 # HONOURED. Any other variable that a tool asks for is part of the key.
 _UNSET = (
@@ -112,16 +108,12 @@ _UNSET = (
     "TERM",
     "TERM_URLS",
 )
-
-
 NEUTRAL: dict[str, str | None] = {
     "LC_ALL": "C",
     "CCACHE_NODIRECT": "1",  # with it, ccache preprocesses for each hit, so that all questions are recorded
     "TORCH_NO_COMPILER_WRAPPER": "1",  # torch would run any ccache that it finds
     **dict.fromkeys(_UNSET),
 }
-
-
 # Variables that tools of an extension see; its key contains their values.
 HONOURED = (
     "CPATH",

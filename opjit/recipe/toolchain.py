@@ -1,5 +1,5 @@
-"""Finding the compilers, and identifying them by the version and target that they print. Asking one costs a process, so the cache keeps
-its answer under the executable's path, size, modification time and inode."""
+"""Find the compilers, and identify them by the version and target that they print and by the programs that they run. Asking one costs a
+process, so the cache keeps its answer until something changes that these programs read."""
 
 from __future__ import annotations
 
