@@ -100,8 +100,9 @@ def test_the_readme_and_the_picture_of_the_terminal_show_one_run() -> None:
 
 
 def lines_of(svg: str) -> list[str]:
-    """The lines of a terminal's picture, without rows of figures and what only a machine without a GPU says."""
-    return [line for line in all_lines_of(svg) if not re.match(r"c(pu|uda) |No GPU|─|[~/]", line)]
+    """The lines of a terminal's picture, without rows of figures and what only a machine without a GPU or a busy one says."""
+    others = r"c(pu|uda) |No GPU|the machine is busy|─|[~/]"
+    return [line for line in all_lines_of(svg) if not re.match(others, line)]
 
 
 def all_lines_of(svg: str) -> list[str]:

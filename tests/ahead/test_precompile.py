@@ -298,7 +298,7 @@ def test_a_compiler_that_is_killed_fails_its_own_op_and_the_rest_is_built(
         opjit.precompile([tmp_path / "ops"], [ARCHS[0]], jobs=2)
     [(name, error)] = caught.value.failed
     assert name.startswith(names[1])
-    assert "was killed by signal 9" in str(error)
+    assert "a tool was killed; try again, with more memory if it needs it" in str(error)
     assert set(good(here)) == {names[0], names[2], names[3]}
     (cc := tmp_path / "own-cc").write_text(cc.read_text().replace("kill -9 $$", "true"))
     assert len(opjit.precompile([tmp_path / "ops"], [ARCHS[0]]).built) >= 1
