@@ -27,10 +27,20 @@ SNIPPETS = [
 
 
 def region(path: str, name: str | None) -> str:
-    """A file's text, or the part between its `begin: name` and `end: name` lines, without the indentation they share."""
+    """A file's text, or a part of it: of C and CUDA, a function from its first line to its last brace. Of any
+    other file, the part between its `begin: name` and `end: name` lines, without the indentation they share.
+    """
     text = (ROOT / path).read_text(encoding="utf-8")
     if name is None:
         return text
+    if path.endswith((".c", ".cu", ".cpp")):
+        function = re.search(
+            rf"^(?:template [^\n]*\n)?(?=\w)[^\n;]*\b{name}\([^;]*?\n\{{\n.*?^\}}\n",
+            text,
+            re.DOTALL | re.MULTILINE,
+        )
+        assert function is not None, f"{path} has no function {name}"
+        return function[0]
     lines = text.splitlines()
     begin = next(i for i, line in enumerate(lines) if line.strip() == f"# begin: {name}")
     end = next(i for i, line in enumerate(lines) if line.strip() == f"# end: {name}")
@@ -49,7 +59,7 @@ def test_each_example_has_a_page() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("name", ["cold", "bandwidth"])
+@pytest.mark.parametrize("name", ["first", "cold", "bandwidth"])
 def test_a_chart_shows_the_results_that_are_kept(name: str) -> None:
     """After an edit of results: python tests/benchmarks/pictures.py."""
     results = json.loads(
@@ -126,7 +136,7 @@ def test_a_readme_snippet_is_the_file_that_runs(
 
 
 def test_the_readme_has_snippets_and_both_commands() -> None:
-    assert len(SNIPPET.findall(README)) == 4
+    assert len(SNIPPET.findall(README)) == 3
     assert len(README.splitlines()) <= 170
     for command in ("demo", "test"):
         assert len(re.findall(rf"<!-- command: {command} -->\n```sh\n[^\n]+\n```", README)) == 1
@@ -154,6 +164,7 @@ def test_the_readme_has_snippets_and_both_commands() -> None:
             marks=pytest.mark.slow,
         ),
         ("15_top_k/use.py", "[4, 2, 4, 4, 3, 4] [3, 4, 3, 4, 4, 4]\n"),
+        ("01_first_op/inline.py", "tensor([0., 1., 4., 9.])\n"),
         ("notebook/inline.py", "[2.5, 2.5, 2.5] [3.5, 3.5, 3.5]\n"),
         pytest.param(
             "08_existing_extension/use.py", "tensor([0., 1., 4., 9.])\n", marks=pytest.mark.slow

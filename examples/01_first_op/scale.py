@@ -8,7 +8,7 @@ import opjit
 # begin: declare
 @opjit.op("demo::scale(Tensor x, float a) -> Tensor")
 def scale(x: torch.Tensor, a: float) -> torch.Tensor:
-    return x.new_empty(x.shape)  # the fake kernel: shape, dtype and device; torch.compile needs no more
+    return x.new_empty(x.shape)  # the fake kernel: shape, dtype and device
 
 
 @scale.setup_context

@@ -1,16 +1,18 @@
 #include "opjit_cuda.h"
 
-static __global__ void scale_kernel(const float *from, opjit_layout layout, float *to, float a, int64_t n)
+static __global__ void scale_kernel(const float *x, opjit_layout at, float *y, float a, int64_t n)
 {
     OPJIT_KERNEL_LOOP(i, n)
-        to[i] = a * from[opjit_offset(layout, i)];
+        y[i] = a * x[opjit_offset(at, i)];
 }
 
 opjit_status scale_cuda(const opjit_tensor *x, double a, opjit_tensor *out, cudaStream_t stream)
 {
-    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "scale takes float32 on CUDA, not %s", opjit_dtype_name(x->dtype));
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "scale takes float32 on CUDA");
     OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
-    scale_kernel<<<opjit_blocks(x->numel, 256), 256, 0, stream>>>((const float *)x->data, opjit_layout_of(x),
-                                                                  (float *)out->data, (float)a, x->numel);
+    const float *from = (const float *)x->data;
+    float *to = (float *)out->data;
+    const int blocks = opjit_blocks(x->numel, 256);
+    scale_kernel<<<blocks, 256, 0, stream>>>(from, opjit_layout_of(x), to, (float)a, x->numel);
     return OPJIT_LAUNCHED();
 }

@@ -1,4 +1,4 @@
-"""The first CUDA op: scale.cu next to this file becomes torch.ops.demo.scale. Without a GPU, it is built and not called."""
+"""The first CUDA op: scale.cu here becomes torch.ops.demo.scale. Without a GPU, it is only built."""
 
 import torch
 
@@ -8,7 +8,8 @@ import opjit
 # begin: declare
 @opjit.op("demo::scale(Tensor x, float a) -> Tensor")
 def scale(x: torch.Tensor, a: float) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)  # the fake kernel: shape, dtype and device
+    # the fake kernel: shape, dtype and device
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 # end: declare
 
 

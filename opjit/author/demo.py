@@ -58,7 +58,7 @@ def show(console: Console, errors: Console) -> None:
         collapse_padding=True,
     )
     table.add_column("built for", no_wrap=True, style="cyan")
-    for name in ("cold", "warm", "call", "torch.sum", "ratio", "error", "torch's"):
+    for name in ("cold", "warm", "call", "torch.sum", "speed", "error", "torch's"):
         style = "bold" if name in ("cold", "warm") else ""
         table.add_column(name, justify="right", no_wrap=True, style=style)
     for target, first in cold.items():
@@ -67,7 +67,8 @@ def show(console: Console, errors: Console) -> None:
     console.print(
         "cold: import opjit, compile, link, verify, load\n"
         "warm: import opjit and load from the cache, in a fresh process\n"
-        "call: the median of turns; error: the difference from the sum in float64"
+        "call: the median of turns; speed: above 1x, opjit is faster than torch.sum\n"
+        "error: the difference from the sum in float64"
     )
     busy = busy_note()
     if busy:
@@ -92,10 +93,10 @@ def _format_target(target: str, cold: dict[str, float], warm: dict[str, float]) 
             f"wrong results for {target}: cold {cold['result']}, warm {warm['result']}, error {warm['error']}"
         )
     times = (cold["get"], warm["get"], warm["call"], warm["torch"])
-    ratio = f"{warm['call'] / warm['torch']:.2f}"
+    speed = f"{warm['torch'] / warm['call']:.2f}x"
     return [
         *map(format_time, times),
-        ratio,
+        speed,
         *(f"{warm[name]:.0e}" for name in ("error", "torch_error")),
     ]
 
