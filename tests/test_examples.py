@@ -27,10 +27,10 @@ from tests.tensors import DEVICES
 def test_the_tutorials_op_in_c_and_in_cpp() -> None:
     """compare.py itself stops unless both sides' sums are torch's."""
     printed = example("07_from_cpp/compare.py")
-    ratios = {row[:22].strip(): float(row.split()[-1]) for row in printed.splitlines()[2:]}
-    assert list(ratios) == ["build", "library", "call, 2^3 elements", "call, 2^24 elements"]
-    assert ratios["build"] < 0.1
-    assert ratios["library"] < 0.5
+    gains = {row[:22].strip(): float(row.split()[-1].rstrip("x")) for row in printed.splitlines()[2:]}
+    assert list(gains) == ["build", "library", "call, 2^3 elements", "call, 2^24 elements"]
+    assert gains["build"] > 10
+    assert gains["library"] > 2
 
 
 @pytest.mark.slow

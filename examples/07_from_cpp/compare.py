@@ -74,7 +74,7 @@ def calls(sides: list[Function], x: torch.Tensor) -> list[float]:
 
 
 def show(what: str, cpp: float, c: float, unit: str, scale: float = 1.0) -> None:
-    print(f"{what:<22}{cpp * scale:>12.5g} {unit:<3}{c * scale:>12.5g} {unit:<3}{c / cpp:>9.3f}")
+    print(f"{what:<22}{cpp * scale:>12.5g} {unit:<3}{c * scale:>12.5g} {unit:<3}{cpp / c:>8.2f}x")
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def main() -> None:
         cpp = build_cpp(device, Path(folder))
         for side in (c, cpp):
             check(side.op, device)
-        print(f"all_reduce on {device}, torch {torch.__version__}\n{'':<22}{'C++':>16}{'C':>16}{'C / C++':>9}")
+        print(f"all_reduce on {device}, torch {torch.__version__}\n{'':<22}{'C++':>16}{'C':>16}{'C++ / C':>9}")
         show("build", cpp.seconds, c.seconds, "s")
         show("library", cpp.library.stat().st_size, c.library.stat().st_size, "KiB", 1 / 1024)
         for power in (3, 24):

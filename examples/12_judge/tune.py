@@ -9,6 +9,7 @@ import torch
 
 import opjit
 
+# begin: kernel
 C = """
 opjit_status row_sum_cpu(const opjit_tensor *x, opjit_tensor *out)
 {
@@ -32,6 +33,7 @@ opjit_status row_sum_cpu(const opjit_tensor *x, opjit_tensor *out)
     return OPJIT_OK;
 }
 """
+# end: kernel
 CUDA = """// opjit: launch row_sum(x, out, x.size[0], x.size[1]) grid=(x.size[0] * %(lanes)d + %(block)d - 1) / %(block)d block=%(block)d
 __global__ void __launch_bounds__(%(block)d) row_sum(const float *from, float *to, int64_t rows, int64_t columns)
 {
@@ -64,7 +66,7 @@ async def tune(variants: int) -> list[float]:
                     fastest, best = speed, each
                 speeds.append(speed)
                 print(f"{verdict.verdict:<8} {speed:5.2f} x  {each}  {verdict.message}")
-    print(f"best: {best}, {fastest:.2f} times as fast as torch.sum")
+    print(f"best: {best}, {fastest:.2f}x the speed of torch.sum")
     return speeds
 # end: loop
 
@@ -79,6 +81,6 @@ if __name__ == "__main__":
         pyplot.plot(found, ".", label="variants")
         pyplot.plot([max(found[:number + 1]) for number in range(len(found))], label="best so far")
         pyplot.xlabel("candidate")
-        pyplot.ylabel("times as fast as torch.sum")
+        pyplot.ylabel("speed, torch.sum = 1")
         pyplot.legend()
         pyplot.savefig("tune.png")

@@ -13,10 +13,12 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(plus, plus)
 """
 
 
+# begin: call
 def by_ctypes() -> None:
     generated = {"amount.h": "#define AMOUNT 40\n"}  # for example from a template of your program
     path = opjit.build("plus", [Path(__file__).with_name("plus.cpp")], generated=generated, cflags=["-O3"])
     print("ctypes:", ctypes.CDLL(str(path)).plus(2))
+# end: call
 
 
 def by_tvm_ffi() -> None:
