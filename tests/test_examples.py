@@ -27,7 +27,9 @@ from tests.tensors import DEVICES
 def test_the_tutorials_op_in_c_and_in_cpp() -> None:
     """compare.py itself stops unless both sides' sums are torch's."""
     printed = example("07_from_cpp/compare.py")
-    gains = {row[:22].strip(): float(row.split()[-1].rstrip("x")) for row in printed.splitlines()[2:]}
+    gains = {
+        row[:22].strip(): float(row.split()[-1].rstrip("x")) for row in printed.splitlines()[2:]
+    }
     assert list(gains) == ["build", "library", "call, 2^3 elements", "call, 2^24 elements"]
     assert gains["build"] > 10
     assert gains["library"] > 2

@@ -67,7 +67,7 @@ def collectives(size: str) -> Reading:
 _BENCH_CUDA = "opjit bench allreduce --device cuda"
 _BENCH_CPU = "opjit bench allreduce --device cpu --only float32"
 _GET = "opjit get tensor_negate --arch sm_75,sm_80,sm_86,sm_89,sm_90,sm_100,sm_120"
-_FIRST = "first C op in an empty cache, in a fresh process, with imports"
+_FIRST = "first C op"
 _WARM_BUILDER = rf"^warm +{PEER} +{OURS}"
 _FAILED_REMOTES = (
     "refuses connections",
@@ -87,82 +87,76 @@ READINGS: dict[str, tuple[Reading, ...]] = {
         Reading(_FIRST, (line("C op, against C++"),), "C++ over"),
         Reading(_FIRST, (line("C op, against C++"),), "24.1 s"),
         Reading(_FIRST, (line("C op, against tvm-ffi"),), "tvm-ffi"),
-        Reading("each further C op", (line("the next C op"),), "gcc"),
-        Reading("each further C op", (line("the next C op"),), "0.27 s"),
+        Reading("further C op", (line("the next C op"),), "gcc"),
+        Reading("further C op", (line("the next C op"),), "0.27 s"),
     ),
     "cold.py --cuda": (
         Reading(
-            "first op with one CUDA kernel in an empty cache, until its result",
+            "op with one kernel",
             (line("one CUDA kernel"),),
             "bare nvcc",
             gpu=True,
         ),
-        Reading(
-            "... after an edit, until its result", (line("the same kernel, edited"),), gpu=True
-        ),
-        Reading("`allreduce` for CUDA in an empty cache", (line("allreduce"),), gpu=True),
+        Reading("... after an edit", (line("the same kernel, edited"),), gpu=True),
+        Reading("`allreduce`", (line("allreduce"),), gpu=True),
     ),
     "cold.py --cuda --slow-rounds 0": (
         Reading(
-            "first op with one CUDA kernel in an empty cache, until its result",
+            "op with one kernel, build only",
             (rf"^one CUDA kernel[^\n]*?  +{OURS}",),
             needs="a CUDA Toolkit",
         ),
     ),
     "notebook.py": (
         Reading(
-            "an edited notebook cell, until its result",
+            "edited notebook cell, until its result",
             (line("... against tvm-ffi's load_inline"),),
         ),
     ),
-    "new.py": (Reading("`opjit new`, `get`, `test` and `bench` of a new op", (line("all four"),)),),
+    "new.py": (Reading("`opjit new`, `get`, `test`, `bench`", (line("all four"),)),),
     "judge.py cpu": (
         Reading(
-            "a verdict of `opjit judge` on a new C op, checks and timing included",
+            "new C op",
             (line("a C op"),),
         ),
     ),
     "judge.py cuda": (
         Reading(
-            "... on a new CUDA kernel with a launch configuration",
+            "new CUDA kernel with a launch configuration",
             (line("a CUDA kernel and its rule"),),
             gpu=True,
         ),
         Reading(
-            "... on a CUDA kernel with a launch configuration",
+            "CUDA kernel with a launch configuration",
             (line("a CUDA kernel and its rule"),),
             gpu=True,
         ),
-        Reading("... on a new CUDA op", (line("a CUDA op"),), gpu=True),
-        Reading(
-            "... on a new `ModelNew` that calls `load_inline`", (line("a ModelNew"),), gpu=True
-        ),
+        Reading("new CUDA op", (line("a CUDA op"),), gpu=True),
+        Reading("new `ModelNew` that calls `load_inline`", (line("a ModelNew"),), gpu=True),
     ),
     "tune.py --device cuda": (
         Reading(
-            "288 variants of a CUDA op, built and measured, in an empty cache",
+            "288 variants of a CUDA op, built and measured",
             (line("built and measured"),),
             gpu=True,
         ),
     ),
     "warm.py": (
+        Reading("`import opjit`", (line("import opjit"),), every=True),
         Reading(
-            "`import opjit`, in addition to `import torch`", (line("import opjit"),), every=True
-        ),
-        Reading(
-            "`opjit.get` from the cache in a fresh process, without imports",
+            "`opjit.get` in a fresh process, without imports",
             (line("warm get of a C op"),),
         ),
         Reading("`opjit.get` again", (line("get again"),)),
     ),
     "dropin.py": (
-        Reading("`opjit.load` of a pybind11 module, cold, in a fresh process", (line("cold"),)),
+        Reading("`opjit.load`, cold", (line("cold"),)),
         Reading("... warm", (line("warm"),)),
         Reading("... a call with two numbers", (line("call"),)),
     ),
     "dropin.py --cuda": (
         Reading(
-            "... with a CUDA file, built for sm_90, cold",
+            "`opjit.load`, cold",
             (line("cold"),),
             needs="a CUDA Toolkit, and a minute for each build with torch's headers",
         ),
@@ -170,7 +164,7 @@ READINGS: dict[str, tuple[Reading, ...]] = {
     ),
     "extension_loops.py": (
         Reading(
-            "... loops over `numel()`, accessors, sizes, copies and `item()`",
+            "loops over `numel()`, accessors, sizes, copies, `item()`",
             tuple(
                 line(what)
                 for what in (
@@ -185,50 +179,38 @@ READINGS: dict[str, tuple[Reading, ...]] = {
     ),
     "public.py FOLDER": (
         Reading(
-            "public extensions of C++ and CUDA with light headers, built for sm_90, median of 60",
+            "public extensions with light headers, for sm_90",
             (r"light",),
             needs="a folder of public programs",
         ),
     ),
     "builders.py imports": (
-        Reading(
-            "`import opjit; opjit.build` without torch", (rf"^import opjit; opjit.build +{OURS}",)
-        ),
-        Reading(
-            "a warm `opjit.build` of a small library, again", (rf"^a warm request, again +{OURS}",)
-        ),
+        Reading("`import opjit; opjit.build`", (rf"^import opjit; opjit.build +{OURS}",)),
+        Reading("warm request of a small library, again", (rf"^a warm request, again +{OURS}",)),
     ),
     "builders.py flashinfer": (
+        Reading("cold", (builder("cold"),), needs=FLASHINFER),
+        Reading("a header edited; the edit reverted", (builder("edit"),), needs=FLASHINFER),
+        Reading("the checkout at another path", (builder("moved", "reused"),), needs=FLASHINFER),
         Reading(
-            "FlashInfer's `page`, sm_90a, cold: all compilers", (builder("cold"),), needs=FLASHINFER
-        ),
-        Reading("... a header edited; the edit reverted", (builder("edit"),), needs=FLASHINFER),
-        Reading(
-            "... the checkout at another path", (builder("moved", "reused"),), needs=FLASHINFER
-        ),
-        Reading(
-            "... another CUDA Toolkit at the same path (flashinfer#5145)",
+            "another CUDA Toolkit at the same path (flashinfer#5145)",
             (r"^toolkit .* built \S+ s, \S+$",),
             needs=FLASHINFER,
         ),
         Reading(
-            "... warm: opjit reads 374 headers, ninja compares dates",
+            "warm: opjit reads 374 headers, ninja compares dates",
             (_WARM_BUILDER,),
             needs=FLASHINFER,
         ),
     ),
     "builders.py sglang": (
-        Reading(
-            "SGLang's `add_constant`, sm_90a, cold: all compilers", (builder("cold"),), needs=SGLANG
-        ),
-        Reading("... edited; reverted; moved; another toolkit", (builder("edit"),), needs=SGLANG),
-        Reading("... warm", (_WARM_BUILDER,), needs=SGLANG),
+        Reading("cold", (builder("cold"),), needs=SGLANG),
+        Reading("edited; reverted; moved; another toolkit", (builder("edit"),), needs=SGLANG),
+        Reading("warm", (_WARM_BUILDER,), needs=SGLANG),
     ),
     "builders.py deepspeed": (
-        Reading(
-            "DeepSpeed's CPU `fused_adam`, cold: all compilers", (builder("cold"),), needs=DEEPSPEED
-        ),
-        Reading("... edited; reverted; moved", (builder("edit"),), needs=DEEPSPEED),
+        Reading("cold", (builder("cold"),), needs=DEEPSPEED),
+        Reading("edited; reverted; moved", (builder("edit"),), needs=DEEPSPEED),
     ),
     "store.py": (
         Reading("look-up with 9,999 other entries", (line("look-up beside 9,999 keys of the op"),)),
@@ -236,27 +218,27 @@ READINGS: dict[str, tuple[Reading, ...]] = {
     ),
     "remote.py": (
         Reading(
-            "cost of a remote cache that fails in one of 12 ways",
+            "remote cache that fails in one of 12 ways",
             tuple(line(how) for how in _FAILED_REMOTES),
         ),
     ),
     "call.py": (
+        Reading("`allreduce` on the CPU", (line("allreduce, inference mode"),), "1.88"),
+        Reading("`allreduce` in inference mode", (line("allreduce, inference mode"),), "2.39"),
+        Reading("... under `no_grad`, CPU time", (line("autograd, no_grad"),), "inference mode"),
         Reading(
-            "`allreduce` on the CPU, inference mode", (line("allreduce, inference mode"),), "1.88"
+            "`allreduce` under `no_grad`", (line("allreduce, no_grad"),), "`register_autograd`"
         ),
-        Reading(
-            "`allreduce` on the CPU, inference mode", (line("allreduce, inference mode"),), "2.39"
-        ),
-        Reading("... under `no_grad`", (line("autograd, no_grad"),), "inference mode"),
-        Reading("... under `no_grad`", (line("allreduce, no_grad"),), "`register_autograd`"),
         Reading(
             "... with autograd recording", (line("allreduce, grad mode, input requires grad"),)
         ),
-        Reading("the same without a backward, under `no_grad`", (line("total, no_grad"),)),
+        Reading("op without a backward, under `no_grad`", (line("total, no_grad"),)),
         Reading("... inference mode", (line("total, inference mode"),)),
-        Reading("an op that writes its argument", (line("scale_inplace, inference mode"),)),
         Reading(
-            "`allreduce` on CUDA, inference mode",
+            "op that writes its argument, on the CPU", (line("scale_inplace, inference mode"),)
+        ),
+        Reading(
+            "`allreduce` on CUDA",
             (line("allreduce, float32, inference mode"),),
             gpu=True,
         ),
@@ -268,78 +250,80 @@ READINGS: dict[str, tuple[Reading, ...]] = {
     ),
     _BENCH_CUDA: (
         Reading(
-            "float32 sum of 4 to 64 MiB on CUDA",
+            "float32 sum of 4 to 64 MiB",
             tuple(bench(f"float32 2^{power}") for power in (20, 21, 22, 24)),
             gpu=True,
         ),
         Reading(
-            "int32, int8, bool sum of 2^28 elements on CUDA",
+            "int32, int8, bool sum of 2^28 elements",
             tuple(bench(f"{dtype} 2^28") for dtype in ("int32", "int8", "bool")),
             gpu=True,
         ),
     ),
     _BENCH_CPU: (
         Reading(
-            "float32 sum of 2^16 to 2^20 on the CPU",
+            "float32 sum of 2^16 to 2^20 elements",
             tuple(bench(f"float32 2^{power}") for power in (16, 18, 19, 20)),
         ),
         Reading(
-            "float32 sum of 2^10 to 2^14 on the CPU",
+            "float32 sum of 2^10 to 2^14 elements",
             tuple(bench(f"float32 2^{power}") for power in (10, 12, 14)),
         ),
     ),
     _GET: (
         Reading(
-            "`tensor_negate` for 7 architectures, in an empty cache",
+            "`tensor_negate` for 7 architectures",
             (rf"^wall time {OURS}",),
             gpu=True,
         ),
     ),
     "package.py": (
         Reading(
-            "`add_custom` in a package of AOTInductor, called directly",
+            "called directly",
             (line("8 elements, called directly"),),
         ),
         Reading(
-            "... through the dispatcher, without opjit's package",
+            "through the dispatcher, without opjit's package",
             (line("8 elements, through the dispatcher"),),
         ),
     ),
     "bandwidth.py": (
         Reading(
-            "float32 sum of 1 GiB on CUDA",
+            "float32 sum of 1 GiB",
             (r"^allreduce .* (?P<times>[\d.]+)x of the read",),
             gpu=True,
         ),
     ),
     "elementwise.py": (
         Reading(
-            "`add_custom`, `round_ste`, `tensor_negate` of 2^26 float32 on CUDA",
+            "`add_custom`, `round_ste`, `tensor_negate` of 2^26 float32",
             elementwise("cuda", 26),
             gpu=True,
         ),
-        Reading("... of 2^24 on the CPU", elementwise("cpu", 24)),
-        Reading("... of 2^12 on the CPU", elementwise("cpu", 12)),
+        Reading(
+            "`add_custom`, `round_ste`, `tensor_negate` of 2^24 float32", elementwise("cpu", 24)
+        ),
+        Reading("... of 2^12 float32", elementwise("cpu", 12)),
     ),
     "cpu_kernels.py": (
         Reading(
-            "float32 sum of scattered elements of 2^20, 12 layouts, one CPU thread",
+            "sum of scattered elements of 2^20, 12 layouts",
             (rf"^sum of float32, .*?  +{OURS}  +{PEER}  ",),
             every=True,
         ),
         Reading(
-            "`add_custom` of 2^16 elements of two dtypes, 45 pairs, one CPU thread",
+            "`add_custom` of 2^16 elements, 45 pairs of dtypes",
             (rf"^\w+ \+ \w+  +{OURS}  +{PEER}  ",),
             every=True,
         ),
         Reading(
-            "`add_custom`, `tensor_negate` of 8 and 2^12 float32, one CPU thread",
+            "`add_custom`, `tensor_negate` of 8 and 2^12 float32",
             (rf"^\w+ of 2.*operator  +{OURS}  +{PEER}  ",),
             "torch.ops.aten",
             every=True,
         ),
         Reading(
-            "`add_custom`, `tensor_negate` of 8 and 2^12 float32, one CPU thread",
+            "`add_custom`, `tensor_negate` of 8 and 2^12 float32",
             (rf"^\w+ of 2.*function  +{OURS}  +{PEER}  ",),
             "torch.add",
             every=True,
@@ -347,14 +331,14 @@ READINGS: dict[str, tuple[Reading, ...]] = {
     ),
     "strides.py": (
         Reading(
-            "`OPJIT_FOR_EACH` over 10^6 float32, transposed or permuted, one CPU thread",
+            "`OPJIT_FOR_EACH`, transposed or permuted",
             (r"^(?:transposed|permuted).*for_each +\S+ \S+ +(?P<times>[\d.]+)x",),
             every=True,
         ),
     ),
     "lltm.py": (
         Reading(
-            "LLTM, batch 16, features 32, state 128, on CUDA: forward",
+            "batch 16, features 32, state 128, forward",
             (lltm(16, "NVIDIA", "forward, py"), lltm(16, "NVIDIA", "forward, compile")),
             gpu=True,
         ),
@@ -367,64 +351,64 @@ READINGS: dict[str, tuple[Reading, ...]] = {
             "... forward in a CUDA graph", (lltm(16, "NVIDIA", "lltm_forward, device"),), gpu=True
         ),
         Reading(
-            "... batch 64, features 128, state 512: forward in a CUDA graph",
+            "batch 64, features 128, state 512, forward in a CUDA graph",
             (lltm(64, "NVIDIA", "lltm_forward, device"),),
             gpu=True,
         ),
         Reading(
-            "LLTM, batch 16, on one CPU thread: forward; with backward",
+            "batch 16",
             (lltm(16, "the CPU", "forward, py"), lltm(16, "the CPU", "forward and backward, py")),
         ),
         Reading(
-            "... batch 64, on one CPU thread",
+            "batch 64",
             (lltm(64, "the CPU", "forward, py"), lltm(64, "the CPU", "forward and backward, py")),
         ),
     ),
     "emulated.py": (
         Reading(
-            "an emulated CUDA kernel of 100,000 floats, accesses unchecked",
+            "emulated CUDA kernel of 100,000 floats, accesses unchecked",
             (line("unchecked, over torch"),),
         ),
         Reading("... accesses checked", (line("checked, over torch"),)),
     ),
     "precompile.py": (
         Reading(
-            "`opjit precompile` of 16 CUDA entries, on 96 % of both cores",
+            "`opjit precompile` of 16 CUDA entries",
             (line("16 CUDA entries built"),),
             needs="a CUDA Toolkit",
         ),
         Reading("... over 1,002 cached entries, without imports", (line("nothing to do over"),)),
         Reading(
-            "`opjit.check_precompiled` of the same entries, as a list",
+            "... `opjit.check_precompiled` of these entries, busy, CPU time",
             (line("opjit.check_precompiled over"),),
         ),
     ),
     "width.py --files 4 --suffix .cpp --cpus 2 --memory 3 --widths 1,2": (
         Reading(
-            "4 C++ files of `torch/extension.h`, in a cgroup of 3 GiB",
+            "all compilers",
             (rf"^width 2 +{PEER}[\s\S]*^opjit's own +{OURS}",),
             needs="a cgroup that it may create",
         ),
     ),
     "ranks.py": (
         Reading(
-            "`opjit.distributed.ready` of 8 ops on 8 ranks and two caches, cold",
+            "`opjit.distributed.ready`, cold",
             (line("ready, cold"),),
         ),
         Reading(
-            "... warm, without the start of the process group",
+            "... warm",
             (rf"^ready, warm[^\n]*?  +{OURS}[\s\S]*?^  \(the same[^\n]*?\)  +{PEER}",),
         ),
     ),
     "storm.py": (
         Reading(
-            "64 processes on 8 cold ops, of which a third is killed at random, 10 rounds",
+            "64 processes on 8 cold ops, a third killed, 10 rounds",
             (r"^survivors that failed .* PASS[\s\S]*^entries missing or bad .* PASS",),
         ),
     ),
     "reload.py": (
         Reading(
-            "1,000 hot reloads, each a build, four threads calling", (r"^wrong results .* PASS",)
+            "1,000 hot reloads with builds, four threads calling", (r"^wrong results .* PASS",)
         ),
     ),
 }

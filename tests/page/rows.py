@@ -86,7 +86,7 @@ def rows(text: str) -> list[PageRow]:
             section = line.removeprefix("## ")
         if not line.startswith("|"):
             header = []
-            named = re.search(r"`(python -m [^`]+)`", line)
+            named = re.search(r"`([^`]+)`\)?:$", line)
             command = named.group(1) if named else command if line == "" else ""
             continue
 
@@ -101,13 +101,13 @@ def rows(text: str) -> list[PageRow]:
 def _row(section: str, header: list[str], cells: list[str], command: str) -> PageRow:
     if "benchmark" in header:
         by_name = dict(zip(header, cells, strict=True))
-        command = by_name.get("command", "").strip("`")
+        command = by_name.get("command", command).strip("`")
         row = PageRow(
             section,
             by_name["benchmark"],
             by_name["opjit"],
-            by_name["baseline"],
-            by_name["speed-up"],
+            by_name.get("baseline", ""),
+            by_name.get("speed-up", ""),
             command,
         )
     else:  # a table of sizes, whose command is in the sentence above
