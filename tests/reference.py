@@ -21,33 +21,8 @@ HEAD = """\
 
 <!-- Written by `python -m tests.reference` from the code; edit there. -->
 
-Find your task in the table, or run `opjit --help`. `opjit COMMAND --help` prints the same text as this page. OP is the name of an op, or
-the path of its directory.
-
-| I want to ... | command |
-|---|---|
-| see an op built and timed | `opjit demo` |
-| start a new op, project or backend | `opjit new mylib::scale --cuda`, `opjit new --project mylib`, `opjit new --backend toy` |
-| build an op now | `opjit get ./scale` |
-| build for a GPU that is not here | `opjit get ./scale --arch sm_90` |
-| check an op | `opjit test ./scale` |
-| repeat one failed call | `opjit test ./scale --only strides --sample 4` |
-| find leaks and data races | `opjit test ./scale --sanitize leak`, `opjit test ./scale --sanitize thread` |
-| compare an op with torch | `opjit bench ./scale` |
-| see warnings, registers and spills | `opjit get -W ./scale`, `opjit get -v ./scale --arch sm_90` |
-| debug an op in gdb | `opjit get --debug ./scale`, then `OPJIT_DEBUG=1 gdb --args python program.py` |
-| know the reason for a rebuild | `opjit why ./scale` |
-| know the reason for a failed build | `opjit doctor` |
-| list ops | `opjit list` |
-| list, check or clear the cache | `opjit cache ls`, `opjit cache verify`, `opjit cache clear` |
-| share the cache | `opjit cache push s3://bucket/opjit --sign keys/ci.key`, `opjit cache pack ops.tar` |
-| sign entries | `opjit keygen ci keys` |
-| build before a job starts | `opjit record -- python train.py`, `opjit precompile --from ops.json` |
-| verify that a job will build nothing | `opjit precompile --check ops.json` |
-| autotune variants in advance | `opjit tune ./scale` |
-| run a program with cached extensions | `opjit run program.py` |
-| ship ops to users without a compiler | `opjit wheel ./scale --arch x86-64-v3,sm_90` |
-| judge generated kernels | `opjit judge ./scale a.c b.c --json` |
+`opjit --help` lists the commands, and `opjit COMMAND --help` prints the same text as this page. To find the command for a task, see
+[How do I ...?](../../examples/README.md) OP is the name of an op, or the path of its directory.
 
 Every command also has `-h`, `-q` and `-v`. With `-q`, a command prints results and errors only. With `-v`, it reports each step to stderr.
 
