@@ -120,7 +120,7 @@ CASES = [
         "'sm90'",
         "known: ",
         cause="No backend builds for this architecture.",
-        fix="Use one of the names in the message. Architectures of NVIDIA GPUs have an underscore, for example `sm_90`.",
+        fix="Use one of the names in the message. Architectures of NVIDIA GPUs have an underscore, as in `sm_90`.",
     ),
     Case(
         "Unsupported type in a schema",
@@ -136,7 +136,7 @@ CASES = [
         "'inline::f(int n) -> Tensor'",
         "add one, such as",
         cause="torch chooses the kernel by the device of the tensor arguments.",
-        fix="Add a tensor argument, for example a tensor on the device of the result.",
+        fix="Add a tensor argument, such as a tensor on the device of the result.",
     ),
     Case(
         "Schema that torch cannot read",
@@ -152,7 +152,7 @@ CASES = [
         "clip",
         "namespace",
         cause="Only the bundled ops have the namespace `opjit`, so the name of your op needs a namespace.",
-        fix="Add a namespace, for example `mylib::clip`.",
+        fix="Add a namespace, as in `mylib::clip`.",
     ),
     Case(
         "Fake kernel with other arguments",
@@ -213,7 +213,7 @@ CASES = [
         "expected clip.c in …/clip",
         {"clip/op.py": CLIP_PY},
         cause="The op directory lacks a source file for this device, or the file has another name.",
-        fix="Add the file that the message names.",
+        fix="Add the file in the message.",
     ),
     Case(
         "Compile error",
@@ -253,7 +253,7 @@ CASES = [
         clip(GOOD_C.replace("clip_cpu", "clp_cpu")),
         "clip/clip.c",
         cause="The source doesn't define the function of the op for this device. Usually its name is misspelled.",
-        fix="Rename the function to the expected name, which is the op's name and the device, for example `clip_cpu`.",
+        fix="Rename the function to the expected name, which is the op's name and the device: `clip_cpu`.",
     ),
     Case(
         "Unclosed bracket",
@@ -307,7 +307,7 @@ CASES = [
         'opjit.get("allreduce", "cuda")',
         "",
         "opjit get OP --arch sm_90",
-        cause="The process cannot use a device of this kind, for example because torch is a CPU build.",
+        cause="The process cannot use a device of this kind. Perhaps torch is a CPU build.",
         fix="Run the op on another device, or only build it with `opjit get OP --arch sm_90`.",
     ),
     Case(

@@ -63,7 +63,7 @@ def page() -> str:
     table = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in sorted(VARIABLES.items()))
     variables = (
         f"## Variables\n\n| variable | meaning |\n|---|---|\n{table}\n"
-        "| `CC`, `CXX` | the compilers. You can put a launcher first, for example `ccache gcc` |\n"
+        "| `CC`, `CXX` | the compilers. You can put a launcher first, as in `ccache gcc` |\n"
         "| `CUDA_HOME` | the CUDA Toolkit |\n"
     )
     head = HEAD.replace("COMMANDS", ", ".join(f"`{path}`" for path in _with_json(main, "opjit")))

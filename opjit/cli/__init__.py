@@ -141,7 +141,7 @@ def _format_warning(message: Warning | str, category: type[Warning], *place: Any
 def show_help(context: Context, words: tuple[str, ...]) -> None:
     """Show the help of a command, or explain an error.
 
-    ERROR is a class of errors, for example NoKernel.
+    ERROR is a class of errors, such as NoKernel.
     """
     title = re.escape(" ".join(words))
     section = rf"(?ims)^## {title}\n(.*?)(?=^## |\Z)"

@@ -201,7 +201,7 @@ def _build_entries(
 def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) -> None:
     """Explain why a request hits or misses the cache.
 
-    The command names the input that changed. OP is the name or the directory of an op, or the name
+    The command shows the input that changed. OP is the name or the directory of an op, or the name
     of a C++ extension. If an op and an extension have the same name, use cpp_extension.NAME for the
     extension. For an extension, the command lists its entries, their inputs, the changes between
     them, and the log of a failed build.

@@ -42,7 +42,7 @@ def run(program: tuple[str, ...]) -> None:
 
     The command runs PROGRAM as python does. When the program or a child process loads an extension
     through torch, or builds one with a setup.py, opjit gets it from the cache. A child that ignores
-    PYTHONPATH, for example with python -I, still uses torch's functions.
+    PYTHONPATH, as with python -I, still uses torch's functions.
     """
     from opjit import cpp_extension
 
