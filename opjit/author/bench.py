@@ -108,7 +108,7 @@ def benchmark(
         console.print(
             f"[bold]{op.qualified} on {each}[/]\n{caches} cache, {machine.describe_machine(each)}"
         )
-        titles = ("opjit", "host us" * on_cuda, side[0], "ratio", "+-", "rate", "roof" * on_cuda)
+        titles = ("opjit", "host us" * on_cuda, side[0], "speed", "+-", "rate", "roof" * on_cuda)
         console.print(_row("workload", *titles, "error", "torch's"))
         rows = []
         for workload in op.workloads_on(each):
@@ -154,16 +154,22 @@ def _doubts(measurements: Sequence[Comparison]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Comparison]) -> str:
-    """Say in how many workloads an op is faster or slower by more than 5 %, and the extreme ratios."""
+    """Say in how many workloads an op is faster or slower by more than 5 %, and the extreme speeds."""
     faster = sum(m.ratio < 0.95 for m in rows)
     slower = sum(m.ratio > 1.05 for m in rows)
     best = min(rows, key=lambda m: m.ratio)
     worst = max(rows, key=lambda m: m.ratio)
     return (
         f"faster in {faster} of {len(rows)}, equal in {len(rows) - faster - slower}, slower in {slower}\n"
-        f"ratio: median {statistics.median(m.ratio for m in rows):.2f}, best {best.ratio:.2f} ({best.label}), "
-        f"worst {worst.ratio:.2f} ({worst.label})"
+        f"speed: median {_speed(statistics.median(m.ratio for m in rows))}, best {_speed(best.ratio)} ({best.label}), "
+        f"worst {_speed(worst.ratio)} ({worst.label})"
     )
+
+
+def _speed(ratio: float) -> str:
+    """Format a ratio of times as a speed: "1.05x" is faster than the other side, in at most five characters below 1000x."""
+    speed = 1 / ratio
+    return f"{speed:.{2 if speed < 10 else 1 if speed < 100 else 0}f}x"
 
 
 def _row(label: str, *cells: str) -> str:
@@ -184,7 +190,7 @@ def _format(m: Comparison) -> str:
         format_time(m.ours.median),
         host,
         format_time(m.theirs.median),
-        f"{m.ratio:.2f}",
+        _speed(m.ratio),
         f"{min(m.spread, 9.99):.0%}",
         rate,
         roof,

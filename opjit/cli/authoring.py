@@ -222,9 +222,9 @@ def bench(**chosen: Any) -> None:
     """Compare the speed of an op with its reference in plain torch.
 
     OP is the name or the directory of an op. The command checks the results before it measures. In the
-    table, +- is the spread of the ratio over the rounds. The rate is in B/s, or in FLOP/s if the
-    benchmark case declares its operations. On CUDA, the time is device time, "host us" is the CPU time
-    to issue a call, and "roof" is the reached part of the roofline.
+    table, a speed above 1x means that the op is faster, and +- is its spread over the rounds. The rate
+    is in B/s, or in FLOP/s if the benchmark case declares its operations. On CUDA, the time is device
+    time, "host us" is the CPU time to issue a call, and "roof" is the reached part of the roofline.
     """
     _refuse_emulated()
     from opjit.author.bench import benchmark

@@ -71,7 +71,7 @@ def test_two_lines_sum_up_an_op_on_a_device() -> None:
     ]
     assert bench.summary(measured) == (
         "faster in 1 of 3, equal in 1, slower in 1\n"
-        "ratio: median 1.04, best 0.50 (large), worst 1.50 (small)"
+        "speed: median 0.96x, best 2.00x (large), worst 0.67x (small)"
     )
 
 
@@ -133,7 +133,7 @@ def test_another_side_is_measured_when_asked(
     op = _elementwise(make_op, "-from[i]", torch.ones(100), lambda x: -x)
     printed, [line] = measured(tmp_path / "lines.json", op.qualified, "--against", against)
     assert line["against"] == name
-    assert re.search(f"opjit +{name} +ratio", printed)
+    assert re.search(f"opjit +{name} +speed", printed)
 
 
 @pytest.mark.parametrize(

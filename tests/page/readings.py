@@ -1,7 +1,7 @@
 """How the figure of each row of the benchmarks' page is read from the output of the row's command: page.py uses it.
 
-A pattern is a regular expression with groups: `ours` and `peer` are times, `times` is opjit's time over the peer's. A pattern without
-a group has to be there, and the row has no figure to compare."""
+A pattern is a regular expression. Its groups: `ours` and `peer` are times, `times` is opjit's time over the peer's, and `speed` is the
+inverse. A pattern without a group has to be there, and the row has no figure to compare."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def builder(step: str, now: str = "built") -> str:
 
 
 def bench(workload: str) -> str:
-    """Return the pattern of a workload's line of `opjit bench`: the ratio stands before the spread."""
-    return rf"^{re.escape(workload)} .*? (?P<times>\d+\.\d\d) +\d+%"
+    """Return the pattern of a workload's line of `opjit bench`: the speed stands before the spread."""
+    return rf"^{re.escape(workload)} .*? (?P<speed>[\d.]+)x +\d+%"
 
 
 def collectives(size: str) -> Reading:

@@ -172,6 +172,9 @@ def of_output(how: Reading, output: str) -> tuple[str, list[float]]:
             if "times" in groups:  # opjit's time over the peer's
                 unit = "x"
                 values.append(1 / max(float(groups["times"]), LEAST))
+            elif "speed" in groups:
+                unit = "x"
+                values.append(float(groups["speed"]))
             elif "peer" in groups:
                 unit = "x"
                 values.append(_time(groups["peer"]) / _time(groups["ours"]))
