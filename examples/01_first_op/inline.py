@@ -8,10 +8,11 @@ import opjit
 SQUARE = """
 opjit_status square_cpu(const opjit_tensor *x, opjit_tensor *out)
 {
-    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "square needs float32");
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32 && x->contiguous, "expected contiguous float32");
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
-    OPJIT_FOR_EACH(i, at, x)
-        ((float *)out->data)[i] = ((float *)x->data)[at] * ((float *)x->data)[at];
+    const float *from = x->data;
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = from[i] * from[i];
     return OPJIT_OK;
 }"""
 square = opjit.inline("square(Tensor x) -> Tensor", c=SQUARE, like="x")
