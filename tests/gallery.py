@@ -23,7 +23,7 @@ HEAD = """\
 
 <!-- Written by `python -m tests.gallery`, which provokes each error. -->
 
-Look up an error by the first words of its message or by its class. Each section has a program that
+Search this page for the first words of a message, or look up its class below. Each section has a program that
 provokes the error, its cause and its fix. To read the sections of a class in a terminal, run:
 
 ```sh
@@ -510,14 +510,12 @@ def page() -> str:
 
 
 def index(found: list[tuple[Case, Error]]) -> str:
-    """The table of messages, in the order of their classes."""
-    rows = ["| class | message | section |\n|---|---|---|\n"]
-    for case, error in sorted(found, key=lambda each: each[1].name):
-        first = error.message.splitlines()[0].replace("|", "\\|").replace("`", "'")
-        start = first if len(first) <= 70 else f"{first[:70].rpartition(' ')[0]} ..."
+    """The links to the sections of each class."""
+    links = dict[str, list[str]]()
+    for case, error in found:
         anchor = re.sub(r"[^\w\- ]", "", case.title.lower()).replace(" ", "-")
-        rows.append(f"| {error.name} | `{start}` | [{case.title}](#{anchor}) |\n")
-    return "".join(rows)
+        links.setdefault(error.name, []).append(f"[{case.title}](#{anchor})")
+    return "".join(f"- **{name}:** {', '.join(links[name])}\n" for name in sorted(links))
 
 
 def all_provoked() -> list[Error]:
