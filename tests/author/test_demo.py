@@ -45,7 +45,7 @@ atexit.register(note)
     assert "allreduce: the sum of 2^20 float32" in printed
     row = next(line for line in printed.splitlines() if line.startswith(" cpu "))
     assert re.fullmatch(
-        r" cpu \S+ +[\d.]+ m?s +[\d.]+ m?s +[\d.]+ [mu]s +[\d.]+ [mu]s +[\d.]+ +\de-\d\d +\de-\d\d *",
+        r" cpu \S+ +[\d.]+ m?s +[\d.]+ m?s +[\d.]+ [mu]s +[\d.]+ [mu]s +[\d.]+x +\de-\d\d +\de-\d\d *",
         row,
     )
     assert (tmp_path / "cache/v2/opjit.allreduce").is_dir()

@@ -33,7 +33,7 @@ COLUMNS = 80
 CELL = 12.2  # pixels of a character in rich's pictures
 COLOURS = ("#2f6fde", "#9aa4b2")  # opjit, peers: both are visible on white and on black
 STYLE = (
-    "<style>text{font:13px system-ui,sans-serif;fill:#4b5563}.head{font-weight:600}"
+    "<style>text{font:13px system-ui,sans-serif;fill:#6b7280}.head{font-weight:600}"
     "@media(prefers-color-scheme:dark){text{fill:#b6bec9}}</style>"
 )
 
