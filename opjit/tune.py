@@ -202,9 +202,7 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
     )
     job = budget.NVCC_JOB if backend.uses_nvcc else budget.C_JOB
     size = min(budget.jobs(job), len(wanted))
-    missing = [
-        each.inputs for each in wanted.values() if each.find(store, False, hashed=False) is None
-    ]
+    missing = [each.inputs for each in wanted.values() if each.find(store, warn=False) is None]
     if size >= _PROCESSES and len(missing) >= _BUILDS and not is_on("OPJIT_OFFLINE"):
         _build_elsewhere(missing, store, size)
 

@@ -74,9 +74,9 @@ class BinaryRequest:
         """Return whether an entry with this manifest answers the request."""
         return any(way.fits(manifest.document) for way in self.ways)
 
-    def find(self, store: Store, warn: bool = True, hashed: bool = True) -> Entry | None:
-        """Return the verified entry in a layer or the store, or None. Without `hashed`, it is there, and cannot be loaded."""
-        return layers.find(self.ways, store, not self.must_store, warn, hashed)
+    def find(self, store: Store, warn: bool = True) -> Entry | None:
+        """Return the verified entry in a layer or the store, or None."""
+        return layers.find(self.ways, store, not self.must_store, warn)
 
     def miss(self, store: Store) -> str:
         """Explain why nothing was found."""

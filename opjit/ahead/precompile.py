@@ -133,8 +133,7 @@ def check_precompiled(
 ) -> int:
     """Check that a program will not build anything, because every entry of an op list exists.
 
-    The check compares each entry's manifest and the size of its library, and builds and loads nothing. A request also hashes a library
-    before it opens it.
+    The check verifies each entry as a request does, and builds and loads nothing.
 
     Args:
         recorded: the op list from ``opjit record`` with which ``opjit precompile --from`` has filled a cache or a read-only cache.
@@ -159,7 +158,7 @@ def check_precompiled(
     plan = plan_recorded(recorded, archs, store, extensions, hosts)
     failed = list(plan.failed)
     for wanted in plan.wanted:
-        if wanted.find(plan.store, hashed=False) is None:
+        if wanted.find(plan.store) is None:
             failed.append((str(wanted), OpjitError(wanted.miss(plan.store))))
     if failed:
         raise PrecompileError(

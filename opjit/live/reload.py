@@ -125,7 +125,7 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
             if newer.declaration.code is not None:
                 entries[backend.name] = None
             continue
-        found = OpRequest(recipe, op=newer).find(store, warn=False, hashed=False)
+        found = OpRequest(recipe, op=newer).find(store, warn=False)
         current_key = loaded[backend.name].key if backend.name in loaded else None
         if found is None or found.key != current_key:
             entry = entries[backend.name] = request.entry(newer, target)

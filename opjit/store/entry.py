@@ -36,8 +36,7 @@ class Entry:
     """A binary that was verified when this object was made: in a ``"layer"`` or the ``"store"``,
     from the ``"remote"``, or ``"built"``.
 
-    `verified` is the library's `files.inode_signature`; if nothing was hashed, it is empty, and the loader
-    rejects it. Comparison ignores both.
+    `verified` is the library's `files.inode_signature`. Comparison ignores both.
     """
 
     folder: Path
@@ -56,25 +55,21 @@ def verify(
     target: Target | None,
     key: str | None = None,
     trusted_as: Path | None = None,
-    hashed: bool = True,
     fits: Callable[[Manifest], bool] | None = None,
 ) -> tuple[Entry, Manifest]:
-    """Check owners, modes, size, hash, machine, arch and needed libraries before a library is loaded; without `hashed`, nothing that needs
-    its content. A C++ extension, with `target` None, may need any library. `key` None: the folder's name. `trusted_as`: see
-    files.trust_problem. Raises FileNotFoundError if there is no entry, EntryError or OSError if it must not be used, and NotWanted, without
-    reading the library, if its document does not fit."""
-    manifest, content, verified = read(folder, trusted_as, hashed, fits)
+    """Check owners, modes, size, hash, machine, arch and needed libraries before a library is loaded. A C++ extension, with `target` None,
+    may need any library. `key` None: the folder's name. `trusted_as`: see files.trust_problem. Raises FileNotFoundError if there is no
+    entry, EntryError or OSError if it must not be used, and NotWanted, without reading the library, if its document does not fit."""
+    manifest, content, verified = read(folder, trusted_as, fits)
     if manifest.key != (key or folder.name):
         raise EntryError("its manifest has another key")
-    if hashed:
-        check_binary(manifest, content, target)
+    check_binary(manifest, content, target)
     return Entry(folder, manifest.key, folder / manifest.library, verified=verified), manifest
 
 
 def read(
     folder: Path,
     trusted_as: Path | None = None,
-    hashed: bool = True,
     fits: Callable[[Manifest], bool] | None = None,
 ) -> tuple[Manifest, bytes, tuple[int, ...]]:
     """Return an entry's manifest, library and file's identity. Raises FileNotFoundError, or EntryError or OSError about a bad one."""
@@ -88,8 +83,6 @@ def read(
         verified = files.inode_signature(file.fileno())
         if os.fstat(file.fileno()).st_size != manifest.size:
             raise EntryError("its library does not have the size in its manifest")
-        if not hashed:
-            return manifest, b"", ()
         content = file.read(manifest.size)
     if files.sha256(content) != manifest.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")

@@ -70,7 +70,6 @@ def find(
     store: Store,
     above: bool = True,
     warn: bool = True,
-    hashed: bool = True,
 ) -> Entry | None:
     """Return the verified entry of a request, or None.
 
@@ -82,7 +81,6 @@ def find(
     Args:
         above: whether layers count.
         warn: whether to warn of an entry in the store that cannot be used.
-        hashed: whether to verify the library's content; see `opjit.store.entry.verify`.
     """
     every = locations(ways[0], store) if above else [Location("the cache", store)]
     for place in every:
@@ -95,7 +93,7 @@ def find(
                 return place.accepts(way, manifest, store)
 
             warns = folder not in tried and (warn or place.store is not store)
-            found = first(folder, way.op_target, fits, warns, place.source, hashed)
+            found = first(folder, way.op_target, fits, warns, place.source)
             if found is not None:
                 return found if place.store is store else replace(found, origin="layer")
             tried.add(folder)

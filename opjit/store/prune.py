@@ -33,10 +33,6 @@ _AGE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smhdw]?)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": DAY, "d": DAY, "w": 7 * DAY}
 
 
-class Unremovable(OpjitError):
-    """Nothing can be removed: the cache is not writable, or other users could replace it."""
-
-
 class Cleared(NamedTuple):
     """The result of `clear`.
 
@@ -130,13 +126,13 @@ def _used(item: EntryInfo, now: float) -> float:
 
 
 def _staging(store: Store) -> Path:
-    """Return the folder in which files are deleted. Raises Unremovable if it is not writable, or other users could replace the store."""
+    """Return the folder in which files are deleted. Raises OpjitError if it is not writable, or other users could replace the store."""
     try:
         folder = store.staging()
     except (OSError, UntrustedFolder) as error:
-        raise Unremovable(f"nothing can be removed from the cache {store.root}: {error}") from error
+        raise OpjitError(f"nothing can be removed from the cache {store.root}: {error}") from error
     if not os.access(folder, os.W_OK):
-        raise Unremovable(
+        raise OpjitError(
             f"nothing can be removed from the cache {store.root}: you cannot write to it"
         )
     return folder
@@ -244,5 +240,5 @@ def after_build(store: Store) -> None:
             )
     except BadSetting as error:
         warn_of_cache(f"the cache was not pruned: {error}")
-    except (OSError, Unremovable):
+    except (OSError, OpjitError):
         pass

@@ -218,7 +218,6 @@ def first(
     fits: Callable[[Manifest], bool],
     warn: bool = True,
     trusted_as: Path | None = None,
-    hashed: bool = True,
 ) -> Entry | None:
     """Return the first verified entry with a manifest that `fits`, or None.
 
@@ -231,31 +230,17 @@ def first(
         names = [each.name for each in found]
     except OSError:
         return None
+    unwanted = (FileNotFoundError, NotADirectoryError, NotWanted, manifests.AnotherFormat)
     for name in names:
-        entry = _read_entry(folder / name, target, warn, trusted_as, fits, hashed)
-        if entry is not None:
-            return entry
+        place = folder / name
+        try:
+            return verify(place, target, trusted_as=trusted_as, fits=fits)[0]
+        except unwanted:
+            pass
+        except (EntryError, OSError) as error:
+            if warn:
+                warn_of_cache(f"the cache entry {place} is not used: {error}; opjit rebuilds it")
     return None
-
-
-def _read_entry(
-    folder: Path,
-    target: Target | None,
-    warn: bool,
-    trusted_as: Path | None = None,
-    fits: Callable[[Manifest], bool] | None = None,
-    hashed: bool = True,
-) -> Entry | None:
-    try:
-        return verify(folder, target, trusted_as=trusted_as, hashed=hashed, fits=fits)[0]
-    except (FileNotFoundError, NotADirectoryError, NotWanted):
-        return None
-    except (EntryError, OSError) as error:
-        if warn and not (
-            fits is not None and isinstance(error, manifests.AnotherFormat)
-        ):  # of another version of opjit, next to ours
-            warn_of_cache(f"the cache entry {folder} is not used: {error}; opjit rebuilds it")
-        return None
 
 
 def _publish_atomically(
