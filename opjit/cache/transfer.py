@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple, TypeVar, cast
@@ -139,13 +140,10 @@ def push(
             say(entry.name)
         for pointer in entry.pointers:
             before = place.pointed(pointer)
-            if not known or not before or (entry.max_keys > 1 and entry.key not in before):
-                place.write(
-                    pointer,
-                    "\n".join(
-                        [entry.key, *(key for key in before if key != entry.key)][: entry.max_keys]
-                    ).encode("ascii"),
-                )
+            if not known or entry.key not in before:
+                keys = dict.fromkeys([entry.key, *before])
+                kept = islice(keys, remote.MOST_KEYS)
+                place.write(pointer, "\n".join(kept).encode("ascii"))
         report = report._replace(there=report.there + known)
     return report
 

@@ -12,7 +12,6 @@ from opjit.backends.targets import Target
 from opjit.errors import EntryError, OpjitError
 from opjit.recipe.build_inputs import LIBRARY, entries_folder
 from opjit.recipe.document import base_key, op_folder, request_key
-from opjit.share import remote
 from opjit.store import entry, inventory
 from opjit.store import manifest as manifests
 from opjit.store.inventory import EntryInfo
@@ -29,7 +28,6 @@ class Origin(NamedTuple):
     key: str
     target: Target | None  # an op's target; None for a C++ extension
     pointers: tuple[str, ...]  # the names of the objects that point to it
-    max_keys: int  # the largest number of keys in a pointer
 
     @property
     def name(self) -> str:
@@ -44,27 +42,17 @@ def origin(manifest: Manifest) -> Origin:
     from opjit.library import origin as op_of  # which imports torch
 
     document = manifest.document
+    target = None
     if document.get("made_by") is None:
         schema, target = op_of(manifest)
-        folder = f"{VERSION}/{op_folder(schema.qualified, target, document)}"
-        return Origin(
-            f"{schema.qualified} for {target}",
-            folder,
-            manifest.key,
-            target,
-            _pointers(folder, document),
-            remote.MOST_KEYS,
-        )
-    kind = "library" if document["made_by"] == LIBRARY else "extension"
-    folder = f"{VERSION}/{entries_folder(document)}"
-    return Origin(
-        f"the {kind} {document['name']}",
-        folder,
-        manifest.key,
-        None,
-        _pointers(folder, document),
-        remote.MOST_KEYS,
-    )
+        title = f"{schema.qualified} for {target}"
+        place = op_folder(schema.qualified, target, document)
+    else:
+        kind = "library" if document["made_by"] == LIBRARY else "extension"
+        place = entries_folder(document)
+        title = f"the {kind} {document['name']}"
+    folder = f"{VERSION}/{place}"
+    return Origin(title, folder, manifest.key, target, _pointers(folder, document))
 
 
 def _pointers(folder: str, document: Mapping[str, Any]) -> tuple[str, ...]:

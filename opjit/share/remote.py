@@ -11,7 +11,7 @@ written. After any failure except "not found", the process warns once and stops 
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -51,9 +51,8 @@ class Query(NamedTuple):
     folder: str  # the common prefix of its objects' names
     pointers: Sequence[str]  # the names of pointers, in the order in which to read them
     target: Target | None  # the op's; None for a C++ extension
-    # Whether to use the entry with this key and document. Raises EntryError if no honest remote has
-    # the entry there.
-    fits: Callable[[str, dict[str, Any]], bool]
+    # Whether to use the entry with this document. Raises EntryError if no honest remote has the entry there.
+    fits: Callable[[dict[str, Any]], bool]
 
 
 def query_for(ways: Sequence[BuildInputs]) -> Query:
@@ -61,7 +60,7 @@ def query_for(ways: Sequence[BuildInputs]) -> Query:
     base = ways[0].base
     target = ways[0].op_target
 
-    def fits(key: str, document: dict[str, Any]) -> bool:
+    def fits(document: dict[str, Any]) -> bool:
         if base_key(document) != base:
             raise EntryError(MISMATCH)
         return any(way.fits(document) for way in ways)
@@ -113,11 +112,8 @@ def _ask(wanted: Query, objects: Objects) -> tuple[str, Bundle] | None:
     keys = dict.fromkeys(_read_from(objects, lambda read, trusted: [*_keys(wanted, read)]))
     if not keys:
         return None
-    return _read_from(
-        objects,
-        lambda read, trusted: _look_up(wanted, list(keys), read, trusted),
-        _EXTENSION if wanted.target is None else None,
-    )
+    seconds = _EXTENSION if wanted.target is None else _AT_LEAST
+    return _read_from(objects, lambda read, trusted: _look_up(wanted, keys, read, trusted), seconds)
 
 
 def _keys(wanted: Query, read: _Read) -> Iterator[str]:
@@ -157,15 +153,13 @@ def required_trust(source: str = "it") -> Trust:
 
 
 def _read_from(
-    objects: Objects, call: Callable[[_Read, Trust], _Result], at_least: float | None = None
+    objects: Objects, call: Callable[[_Read, Trust], _Result], at_least: float = _AT_LEAST
 ) -> _Result:
     started = time.monotonic()
     objects.check()  # first, because a key is useless without a remote
     trusted = required_trust()
     objects.load()
-    seconds = max(
-        _IN_ALL - (time.monotonic() - started), _AT_LEAST if at_least is None else at_least
-    )
+    seconds = max(_IN_ALL - (time.monotonic() - started), at_least)
     until = time.monotonic() + seconds
     return with_timeout(
         lambda: call(lambda name, limit: objects.read(name, limit, until), trusted), seconds
@@ -173,7 +167,7 @@ def _read_from(
 
 
 def _look_up(
-    wanted: Query, keys: Sequence[str], read: _Read, trusted: Trust
+    wanted: Query, keys: Iterable[str], read: _Read, trusted: Trust
 ) -> tuple[str, Bundle] | None:
     """Return the key and the requested entry, checked, or None.
 
@@ -187,7 +181,7 @@ def _look_up(
             continue
         found, manifest = trusted.opened(content)
         examine(manifest, found.library, key, wanted.target)
-        if wanted.fits(key, manifest.document):
+        if wanted.fits(manifest.document):
             return key, found
     return None
 
