@@ -14,7 +14,6 @@ from opjit.judge.protocol import (
     Ask,
     Channel,
     Described,
-    Died,
     Done,
     Failed,
     Message,
@@ -77,22 +76,21 @@ class WorkerConnection:
 
     def answer(self, kind: type[A], seconds: float) -> tuple[A, list[int]]:
         """Wait for an answer and its files."""
-        answer, files = self._receive(self._requests, [kind, Failed], seconds)
-        if isinstance(answer, Failed):
-            raise VerdictReached(answer.word, answer.message, answer.reusable, **answer.facts)
-        return answer, files  # type: ignore[return-value]
+        return self._receive(self._requests, kind, seconds)
 
-    def _receive(
-        self, channel: Channel, kinds: list[type[Message]], seconds: float
-    ) -> tuple[Message, list[int]]:
-        """Wait longer on a busy machine."""
+    def _receive(self, channel: Channel, kind: type[A], seconds: float) -> tuple[A, list[int]]:
+        """Wait for a message, longer on a busy machine."""
         seconds *= load_factor()
+        kinds: list[type[A | Failed]] = [kind, Failed]
         try:
-            return channel.receive(kinds, seconds)
+            answer, files = channel.receive(kinds, seconds)
         except TimeoutError:
             raise VerdictReached("timeout", f"did not return within {seconds:g} s") from None
         except EOFError:
             raise self._death() from None
+        if isinstance(answer, Failed):
+            raise answer.reached()
+        return answer, files
 
     def prepare(
         self,
@@ -143,16 +141,13 @@ class WorkerConnection:
         """Let the keeper stop the worker, or let it go on."""
         with suppress(ConnectionError):  # the answer gives the reason
             self._control.send(Ask(method, {}))
-        answer, _ = self._receive(self._control, [kind, Died], seconds)
-        if isinstance(answer, Died):
-            raise VerdictReached(answer.word, answer.message)
-        return answer  # type: ignore[return-value]
+        return self._receive(self._control, kind, seconds)[0]
 
     def _death(self) -> VerdictReached:
         """Return why the worker ended, if the keeper reports it in time."""
         with suppress(EOFError, TimeoutError):
-            died, _ = self._control.receive([Died], _LAST_WORDS)
-            return VerdictReached(died.word, died.message)
+            died, _ = self._control.receive([Failed], _LAST_WORDS)
+            return died.reached()
         return VerdictReached("crash", "its process ended")
 
     @property

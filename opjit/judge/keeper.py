@@ -20,7 +20,7 @@ from opjit.errors import (
 )
 from opjit.judge import sandbox
 from opjit.judge.bench import Bench
-from opjit.judge.protocol import Ask, Channel, Died, Done, Failed, Fork, Stopped
+from opjit.judge.protocol import Ask, Channel, Done, Failed, Fork, Stopped
 from opjit.judge.verdict import VerdictReached, Word
 from opjit.judge.worker import CandidateWorker
 from opjit.testing.isolation import Child
@@ -102,7 +102,7 @@ def _first_of_namespace(asked: Fork) -> int:
     return first
 
 
-def _watch(process: Child, control: Channel) -> Died:
+def _watch(process: Child, control: Channel) -> Failed:
     """Stop the worker and let it go on as the judge asks, until it ends, or until the judge lets go.
 
     No kernel needs to be stopped or continued by anybody else.
@@ -121,14 +121,14 @@ def _watch(process: Child, control: Channel) -> Died:
                 os.read(signals, 512)
             for event in _events_of(process.pid):
                 if event != awaited:
-                    return Died("cheat", "stops or continues its process")
+                    return _ended("cheat", "stops or continues its process")
                 awaited = 0
                 control.send(Stopped(process.pid) if event == os.CLD_STOPPED else Done())
             if control.end in ready:
                 try:
                     asked, _ = control.receive([Ask])
                 except EOFError:
-                    return Died("crash", "was ended")
+                    return _ended("crash", "was ended")
                 number, awaited = _SIGNALS[asked.method]
                 os.kill(process.pid, number)
 
@@ -139,13 +139,17 @@ def _events_of(pid: int) -> Iterator[int]:
         yield event.si_code
 
 
-def _death(process: Child) -> Died:
+def _ended(word: Word, message: str) -> Failed:
+    return Failed(word, message, False, {})
+
+
+def _death(process: Child) -> Failed:
     how = process.end()
     if "SIGSYS" in how:
         reason = "makes a system call that computing does not need, for which the kernel ended it"
-        return Died("cheat", reason)
+        return _ended("cheat", reason)
     last_line = process.stderr()[-2000:].strip().splitlines()[-1:]
-    return Died("crash", ": ".join([how, *last_line]))
+    return _ended("crash", ": ".join([how, *last_line]))
 
 
 def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:

@@ -17,7 +17,7 @@ import torch
 from typing_extensions import dataclass_transform  # of torch's
 
 from opjit.declare.sample import tensors_of
-from opjit.judge.verdict import Word
+from opjit.judge.verdict import VerdictReached, Word
 from opjit.typed_json import typed
 
 _INLINE = 60_000  # bytes of a message. Longer messages go into a file of memory
@@ -107,25 +107,21 @@ class Facts(Message):
 
 
 class Failed(Message):
-    """The candidate is judged. `reusable`: its worker can judge other candidates."""
+    """The candidate is judged. The first line of the message gives the reason. `reusable`: its worker can judge other candidates."""
 
     word: Word
     message: str
     reusable: bool
     facts: dict[str, Any]
 
+    def reached(self) -> VerdictReached:
+        return VerdictReached(self.word, self.message, self.reusable, **self.facts)
+
 
 class Stopped(Message):
     """The worker stands still, by the keeper's signal."""
 
     pid: int
-
-
-class Died(Message):
-    """The end of a worker. The first line of the message gives the reason."""
-
-    word: Word
-    message: str
 
 
 class Untrusted(Exception):
