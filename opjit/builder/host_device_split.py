@@ -17,9 +17,11 @@ from typing import NamedTuple
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.layouts import Layout
 from opjit.builder.signatures import (
+    Parameter,
     after_template,
     callee_start,
-    named_parameter,
+    name_before,
+    parameters_of,
     template_arguments,
 )
 from opjit.builder.tokens import (
@@ -28,7 +30,6 @@ from opjit.builder.tokens import (
     Token,
     launch_end,
     match_brackets,
-    matching_angle,
     outer_indices,
     split_at_commas,
     tokenize,
@@ -351,23 +352,15 @@ class _Splitter:
         if "*" in names:
             raise NvccOnly("a kernel is a member of a class")
         internal = self._external(begin + declared, parameters)
-        at = parameters - 1
-        if self.tokens[at].text == ">":  # an explicit specialization
-            at = matching_angle(self.tokens, at) - 1
+        at = name_before(self.tokens, parameters)
         name = self.tokens[at].text
-        arguments = (
-            ""
-            if not declared or at != parameters - 1
-            else template_arguments(self.tokens[begin : begin + declared])
-        )
-        groups = self._groups(parameters)
-        named = [named_parameter(group) for group in groups]
-        types = ", ".join(
-            self._source(group[0].start, end) for group, (_, end) in zip(groups, named, strict=True)
-        )
-        addresses = "".join(f"(void *)&{name}, " for name, _ in named)
-        callee = self._source(self.tokens[at].start, self.tokens[parameters].start) + arguments
-        notes = self._layouts_of(groups, [name for name, _ in named], self.tokens[body].end)
+        callee = self._source(self.tokens[at].start, self.tokens[parameters].start)
+        if declared and at == parameters - 1:
+            callee += template_arguments(self.tokens[begin : begin + declared])
+        given = parameters_of(self.tokens, self.closing, parameters)
+        types = ", ".join(self._source(each.tokens[0].start, each.end) for each in given)
+        addresses = "".join(each.address for each in given)
+        notes = self._layouts_of(given, self.tokens[body].end)
         start = self.tokens[body].start
         end = self.tokens[self.closing[body]].end
         stub = (
@@ -379,11 +372,11 @@ class _Splitter:
         self.internal |= {"::".join((*names, name))} if internal and not declared else set()
         self.templates |= declared > 0
 
-    def _layouts_of(self, groups: list[list[Token]], names: list[str], body: int) -> str:
+    def _layouts_of(self, parameters: Iterable[Parameter], body: int) -> str:
         """Enter the parameters of a kernel that may be classes. Returns the code that notes their layouts on the host."""
         notes = ""
         checks = ""
-        for group, name in zip(groups, names, strict=True):
+        for group, name, _ in parameters:
             words = [token.text for token in group if token.kind == "name"]
             is_scalar = _SCALARS.issuperset(word for word in words if word != name)
             if is_scalar or name.endswith("...") or {"*", "&"} & {token.text for token in group}:
@@ -434,15 +427,6 @@ class _Splitter:
         return self._drop(
             self._outer(begin, end), ("static", "inline", "__inline__", "__forceinline__")
         )
-
-    def _groups(self, parameters: int) -> list[list[Token]]:
-        """Return the tokens of each parameter; ``(void)`` and ``()`` have none."""
-        begin = parameters + 1
-        end = self.closing[parameters]
-        ranges = split_at_commas(self.tokens, self.closing, begin, end)
-        groups = [list(self.tokens[start:stop]) for start, stop in ranges]
-        is_void = [token.text for group in groups for token in group] == ["void"]
-        return [] if is_void else groups
 
     def _declaration(self, begin: int, end: int, names: tuple[str, ...]) -> None:
         """Handle a declaration of variables or of a function that is defined elsewhere."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly
 from opjit.builder.tokens import (
     Token,
     matching_angle,
+    split_at_commas,
 )
 
 _UNNAMED = "int float double char bool long short unsigned const __restrict__ half"
@@ -72,12 +74,40 @@ def template_arguments(head: list[Token]) -> str:
     return f"<{', '.join(names)}>"
 
 
-def named_parameter(group: list[Token]) -> tuple[str, int]:
-    """Return a parameter's name, with ``...`` for a pack, and where its declaration ends, before a default argument."""
-    end = next((index for index, token in enumerate(group) if token.text == "="), len(group))
-    named = next((index for index, token in enumerate(group) if token.text == "["), end)
-    name = group[named - 1]
-    if named < 2 or name.kind != "name" or name.text in _UNNAMED.split():
-        raise NvccOnly("a kernel has an unnamed parameter")
-    pack = named >= 4 and group[named - 2].text == "."
-    return name.text + ("..." if pack else ""), group[end - 1].end
+class Parameter(NamedTuple):
+    """A parameter of a kernel."""
+
+    tokens: Sequence[Token]
+    name: str  # with ``...`` for a pack
+    end: int  # of its declaration in the text, before a default argument
+
+    @classmethod
+    def of(cls, tokens: Sequence[Token]) -> Parameter:
+        end = next((index for index, token in enumerate(tokens) if token.text == "="), len(tokens))
+        named = next((index for index, token in enumerate(tokens) if token.text == "["), end)
+        name = tokens[named - 1]
+        if named < 2 or name.kind != "name" or name.text in _UNNAMED.split():
+            raise NvccOnly("a kernel has an unnamed parameter")
+        is_pack = named >= 4 and tokens[named - 2].text == "."
+        return cls(tokens, name.text + "..." * is_pack, tokens[end - 1].end)
+
+    @property
+    def address(self) -> str:
+        return f"(void *)&{self.name}, "
+
+
+def parameters_of(
+    tokens: Sequence[Token], brackets: Mapping[int, int], opening: int
+) -> list[Parameter]:
+    """Return a kernel's parameters; ``(void)`` and ``()`` have none."""
+    ranges = split_at_commas(tokens, brackets, opening + 1, brackets[opening])
+    groups = [tokens[start:stop] for start, stop in ranges]
+    is_void = [token.text for group in groups for token in group] == ["void"]
+    return [] if is_void else [*map(Parameter.of, groups)]
+
+
+def name_before(tokens: Sequence[Token], opening: int) -> int:
+    """Return the index of the name of a function with parameters that open at an index."""
+    at = opening - 1
+    is_specialization = tokens[at].text == ">"
+    return matching_angle(tokens, at) - 1 if is_specialization else at

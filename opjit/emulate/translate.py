@@ -14,7 +14,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from opjit.builder.compile_step import NvccOnly
-from opjit.builder.signatures import callee_start, named_parameter, template_arguments
+from opjit.builder.signatures import (
+    callee_start,
+    name_before,
+    parameters_of,
+    template_arguments,
+)
 from opjit.builder.tokens import (
     Malformed,
     launch_end,
@@ -149,21 +154,13 @@ class _File:
         body = self.brackets.get(parameters, len(self.tokens)) + 1
         if body >= len(self.tokens) or self.words[body] != "{":
             return  # a declaration
-        name = parameters - 1
-        if self.words[name] == ">":  # an explicit specialization
-            name = matching_angle(self.tokens, name) - 1
+        name = name_before(self.tokens, parameters)
         callee = self._between(name, parameters)
         if name == parameters - 1:
             callee += self._template_of(index)
-        ranges = split_at_commas(self.tokens, self.brackets, parameters + 1, body - 1)
-        if self._between(parameters + 1, body - 1) == "void":
-            ranges = []
-        groups = [self.tokens[first:last] for first, last in ranges]
-        named = [named_parameter(group) for group in groups]
-        types = ", ".join(
-            self.text[group[0].start : end] for group, (_, end) in zip(groups, named, strict=True)
-        )
-        addresses = "".join(f"(void *)&{name}, " for name, _ in named)
+        given = parameters_of(self.tokens, self.brackets, parameters)
+        types = ", ".join(self.text[each.tokens[0].start : each.end] for each in given)
+        addresses = "".join(each.address for each in given)
         start = self.tokens[body].end
         yield (
             start,
