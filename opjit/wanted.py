@@ -42,11 +42,6 @@ class BinaryRequest:
         return str(self.inputs)
 
     @property
-    def kind(self) -> Target | None:
-        """The target of an op; None for another binary."""
-        return self.inputs.op_target
-
-    @property
     def ways(self) -> Sequence[BuildInputs]:
         """Inputs with equally good binaries, the preferred first."""
         return self.inputs.ways
@@ -66,8 +61,9 @@ class BinaryRequest:
         document = self.ways[0].request if manifest is None else manifest.document
         return store.base / self.inputs.place_of(document)
 
-    def names(self, entry: Entry) -> set[str]:
-        """Return the names of the requests that an entry answers."""
+    @property
+    def names(self) -> set[str]:
+        """The names of the requests that its entry answers."""
         return {name for way in self.ways for name in (way.key, way.base)}
 
     def accepts(self, manifest: Manifest) -> bool:

@@ -32,7 +32,7 @@ from opjit.files import StrPath
 from opjit.progress import Display, logger
 from opjit.store import inventory, sets
 from opjit.store.store import Store
-from opjit.wanted import BinaryRequest
+from opjit.wanted import BinaryRequest, OpRequest
 
 
 class Report(NamedTuple):
@@ -184,7 +184,8 @@ def build_plan(
             _share(plan, report)
         else:
             _build_missing(plan, jobs, report, stream, write)
-        if is_on("OPJIT_CPP_AUTOGRAD", unset=True) and any(wanted.kind for wanted in plan.wanted):
+        of_ops = [wanted for wanted in plan.wanted if isinstance(wanted, OpRequest)]
+        if of_ops and is_on("OPJIT_CPP_AUTOGRAD", unset=True):
             make_autograd_part(plan.store, on_build=write)
     finally:
         # opjit makes folders that only their owner can read
@@ -226,7 +227,7 @@ def _build_missing(
 
     size = min(len(missing), budget.jobs(budget.C_JOB, jobs))
     # The long ones first, to finish together.
-    missing.sort(key=lambda wanted: bool(wanted.kind and not wanted.kind.backend.uses_nvcc))
+    missing.sort(key=_is_short)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with progress.display(stream, write, len(missing)) as display, processes.pool(size) as pool:
@@ -244,6 +245,10 @@ def _build_missing(
     }
     for each in found.values():
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+def _is_short(wanted: BinaryRequest) -> bool:
+    return isinstance(wanted, OpRequest) and not wanted.target.backend.uses_nvcc
 
 
 def _build_one(

@@ -125,10 +125,11 @@ class RankTask:
         if not self.wanted.accepts(described):
             raise EntryError("they belong to another entry")
         place = self.wanted.folder(self.store, described) / described.key
+        target = self.wanted.inputs.op_target
         if self.wanted.must_store:
-            self.entry = self.store.receive(received, place, self.wanted.kind)
+            self.entry = self.store.receive(received, place, target)
         else:
-            self.entry = self.store.receive_or_keep(received, place, self.wanted.kind, str(self))
+            self.entry = self.store.receive_or_keep(received, place, target, str(self))
         self.origin = "taken"
 
 
@@ -158,7 +159,7 @@ class Job:
             self.jobstore.add("arrived")
             for task in offers:
                 assert task.entry is not None
-                if task.name in task.wanted.names(task.entry) and self._claim(task):
+                if self._claim(task):
                     self._publish(task, task.entry)
             for task in order:
                 if not task.able:
@@ -235,7 +236,7 @@ class Job:
                     f"bytes/{entry.key}/{parts}", content[start : start + _PART_BYTES]
                 )
                 parts += 1
-        for name in task.wanted.names(entry):
+        for name in task.wanted.names:
             self.jobstore.set(f"result/{name}", RankResult(entry.key, parts).dump())
 
     def _wait(self, task: RankTask, left: int) -> None:

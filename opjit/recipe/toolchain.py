@@ -339,7 +339,6 @@ class ToolVersions(dict[str, str]):
     flag.
     """
 
-    headers: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()  # of headers and libraries
 
 
@@ -367,7 +366,6 @@ def versions_of(compiler: Compiler, name: str) -> dict[str, str]:
 
 def identity(compiler: Compiler, device: Nvcc | Nvrtc | DeviceCompilerInfo | None) -> ToolVersions:
     versions = ToolVersions(versions_of(compiler, "cc"))
-    versions.headers = tuple(filter(None, compiler.includes.split(":")))
     versions.folders = system_folders([compiler])
     if isinstance(device, Nvrtc):
         versions["nvrtc.version"] = device.version
