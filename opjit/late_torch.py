@@ -9,7 +9,7 @@ from types import ModuleType
 # imported after torch.
 _FREE_NAMES = """
     backends builder cache environment errors files loader processes progress recipe request
-    resources shared_library share store wanted why
+    resources shared_library share store typed_json wanted why
 """
 FREE = tuple(_FREE_NAMES.split())
 NOT_FREE = (

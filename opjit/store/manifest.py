@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from opjit import files
 from opjit.errors import EntryError
 from opjit.recipe.document import FORMAT, document_key
+from opjit.typed_json import typed
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20
@@ -66,23 +67,11 @@ def parse(text: bytes) -> Manifest:
         raise EntryError(f"the manifest is not JSON: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise AnotherFormat("another version of opjit wrote it, in another format")
-    expected = {
-        "format": int,
-        "key": str,
-        "document": dict,
-        "library": str,
-        "size": int,
-        "sha256": str,
-        "built_with": dict,
-    }
-    if fields.keys() != expected.keys() or any(
-        type(fields[name]) is not kind for name, kind in expected.items()
-    ):
-        raise EntryError("the manifest does not have the fields of its format")
-    if not all(isinstance(value, str) for value in fields["built_with"].values()):
-        raise EntryError("the manifest's built_with has a value that is not a string")
     del fields["format"]
-    manifest = Manifest(**fields)
+    try:
+        manifest: Manifest = typed(fields, Manifest)
+    except TypeError as error:
+        raise EntryError(f"the manifest does not have the fields of its format: {error}") from None
     if not _LIBRARY.fullmatch(manifest.library):
         raise EntryError("the manifest's library has an invalid name")
     try:
