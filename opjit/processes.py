@@ -41,7 +41,6 @@ _Value = TypeVar("_Value")
 _RLock: type = type(threading.RLock())
 _locks: WeakSet[Lock] = WeakSet()
 _running: set[subprocess.Popen[Any]] = set()  # the commands of all threads
-_ending: set[ThreadPoolExecutor] = set()  # pools that an interrupt ends
 
 
 class CachedProperty(functools.cached_property[_T]):
@@ -300,7 +299,6 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
         try:
             yield threads
         except (KeyboardInterrupt, SystemExit):
-            _ending.add(threads)
             threads.shutdown(wait=False, cancel_futures=True)
             ending = threading.Thread(target=threads.shutdown)
             since = time.monotonic()
@@ -313,8 +311,6 @@ def pool(size: int) -> Iterator[ThreadPoolExecutor]:
                     _signal(process, signal.SIGTERM if gentle else signal.SIGKILL)
                 ending.join(0.1)
             raise
-        finally:
-            _ending.discard(threads)
 
 
 def in_parallel(
@@ -340,13 +336,6 @@ def in_parallel(
 
     with pool(width) as threads:
         return list(threads.map(call, values))
-
-
-def pause(seconds: float) -> None:
-    """Sleep. Raises KeyboardInterrupt if an interrupt is ending the commands of all threads."""
-    time.sleep(seconds)
-    if _ending:
-        raise KeyboardInterrupt
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
