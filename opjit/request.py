@@ -10,12 +10,13 @@ and `fetch_or_build`. Importing this module does not import torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from opjit import files, processes, progress
 from opjit.environment import is_on
-from opjit.errors import CompileError, NotCached
+from opjit.errors import CompileError, LoadError, NotCached
 from opjit.store import usage
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_store
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from opjit.backends import Backend
     from opjit.backends.targets import Target
     from opjit.declare.op_state import OpState
+
+_Result = TypeVar("_Result")
 
 
 def ready(op: OpState, backend: Backend, found: Entry | None = None) -> None:
@@ -63,23 +66,31 @@ def ready_for_call(op: OpState, backend: Backend) -> None:
 def _load_kernel(op: OpState, target: Target, found: Entry | None) -> loader.Loaded:
     from opjit import loader
 
-    for store in stores():
+    def load(chosen: Entry) -> loader.Loaded:
+        return loader.load(chosen, op.qualified, op.declaration.libraries(target))
+
+    return use_entry(partial(entry, op, target), load, found)
+
+
+def use_entry(
+    find: Callable[[Store], Entry], use: Callable[[Entry], _Result], found: Entry | None = None
+) -> _Result:
+    """Find or build an entry, unless the caller has `found` it, and use it.
+
+    Another process may remove it before that: then it is found or built again, in the cache, and at last in a private folder.
+    """
+    from opjit import loader
+
+    for place in (default_store, default_store, lambda: Store(files.temporary_folder())):
+        chosen = found or find(place())
         try:
-            chosen = found or entry(op, target, store)
-            return loader.load(chosen, op.qualified, op.declaration.libraries(target))
-        except loader.Gone as error:
+            return use(chosen)
+        except (OSError, ImportError, LoadError) as error:
+            if chosen.library.exists() and not isinstance(error, loader.Gone):
+                raise
             gone = error
             found = None
     raise gone
-
-
-def stores() -> Iterator[Store]:
-    """Yield stores for repeated requests, because another process may remove an entry before it
-    is opened: the cache twice, then a private folder.
-    """
-    yield default_store()
-    yield default_store()
-    yield Store(files.temporary_folder())
 
 
 def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
@@ -92,7 +103,11 @@ def entry(op: OpState, target: Target, store: Store | None = None) -> Entry:
     if own is not None:
         return cast("Entry", own(op, target))
     store = store or default_store()
-    wanted = of_op(op, target, store)
+    return obtain(of_op(op, target, store), store)
+
+
+def obtain(wanted: BinaryRequest, store: Store) -> Entry:
+    """Return the verified entry of a request, from a layer, the store, the remote or the compiler."""
     return lookup(wanted, store) or fetch_or_build(wanted, store)
 
 

@@ -208,7 +208,7 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
 
     def obtain(each: OpRequest) -> Entry | None:
         try:
-            return request.lookup(each, store) or request.fetch_or_build(each, store)
+            return request.obtain(each, store)
         except OpjitError as error:
             failed.append(error)
             return None

@@ -19,13 +19,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 
-from opjit import builder, loader, progress
+from opjit import builder, loader, progress, request
 from opjit.cpp_extension import binary, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import ExtensionRequest
@@ -265,7 +266,8 @@ def load_wanted(wanted: ExtensionRequest, found: Entry | None = None) -> Any:
     directory = wanted.call.build_directory
     if directory and not os.path.isdir(directory):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    loaded = binary.with_entry(wanted, lambda entry: _deliver_and_open(entry, wanted), found)
+    find = partial(request.obtain, wanted)
+    loaded = request.use_entry(find, lambda entry: _deliver_and_open(entry, wanted), found)
     note_call(wanted.call.function, wanted.call.for_torch(), wanted.inputs.archs)
     return loaded
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
-from opjit import files, loader, request
+from opjit import files, loader
 from opjit.cpp_extension import identity, stable
 from opjit.cpp_extension.arguments import CALLS, InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension, Unsupported
 from opjit.declare.oplist import RecordedExtension
 from opjit.environment import is_on
-from opjit.errors import CompileWarning, LoadError, RecordError
+from opjit.errors import CompileWarning, RecordError
 from opjit.processes import CachedProperty
 from opjit.shared_library.recorded import arguments_of
 from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from opjit.wanted import BinaryRequest
-
-_R = TypeVar("_R")
 
 
 def of_call(
@@ -126,25 +122,6 @@ class ExtensionRequest(BinaryRequest):
             text = f"{slow}, because opjit's preprocessor failed: {reason}"
             warnings.warn(CompileWarning(text), stacklevel=2)
         return entry
-
-
-def with_entry(
-    wanted: ExtensionRequest, use: Callable[[Entry], _R], found: Entry | None = None
-) -> _R:
-    """Find or build an extension, unless the caller has `found` it, and use its entry.
-
-    If the entry is removed before that, find or build another.
-    """
-    for store in request.stores():
-        entry = found or request.lookup(wanted, store) or request.fetch_or_build(wanted, store)
-        try:
-            return use(entry)
-        except (OSError, ImportError, LoadError) as error:
-            if entry.library.exists() and not isinstance(error, loader.Gone):
-                raise
-            gone = error
-            found = None
-    raise gone
 
 
 def copy_library(entry: Entry, place: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import setuptools  # type: ignore[import-untyped,unused-ignore]
 import torch
 from setuptools.errors import CompileError  # type: ignore[import-untyped,unused-ignore]
 
+from opjit import request
 from opjit.builder import torch_builder
 from opjit.cpp_extension import binary
 from opjit.cpp_extension.arguments import LoadCall
@@ -77,7 +79,8 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             wanted = binary.of_call(self._call(ext), default_store().notes)
-            binary.with_entry(wanted, lambda entry: binary.copy_library(entry, place))
+            find = partial(request.obtain, wanted)
+            request.use_entry(find, lambda entry: binary.copy_library(entry, place))
         except OpjitError as error:
             raise CompileError(str(error)) from None  # setuptools shows it without frames
         except (Unsupported, TypeError):

@@ -75,7 +75,7 @@ def build(
 
         compilation.write_commands(library, store, Path(compile_commands).absolute())
     wanted = LibraryRequest(library)
-    entry = request.lookup(wanted, store) or request.fetch_or_build(wanted, store)
+    entry = request.obtain(wanted, store)
     if os.environ.get("OPJIT_RECORD"):
         from opjit.shared_library import recorded
 
