@@ -4,6 +4,7 @@ Catch `OpjitError` for all errors. Each is also a RuntimeError. The first line o
 error contain its details. ``opjit help NoKernel`` explains an error in a terminal.
 """
 
+import copyreg
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +15,8 @@ class OpjitError(RuntimeError):
     """Base of all errors of opjit."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.args, self.__dict__)
-
-
-def _unpickled(kind: type[OpjitError], args: tuple[Any, ...], facts: dict[str, Any]) -> OpjitError:
-    """Rebuild an error from another process without its constructor, which may need more than a message."""
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(facts)
-    return error
+        """Let another process rebuild the error without its constructor, which may need more than a message."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UnknownOp(OpjitError, KeyError):
