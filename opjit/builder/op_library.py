@@ -197,7 +197,7 @@ class _Compilation:
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
             "CUDA_HOME": nvcc.root if nvcc else None,
         }
-        return torch_builder.run_build("load", arguments, environment, variables)
+        return torch_builder.run_build(arguments, environment, variables)
 
     def _in_place(self, flags: Iterable[str]) -> list[str]:
         """Return flags with the paths of this build."""

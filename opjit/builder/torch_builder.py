@@ -177,7 +177,6 @@ def _without_cuda() -> Iterator[None]:
 
 
 def run_build(
-    function: str,
     arguments: Mapping[str, Any],
     environment: Mapping[str, str | None],
     variables: Mapping[str, Any],
@@ -202,7 +201,7 @@ def run_build(
         **{**vars(sys), "stdout": io.StringIO(), "stderr": io.StringIO()}
     )
     copied.update(variables, **surroundings)
-    _call(function, arguments, copied, outputs)
+    _call("load", arguments, copied, outputs)
     return outputs[-1]
 
 
