@@ -46,10 +46,7 @@ class Cuda:
 
     def host_arch(self) -> str:
         """Return the archs of all visible GPUs, joined: one binary for all of them."""
-        found = {
-            torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
-        }
-        return "+".join(f"sm_{major}{minor}" for major, minor in sorted(found))
+        return "+".join(f"sm_{major}{minor}" for major, minor in capabilities())
 
     def archs(self) -> list[str]:
         return _ARCHS.split()
@@ -59,11 +56,9 @@ class Cuda:
 
     def runs(self, arch: str) -> bool:
         """Return whether each visible GPU has code: for its capability, or for an earlier minor version of it."""
-        found = {
-            torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
-        }
         return all(
-            any(_serves(part, major, minor) for part in arch.split("+")) for major, minor in found
+            any(_serves(part, *capability) for part in arch.split("+"))
+            for capability in capabilities()
         )
 
     def runtime(self, cuda_version: str | None) -> str:
@@ -106,6 +101,13 @@ class Cuda:
             f"libcudart.so.{runtime.removeprefix('cuda')}",
         }
         return Flags(c, cuda, ("-lstdc++", "-lm"), ("libtorch_cpu", "libtorch_cuda"), needed)
+
+
+def capabilities() -> list[tuple[int, int]]:
+    """Return the compute capabilities of the visible GPUs, without duplicates."""
+    return sorted(
+        {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    )
 
 
 def _serves(part: str, major: int, minor: int) -> bool:

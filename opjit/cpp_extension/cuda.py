@@ -176,7 +176,6 @@ class WithLight(NamedTuple):
         own = [f"-I{folder}" for folder in prepared.folders]
         later = [*told, *folders_of_cuda(self.headers)]
         around = macros.Surroundings(
-            tuple(light.folders()),
             f'#include "{FIRST}"\n',
             tuple(later),
             (self.version, FIRST.read_text()),

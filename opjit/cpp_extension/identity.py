@@ -6,7 +6,6 @@ scans it, because torch's compilers do not list the headers that they find there
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import json
 import os
@@ -22,6 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from opjit import files
+from opjit.backends.cuda import capabilities
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
 from opjit.recipe import compilers, record_reader, toolchain
@@ -199,7 +200,7 @@ def _places_of_call(
         tuple(dict.fromkeys(include)),
         tuple(dict.fromkeys(library)),
         system,
-        _own_folders(),
+        own_folders(),
     )
 
 
@@ -209,8 +210,8 @@ def _folders_of_variables() -> list[str]:
     return [part for value in values for part in value.split(os.pathsep) if os.path.isabs(part)]
 
 
-def _own_folders() -> tuple[str, ...]:
-    """The directories of torch's and Python's headers, under the names that torch's builder uses."""
+def own_folders() -> tuple[str, ...]:
+    """The directories of torch's and Python's headers, in the order of torch's commands, under the names that torch's builder uses."""
     torchs = os.path.join(os.path.dirname(torch.__file__), "include")
     return torchs, f"{torchs}/torch/csrc/api/include", sysconfig.get_path("include")
 
@@ -230,7 +231,7 @@ def _flags(
     if cuda:
         flags["torch"] = _changed_by_user()
     if cuda and "native" in flags:
-        flags["native"] += map(str, _capabilities())
+        flags["native"] += map(str, capabilities())
     return flags
 
 
@@ -274,15 +275,8 @@ def _cuda_archs(name: str, flags: list[str]) -> str:
         if (number := re.findall(r"^sm_(\d+)", arch))
     )
     # torch's choice: the visible GPUs, and PTX for later ones.
-    found = sorted({min(newest, capability) for capability in _capabilities()})
+    found = sorted({min(newest, capability) for capability in capabilities()})
     return ";".join(f"{major}.{minor}" for major, minor in found) + "+PTX"
-
-
-def _capabilities() -> list[tuple[int, int]]:
-    """The compute capabilities of the visible GPUs, without duplicates."""
-    return sorted(
-        {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
-    )
 
 
 def _strings(parameter: str, call: LoaderCall) -> list[str]:
@@ -325,7 +319,7 @@ def _inline(call: InlineCall) -> tuple[dict[str, Any], dict[str, bytes]]:
         if not isinstance(sources, list) or not all(isinstance(text, str) for text in sources):
             raise Unsupported
         encoded = [text.encode("utf-8", "surrogateescape") for text in sources]
-        found[parameter] = [hashlib.sha256(text).hexdigest() for text in encoded]
+        found[parameter] = list(map(files.sha256, encoded))
         texts |= {f"{INLINE}{parameter}/{number}": text for number, text in enumerate(encoded)}
     if not isinstance(call.functions, (str, list, dict, type(None))):
         raise Unsupported

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opjit.cpp_extension.identity import CUDA, Extension
+from opjit.cpp_extension.identity import CUDA, Extension, own_folders
 from opjit.recipe import compilers, recorder
 from opjit.recipe.compilers import Compiler
 
@@ -114,7 +114,7 @@ def _authors_code(cxx: Compiler, logs: Iterable[Path]) -> list[str]:
     """Return the texts, without comments, of the files that are neither torch's and Python's nor the compiler's."""
     from opjit.cpp_extension.light import headers  # late: no hit needs it
 
-    others = (*headers.folders(), *cxx.includes.split(":"), "/dev")
+    others = (*own_folders(), *cxx.includes.split(":"), "/dev")
     prefixes = tuple(f"{os.path.realpath(folder)}/" for folder in others)
     paths = set().union(*map(_opened, logs))
     own = sorted(path for path in paths if not path.startswith(prefixes))

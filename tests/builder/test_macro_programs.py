@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from opjit.cpp_extension.light import headers, macros, streams
+from opjit.cpp_extension.identity import own_folders
+from opjit.cpp_extension.light import macros, streams
 from opjit.recipe import toolchain
 from opjit.store.store import Store, default_root
 from tests.builder.test_cuda import needs_nvrtc
@@ -118,7 +119,7 @@ def test_drawn_text_is_that_of_torchs_headers(tmp_path: Path) -> None:
     """The macros that are kept make the text that torch's headers make."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    torchs = headers.folders()
+    torchs = own_folders()
     system = [word for folder in torchs for word in ("-isystem", folder)]
     for number in range(10):
         draw = random.Random(f"{seed} {number}")
@@ -139,7 +140,7 @@ def test_drawn_text_is_that_of_torchs_headers(tmp_path: Path) -> None:
             folder / "scratch",
             ["-std=c++20", "-fPIC", *draw.choice([[], ["-O2"]]), *system],
             "a.cpp",
-            macros.Surroundings(tuple(torchs)),
+            macros.Surroundings(),
             tuple(torchs),
         )
         kept = preprocessor.lines_of(preprocessor.text_with_torchs())

@@ -21,7 +21,7 @@ from opjit.builder.cuda_text import CudaFile
 from opjit.builder.nvrtc import DeviceCode
 from opjit.builder.torch_builder import CompiledSource
 from opjit.cpp_extension import build, cuda, identity
-from opjit.cpp_extension.identity import Extension
+from opjit.cpp_extension.identity import Extension, own_folders
 from opjit.cpp_extension.light import Prepared, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
@@ -268,7 +268,7 @@ def test_a_file_for_nvcc_is_the_same_tokens_with_light_headers(
     source = tmp_path / "k.cu"
     source.write_text(code)
     own = [f"-I{folder}" for folder in (light.OWN, light.OWN.parent)]
-    torchs = [word for folder in light.folders() for word in ("-isystem", folder)]
+    torchs = [word for folder in own_folders() for word in ("-isystem", folder)]
     flags = [*own, *torchs, "-std=c++20", "-gencode=arch=compute_90,code=sm_90"]
     compilation = CompiledSource(str(source), "k.o", by_nvcc=True)
     base = Store(default_root()).base

@@ -20,7 +20,7 @@ import opjit
 from opjit import files
 from opjit.builder import parts
 from opjit.cpp_extension import build, entries, identity
-from opjit.cpp_extension.identity import Extension
+from opjit.cpp_extension.identity import Extension, own_folders
 from opjit.cpp_extension.light import (
     Prepared,
     core,
@@ -245,7 +245,7 @@ def checked(folder: Path, text: str, *flags: str) -> Program:
     """Write the light headers of a text. Raises streams.Different if it is another one with torch's headers."""
     (folder / "a.cpp").write_text(text)
     prepared = prepared_in(folder, *flags)
-    system = [word for place in headers.folders() for word in ("-isystem", place)]
+    system = [word for place in own_folders() for word in ("-isystem", place)]
     words = ["-std=c++20", "-fPIC", "-DTORCH_EXTENSION_NAME=mine", *flags, *system]
     prepared.check("a.cpp", [*words, "-c", "a.cpp"], "a.o", folder / "scratch")
     return prepared.programs["a.o"]
@@ -549,7 +549,7 @@ def test_a_binary_is_the_same_with_the_core(monkeypatch: pytest.MonkeyPatch) -> 
         return
     known, path = used[0]
     first = f"-include{path.with_name(core.FIRST)}"
-    system = [word for place in headers.folders() for word in ("-isystem", place)]
+    system = [word for place in own_folders() for word in ("-isystem", place)]
     command = [cxx.path, "-x", "c++", first, *known.flags, *system, "-H", "-fsyntax-only", "-"]
     said = subprocess.run(command, input="", capture_output=True, text=True, check=True).stderr
     assert f"! {path}" in said
@@ -896,9 +896,7 @@ def test_the_names_of_torchs_headers_are_found() -> None:
     cxx = toolchain.require_cxx(None)
     names = vocabulary.of_torch(base, cxx)
     flags = ["-std=c++20", "-fPIC"]
-    texts = macros.after(
-        ["torch/extension.h"], flags, macros.Surroundings(tuple(headers.folders())), base, cxx
-    ).texts
+    texts = macros.after(["torch/extension.h"], flags, macros.Surroundings(), base, cxx).texts
     words = {word for text in table.STANDARD.values() for word in text.split()} - {"typeid"}
     some = {
         "Tensor",

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from opjit import files, progress
 from opjit.builder import parts
+from opjit.cpp_extension.identity import own_folders
 from opjit.cpp_extension.light import headers, macros, table, vocabulary
 from opjit.cpp_extension.light.macros import Surroundings
 from opjit.errors import BuildError
@@ -65,7 +66,7 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     """
     if "clang" in cxx.version.lower() or any(map(_REFUSED.match, flags)):
         return None
-    around = Surroundings(tuple(headers.folders()))
+    around = Surroundings()
     general = macros.after(table.CORE, macros.heeded(flags, None), around, base, cxx)
 
     def make(staged: Path) -> None:
@@ -97,12 +98,12 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
 
     def make(staged: Path) -> None:
         (staged / FIRST).write_text(TEXT)
-        system = [word for place in headers.folders() for word in ("-isystem", place)]
+        system = [word for place in own_folders() for word in ("-isystem", place)]
         wanted = ["-x", "c++-header", "-w", *core.flags, *system, FIRST, "-o", COMPILED]
         parts.compile_part(cxx, wanted, staged)
 
     compiler = (*vocabulary.versions(cxx), files.digest(cxx.path))
-    content = ["core", TEXT, *headers.folders(), *compiler, core.flags]
+    content = ["core", TEXT, *own_folders(), *compiler, core.flags]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
     if not note.exists():
         files.write_checked(note, None)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -148,11 +147,6 @@ def write(code: str, includes: Sequence[str], folder: Path, binding: Sequence[st
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     return needed
-
-
-def folders() -> list[str]:
-    """Return the directories of torch's and Python's headers, in the order of torch's commands."""
-    return [str(INCLUDE), str(INCLUDE / API.rstrip("/")), sysconfig.get_path("include")]
 
 
 def code_of(texts: Iterable[str]) -> str:

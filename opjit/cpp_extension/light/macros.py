@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit.builder import parts, preprocessed
+from opjit.cpp_extension.identity import own_folders
 from opjit.cpp_extension.light import vocabulary
 from opjit.recipe import recorder
 from opjit.recipe.compilers import Compiler
@@ -44,9 +45,8 @@ class Macros(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """The text that the preprocessor has read before torch's headers, and the directories that it searches."""
+    """The text that the preprocessor has read before torch's headers, and the directories that it searches after theirs."""
 
-    folders: tuple[str, ...]  # of torch's headers
     before: str = ""  # a text that is read before them
     flags: tuple[str, ...] = ()  # for folders that are searched later
     versions: tuple[str, ...] = ()  # of the files in these directories
@@ -54,7 +54,7 @@ class Surroundings(NamedTuple):
     @property
     def not_authors(self) -> tuple[str, ...]:
         """The directories of headers that are not the author's: torch's, and CUDA's among the flags."""
-        return (*self.folders, *system_folders(self.flags))
+        return (*own_folders(), *system_folders(self.flags))
 
 
 def system_folders(flags: Sequence[str]) -> list[str]:
@@ -83,7 +83,7 @@ def after(
         found = [final, before, asked, sorted(map(str, read))]
         (staged / _FILE).write_text(json.dumps(found))
 
-    content = ["macros 3", *vocabulary.versions(cxx), [*names], [*flags], [*around]]
+    content = ["macros 4", *vocabulary.versions(cxx), own_folders(), [*names], [*flags], [*around]]
     place = parts.kept(base, content, (_FILE,), make)
     texts, before, asked, read = json.loads((place / _FILE).read_text())
     return Macros(texts, before, frozenset(asked), frozenset(read))
@@ -93,7 +93,7 @@ def _dumped(
     text: str, flags: Sequence[str], around: Surroundings, cxx: Compiler
 ) -> tuple[dict[str, str], list[Path]]:
     """Return the macros after a text, and the files that the compiler read."""
-    system = [word for folder in around.folders for word in ("-isystem", folder)]
+    system = [word for folder in own_folders() for word in ("-isystem", folder)]
     wanted = ["-E", "-dM", "names.cpp", "-o", "macros.txt"]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

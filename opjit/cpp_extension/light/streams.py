@@ -23,6 +23,7 @@ from opjit.builder.compile_step import CompilerFailed
 from opjit.builder.diagnosis import unclosed
 from opjit.builder.preprocessed import MACRO, Piece, pieces_of
 from opjit.builder.tokens import Malformed, tokenize
+from opjit.cpp_extension.identity import own_folders
 from opjit.cpp_extension.light import headers, macros
 from opjit.cpp_extension.light.core import Core
 from opjit.cpp_extension.light.macros import Macros, Surroundings, system_folders
@@ -117,7 +118,7 @@ class Preprocessor:
     """Preprocesses one source of a program.
 
     `base` is the store's directory, `work` the directory in which the compile command with `flags` runs, and `scratch` a directory for
-    files. `around` has the directories of torch's headers. Paths that start with one of `theirs` are not the author's. Paths that start
+    files. Paths that start with one of `theirs` are not the author's. Paths that start
     with one of `users` are, even if the compiler treats them as system headers.
     """
 
@@ -161,7 +162,7 @@ class Preprocessor:
     def _without_stub(self, text: str) -> list[str]:
         """Return the headers of torch that the author's files include and that were read, because their stubs are missing."""
         found = []
-        torchs = tuple(f"{folder}/" for folder in self.around.folders)
+        torchs = tuple(f"{folder}/" for folder in own_folders())
         by_author = True
         for piece in pieces_of(text):
             if piece.path.startswith(torchs) and by_author:
@@ -187,7 +188,7 @@ class Preprocessor:
         if not order or not macros.ONCE.search(headers.text_of(name) or ""):
             return False
         read = self._state(order).read
-        return any(f"{folder}/{name}" in read for folder in self.around.folders)
+        return any(f"{folder}/{name}" in read for folder in own_folders())
 
     def _state(self, order: tuple[str, ...]) -> Macros:
         if order not in self._states:

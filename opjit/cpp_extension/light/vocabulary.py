@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from opjit.builder import parts
-from opjit.cpp_extension.light import headers
+from opjit.cpp_extension.identity import own_folders
 from opjit.recipe.compilers import Compiler
 
 _FILE = "vocabulary.json"
@@ -58,7 +58,7 @@ def versions(cxx: Compiler) -> list[str]:
 
 def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
     """Return the text of torch/extension.h."""
-    places = [f"-I{place}" for place in headers.folders()]
+    places = [f"-I{place}" for place in own_folders()]
     wanted = [*_WANTED.split(), *flags, *places, os.devnull]
     return _DIRECTIVE.sub("", parts.compile_part(cxx, wanted, folder))
 
