@@ -24,7 +24,7 @@ from opjit.recipe.reads import Moment, Reads
 from opjit.store import layers
 from opjit.store.store import PARTS, Store
 
-LIST = "parts.json"
+_LIST = "parts.json"
 _READS = "reads.json"
 _MAX_BYTES = 1 << 28  # of a part
 
@@ -119,7 +119,7 @@ def publish_parts(
             path.chmod(0o644)
             files.sync(path)
         files.write_synced(
-            staged / LIST,
+            staged / _LIST,
             json.dumps({path.name: files.digest(str(path)) for path in parts}).encode(),
         )
         files.put_in_place(staged, place, aside, is_good)
@@ -136,7 +136,7 @@ def _key(content: object) -> str:
 def is_whole(place: Path, needed: Collection[str]) -> bool:
     """Return whether the parts are complete and unchanged, and no other user can have written them."""
     try:
-        digests = dict(json.loads(files.read(place / LIST, _MAX_BYTES)))
+        digests = dict(json.loads(files.read(place / _LIST, _MAX_BYTES)))
         return (
             digests.keys() >= set(needed)
             and files.trust_problem(place) is None

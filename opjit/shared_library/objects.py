@@ -8,7 +8,6 @@ read, and the paths that named none, by absolute paths. An object is taken only 
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -48,12 +47,9 @@ class KeptObjects:
         if folder is None:
             return False
         with suppress(OSError, EntryError, ValueError, TypeError):  # it is being removed
-            content = files.read(folder / _OBJECT, _MAX_BYTES)
-            listed = json.loads(files.read(folder / parts.LIST, _MAX_BYTES))
-            if files.sha256(content) == listed[_OBJECT]:
-                place.write_bytes(content)
-                self.read[place] = parts.kept_reads(folder)
-                return True
+            place.write_bytes(files.read(folder / _OBJECT, _MAX_BYTES))
+            self.read[place] = parts.kept_reads(folder)
+            return True
         return False
 
     def keep(self, source: str, command: str, place: Path, logs: Iterable[Path]) -> None:
