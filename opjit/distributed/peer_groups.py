@@ -221,12 +221,11 @@ def check(group: Any = None) -> None:
         >>> opjit.distributed.check()
     """
     name = group if isinstance(group, str) else _members(group).name
-    devices = {live.peers.device for live in _groups if live.peers.name == name}
-    for live in [_newest(name, device) for device in devices]:
-        lost = live.lost() if live is not None else {}
+    newest = {live.peers.device: live for live in _groups if live.peers.name == name}
+    for live in newest.values():
+        lost = live.lost()
         if not lost:
             continue
-        assert live is not None
         numbers = [word >> 8 for word in lost.values() if word & 255 != _DIED]
         op = live.memory.op_name(numbers[0]) if numbers else None
         reasons = [
