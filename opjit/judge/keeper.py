@@ -5,7 +5,6 @@ import select
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +29,8 @@ _SIGNALS = {
     "freeze": (signal.SIGSTOP, os.CLD_STOPPED),
     "resume": (signal.SIGCONT, os.CLD_CONTINUED),
 }
+
+_STOPS = os.WSTOPPED | os.WCONTINUED | os.WNOHANG  # events since the last time
 
 
 def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoReturn:
@@ -119,11 +120,12 @@ def _watch(process: Child, control: Channel) -> Failed:
                 return _death(process)
             if signals in ready:
                 os.read(signals, 512)
-            for event in _events_of(process.pid):
-                if event != awaited:
+            while event := os.waitid(os.P_PID, process.pid, _STOPS):
+                if event.si_code != awaited:
                     return _ended("cheat", "stops or continues its process")
                 awaited = 0
-                control.send(Stopped(process.pid) if event == os.CLD_STOPPED else Done())
+                is_stopped = event.si_code == os.CLD_STOPPED
+                control.send(Stopped(process.pid) if is_stopped else Done())
             if control.end in ready:
                 try:
                     asked, _ = control.receive([Ask])
@@ -131,12 +133,6 @@ def _watch(process: Child, control: Channel) -> Failed:
                     return _ended("crash", "was ended")
                 number, awaited = _SIGNALS[asked.method]
                 os.kill(process.pid, number)
-
-
-def _events_of(pid: int) -> Iterator[int]:
-    """Yield whether a process was stopped or continued since the last time."""
-    while event := os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
-        yield event.si_code
 
 
 def _ended(word: Word, message: str) -> Failed:

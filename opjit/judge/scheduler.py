@@ -1,14 +1,13 @@
 """The judge: verdicts on many candidates at once."""
 
 import asyncio
-import hashlib
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
 
-from opjit import backends
+from opjit import backends, files
 from opjit.builder import budget
 from opjit.judge.gpus import GpuProcesses, visible_gpus
 from opjit.judge.pool import WorkerPool
@@ -117,7 +116,7 @@ class Judge:
 
     def judge(self, text: str, name: str = "candidate") -> Verdict:
         """Judge a candidate in this thread."""
-        digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+        digest = files.sha256(text.encode(errors="replace"))
         known = self._known.get(digest)
         if known is not None:
             return replace(known, candidate=name, cached=True, seconds={})
