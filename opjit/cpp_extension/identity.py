@@ -55,7 +55,7 @@ class Extension(ProjectInputs):
     include: tuple[str, ...]  # the directories of headers, apart from the compilers'
     # The SHA-256 of inline sources, and arguments that only torch interprets.
     inline: Mapping[str, Any]
-    # The form is that of TORCH_CUDA_ARCH_LIST. It is empty if flags name the archs, and None without CUDA code.
+    # In the form of TORCH_CUDA_ARCH_LIST. It is empty if flags name the archs, and None without CUDA code.
     archs: str | None
     # The compilers' versions with light headers: with NVRTC, which is preferred, and with nvcc.
     light_toolchains: tuple[Mapping[str, str] | None, ...] = (None,)

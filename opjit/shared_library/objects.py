@@ -40,7 +40,7 @@ class KeptObjects:
     read: dict[Path, Reads] = field(default_factory=dict)  # what made each object, by its place
 
     def take(self, source: str, command: str, place: Path) -> bool:
-        """Put a kept object in its place, if there is one. A build whose inputs are not all known does without."""
+        """Put a kept object in its place, if there is one. A build with unknown inputs does without."""
         if self.inputs.doubt:
             return False
         folder = parts.find_parts(self.base, self._key(source, command), self._fits)
