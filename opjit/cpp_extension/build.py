@@ -275,7 +275,7 @@ class _ExtensionBuild(NamedTuple):
             self._keep(made)
             raise self.refused(str(failed)) from None
         self._keep(made)
-        return self.objects.read_by_all([link], self.call.extra_ldflags or ())
+        return self.objects.read_by_all([link])
 
     @property
     def cxx(self) -> list[str]:

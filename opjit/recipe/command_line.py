@@ -75,11 +75,6 @@ def surroundings(words: Sequence[str], launcher: Iterable[str]) -> dict[str, lis
     return {kind: parts for kind, parts in found.items() if parts}
 
 
-def may_copy(words: Iterable[str]) -> bool:
-    """Return whether a linker with these words may copy a shared library as data, as with ``-b binary``."""
-    return any(re.search(r"binary|@|specs|-T", word) for word in words)
-
-
 def refused_flag(words: Iterable[str]) -> str | None:
     """Return the first flag that opjit cannot account for, with the reason, or None."""
     before = ""

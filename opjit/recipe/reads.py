@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from opjit import files, resources
 from opjit.errors import EntryError
-from opjit.recipe import compilers, interface
+from opjit.recipe import compilers
 
 GENERATED = "/<generated>/"  # the folder of texts that exist only in a build
 INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
@@ -29,7 +29,6 @@ VARIABLE = "/<variable>/"  # the "folder" of environment variables that a tool a
 DATE = "/<date>/"  # the start of a file, in the place of its digest the time of its last change
 CWD = "/<cwd>"  # in the place of a path, and the working folder in the place of its digest
 _UNREAL = (DATE, GENERATED, INLINE, REAL, SEARCHED, VARIABLE)
-_SHARED = "interface "  # the start of the digest of a shared library, because a linker uses only its names
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
 _KINDS = ("include", "library", "system", "own")  # of folders, in the order of the look-up
 _NUMBERED = re.compile(rf"<({'|'.join(_KINDS)}) (\d+)>")
@@ -177,19 +176,15 @@ class Moment:
 
     def __init__(self, texts: Mapping[str, bytes] | None = None) -> None:
         self.texts = dict(texts or {})  # files that need not be on disk, by path
-        self._digests = dict[tuple[str, bool], str]()
+        self._digests = dict[str, str]()
 
-    def digest(self, path: str, shared: bool = False) -> str:
-        """Return a file's SHA-256 or, for a shared library, the SHA-256 of its interface, and for a folder (``"/a/"``) of its names.
+    def digest(self, path: str) -> str:
+        """Return a file's SHA-256, and for a folder (``"/a/"``) the SHA-256 of its names. Raises OSError."""
+        if path not in self._digests:
+            self._digests[path] = self._digest(path)
+        return self._digests[path]
 
-        Raises OSError.
-        """
-        request = (path, shared)
-        if request not in self._digests:
-            self._digests[request] = self._digest(path, shared)
-        return self._digests[request]
-
-    def _digest(self, path: str, shared: bool) -> str:
+    def _digest(self, path: str) -> str:
         if path in self.texts:
             return files.sha256(self.texts[path])
         if path.startswith(VARIABLE):
@@ -205,7 +200,7 @@ class Moment:
             return os.path.realpath(folder) if os.path.lexists(folder) else ""
         if path.endswith(os.sep):
             return digest_of(sorted(os.listdir(path)))
-        return _SHARED + interface.digest(path) if shared else files.digest(path)
+        return files.digest(path)
 
     def exists(self, path: str) -> bool:
         """Return whether a path exists.
@@ -303,7 +298,7 @@ def _as_noted(read: Reads) -> _Noted:
 def _change(path: str, digest: str, places: Places, moment: Moment) -> str:
     """Describe the change of a file that has another digest now; an empty text without one."""
     with suppress(OSError):
-        if moment.digest(path, digest.startswith(_SHARED)) == digest:
+        if moment.digest(path) == digest:
             return ""
     there = (
         path in moment.texts

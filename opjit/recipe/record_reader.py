@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opjit.recipe import compilers, interface, recorder
+from opjit.recipe import compilers, recorder
 from opjit.recipe.reads import (
     CWD,
     DATE,
@@ -41,7 +41,6 @@ class RecordReader:
         trusted: prefixes of real paths of files that a version in the key covers.
         started: a time of `files.tick` before the tools ran.
         sources: files that the tools must have opened, or else they cannot be watched.
-        whole: whether a linker may copy shared libraries, as with ``-b binary``.
     """
 
     work: str
@@ -49,7 +48,6 @@ class RecordReader:
     trusted: tuple[str, ...]
     started: int
     sources: tuple[str, ...] = ()
-    whole: bool = False
     _real: dict[str, str] = field(default_factory=dict)
     _folders: dict[str, bool] = field(default_factory=dict)
 
@@ -71,7 +69,7 @@ class RecordReader:
                 continue
             script = _script(path, record.openers.get(raw, set()))
             kind = digests if script is None else local
-            kind[path] = self._digest(path, signature, raw in record.linked)
+            kind[path] = self._digest(path, signature)
             asked |= {*_NAMED.findall(script or "")}
         for path in [*_copies(digests)]:
             digests[DATE + path] = self.moment.digest(DATE + path)
@@ -141,13 +139,12 @@ class RecordReader:
             self._real[folder] = os.path.realpath(folder)
         return self._real[folder]
 
-    def _digest(self, path: str, signature: str, linked: bool) -> str:
+    def _digest(self, path: str, signature: str) -> str:
         """Return the digest of a file with the signature with which it was opened."""
         if path.startswith(GENERATED):
             return self.moment.digest(path)
-        shared = linked and not self.whole and interface.is_shared(path)
         try:
-            digest = self.moment.digest(path, shared)
+            digest = self.moment.digest(path)
             now = os.stat(path)
             changed = max(now.st_ctime_ns, os.lstat(path).st_ctime_ns) >= self.started
         except FileNotFoundError:

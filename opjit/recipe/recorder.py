@@ -170,7 +170,6 @@ class Record:
     written: set[str] = field(default_factory=set)
     variables: set[str] = field(default_factory=set)
     openers: dict[str, set[str]] = field(default_factory=dict)  # programs by file
-    linked: set[str] = field(default_factory=set)  # opened by nothing but linkers
     dated: set[str] = field(default_factory=set)  # opened by programs that asked for the date
     refused: str = ""  # a pipe or a device
     relative: set[str] = field(default_factory=set)  # named from the working folder
@@ -197,7 +196,6 @@ def _enter(record: Record, text: str) -> None:
     names: dict[str, str] = {}  # without their folders
     opened_by = defaultdict[str, set[str]](set)
     dated = set[str]()
-    others = set[str]()
     for entry in text.split("\0")[:-1]:
         process, written, failed, signature, path = entry.split("\t", 4)
         kind = written.lower()
@@ -237,7 +235,5 @@ def _enter(record: Record, text: str) -> None:
                 record.unsteady = path
             opened_by[process].add(path)
             record.openers.setdefault(path, set()).add(running.get(process, ""))
-            (record.linked if is_linker else others).add(path)
-    record.linked -= others
     for process in dated:
         record.dated |= opened_by[process]

@@ -41,8 +41,7 @@ def build(
             compiled, and all #include lines find the other files.
         cflags: arguments for the C and C++ compilers, for example ``["-O3"]``. Without ``-std``, C++ is C++17.
         cuda_cflags: arguments for nvcc, for example ``["-rdc=true"]``. Without ``-std``, CUDA C++ is C++17.
-        ldflags: arguments for the linker, for example ``["-lcuda"]``. Static libraries count by content,
-            and shared libraries by their interface.
+        ldflags: arguments for the linker, for example ``["-lcuda"]``. The libraries that it reads are part of the key.
         include: directories of headers.
         archs: architectures of CUDA code, for example ``["9.0a", "10.3a", "12.0f", "9.0+PTX"]`` or ``["sm_90a"]``. None means
             OPJIT_ARCH, or TORCH_CUDA_ARCH_LIST.

@@ -179,7 +179,7 @@ class _LibraryBuild:
             raise self._diagnosed(str(failed)) from None
         self._keep(steps)
         assert isinstance(self.driver, Compiler)
-        return self.driver.path, self.objects.read_by_all(linking, self.library.given["ldflags"])
+        return self.driver.path, self.objects.read_by_all(linking)
 
     def _take(self, command: list[str]) -> bool:
         """Take the object of a source from the cache, if it is there."""

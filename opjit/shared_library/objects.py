@@ -20,7 +20,6 @@ from opjit.builder.ninja import ToolCommand
 from opjit.errors import EntryError, UntrustedFolder
 from opjit.recipe import reads
 from opjit.recipe.build_inputs import ProjectInputs
-from opjit.recipe.command_line import may_copy
 from opjit.recipe.reads import Reads
 from opjit.recipe.record_reader import RecordReader
 
@@ -69,10 +68,10 @@ class KeptObjects:
 
             parts.publish_parts(self.base, self._key(source, command), self._fits, make)
 
-    def read_by_all(self, linking: Sequence[ToolCommand], words: Sequence[str]) -> Reads:
-        """Return what the compilers of all objects and the linkers read. `words` are the caller's flags for the linker."""
+    def read_by_all(self, linking: Sequence[ToolCommand]) -> Reads:
+        """Return what the compilers of all objects and the linkers read."""
         objects = tuple(str(each) for step in linking for each in step.needs)
-        reader = replace(self.reader, sources=objects, whole=may_copy(words))
+        reader = replace(self.reader, sources=objects)
         linked = reader.reads([step.log for step in linking])
         return functools.reduce(Reads.joined, [*self.read.values(), linked])
 

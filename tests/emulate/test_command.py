@@ -91,7 +91,8 @@ def test_a_race_is_named_by_line_block_and_thread(folder: Path, no_gpu: None) ->
     found = re.search(
         r"^  failed   races +emulated: .*rows.cu:10: race on shared memory `part`, byte \d+: block \d thread \d+ "
         r"(?:reads|writes), block \d thread \d+ (?:reads|writes) in line 10; "
-        r"if threads update one place, use atomicAdd\(\) or another atomic; otherwise a barrier is missing between the reads and the writes",
+        r"if threads update one place, use atomicAdd\(\) or another atomic; "
+        r"otherwise a barrier is missing between the reads and the writes",
         done.stdout,
         re.MULTILINE,
     )
