@@ -116,10 +116,11 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all workers, and remove their files."""
-        for each in self._open_ends:
-            with suppress(OSError):
-                each.end.shutdown(2)  # which also wakes threads that wait for an answer
-            each.end.close()
+        with self._forking:  # no worker is forked after this
+            for each in self._open_ends:
+                with suppress(OSError):
+                    each.end.shutdown(2)  # which also wakes threads that wait for an answer
+                each.end.close()
         self.zygote.wait()
         if self.scratch.exists():
             files.remove_tree(self.scratch)

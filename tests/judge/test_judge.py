@@ -11,12 +11,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -52,6 +54,25 @@ class ModelNew(nn.Module):
 """
 OWN = "return (x[:, :, None] * self.weight).sum(1).clamp_min(0)"
 NOT_WRONG = ("correct", "noisy")  # a busy machine leaves a right candidate without a time
+
+
+def test_a_judge_that_is_closed_while_it_forks_leaves_no_worker() -> None:
+    judge = Judge(SCALE, device="cpu", workers=1)
+    judge.start()
+    forks = judge.pools[0]._forks
+    send = forks.send
+    closing = threading.Thread(target=judge.close, daemon=True)
+
+    def send_and_close(message: Any, *descriptors: int) -> None:
+        send(message, *descriptors)
+        if closing.ident is None:
+            closing.start()
+            closing.join(1)
+
+    with patch.object(forks, "send", send_and_close), suppress(OSError, EOFError):
+        judge.judge(RIGHT)
+    closing.join(30)
+    assert not closing.is_alive()
 
 
 def judged(task: str, texts: Sequence[tuple[str, str]], device: str = "cpu") -> dict[str, Verdict]:
