@@ -13,6 +13,7 @@ import torch
 from opjit import backends, files
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
+from opjit.declare.gradient_op import GradientOp
 from opjit.declare.inline_code import Code
 from opjit.declare.sample import Sample, Workload
 from opjit.environment import is_on
@@ -74,6 +75,11 @@ class Declaration:
                 f"{self.qualified}: elementwise=True requires positional Tensor arguments and new Tensors as results; "
                 "remove elementwise=True"
             )
+        if self.setup_context and isinstance(self.backward, GradientOp):
+            raise DeclarationError(
+                f"{self.qualified}: the backward {self.backward.schema.qualified} names the values that a call saves; "
+                "remove setup_context"
+            )
 
     @property
     def qualified(self) -> str:
@@ -111,13 +117,14 @@ class Declaration:
 
     def traced_parts(self) -> dict[str, object]:
         """Return the parts that decide how torch traces, differentiates and transforms the op; a kernel's code does not."""
+        gradient = self.backward
         return {
             "schema": self.schema.text,
             "tags": tuple(self.schema.all_tags),
             "constant": self.constant,
             "elementwise": self.elementwise,
             "fake": self.fake,
-            "backward": self.backward,
+            "backward": gradient.overload if isinstance(gradient, GradientOp) else gradient,
             "setup_context": self.setup_context,
             "vmap": self.vmap,
             "autocast": self.autocast,

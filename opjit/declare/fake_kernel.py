@@ -1,14 +1,14 @@
 """Checks of an op's fake kernel: of its signature when it is declared, and of its results when torch traces a call."""
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from opjit.declare.declaration import Declaration, Function
+from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
-from opjit.recipe.schema import Result, Schema
+from opjit.recipe.schema import Result, Schema, spelled
 
 _NUMBERS: dict[str, tuple[type, ...]] = {
     "int": (int, torch.SymInt),
@@ -90,9 +90,9 @@ def check_results(declaration: Declaration, value: Any, device: torch.device | N
         values = list(value)
     for number, (result, each) in enumerate(zip(results, values, strict=True), start=1):
         if not _fits(result, each):
-            expected = f"has {_spelled(result)} as result {number}"
+            expected = f"has {spelled(result._replace(name=''))} as result {number}"
             raise _wrong(declaration, _shown(each), expected)
-        for tensor in _tensors(each):
+        for tensor in tensors_of(each):
             if device is not None and not _same(tensor.device, device):
                 found = f"a tensor on {tensor.device}"
                 raise _wrong(declaration, found, f"was called with tensors on {device}")
@@ -109,7 +109,7 @@ def _fits(result: Result, value: Any) -> bool:
     if result.optional and value is None:
         return True
     if result.list:
-        return isinstance(value, (tuple, list)) and len(_tensors(value)) == len(value)
+        return isinstance(value, (tuple, list)) and len(tensors_of(value)) == len(value)
     if result.kind == "Tensor":
         return isinstance(value, torch.Tensor)
     if isinstance(value, bool) and result.kind != "bool":
@@ -117,19 +117,9 @@ def _fits(result: Result, value: Any) -> bool:
     return isinstance(value, _NUMBERS[result.kind])
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    values: Sequence[Any] = value if isinstance(value, (tuple, list)) else [value]
-    return [each for each in values if isinstance(each, torch.Tensor)]
-
-
 def _same(one: torch.device, other: torch.device) -> bool:
     """Return whether two devices are equal. A device without an index is the current device."""
     return one.type == other.type and (None in (one.index, other.index) or one.index == other.index)
-
-
-def _spelled(result: Result) -> str:
-    suffix = "[]" if result.list else "?" if result.optional else ""
-    return f"{result.kind}{suffix}"
 
 
 def _shown(value: Any) -> str:

@@ -3,16 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from opjit import backends
 from opjit.declare.declaration import Declaration, Function
+from opjit.declare.gradient_op import match
 from opjit.declare.op_state import OpState
 from opjit.declare.sample import Sample, Workload
 from opjit.errors import DeclarationError, OpjitError
 from opjit.operators import graph_cache, rules, transforms, variants
+
+F = TypeVar("F", bound=Function)
 
 
 class Op(OpState):
@@ -144,12 +147,27 @@ class Op(OpState):
         self.declare(workloads=function)
         return function
 
-    def backward(self, function: Function) -> Function:
-        """Declare the backward, ``backward(ctx, *grads)``, like torch.library.register_autograd.
+    def backward(self, function: F) -> F:
+        """Declare the backward, ``backward(ctx, *grads)``, like torch.library.register_autograd. It can be another op.
+
+        opjit saves the arguments of a backward that is an op, and finds them by name among the arguments of this op, its results (``out``
+        without a name), their gradients (``grad`` of a single result, ``grad_<result>`` of several), and ``bool[] output_mask``, which
+        tells for each gradient whether it is needed. Its results are the gradients of all Tensor arguments in order, or of the arguments
+        in their names: ``grad_<argument>``. A ``Tensor?`` can be missing if it is not needed. A result of this op is a constant if the
+        backward has no argument for its gradient.
+
+        Args:
+            function: a function, or another op.
 
         Raises:
-            DeclarationError: torch cannot differentiate the op, because it writes an argument or has keyword-only Tensors, or the op is
-                declared with differentiable=False.
+            DeclarationError: torch cannot differentiate the op, because it writes an argument or has keyword-only Tensors, the op is
+                declared with differentiable=False, or an argument or result of the other op has no match in this op.
+
+        Example:
+            >>> @scale.backward
+            ... @opjit.op("mylib::scale_backward(Tensor grad, float a) -> Tensor")
+            ... def scale_backward(grad, a):
+            ...     return torch.empty_like(grad)
         """
         if self.constant:
             raise DeclarationError(
@@ -162,7 +180,8 @@ class Op(OpState):
                 "it; return a new tensor instead"
             )
         self._refuse_keyword_only("backward")
-        self.declare(backward=function)
+        gradient = match(self.schema, function.schema) if isinstance(function, Op) else function
+        self.declare(backward=gradient)
         return function
 
     def setup_context(self, function: Function) -> Function:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._library.utils import lookup_op
 
 from opjit import backends, processes, request, resources
 from opjit.declare import fake_kernel
@@ -169,7 +170,7 @@ def _functionalize(library: torch.library.Library, op: Op) -> None:
 
     library.impl(name, call, "CompositeExplicitAutograd")
     fake_kernel.register(library, f"{schema.namespace}::{name}", lambda *args, **kwargs: None)
-    form = getattr(getattr(torch.ops, schema.namespace), name).default
+    form = lookup_op(f"{schema.namespace}::{name}")
 
     def functionalized(context: Any, *args: Any, **kwargs: Any) -> Any:
         with context.mode:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from opjit.declare.gradient_op import GradientOp
 from opjit.declare.op_state import OpState
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
@@ -31,7 +32,10 @@ def run_backward(op: OpState, ctx: Any, *grads: Any) -> Any:
 
 
 def run_setup_context(op: OpState, **context: Any) -> None:
-    setup_context = op.declaration.setup_context
+    declaration = op.declaration
+    setup_context = declaration.setup_context
+    if isinstance(declaration.backward, GradientOp):
+        setup_context = declaration.backward.save
     if setup_context is not None:
         setup_context(**context)
 
@@ -116,7 +120,7 @@ def batch_by_loop(
     calls = []
     for index in range(info.batch_size):
         pairs = zip(args, in_dims, strict=True)
-        element = [each if dim is None else each.select(dim, index) for each, dim in pairs]
+        element = [each.select(dim, index) if isinstance(dim, int) else each for each, dim in pairs]
         calls.append(overload(*element, **kwargs))
     single = not isinstance(calls[0], tuple)
     columns = [calls] if single else list(zip(*calls, strict=True))

@@ -107,6 +107,11 @@ class Result(NamedTuple):
     list: bool = False
 
 
+def spelled(value: Argument | Result) -> str:
+    """Return an argument or a result as a schema writes it, without what it writes: ``Tensor? x``."""
+    return f"{value.kind}{'[]' * value.list}{'?' * value.optional} {value.name}".rstrip()
+
+
 class Schema(NamedTuple):
     """A parsed schema; `text` is the canonical form that torch prints.
 
@@ -229,7 +234,7 @@ def _argument(text: str, argument: Any) -> Argument:
         )
         hint = _ALTERNATIVES.get(torch_type.kind(), hint)
         if torch_type.kind() == "OptionalType":
-            hint = f"leave the missing ones out: {_spelled(torch_type.getElementType())}[]"
+            hint = f"leave the missing ones out: {_spelled_type(torch_type.getElementType())}[]"
         problem = f", which has no form in C; {hint}"
     elif listed and kind not in LISTED:
         problem = f", which has no form in C; lists are of {', '.join(LISTED)}"
@@ -242,7 +247,7 @@ def _argument(text: str, argument: Any) -> Argument:
         problem = " with an alias that is not written; write Tensor, or Tensor(a!) if the kernel changes it"
     if kind is None or problem is not None:
         raise SchemaError(
-            f"schema {text!r}: argument `{argument.name}` is a {_spelled(argument.real_type)}{problem}"
+            f"schema {text!r}: argument `{argument.name}` is a {_spelled_type(argument.real_type)}{problem}"
         )
     return Argument(argument.name, kind, optional, listed, alias is not None, argument.kwarg_only)
 
@@ -275,15 +280,17 @@ def _result(text: str, result: Any) -> Result:
     kind = _KINDS.get((torch_type.getElementType() if form else torch_type).kind())
     if kind not in RETURNED or (form and kind != "Tensor"):
         raise SchemaError(
-            f"schema {text!r} returns a {_spelled(torch_type)}; an op returns {', '.join(RETURNED)}, Tensor?, Tensor[], "
+            f"schema {text!r} returns a {_spelled_type(torch_type)}; an op returns {', '.join(RETURNED)}, Tensor?, Tensor[], "
             "or several of them"
         )
     return Result(result.name, kind, form == "OptionalType", form == "ListType")
 
 
-def _spelled(torch_type: Any) -> str:
+def _spelled_type(torch_type: Any) -> str:
     """Return a type as a schema writes it: ``Scalar[]?``."""
     kind: str = torch_type.kind()
     if kind in ("OptionalType", "ListType"):
-        return _spelled(torch_type.getElementType()) + ("?" if kind == "OptionalType" else "[]")
+        return _spelled_type(torch_type.getElementType()) + (
+            "?" if kind == "OptionalType" else "[]"
+        )
     return _SPELLED.get(kind) or str(torch_type)
