@@ -1,9 +1,10 @@
-"""Autograd without Python for a call that needs no derivative: a kernel in C++, kernels_c/opjit_autograd.cpp, compiled once for a torch.
+"""Autograd without Python for a call that needs no derivative, or whose gradient is an op: a kernel in C++, kernels_c/opjit_autograd.cpp.
 
-`opjit precompile` compiles it, which costs 17 seconds of a CPU for torch's headers. It has an entry like a C++ extension, so layers and
-remotes share it. An op uses it, if a cache has it, when a device's kernel is loaded. The kernel in Python, which serves without it, costs a
-call 5 us more (tests/benchmarks/call.py)."""
+`opjit precompile` compiles it once for a torch, which costs 13 seconds of a CPU for torch's headers. It has an entry like a C++ extension,
+so layers and remotes share it. An op uses it, if a cache has it, when a device's kernel is loaded. The kernel in Python, which serves
+without it, costs a call 5 us more, and a recorded call 17 us more (tests/benchmarks/call.py)."""
 
+import array
 import ctypes
 import functools
 import importlib.machinery
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 
 from opjit import files, loader, processes, resources
+from opjit.declare.gradient_op import GradientOp
 from opjit.environment import is_on
 from opjit.errors import LoadError
 from opjit.store import layers, store
@@ -59,12 +61,17 @@ def find_entry() -> Entry | None:
     return None
 
 
-def bind(qualified: str, key: str) -> Callable[[], None] | None:
+def bind(schema: str, key: str, backward: object) -> Callable[[], None] | None:
     """Give an op the kernel at a key of autograd, if a cache has it. Returns a function that removes it."""
     library = _open_library() if is_on("OPJIT_CPP_AUTOGRAD", unset=True) else None
     if library is None:
         return None
-    bound = library.opjit_autograd_bind(qualified.encode(), key.encode())
+    rule: tuple[object, ...] = (None, None, None)
+    if isinstance(backward, GradientOp):
+        places = array.array("q", backward.places).tobytes()
+        targets = array.array("q", backward.targets).tobytes()
+        rule = (backward.schema.text.encode(), places, targets)
+    bound = library.opjit_autograd_bind(schema.encode(), key.encode(), *rule)
     return None if bound is None else functools.partial(library.opjit_autograd_unbind, bound)
 
 

@@ -59,11 +59,18 @@ class OpState:
 
     def install_kernel(self, backend: Backend, loaded: Loaded) -> None:
         """Note a backend's kernel, let calls that need no derivative pass without Python if a cache has that part, and let variants run."""
-        if self.has_passthrough:
-            key = f"Autograd{backend.dispatch_key}"
-            loaded.unbind_autograd = cpp_autograd.bind(self.qualified, key)
+        self.bind_autograd(backend, loaded)
         self.loaded[backend.name] = loaded
         self.enable_variants(backend)
+
+    def bind_autograd(self, backend: Backend, loaded: Loaded) -> None:
+        """Give the op autograd's kernel in C++ for a backend, instead of an earlier one."""
+        if loaded.unbind_autograd is not None:
+            loaded.unbind_autograd()
+        if self.has_passthrough:
+            key = f"Autograd{backend.dispatch_key}"
+            backward = self.declaration.backward
+            loaded.unbind_autograd = cpp_autograd.bind(self.schema.text, key, backward)
 
     def replace_kernel(self, name: str, entry: Entry, libraries: Sequence[str] = ()) -> None:
         """Make torch call an entry's kernel on a backend, instead of the loaded kernel. The caller holds the op's lock."""

@@ -111,12 +111,16 @@ class Op(OpState):
 
         If the schema or `constant` changes, call `registration.redeclare` instead.
         """
+        before = self.declaration
         self.declaration = declaration
         if self.library is None:
             return
         rules.bind_rules(self)
-        for name in self.loaded:
-            self.enable_variants(backends.for_device(name))
+        for name, loaded in self.loaded.items():
+            backend = backends.for_device(name)
+            self.enable_variants(backend)
+            if declaration.backward != before.backward:
+                self.bind_autograd(backend, loaded)
         graph_cache.note_change(declaration)
 
     def reference(self, function: Function) -> Function:
@@ -155,6 +159,7 @@ class Op(OpState):
         tells for each gradient whether it is needed. Its results are the gradients of all Tensor arguments in order, or of the arguments
         in their names: ``grad_<argument>``. A ``Tensor?`` can be missing if it is not needed. A result of this op is a constant if the
         backward has no argument for its gradient.
+        torch calls such a backward without Python, if `opjit precompile` has compiled the C++ autograd kernel.
 
         Args:
             function: a function, or another op.

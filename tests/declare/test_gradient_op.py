@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 Tensor = torch.Tensor
 
 
-@pytest.fixture(params=["python"])
+@pytest.fixture(params=["python", pytest.param("c++", marks=pytest.mark.slow)])
 def in_cpp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Ops that the test loads are recorded in Python, and in C++."""
     if request.param == "c++":
@@ -296,15 +296,16 @@ def test_compilers_and_transforms_see_no_difference(make_op: MakeOp, in_cpp: boo
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_autograd_runs_it(make_op: MakeOp, in_cpp: bool) -> None:
-    op, of_result = cube(make_op), root(make_op)
-    op(some(2)), of_result(some(2))
-    compiler = torch.compile(backend="aot_eager", fullgraph=True)
-    for size in (3, 5):
-        x = some(size)
-        y = of_result(op(x)).sum()
+    op, of_result, both = cube(make_op), root(make_op), blend(make_op)
+    op(some(2)), of_result(some(2)), both(None, some(2))
+    compiler = torch.compile(backend="aot_eager", fullgraph=in_cpp)  # not the Python of torch 2.10
+    for size, factor in ((3, 2.0), (5, 2.0), (5, 3.0)):
+        x, w = some(size), some(size)
+        y = of_result(op(x)) + both(w, x, factor)[0] + both(None, x)[1]
         with torch._dynamo.compiled_autograd._enable(compiler):
-            y.backward()
-        torch.testing.assert_close(x.grad, 1.5 * x.detach().sqrt())
+            y.sum().backward()
+        expected = 1.5 * x.detach().sqrt() + factor * w.detach() + 2 * x.detach()
+        torch.testing.assert_close((x.grad, w.grad), (expected, factor * x.detach()))
 
 
 def test_random_programs_have_the_gradients_of_torch(make_op: MakeOp, in_cpp: bool) -> None:
