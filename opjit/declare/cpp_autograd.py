@@ -1,8 +1,8 @@
-"""Autograd without Python for a call that needs no derivative, or whose gradient is an op: a kernel in C++, kernels_c/opjit_autograd.cpp.
+"""Autograd without Python for a call that needs no derivative or that another op differentiates: kernels_c/opjit_autograd.cpp.
 
 `opjit precompile` compiles it once for a torch, which costs 13 seconds of a CPU for torch's headers. It has an entry like a C++ extension,
 so layers and remotes share it. An op uses it, if a cache has it, when a device's kernel is loaded. The kernel in Python, which serves
-without it, costs a call 5 us more, and a recorded call 17 us more (tests/benchmarks/call.py)."""
+without it, costs a call 5 us more, and a recorded call 12 us more (tests/benchmarks/call.py)."""
 
 import array
 import ctypes

@@ -21,7 +21,7 @@ class GradientOp:
         schema: the op that computes the gradients.
         places: for each argument of `schema`, its place among the arguments of `of`, the results, the gradients of the results, and the
             mask that tells which gradients are needed.
-        targets: for each result of `schema`, the argument of `of` whose gradient it is.
+        targets: for each result of `schema`, the argument of `of` that it is the gradient of.
     """
 
     of: Schema
