@@ -9,6 +9,8 @@ On the CPU against C++ ops with the same work (TORCH_LIBRARY, at::Tensor, -O3; p
     total           the same without a backward, whose derivative is an error; torch only warns of the C++ op's.
     autograd        allreduce where no gradient is wanted, against inference mode: what having a backward costs such a call, 0.1 us.
                     OPJIT_CPP_AUTOGRAD=0 shows it without the kernel in C++, 5 us.
+    scale           records a gradient, against a C++ torch::autograd::Function: with an op as the backward, and with a
+                    backward in Python that calls this op. `and backward` also runs it.
     scale_inplace   mutates its argument. opjit's glue counts up the tensor's version, which the C++ op leaves out.
 
 On a GPU against torch.sum, whose result has the same dtype. A round is some thousand calls in a loop, synchronized at
@@ -40,6 +42,18 @@ opjit_status total_cpu(const opjit_tensor *x, opjit_tensor *out)
     for (int64_t i = 0; i < x->numel; i++)
         total += ((const float *)x->data)[i];
     *(float *)out->data = (float)total;
+    return OPJIT_OK;
+}
+"""
+SCALE = """
+opjit_status NAME_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
+{
+    opjit_tensor dense;
+    OPJIT_CHECK(x->dtype == OPJIT_FLOAT32, "NAME takes a float32 tensor");
+    OPJIT_TRY(opjit_contiguous(&dense, x));
+    OPJIT_TRY(opjit_empty(out, x->dim, x->sizes, x->dtype, x));
+    for (int64_t i = 0; i < x->numel; i++)
+        ((float *)out->data)[i] = ((const float *)dense.data)[i] * (float)a;
     return OPJIT_OK;
 }
 """
@@ -96,6 +110,59 @@ def give_backward(qualified: str) -> None:
         return grad.to(ctx.dtype).expand(ctx.shape)
 
     torch.library.register_autograd(qualified, backward, setup_context=setup_context)
+
+
+def scale_ops() -> tuple[Op, Op]:
+    """Multiply by a number: with an op as the backward, and with a backward in Python that calls it."""
+    import opjit
+
+    backward = opjit.inline(
+        "scale_backward(Tensor grad, float a) -> Tensor",
+        c=SCALE.replace("NAME", "scale_backward"),
+        fake=lambda grad, a: grad.new_empty(grad.shape),
+    )
+    found = []
+    for name in ("scale_op", "scale_python"):
+        op = opjit.inline(
+            f"{name}(Tensor x, float a) -> Tensor",
+            c=SCALE.replace("NAME", name),
+            fake=lambda x, a: x.new_empty(x.shape),
+        )
+        found.append(op)
+    found[0].backward(backward)
+
+    @found[1].setup_context
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.a = inputs[1]
+
+    @found[1].backward
+    def in_python(ctx: Any, grad: torch.Tensor) -> Any:
+        return backward.overload(grad, ctx.a), None
+
+    return found[0].overload, found[1].overload
+
+
+def measure_recorded(rounds: int) -> list[Row]:
+    """Calls of scale that record a gradient."""
+    leaf = torch.ones(8, requires_grad=True)
+    weights = torch.full((8,), 3.0)
+
+    def with_backward(op: Op) -> Op:
+        return lambda x, a: torch.autograd.grad(op(x, a), x, weights)
+
+    rows = []
+    peer = torch.ops.peer.scale.default
+    for name, op in zip(("an op", "Python"), scale_ops(), strict=True):
+        for each in (op, peer):
+            torch.testing.assert_close(each(leaf, 2.5), torch.full((8,), 2.5))
+            torch.testing.assert_close(with_backward(each)(leaf, 2.5)[0], 2.5 * weights)
+        for what, ours, theirs in (
+            ("scale, recorded", op, peer),
+            ("scale and backward", with_backward(op), with_backward(peer)),
+        ):
+            spent = duel(ours, theirs, (leaf, 2.5), rounds, nullcontext)
+            rows.append(ratio(f"{what}, backward is {name}", *spent))
+    return rows
 
 
 def check_cpu(allreduce: Op, scale: Op) -> None:
@@ -164,7 +231,7 @@ def measure_cpu(rounds: int) -> list[Row]:
                 f"scale_inplace, {name}", *duel(scale, peer_scale, (x, 1.0), rounds, mode), 300e-9
             )
         )
-    return rows
+    return rows + measure_recorded(rounds)
 
 
 def measure_cuda(rounds: int) -> list[Row]:
