@@ -95,12 +95,13 @@ struct RecordedCall : Node {
     void check(const c10::FunctionSchema &now) const
     {
         const auto same = [](const c10::Argument &one, const c10::Argument &other) {
-            return *one.type() == *other.type();
+            return one.name() == other.name() && *one.type() == *other.type();
         };
         const auto &had = rule->gradient.arguments(), &has = now.arguments();
         TORCH_CHECK(std::equal(had.begin(), had.end(), has.begin(), has.end(), same) &&
                         now.returns().size() == rule->targets.size(),
-                    now.name(), " has another schema than when its call was recorded; call the op again");
+                    now.name(), " has another schema than when its call was recorded; call ", rule->op.name(),
+                    " again");
     }
 
     variable_list apply(variable_list &&grads) override

@@ -43,11 +43,11 @@ class GradientOp:
     ) -> None:
         """Keep the arguments and results that the gradient needs, like torch.library.register_autograd's ``setup_context``."""
         results = output if isinstance(output, tuple) else (output,)
-        named = [keyword_only_inputs[each.name] for each in self.of.arguments[len(inputs) :]]
-        values = [*inputs, *named, *results]
+        values = [*inputs, *keyword_only_inputs.values(), *results]  # torch's are in order
         kept = [values[place] if place < len(values) else None for place in self.places]
         tensors = [each if isinstance(each, torch.Tensor) else None for each in kept]
         ctx.save_for_backward(*tensors)
+        ctx.gradient = self
         pairs = zip(kept, tensors, strict=True)
         ctx.numbers = [each if tensor is None else None for each, tensor in pairs]
         gradients = enumerate(results, len(values))
@@ -56,6 +56,10 @@ class GradientOp:
 
     def __call__(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Compute the gradients, like torch.library.register_autograd's ``backward``."""
+        if ctx.gradient != self:
+            raise RuntimeError(
+                f"{self.schema.qualified} has another schema than when its call was recorded; call {self.of.qualified} again"
+            )
         needed = dict(enumerate(ctx.needs_input_grad))  # torch drops arguments that equal defaults
         mask = [needed.get(target, False) for target in self.targets]
         computed = [*grads, mask]

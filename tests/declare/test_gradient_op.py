@@ -1,9 +1,11 @@
 """A backward that is an op: in Python, or in C++ if a cache has that part, an op has the same gradients as torch's."""
 
 import gc
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
+import opjit
 from opjit import Op
 from opjit.errors import DeclarationError
 from tests import helpers
@@ -374,6 +377,43 @@ def test_a_later_backward_replaces_it(make_op: MakeOp, in_cpp: bool) -> None:
     if in_cpp:
         [grad] = torch.autograd.grad(recorded, x)
         torch.testing.assert_close(grad, 3 * x.detach() ** 2)
+
+
+def test_a_reload_that_changes_the_gradient_spares_no_recorded_call(
+    here: Path, tmp_path: Path, in_cpp: bool
+) -> None:
+    """Its values would be passed in the old order."""
+    op_py = """
+        import opjit
+        @opjit.op("NAMESPACE::half(Tensor x, Tensor y) -> Tensor")
+        def half(x, y):
+            return x.new_empty(x.shape)
+        @half.backward
+        @opjit.op("NAMESPACE::half_backward(Tensor grad, Tensor x, Tensor y) -> Tensor grad_x")
+        def half_backward(grad, x, y):
+            return x.new_empty(x.shape)
+        """.replace("NAMESPACE", f"spare{in_cpp}".lower())
+    code = pointwise("half", ("y", "x"), {"out": "p_x[i] * (p_y[i] + p_y[i])"})
+    code = code.replace("*y, const opjit_tensor *x", "*x, const opjit_tensor *y")
+    back = pointwise("half_backward", ("grad", "x", "y"), {"grad_x": "2 * p_y[i] * p_grad[i]"})
+    (tmp_path / "op.py").write_text(textwrap.dedent(op_py))
+    (tmp_path / "half.c").write_text('#include "opjit.h"\n' + code)
+    (tmp_path / "half_backward.c").write_text('#include "opjit.h"\n' + back)
+    op, _ = opjit.add_path(tmp_path)
+    x, y = some(3), some(3, requires_grad=False)
+    op(x, y)
+    recorded = op(x, y).sum()
+    op_py = op_py.replace("Tensor grad, Tensor x, Tensor y", "Tensor grad, Tensor y, Tensor x")
+    back = back.replace("*x, const opjit_tensor *y", "*y, const opjit_tensor *x")
+    (tmp_path / "op.py").write_text(
+        textwrap.dedent(op_py.replace("d(grad, x, y)", "d(grad, y, x)"))
+    )
+    (tmp_path / "half_backward.c").write_text('#include "opjit.h"\n' + back)
+    opjit.reload(op.qualified, "cpu")
+    with pytest.raises(RuntimeError, match=r"has another schema .* call spare\w+::half again"):
+        recorded.backward()
+    [grad] = torch.autograd.grad(op(x, y).sum(), x)
+    torch.testing.assert_close(grad, 2 * y)
 
 
 @pytest.mark.parametrize(
