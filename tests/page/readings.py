@@ -232,6 +232,15 @@ READINGS: dict[str, tuple[Reading, ...]] = {
         Reading(
             "... with autograd recording", (line("allreduce, grad mode, input requires grad"),)
         ),
+        Reading(
+            "call that records a gradient, if the backward is an op",
+            (line("scale, recorded, backward is an op"),),
+        ),
+        Reading("... and its backward", (line("scale and backward, backward is an op"),)),
+        Reading(
+            "... recorded, with a backward in Python",
+            (line("scale, recorded, backward is Python"),),
+        ),
         Reading("op without a backward, under `no_grad`", (line("total, no_grad"),)),
         Reading("... inference mode", (line("total, inference mode"),)),
         Reading(
