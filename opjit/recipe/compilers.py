@@ -258,16 +258,12 @@ def _real_folders(named: Iterable[str]) -> str:
 def _digest_of_programs(work: Path) -> str:
     """Return a digest of the programs and scripts that ran in a folder, behind links, launchers and wrappers."""
     record = recorder.read([work / recorder.LOG])
-    scripts = {path for path in record.opened if os.path.isfile(path) and _is_wrapper(path)}
+    scripts = {path for path in filter(_is_program, record.opened) if is_script(path)}
     named = {(os.path.basename(path), files.digest(path)) for path in scripts}
     for path, signature in record.programs.items():
         if os.path.isfile(path) and ".so" not in path:
             named.add((os.path.basename(path), recorder.digest_of_program(path, signature)))
     return files.sha256(repr(sorted(named)))
-
-
-def _is_wrapper(path: str) -> bool:
-    return os.access(path, os.X_OK) and is_script(path)
 
 
 def probe_nvcc(path: str, work: Path) -> Nvcc:

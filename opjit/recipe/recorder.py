@@ -111,21 +111,18 @@ def _compiled(notes: Path | None) -> str:
     """Compile the recorder, and return its path; an empty text if no compiler here succeeds."""
     chosen = [word for name in ("CC", "CXX") for word in os.environ.get(name, "").split()[-1:]]
     found = filter(None, map(shutil.which, [*chosen, "gcc", "cc", "clang", "c++"]))
+    names = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
+    plain = {name: os.environ[name] for name in names if name in os.environ}
     with files.scratch_folder() as folder:
         library = folder / _name()
         for compiler in dict.fromkeys(found):
             command = [compiler, "-x", "c", *_FLAGS, str(_source()), "-o", str(library), "-ldl"]
             with suppress(OSError):
-                processes.run_printing(command, env=_plain_environment())
+                processes.run_printing(command, env=plain)
             own = _of_process(library)
             if own and _works(own, folder / LOG):
                 return _keep(library, notes) or own
     return ""
-
-
-def _plain_environment() -> dict[str, str]:
-    names = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
-    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _of_process(library: Path) -> str:
