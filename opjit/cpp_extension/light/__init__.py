@@ -160,6 +160,8 @@ class Prepared:
         Returns flags that include the header and, after these, read the precompiled core.
         """
         place = self.folder_of(out) / core.FIRST
+        linked = place.with_name(core.COMPILED)
+        linked.unlink(missing_ok=True)  # nvcc may follow NVRTC
         flags = ["-include", str(place)]
         place.write_text("")
         found = core.core_of(source.flags, self.base, self.cxx)
@@ -169,7 +171,7 @@ class Prepared:
                 return flags  # the core has the paths of its headers as they are
             compiled = core.precompiled_core(found, self.base, self.cxx)
             if compiled is not None:
-                place.with_name(core.COMPILED).symlink_to(compiled)
+                linked.symlink_to(compiled)
                 flags.append("-fpch-preprocess")
         return flags
 
