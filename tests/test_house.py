@@ -29,10 +29,10 @@ MOST = {
     "modules": 217,
     "floors": 21,  # aim 16
     "classes": 252,  # aim 215
-    "functions": 2_127,  # aim 1,750
+    "functions": 2_126,  # aim 1,750
     "public names": 26,  # of opjit itself
     "environment variables": 19,
-    "tokens": 221_822,  # aim 165,000
+    "tokens": 221_780,  # aim 165,000
 }
 MOST_PER_LINE = 8.5
 LONGEST_STATEMENT = 60  # tokens

@@ -49,7 +49,6 @@ class RecordReader:
     started: int
     sources: tuple[str, ...] = ()
     _real: dict[str, str] = field(default_factory=dict)
-    _folders: dict[str, bool] = field(default_factory=dict)
 
     def reads(self, logs: Iterable[Path]) -> Reads:
         """Return the reads in some files. Raises Changed."""
@@ -182,7 +181,7 @@ class RecordReader:
             path = GENERATED + os.path.normpath(raw[len(generated) :])
             return None if self.moment.exists(path) else path
         folder, name = os.path.split(raw.rstrip("/.") if raw.endswith("/.") else raw.rstrip("/"))
-        if self._is_folder(folder):
+        if os.path.isdir(folder):
             path = os.path.join(self._real_folder(folder) if "/../" in raw else folder, name)
             return None if os.access(path, os.F_OK) else path
         place = os.sep
@@ -192,14 +191,9 @@ class RecordReader:
                 if part == ".."
                 else os.path.join(place, part)
             )
-            if not self._is_folder(place):
+            if not os.path.isdir(place):
                 return place
         return None
-
-    def _is_folder(self, path: str) -> bool:
-        if path not in self._folders:
-            self._folders[path] = os.path.isdir(path)
-        return self._folders[path]
 
     def _local(self, record: Record) -> dict[str, str]:
         """Return the digests of the programs that ran, with their shared libraries, of the folders that were listed, and the real paths of
