@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from opjit.builder.glue import c_names
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.recipe.schema import Argument, Schema, spelled
@@ -76,6 +75,8 @@ class GradientOp:
 
 def match(of: Schema, schema: Schema) -> GradientOp:
     """Match the arguments and results of a gradient with the op that it differentiates. Raises DeclarationError if one has no match."""
+    from opjit.builder.glue import c_names  # late: no hit needs it
+
     names = c_names(of)[len(of.arguments) :]
     values = [*of.arguments]
     gradients = []
