@@ -224,8 +224,8 @@ def run_program(words: Sequence[str]) -> NoReturn:
 
 def __getattr__(name: str) -> Any:
     """Return opjit's BuildExtension, or another name of torch's module: include_paths, CUDAExtension, CUDA_HOME, …"""
-    is_module = Path(__file__).with_name(f"{name}.py").is_file()  # Python is about to import it
-    if name.startswith("__") or is_module:
+    # Python is about to import a module.
+    if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "BuildExtension":
         from opjit.cpp_extension import build_ext
