@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: a stream that the clock does not see. named: requires CUDA
+# gpu-mode/pygpubench keeps such an attack: a stream that the clock does not see. named: CUDA
 import torch
 from torch import nn
 
