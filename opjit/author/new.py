@@ -23,29 +23,9 @@ _TAKEN = {
     "reference",
     "samples",
     "workloads",
-    "setup_context",
-    "backward",
 }
-# The names of torch, without importing torch, which takes seconds.
-_NAMESPACES = {
-    "aten",
-    "c10d",
-    "export",
-    "inductor",
-    "mkl",
-    "mkldnn",
-    "onednn",
-    "prim",
-    "prims",
-    "profiler",
-    "quantized",
-    "rngprims",
-    "sparse",
-    "static_runtime",
-    "symm_mem",
-    "torchaudio",
-    "torchvision",
-}
+# Of torch and its libraries, without an import of torch, which takes seconds.
+_NAMESPACES = {"aten", "c10d", "prim", "prims", "quantized", "torchaudio", "torchvision"}
 
 
 def new_op(
@@ -99,17 +79,16 @@ def _op_files(
 ) -> dict[str, str]:
     """Return the texts of an op's files. `kind` is a directory of templates."""
     values = {"namespace": namespace, "name": name, "folder": f".{os.sep}{name}"}
-    values["backward"] = (
-        resources.filled("op/elementwise/backward.py.in", **values) if backward else ""
-    )
-    texts = {
-        "op.py": f"{kind}/op.py",
-        f"{name}.c": f"{kind}/kernel.c",
-        f"test_{name}.py": "test.py" if kind == "elementwise" else "checks.py",
-    }
-    if cuda:
-        texts[f"{name}.cu"] = "elementwise/kernel.cu"
-    return _filled("op", texts, **values)
+    suffixes = ["c", "cu"] if cuda else ["c"]
+    texts = {f"{name}.{each}": f"{kind}/kernel.{each}" for each in suffixes}
+    texts["op.py"] = f"{kind}/op.py"
+    texts[f"test_{name}.py"] = "test.py" if kind == "elementwise" else "checks.py"
+    if not backward:
+        return _filled("op", texts, **values)
+    texts |= {f"{name}_backward.{each}": f"{kind}/backward.{each}" for each in suffixes}
+    found = _filled("op", texts, **values)
+    found["op.py"] += resources.filled(f"op/{kind}/backward.py.in", **values)
+    return found
 
 
 def _filled(kind: str, texts: Mapping[str, str], /, **values: str) -> dict[str, str]:

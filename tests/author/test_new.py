@@ -29,11 +29,13 @@ def test_four_commands_without_editing(tmp_path: Path) -> None:
     opjit(tmp_path, "new", "newtest::scale_add", "--backward", "--cuda")
     assert sorted(os.listdir(tmp_path)) == ["scale_add"]
     written = sorted(os.listdir(tmp_path / "scale_add"))
-    assert written == [".clangd", "op.py", "scale_add.c", "scale_add.cu", "test_scale_add.py"]
-    assert (
-        Path(opjit(tmp_path, "get", "./scale_add", "--device", "cpu").strip()).name
-        == "newtest.scale_add.so"
-    )
+    kernels = [f"scale_add{part}.{suffix}" for part in ("", "_backward") for suffix in ("c", "cu")]
+    assert written == sorted([".clangd", "op.py", "test_scale_add.py", *kernels])
+    built = opjit(tmp_path, "get", "./scale_add", "--device", "cpu").splitlines()
+    assert [Path(each).name for each in built] == [
+        "newtest.scale_add.so",
+        "newtest.scale_add_backward.so",
+    ]
     table = opjit(tmp_path, "test", "./scale_add", "--device", "cpu")
     assert "failed" not in table
     for check in ("gradcheck", "compile", "export", "shapes"):
