@@ -444,14 +444,14 @@ static opjit_status run_backward(const lltm_backward_call *c, cudaStream_t strea
 
 opjit_status lltm_backward_cuda(const opjit_tensor *grad_h, const opjit_tensor *grad_cell, const opjit_tensor *gates,
                                 const opjit_tensor *input, const opjit_tensor *weights, const opjit_tensor *old_h,
-                                bool inputs, bool parameters, opjit_tensor *grad_input, opjit_tensor *grad_weights,
+                                const opjit_bools *output_mask, opjit_tensor *grad_input, opjit_tensor *grad_weights,
                                 opjit_tensor *grad_bias, opjit_tensor *grad_old_h, opjit_tensor *grad_old_cell,
                                 cudaStream_t stream)
 {
     opjit_tensor dz = {};
-    lltm_backward_call call = {grad_h,    grad_cell,  gates,         input,      weights,
-                               old_h,     inputs,     parameters,    grad_input, grad_weights,
-                               grad_bias, grad_old_h, grad_old_cell, &dz,        {}};
+    lltm_backward_call call = {grad_h,      grad_cell,  gates,        input,     weights,    old_h,
+                               output_mask, grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell,
+                               &dz,         {},         false,        false};
     OPJIT_TRY(lltm_start_backward(&call));
     return input->dtype == OPJIT_FLOAT32 ? run_backward<float>(&call, stream) : run_backward<double>(&call, stream);
 }

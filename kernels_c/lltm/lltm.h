@@ -96,10 +96,11 @@ OPJIT_UNUSED static opjit_status lltm_start_forward(lltm_forward_call *c)
 typedef struct lltm_backward_call {
     const opjit_tensor *grad_h, *grad_cell; /* NULL: zeros */
     const opjit_tensor *gates, *input, *weights, *old_h;
-    bool inputs, parameters; /* the gradients to compute; the other outputs are empty */
+    const opjit_bools *output_mask; /* which gradients are needed */
     opjit_tensor *grad_input, *grad_weights, *grad_bias, *grad_old_h, *grad_old_cell;
     opjit_tensor *dz; /* (B, 3S), if it is in separate memory */
     lltm_sizes n;
+    bool inputs, parameters; /* the gradients to compute; the other outputs are empty */
 } lltm_backward_call;
 
 /* Check the arguments and make the outputs. */
@@ -112,9 +113,14 @@ OPJIT_UNUSED static opjit_status lltm_start_backward(lltm_backward_call *c)
     OPJIT_TRY(lltm_check(op, x, n, "old_h", c->old_h, OPJIT_SIZES(n->batch, n->state)));
     OPJIT_TRY(lltm_check(op, x, n, "weights", c->weights, OPJIT_SIZES(3 * n->state, n->state + n->features)));
     OPJIT_TRY(lltm_check(op, x, n, "gates", c->gates, OPJIT_SIZES(n->batch, 4 * n->state)));
-    OPJIT_TRY(lltm_check(op, x, n, "grad_h", c->grad_h, OPJIT_SIZES(n->batch, n->state)));
-    OPJIT_TRY(lltm_check(op, x, n, "grad_cell", c->grad_cell, OPJIT_SIZES(n->batch, n->state)));
+    OPJIT_TRY(lltm_check(op, x, n, "grad_new_h", c->grad_h, OPJIT_SIZES(n->batch, n->state)));
+    OPJIT_TRY(lltm_check(op, x, n, "grad_new_cell", c->grad_cell, OPJIT_SIZES(n->batch, n->state)));
+    OPJIT_CHECK(c->output_mask->len == 5, "%s: `output_mask` must have 5 elements, not %lld", op,
+                (long long)c->output_mask->len);
 
+    const bool *needed = c->output_mask->data; /* x, weights, bias, old_h, old_cell */
+    c->inputs = needed[0] || needed[3];
+    c->parameters = needed[1] || needed[2];
     const int64_t batch = c->n.batch, features = c->n.features, state = c->n.state,
                   bias = c->parameters ? 3 * state : 0;
     OPJIT_TRY(lltm_output(c->grad_input, c->inputs ? batch : 0, c->inputs ? features : 0, c->input));

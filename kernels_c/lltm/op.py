@@ -12,7 +12,7 @@ For a batch of B rows, F features and S states; ``weights`` is (3S, S + F) with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -43,22 +43,23 @@ def lltm_forward(
     return x.new_empty(batch, state), x.new_empty(batch, state), x.new_empty(batch, 4 * state)
 
 
+# The gradients go to C++ without Python. `gates` has no gradient, as no argument here has the name grad_gates.
+@lltm_forward.backward
 @opjit.op(
-    "lltm_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor x, Tensor weights, Tensor old_h,"
-    " bool inputs, bool parameters)"
-    " -> (Tensor grad_input, Tensor grad_weights, Tensor grad_bias, Tensor grad_old_h, Tensor grad_old_cell)"
+    "lltm_backward(Tensor? grad_new_h, Tensor? grad_new_cell, Tensor gates, Tensor x, Tensor weights, Tensor old_h,"
+    " bool[] output_mask)"
+    " -> (Tensor grad_x, Tensor grad_weights, Tensor grad_bias, Tensor grad_old_h, Tensor grad_old_cell)"
 )
 def lltm_backward(
-    grad_h: Tensor | None,
-    grad_cell: Tensor | None,
+    grad_new_h: Tensor | None,
+    grad_new_cell: Tensor | None,
     gates: Tensor,
     x: Tensor,
     weights: Tensor,
     old_h: Tensor,
-    inputs: bool,
-    parameters: bool,
+    output_mask: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``inputs`` and ``parameters`` select gradients; those not wanted come back without elements. None for a gradient means zeros."""
+    """``output_mask`` selects gradients; those not wanted can come back without elements. None for a gradient means zeros."""
     batch, features, state = _sizes("lltm_backward", x, old_h)
     _check(
         "lltm_backward",
@@ -67,9 +68,10 @@ def lltm_backward(
         old_h=(old_h, batch, state),
         weights=(weights, 3 * state, state + features),
         gates=(gates, batch, 4 * state),
-        grad_h=(grad_h, batch, state),
-        grad_cell=(grad_cell, batch, state),
+        grad_new_h=(grad_new_h, batch, state),
+        grad_new_cell=(grad_new_cell, batch, state),
     )
+    inputs, parameters = _wanted(output_mask)
 
     def wanted(of: bool, *sizes: int) -> Tensor:
         return x.new_empty(sizes if of else (0,) * len(sizes))
@@ -81,6 +83,16 @@ def lltm_backward(
         wanted(inputs, batch, state),
         x.new_empty(batch, state),
     )
+
+
+def _wanted(output_mask: list[bool]) -> tuple[bool, bool]:
+    """Return whether a gradient of an input, and one of a parameter, is needed: those of a pair come together."""
+    torch._check(
+        len(output_mask) == 5,
+        lambda: f"lltm_backward: `output_mask` must have 5 elements, not {len(output_mask)}",
+    )
+    x, weights, bias, old_h, _ = output_mask
+    return x or old_h, weights or bias
 
 
 def _sizes(op: str, x: Tensor, old_h: Tensor) -> tuple[int, int, int]:
@@ -149,19 +161,19 @@ def forward_reference(
 
 @lltm_backward.reference
 def backward_reference(
-    grad_h: Tensor | None,
-    grad_cell: Tensor | None,
+    grad_new_h: Tensor | None,
+    grad_new_cell: Tensor | None,
     gates: Tensor,
     x: Tensor,
     weights: Tensor,
     old_h: Tensor,
-    inputs: bool,
-    parameters: bool,
+    output_mask: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    inputs, parameters = _wanted(output_mask)
     state = old_h.shape[1]
     i, o, g, t = gates.chunk(4, dim=1)
-    d_h = torch.zeros_like(t) if grad_h is None else grad_h
-    d_cell = d_h * o * (1 - t * t) + (0 if grad_cell is None else grad_cell)
+    d_h = torch.zeros_like(t) if grad_new_h is None else grad_new_h
+    d_cell = d_h * o * (1 - t * t) + (0 if grad_new_cell is None else grad_new_cell)
     d_z = torch.cat(
         [
             d_cell * g * i * (1 - i),
@@ -174,72 +186,6 @@ def backward_reference(
     d_weights = d_z.t() @ torch.cat([old_h, x], dim=1) if parameters else weights.new_empty(0, 0)
     d_bias = d_z.sum(0) if parameters else weights.new_empty(0)
     return d_x[:, state:].contiguous(), d_weights, d_bias, d_x[:, :state].contiguous(), d_cell
-
-
-@lltm_forward.setup_context
-def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    x, weights, _, old_h, _ = inputs
-    gates = output[2]
-    ctx.mark_non_differentiable(gates)
-    ctx.set_materialize_grads(False)  # an unused result needs no gradient of zeros
-    ctx.save_for_backward(
-        gates, x, weights, old_h, output[1]
-    )  # new_cell leads a second derivative to all inputs
-
-
-_backward = lltm_backward.overload
-
-
-@lltm_forward.backward
-def backward(
-    ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, _: None
-) -> tuple[Tensor | None, ...]:
-    if not torch.is_grad_enabled():
-        return _gradients(ctx, grad_h, grad_cell)
-    with torch.no_grad():  # create_graph, and torch.func
-        gradients = _gradients(ctx, grad_h, grad_cell)
-    apply: Callable[..., tuple[Tensor | None, ...]] = _Once.apply
-    return apply(*gradients, grad_h, grad_cell, *ctx.saved_tensors)
-
-
-class _Once(torch.autograd.Function):
-    """Gradients that raise an error when they are differentiated by the tensors that they depend on."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(None if one is None else one.view_as(one) for one in tensors[:5])
-
-    @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor | None, ...]
-    ) -> None:
-        """Keep nothing: the backward needs nothing."""
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "lltm_forward can be differentiated once: lltm_backward has no derivative; for a second one write the cell in "
-            "torch's ops"
-        )
-
-
-def _gradients(
-    ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    wants_x, wants_weights, wants_bias, wants_h, wants_cell = ctx.needs_input_grad
-    saved = ctx.saved_tensors[:4]
-    x, weights, bias, old_h, old_cell = _backward(
-        grad_h, grad_cell, *saved, wants_x or wants_h, wants_weights or wants_bias
-    )
-    return (
-        x if wants_x else None,
-        weights if wants_weights else None,
-        bias if wants_bias else None,
-        old_h if wants_h else None,
-        old_cell if wants_cell else None,
-    )
 
 
 def _numbers(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -311,10 +257,10 @@ def backward_samples(device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, A
         gates = forward_reference(x, weights, bias, old_h, old_cell)[2]
         grad_h = old_cell.flip(0)
         grad_cell = old_h.flip(1) / 2
-        yield (grad_h, grad_cell, gates, x, weights, old_h, True, True), {}
-    yield (grad_h, None, gates, x, weights, old_h, True, False), {}
-    yield (None, grad_cell, gates, x, weights, old_h, False, True), {}
-    yield (grad_h.new_ones(()).expand_as(grad_h), None, gates, x, weights, old_h, False, False), {}
+        yield (grad_h, grad_cell, gates, x, weights, old_h, [True] * 5), {}
+    yield (grad_h, None, gates, x, weights, old_h, [True, False, False, False, True]), {}
+    yield (None, grad_cell, gates, x, weights, old_h, [False, False, True, False, False]), {}
+    yield (grad_h.new_ones(()).expand_as(grad_h), None, gates, x, weights, old_h, [False] * 5), {}
 
 
 WORK = ((16, 32, 128), (64, 128, 512))
@@ -340,7 +286,7 @@ def backward_workloads(device: str) -> Iterator[opjit.Workload]:
             batch, features, state, torch.float32, device
         )
         gates = forward_reference(x, weights, bias, old_h, old_cell)[2]
-        args = (old_cell.flip(0), old_cell, gates, x, weights, old_h, True, True)
+        args = (old_cell.flip(0), old_cell, gates, x, weights, old_h, [True] * 5)
         yield opjit.Workload(
             f"B{batch} F{features} S{state}",
             args,

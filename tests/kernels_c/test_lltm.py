@@ -50,7 +50,7 @@ def gradient_arguments(args: list[Tensor], seed: int = 9) -> list[Any]:
         torch.randn(old_cell.shape, generator=generator, dtype=torch.float64).to(old_cell)
         for _ in range(2)
     ]
-    return [*grads, FORWARD.reference_function(*args)[2], x, weights, old_h, True, True]
+    return [*grads, FORWARD.reference_function(*args)[2], x, weights, old_h, [True] * 5]
 
 
 def exact(op: Op, args: list[Any]) -> tuple[Tensor, ...]:
@@ -325,7 +325,7 @@ def test_a_failed_product_is_an_error_and_frees_all_memory(tmp_path: Path) -> No
                 if at % 6 < 2:
                     forward(x, weights, torch.ones(3072), state, state)
                 else:
-                    backward(state, state, gates, x, weights, state, True, True)
+                    backward(state, state, gates, x, weights, state, [True] * 5)
             except RuntimeError as error:
                 assert "matrix product failed" in str(error), error
             else:
@@ -383,9 +383,9 @@ MISTAKES: list[tuple[Op, int, Callable[[Tensor], Tensor], str]] = [
     (FORWARD, 2, lambda x: x[:5], "dimension 0 of `bias` is 5, but must be 15"),
     (FORWARD, 1, lambda x: x.double(), "`weights` is float64, but `x` is float32"),
     (FORWARD, 0, lambda x: x.half(), "lltm_forward takes float32 and float64, not float16"),
-    (BACKWARD, 0, lambda x: x[:2], "dimension 0 of `grad_h` is 2, but must be 3"),
+    (BACKWARD, 0, lambda x: x[:2], "dimension 0 of `grad_new_h` is 2, but must be 3"),
     (BACKWARD, 2, lambda x: x[:, :15], "dimension 1 of `gates` is 15, but must be 20"),
-    (BACKWARD, 0, lambda x: x.double(), "`grad_h` is float64, but `x` is float32"),
+    (BACKWARD, 0, lambda x: x.double(), "`grad_new_h` is float64, but `x` is float32"),
 ]
 
 

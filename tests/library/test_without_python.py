@@ -56,7 +56,7 @@ opjit_status mix_cpu(const opjit_tensor *x, double a, const double *b, const dou
 class Model(torch.nn.Module):
     def forward(self, x):
         rows = [x[None, i:i + 1] for i in range(3)]
-        grads = torch.ops.opjit.lltm_backward(None, rows[0], x[None], rows[1], x.new_ones(3, 2), rows[2], True, False)
+        grads = torch.ops.opjit.lltm_backward(None, rows[0], x[None], rows[1], x.new_ones(3, 2), rows[2], [True, False, False, True, False])
         mixed = torch.ops.pt2test.mix(x, 0.5, 0.25, None, -3, 7, None, torch.float64) if x.is_cpu else x
         return torch.ops.opjit.allreduce(x, dtype=torch.float64), torch.ops.opjit.allreduce(x), grads[0], grads[4], mixed
 x = torch.arange(1.0, 5, device={device!r})
