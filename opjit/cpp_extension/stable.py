@@ -104,10 +104,10 @@ def _limits(extension: Extension) -> dict[str, int]:
     return {language: int(value[1], 0) if value else 0 for language, value in found}
 
 
-def _opened(log: Path) -> set[str]:
-    """Return the real paths of the files that the tools of a compilation opened, apart from files that they made."""
+def _opened(log: Path) -> list[str]:
+    """Return the real paths of the files that the tools of a compilation opened, in order, apart from files that they made."""
     record = recorder.read([log])
-    return {os.path.realpath(path) for path in record.opened.keys() - record.written}
+    return [os.path.realpath(path) for path in record.opened if path not in record.written]
 
 
 def _authors_code(cxx: Compiler, logs: Iterable[Path]) -> list[str]:
