@@ -12,7 +12,9 @@ from opjit.builder.tokens import (
     split_at_commas,
 )
 
-_UNNAMED = "int float double char bool long short unsigned const __restrict__ half"
+# Words before or after a type, and words that are types: no parameter has them as its name.
+_QUALIFIERS = {"__grid_constant__", "__restrict__", "const", "volatile"}
+_TYPES = {"bool", "char", "double", "float", "int", "long", "short", "signed", "unsigned"}
 
 
 def callee_start(tokens: list[Token], index: int, closing: Mapping[int, int]) -> int:
@@ -86,7 +88,9 @@ class Parameter(NamedTuple):
         end = next((index for index, token in enumerate(tokens) if token.text == "="), len(tokens))
         named = next((index for index, token in enumerate(tokens) if token.text == "["), end)
         name = tokens[named - 1]
-        if named < 2 or name.kind != "name" or name.text in _UNNAMED.split():
+        before = [token.text for token in tokens[: named - 1]]
+        has_type = before[-1:] != ["::"] and not _QUALIFIERS.issuperset(before)
+        if not has_type or name.kind != "name" or name.text in _QUALIFIERS | _TYPES:
             raise NvccOnly("a kernel has an unnamed parameter")
         is_pack = named >= 4 and tokens[named - 2].text == "."
         return cls(tokens, name.text + "..." * is_pack, tokens[end - 1].end)

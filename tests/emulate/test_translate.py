@@ -82,7 +82,20 @@ def test_ptx_is_a_function_or_an_error(ptx: str, code: str) -> None:
 def test_a_text_that_is_not_understood_is_refused() -> None:
     with pytest.raises(NvccOnly, match="braces do not match"):
         translate("__global__ void f() {", "f.cu")
-    assert re.search("unnamed parameter", str(_refusal("__global__ void f(int) {}")))
+
+
+@pytest.mark.parametrize(
+    "parameter", ["int", "half", "const half", "const float *", "::half", "std::size_t", "float[]"]
+)
+def test_an_unnamed_parameter_is_refused(parameter: str) -> None:
+    assert re.search("unnamed parameter", str(_refusal(f"__global__ void f({parameter}) {{}}")))
+
+
+@pytest.mark.parametrize(
+    "parameter", ["int64_t half", "const half half", "unsigned Size", "const std::size_t *half"]
+)
+def test_a_parameter_can_have_the_name_of_a_type(parameter: str) -> None:
+    translate(f"__global__ void f({parameter}) {{}}", "f.cu")
 
 
 def _refusal(text: str) -> NvccOnly:
