@@ -12,8 +12,8 @@ from pathlib import Path
 from opjit import files, resources
 from opjit.errors import DeclarationError
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PROJECT = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_PROJECT = r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _TAKEN = {
     "torch",
     "opjit",
@@ -117,7 +117,7 @@ def _split_name(qualified: str) -> tuple[str, str]:
 
 
 def _check_name(name: str, taken: Collection[str], refusal: str) -> None:
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("__"):
+    if not re.fullmatch(_NAME, name) or keyword.iskeyword(name) or name.startswith("__"):
         raise DeclarationError(
             f"{refusal}: {name!r} is not a valid name in both C and Python; use letters, digits and _"
         )
@@ -129,7 +129,7 @@ def _check_name(name: str, taken: Collection[str], refusal: str) -> None:
 
 def package_name(project: str) -> str:
     """Return the importable form of a project's name. Raises DeclarationError if it cannot be one."""
-    if not _PROJECT.fullmatch(project):
+    if not re.fullmatch(_PROJECT, project):
         raise DeclarationError(
             f"{project!r} cannot be a wheel's name: expected letters, digits, '-' and '_', with a letter first"
         )

@@ -30,7 +30,7 @@ from opjit.store import elf, layers
 from opjit.store import manifest as manifests
 from opjit.store.store import default_store
 
-_GLIBC = re.compile(rb"GLIBC_2\.(\d+)\b")
+_GLIBC = rb"GLIBC_2\.(\d+)\b"
 _OLDEST_GLIBC = 17  # torch itself runs on nothing older
 # Portable names of files that a wheel need not contain: opjit's, and the system's, which count only on a machine with a compiler.
 _OF_EVERY_MACHINE = (
@@ -163,7 +163,7 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
 def binary_tag(folder: Path) -> dict[str, Any]:
     """Return a wheel's tag for the libraries in a folder, ``py3-none-manylinux_2_17_x86_64``, with a part for each of their processors."""
     contents = [library.read_bytes() for library in folder.rglob(f"{layers.FOLDER}/**/*.so")]
-    versions = [int(version) for content in contents for version in _GLIBC.findall(content)]
+    versions = [int(version) for content in contents for version in re.findall(_GLIBC, content)]
     oldest = max([_OLDEST_GLIBC, *versions])
     platforms = sorted(
         f"manylinux_2_{oldest}_{machine}" for machine in {*map(elf.machine, contents)}

@@ -20,7 +20,7 @@ from opjit.recipe.recipe import Recipe
 
 _Result = TypeVar("_Result")
 # In a path, torch escapes only spaces for build.ninja, and nvcc misreads quotes and backslashes.
-_UNWRITABLE = re.compile(r"[$:|\"`\\\x00-\x1f\x7f\ud800-\udfff]")
+_UNWRITABLE = r"[$:|\"`\\\x00-\x1f\x7f\ud800-\udfff]"
 
 
 class CompilerFailed(Exception):
@@ -55,7 +55,7 @@ class BuildTools(NamedTuple):
 @contextmanager
 def workspace(staged: Path) -> Iterator[Path]:
     """Open the compilers' folder: in the staging folder, unless torch cannot write that path into a build file."""
-    if _UNWRITABLE.search(str(staged)):
+    if re.search(_UNWRITABLE, str(staged)):
         with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
             yield Path(folder)
     else:

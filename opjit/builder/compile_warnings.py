@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 from opjit.errors import CompileWarning
 
-_WARNING = re.compile(
-    r"(?P<file>[^\s:(][^:(]*)(?::(?P<line>\d+)(?::\d+)?: |\((?P<row>\d+)\): )warning(?: #[\w-]+)?: (?P<text>.+)"
-)
+_WARNING = r"(?P<file>[^\s:(][^:(]*)(?::(?P<line>\d+)(?::\d+)?: |\((?P<row>\d+)\): )warning(?: #[\w-]+)?: (?P<text>.+)"
 _NOTE = re.compile(r"(?P<file>[^\s:][^:]*):(?P<line>\d+):\d+: note: (?P<text>.+)")
-_OF_PTXAS = re.compile(r"ptxas(?P<where> .*)?warning ?: (?P<text>.+)")
+_OF_PTXAS = r"ptxas(?P<where> .*)?warning ?: (?P<text>.+)"
 # Not part of the key, because they change no byte; before an author's flags, so that they can change them.
 DEFAULT = (f"-Wframe-larger-than={1 << 20}", "-Wformat")
-_IS_LARGE = re.compile(r"(the|stack) frame size .*\[-Wframe-larger-than=?\]")
+_IS_LARGE = r"(the|stack) frame size .*\[-Wframe-larger-than=?\]"
 _ADVICE = (
     ": a thread's stack has some MB, and a stack overflow kills the process with SIGSEGV; "
     "allocate the memory with opjit_scratch, or pass extra_cflags=['-Wno-frame-larger-than']"
@@ -42,7 +40,7 @@ def find_warnings(
     found: dict[CompilerWarning, None] = {}
     lines = output.splitlines()
     for index, line in enumerate(lines):
-        match, of_ptxas = _WARNING.match(line), _OF_PTXAS.match(line)
+        match, of_ptxas = re.match(_WARNING, line), re.match(_OF_PTXAS, line)
         if match:
             excerpt = takewhile(
                 lambda line: line.startswith(" ") or _NOTE.match(line), lines[index + 1 :]
@@ -54,7 +52,7 @@ def find_warnings(
             ]
             place = next(((file, number) for file, number in places if file), None)
             if place is not None:
-                advice = _ADVICE if _IS_LARGE.match(match["text"]) else ""
+                advice = _ADVICE if re.match(_IS_LARGE, match["text"]) else ""
                 found[CompilerWarning(str(place[0]), place[1], match["text"] + advice)] = None
         elif of_ptxas:
             found[CompilerWarning(source, 1, f"ptxas: {of_ptxas['text']}")] = None

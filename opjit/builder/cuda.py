@@ -36,7 +36,7 @@ _CUDA_HEADERS = re.compile(
 )
 # Functions that C++'s headers overload, in the host's part. Those headers cost 0.1 s, so they are
 # read only for these.
-_MATH = re.compile(
+_MATH = (
     r"\b(?:std\s*::|(?:l?l?abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:2|10|1p)?|l?l?r?int|l?l?round|nearbyint|ceil|"
     r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"
     r"ldexp|frexp|scalbl?n|div)\s*\()"
@@ -174,7 +174,7 @@ def _digest(name: str, text: str) -> str:
 def _write_host(unit: CudaFile, halves: Halves, text: str, work: Path) -> None:
     """Write the host's part, behind the headers that it reads before it pretends to be nvcc."""
     first = list(dict.fromkeys(["cuda_runtime.h", *_CUDA_HEADERS.findall(text)]))
-    if _MATH.search(halves.host):
+    if re.search(_MATH, halves.host):
         first += ["cmath", "cstdlib"]
     lines = [f"#include <{name}>" for name in first]
     lines += [unit.first, "#undef __CUDACC__", "#define __CUDACC__ 1", "#define __NVCC__ 1"]

@@ -25,7 +25,7 @@ _RESERVED_NAMES = """
 """
 _RESERVED = frozenset(_RESERVED_NAMES.split())
 # Types and macros of opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h>; and what C keeps for itself and compilers.
-_OF_HEADERS = re.compile(
+_OF_HEADERS = (
     r"_[A-Z_].*|linux|unix|errno|"
     r"(opjit|OPJIT|torch|aoti)_.*|u?int(_fast|_least)?\d+_t|u?int(max|ptr)_t|(size|ptrdiff|max_align|cudaStream)_t|"
     r"offsetof|[A-Z][A-Z0-9_]*_(MAX|MIN|BIT|WIDTH)|U?INT(MAX|\d+)_C"
@@ -43,7 +43,7 @@ def c_names(schema: Schema) -> list[str]:
             for index, result in enumerate(results)
         ),
     ]:
-        name += "_" if _OF_HEADERS.fullmatch(name) else ""
+        name += "_" if re.fullmatch(_OF_HEADERS, name) else ""
         while name in _RESERVED or name in names:
             name += "_"
         names.append(name)

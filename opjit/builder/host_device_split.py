@@ -35,9 +35,7 @@ from opjit.builder.tokens import (
     tokenize,
 )
 
-_DEVICE_HEADER = re.compile(
-    r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)"
-)
+_DEVICE_HEADER = r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)"
 # Names before parentheses that do not contain parameters.
 _ATTRIBUTES_NAMES = """
     __launch_bounds__ __attribute__ alignas __align__ __cluster_dims__ __maxnreg__
@@ -151,7 +149,7 @@ class _Splitter:
         before = "("
         for token in every:
             # The host's part needs no headers for the device alone.
-            is_unused = token.kind == "directive" and _DEVICE_HEADER.match(token.text)
+            is_unused = token.kind == "directive" and re.match(_DEVICE_HEADER, token.text)
             is_alone = (
                 token.text == "__noinline__" and before != "("
             )  # for g++, an attribute's name

@@ -11,10 +11,10 @@ from opjit.recipe import compilers
 if TYPE_CHECKING:
     from rich.table import Table
 
-_ENTRY = re.compile(r"Compiling entry function '(?P<symbol>\w+)' for '(?P<arch>\w+)'")
-_PROPERTIES = re.compile(r"Function properties for (\w+)")
-_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_ENTRY = r"Compiling entry function '(?P<symbol>\w+)' for '(?P<arch>\w+)'"
+_PROPERTIES = r"Function properties for (\w+)"
+_STACK = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+_USED = r"Used (\d+) registers(?:.*?(\d+) bytes smem)?"
 
 
 class KernelUsage(NamedTuple):
@@ -57,15 +57,15 @@ def _entries(output: str) -> Iterator[KernelUsage]:
     of = ""
     stack = spilled = 0
     for line in output.splitlines():
-        if entry := _ENTRY.search(line):
+        if entry := re.search(_ENTRY, line):
             symbol = entry["symbol"]
             arch = entry["arch"]
-        elif properties := _PROPERTIES.search(line):
+        elif properties := re.search(_PROPERTIES, line):
             of = properties[1]
-        elif (sizes := _STACK.search(line)) and of == symbol:
+        elif (sizes := re.search(_STACK, line)) and of == symbol:
             stack = int(sizes[1])
             spilled = int(sizes[2]) + int(sizes[3])
-        elif (used := _USED.search(line)) and symbol:
+        elif (used := re.search(_USED, line)) and symbol:
             yield KernelUsage(symbol, arch, int(used[1]), int(used[2] or 0), stack, spilled)
             symbol = ""
             stack = 0

@@ -19,8 +19,8 @@ from opjit.builder.compile_step import CompilerFailed, run_tool
 
 _MARKER = re.compile(r'^# (\d+) "((?:[^"\\\n]|\\.)*)"([ \d]*)\n', re.MULTILINE)
 MACRO = re.compile(r"^#(define|undef) (\w+)(.*)$", re.MULTILINE)
-_INCLUDE = re.compile(r'#[ ]*(?:include|include_next|import)\b\s*([<"])([^>"]+)[>"]')
-_UPWARDS = re.compile(r"^(?:\.\.?/)+")
+_INCLUDE = r'#[ ]*(?:include|include_next|import)\b\s*([<"])([^>"]+)[>"]'
+_UPWARDS = r"^(?:\.\.?/)+"
 _LACKING = re.compile(r"^(/[^\n:]+):\d+:\d+: fatal error: ([\w./-]+): No such file", re.MULTILINE)
 _FILLED = 8  # lines that are skipped without a directive, like by the C++ compiler
 
@@ -95,7 +95,7 @@ def flatten(
         flat.move_to(piece.path, piece.number)
         for line in output[piece.start : piece.end].split("\n")[:-1]:
             macro = MACRO.match(line)
-            include = _INCLUDE.match(line)
+            include = re.match(_INCLUDE, line)
             if macro is not None:
                 if macro[1] == "define":
                     macros[macro[2]] = macro[2] + macro[3]
@@ -115,7 +115,7 @@ def flatten(
 
 def _is_one_of(name: str, files: Iterable[str]) -> bool:
     """Whether the name in an ``#include`` line is the name of a file."""
-    tail = _UPWARDS.sub("", name)
+    tail = re.sub(_UPWARDS, "", name)
     return any(path == name or path.endswith(f"/{tail}") for path in files)
 
 

@@ -31,7 +31,7 @@ RUNTIME = (
     "opjit_elementwise.c",
 )
 OBJECTS = tuple(f"{Path(source).stem}.o" for source in RUNTIME)
-_OF_CUDA = re.compile(r"cuda_(stream|caching|mm|addmm)")
+_OF_CUDA = r"cuda_(stream|caching|mm|addmm)"
 # Named by torch's own link flags, needed by no op.
 _UNUSED = (
     "c10",
@@ -101,7 +101,7 @@ def stub_of_torch(library: str, compiler: Compiler, work: Path) -> None:
     header = Path(_shim()).read_text("utf-8")
     declared = sorted(set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", header)))
     of_cuda = library == "libtorch_cuda"
-    functions = [name for name in declared if bool(_OF_CUDA.search(name)) == of_cuda]
+    functions = [name for name in declared if bool(re.search(_OF_CUDA, name)) == of_cuda]
     stub(compiler, f"{library}.so", functions, work)
 
 

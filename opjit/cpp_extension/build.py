@@ -44,7 +44,7 @@ from opjit.store import elf
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 
-_RELATIVE = re.compile(r"(?<!\S)-L(?=[\w.])")  # the start of a relative folder of libraries
+_RELATIVE = r"(?<!\S)-L(?=[\w.])"  # the start of a relative folder of libraries
 
 
 def build(
@@ -408,7 +408,7 @@ class _ExtensionBuild(NamedTuple):
         if call.build_directory:
             # torch links there, so relative directories of libraries start there.
             directory = torch_builder.quote(os.path.abspath(call.build_directory))
-            link = [_RELATIVE.sub(lambda _: f"-L{directory}/", flag) for flag in link]
+            link = [re.sub(_RELATIVE, lambda _: f"-L{directory}/", flag) for flag in link]
 
         # Keep the temporary directory out of messages, __FILE__ and debug information. The last map that fits counts.
         names = [f"-ffile-prefix-map={self.work}=.", f"-ffile-prefix-map={self.work}/="]

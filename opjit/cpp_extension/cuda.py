@@ -28,14 +28,10 @@ from opjit.recipe.compilers import Nvcc, Nvrtc
 _NVCCS = """
     NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS PYTORCH_NVCC CPATH CPLUS_INCLUDE_PATH C_INCLUDE_PATH
 """
-_ARCH = re.compile(
-    r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)"
-)
+_ARCH = r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)"
 _FOLDER = re.compile(r"^(-I|-isystem|--[a-z-]+)=?")
 _FILE = re.compile(r'^#line \d+ "(.+)"$', re.MULTILINE)  # in a flat text
-_IGNORED = re.compile(
-    r"--(expt-)?extended-lambda|-Xptxas=(-v|--verbose)|--ptxas-options=(-v|--verbose)"
-)
+_IGNORED = r"--(expt-)?extended-lambda|-Xptxas=(-v|--verbose)|--ptxas-options=(-v|--verbose)"
 _HALVES = re.compile(
     r"[Hh]alf|HALF|[Bb]float16|BFLOAT|Float16|_AND2?\b|opmath|acc_type|DISPATCH_V2|AT_DISPATCH_SWITCH"
 )
@@ -243,7 +239,7 @@ def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list
     others = []
     archs = list[str]()
     for flag in flags:
-        arch = _ARCH.fullmatch(flag)
+        arch = re.fullmatch(_ARCH, flag)
         part = nvcc_flags.part_of(flag)
         name, _, value = flag.partition("=")
         if arch:
@@ -265,7 +261,7 @@ def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list
             host += value.split(",")
         elif re.match(r"-[DU].*,", flag):
             raise NvccOnly(f"{flag} is a list")
-        elif not _IGNORED.fullmatch(flag):
+        elif not re.fullmatch(_IGNORED, flag):
             others.append(flag)
     if not archs:
         raise NvccOnly("NVRTC supports no architecture in its flags")

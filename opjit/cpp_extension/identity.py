@@ -37,9 +37,9 @@ LIGHT = "10"
 EMULATED = "-DOPJIT_EMULATE_EXTENSION"  # of an extension with CUDA sources that have become C++
 _WORDS = {"c": "extra_cflags", "link": "extra_ldflags", "cuda": "extra_cuda_cflags"}
 _FLAGS = (*_WORDS.values(), "extra_sycl_cflags")
-_EXPANDED = re.compile(r"[`$*?~\[]")  # by the shell
+_EXPANDED = r"[`$*?~\[]"  # by the shell
 _NINJA = re.compile(r"\$(?:([$ :])|\{[\w.-]+\}|[\w-]+)", re.ASCII)
-_OF_TORCH = re.compile(r"(?<!\$)(?:\$\$)*\$\{?(?:ninja_required_version|cxx|nvcc|sycl|\w*flags)\b")
+_OF_TORCH = r"(?<!\$)(?:\$\$)*\$\{?(?:ninja_required_version|cxx|nvcc|sycl|\w*flags)\b"
 _Call = TypeVar("_Call", bound=LoaderCall)
 
 
@@ -101,8 +101,8 @@ def expanded(call: _Call) -> _Call:
     changed = dict[str, Any]()
     for parameter in _FLAGS:
         written = " ".join(_strings(parameter, call))
-        if _EXPANDED.search(written):
-            if _OF_TORCH.search(written):  # variables of build.ninja
+        if re.search(_EXPANDED, written):
+            if re.search(_OF_TORCH, written):  # variables of build.ninja
                 raise Unsupported
             text = _NINJA.sub(r"\1", written)
             shown = f'exec 2>/dev/null; set -- {text}; [ $# = 0 ] || printf "%s\\0" "$@"'

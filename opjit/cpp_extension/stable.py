@@ -31,20 +31,16 @@ _FIRST = re.compile(
     rb"(?:\s|//[^\n]*\n|/\*.*?\*/)*#[ \t]*define[ \t]+" + _MACRO.encode() + rb"[ \t]+([^\n]+)",
     re.DOTALL,
 )
-_VALUE = re.compile(
-    r"0[xX]0*([1-9a-fA-F])([0-9a-fA-F]{2})0{12}[uUlL]*|\(\(\(0ULL \+ (\d+)\) << 56\) \| \(\(0ULL \+ (\d+)\) << 48\)\)"
-)
-_HEADERS = re.compile(
-    r"torch/(?:csrc/stable/(?!pyobject)|headeronly/|csrc/inductor/aoti_torch/(?:c/|generated/c_shim_aten\.h$))"
-)
+_VALUE = r"0[xX]0*([1-9a-fA-F])([0-9a-fA-F]{2})0{12}[uUlL]*|\(\(\(0ULL \+ (\d+)\) << 56\) \| \(\(0ULL \+ (\d+)\) << 48\)\)"
+_HEADERS = r"torch/(?:csrc/stable/(?!pyobject)|headeronly/|csrc/inductor/aoti_torch/(?:c/|generated/c_shim_aten\.h$))"
 _DECLARING = "#include <torch/csrc/stable/c/shim.h>\n#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>\n"
 _OF_PYTHON = "#if __has_include(<Python.h>)\n#include <Python.h>\n#endif\n"
 # Words with a meaning that depends on the torch or the Python that builds the extension.
-_DIFFERS = re.compile(
+_DIFFERS = (
     r"\bTORCH_(?:VERSION(?!_\d)|ABI_VERSION)\w*|\bPY_\w*VERSION\w*|__has_include"
     rf"|#[ \t]*undef[ \t]+(?:{_MACRO}|{_PYTHON})"
 )
-_SYSTEMS = re.compile(
+_SYSTEMS = (
     r"@(?:GLIBC|GLIBCXX|CXXABI|GCC|GOMP|OMP|libcu\w+\.so)[_.\d]|^(?:__gmon_start__|_ITM_\w+)$"
 )
 
@@ -87,7 +83,7 @@ def _named(extension: Extension, path: str) -> tuple[int, int] | None:
     if not flags:
         first = _FIRST.match(extension.texts.get(path) or Path(path).read_bytes())
         flags = [first[1].decode("utf-8", "replace")] if first else []
-    value = _VALUE.fullmatch(flags[0].strip()) if len(flags) == 1 else None
+    value = re.fullmatch(_VALUE, flags[0].strip()) if len(flags) == 1 else None
     if value is None:
         return None
     return (int(value[1], 16), int(value[2], 16)) if value[1] else (int(value[3]), int(value[4]))
@@ -136,7 +132,7 @@ def refusal(
     if not all(log.is_file() for log in logs):
         return "a compiler cannot be watched"
     words = [word for each in extension.flags.values() for word in each]
-    asked = _DIFFERS.search("\n".join([*_authors_code(cxx, logs), *words]))
+    asked = re.search(_DIFFERS, "\n".join([*_authors_code(cxx, logs), *words]))
     if asked:
         return f"it has {asked[0]}"
     limits = _limits(extension)
@@ -160,7 +156,7 @@ def refusal(
         for path in _opened(log):
             ours = True
             if path.startswith(include):
-                ours = _HEADERS.match(path[len(include) :]) is not None
+                ours = re.match(_HEADERS, path[len(include) :]) is not None
             elif path.startswith(python):
                 ours = language in limits and path in limited
             if not ours:
@@ -172,7 +168,7 @@ def refusal(
             ["nm", "-D", "--undefined-only", str(library)]
         ).stdout.splitlines()
     ]
-    beyond = [name for name in imported if name not in declared and not _SYSTEMS.search(name)]
+    beyond = [name for name in imported if name not in declared and not re.search(_SYSTEMS, name)]
     return (
         f"it imports {beyond[0]}, which is no function of torch's stable ABI of {extension.stable}"
         if beyond

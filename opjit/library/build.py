@@ -25,7 +25,7 @@ from opjit.wanted import target_of
 
 # Files that a copy of an op's folder leaves out.
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", layers.FOLDER, "test_*.py")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}"
 
 
 def build_library(
@@ -76,7 +76,7 @@ def build_library(
     targets = _targets(requested, device, arch, name)
     shown = ", ".join(op.qualified for op in requested)
     wanted = ", ".join(map(str, targets))
-    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+    if name is not None and not (isinstance(name, str) and re.fullmatch(_NAME, name)):
         raise BuildError(
             f"{name!r} is not a valid name for an op package: expected at most 100 letters, "
             "digits, '_', '.', '+' and '-', with a letter or digit first",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Every CUDA 12 and later compiles for these, so that the usual request does not need to query a compiler.
 _ALWAYS_KNOWN = frozenset({"sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90"})
-_PLAIN = re.compile(r"sm_(\d+)(\d)")  # major and minor version; without the suffix of sm_90a
+_PLAIN = r"sm_(\d+)(\d)"  # major and minor version; without the suffix of sm_90a
 
 
 def served(target: Target, notes: Path | None) -> Target:
@@ -48,7 +48,7 @@ def require_supported(target: Target, notes: Path | None) -> Target:
 
 
 def _newest_serving(arch: str, known: Collection[str]) -> str:
-    wanted = _PLAIN.fullmatch(arch)
+    wanted = re.fullmatch(_PLAIN, arch)
     if arch in known or wanted is None:
         return arch
     major, minor = wanted.groups()

@@ -22,17 +22,17 @@ _MAGIC = {
     ".o": b"\x7fELF",
     ".so": b"\x7fELF",
 }
-_LTO = re.compile(rb"\.(gnu\.lto_|llvm\.lto)")  # in names of sections
+_LTO = rb"\.(gnu\.lto_|llvm\.lto)"  # in names of sections
 # CUDA's libraries that torch needs itself: a process with a CUDA build of torch has them.
 _OF_TORCH_NAMES = """
     cublas cublasLt cudnn nccl cufft curand cusolver cusparse cusparseLt nvrtc nvJitLink
     cupti cufile nvshmem_host
 """
 OF_TORCH = frozenset(_OF_TORCH_NAMES.split())
-_NAMED = re.compile(r"-l[\w+.-]+")
-_TIED = re.compile(r"-l(torch|c10|python|shm|opjit|aoti).*")
+_NAMED = r"-l[\w+.-]+"
+_TIED = r"-l(torch|c10|python|shm|opjit|aoti).*"
 _OBJECT = re.compile(r"[^-].*\.(a|o)")
-_SHARED = re.compile(r"[^-].*\.so(\.\d+)*")
+_SHARED = r"[^-].*\.so(\.\d+)*"
 
 
 def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
@@ -60,13 +60,13 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
                     flag,
                     f"there is no directory {searched[flag]}; a relative path starts from {folder}",
                 )
-        elif _TIED.fullmatch(flag):
+        elif re.fullmatch(_TIED, flag):
             raise refuse(
                 flag,
                 "it would tie the binary to one version of torch or Python; opjit.h has the "
                 "parts of torch that an op needs",
             )
-        elif _NAMED.fullmatch(flag):
+        elif re.fullmatch(_NAMED, flag):
             paths = (
                 os.path.join(place, f"lib{flag[2:]}{suffix}")
                 for place in searched.values()
@@ -78,7 +78,7 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
             link.append(path)
         elif _OBJECT.fullmatch(flag):
             raise refuse(flag, f"there is no file {path}; a relative path starts from {folder}")
-        elif _SHARED.fullmatch(flag):
+        elif re.fullmatch(_SHARED, flag):
             name = re.match(r"lib(.+?)\.so", os.path.basename(flag))
             raise refuse(
                 flag,
@@ -121,7 +121,7 @@ def _first_bytes(path: str, count: int) -> bytes:
 def require_plain(op: str, flags: Flags) -> None:
     """Refuse files to link with that hold LTO code, which has options for the assembler: they may write any file."""
     for path in files(flags):
-        if _LTO.search(Path(path).read_bytes()):
+        if re.search(_LTO, Path(path).read_bytes()):
             raise DeclarationError(
                 f"{op} links with {path}, which contains code for link-time optimization; compile "
                 f"it with -fno-lto, or remove the code: objcopy -R '.gnu.lto_*' {path}"

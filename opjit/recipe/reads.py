@@ -31,10 +31,8 @@ CWD = "/<cwd>"  # in the place of a path, and the working folder in the place of
 _UNREAL = (DATE, GENERATED, INLINE, REAL, SEARCHED, VARIABLE)
 _SETTLED = 2 * 10**9  # nanoseconds after which a later write gives a file another signature
 _KINDS = ("include", "library", "system", "own")  # of folders, in the order of the look-up
-_NUMBERED = re.compile(rf"<({'|'.join(_KINDS)}) (\d+)>")
-_OF_LIBC = re.compile(
-    r"(?:libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so|ld-linux|ld64"
-)
+_NUMBERED = rf"<({'|'.join(_KINDS)}) (\d+)>"
+_OF_LIBC = r"(?:libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so|ld-linux|ld64"
 _ROOTS = (
     "/usr/",
     "/lib/",
@@ -91,7 +89,7 @@ class Places(NamedTuple):
             return f"/{rest}" if self.system else None
         if kind == "<opjit>":
             return os.path.join(_ours(), rest)
-        numbered = _NUMBERED.fullmatch(kind)
+        numbered = re.fullmatch(_NUMBERED, kind)
         if numbered is None:
             return os.path.normpath(os.path.join(self.folder, name))
         of_kind: tuple[str, ...] = getattr(self, numbered[1])
@@ -134,7 +132,7 @@ class Reads(NamedTuple):
         # Programs by their names, so that they are part of the key, and not compared on other machines.
         for path, digest in self.local.items():
             name = os.path.basename(path.rstrip(os.sep))
-            if not path.startswith((REAL, SEARCHED)) and not _OF_LIBC.match(name):
+            if not path.startswith((REAL, SEARCHED)) and not re.match(_OF_LIBC, name):
                 inputs[f"<program>/{name}"] = digest
         absent = dict[str, list[str]]()
         for path in sorted(self.absent):

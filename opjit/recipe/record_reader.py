@@ -25,7 +25,7 @@ from opjit.recipe.reads import (
 )
 from opjit.recipe.recorder import Record
 
-_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")  # a variable in a shell's script
+_NAMED = r"\$\{?([A-Za-z_]\w*)"  # a variable in a shell's script
 
 
 class Changed(Exception):
@@ -69,7 +69,7 @@ class RecordReader:
             script = _script(path, record.openers.get(raw, set()))
             kind = digests if script is None else local
             kind[path] = self._digest(path, signature)
-            asked |= {*_NAMED.findall(script or "")}
+            asked |= {*re.findall(_NAMED, script or "")}
         for path in [*_copies(digests)]:
             digests[DATE + path] = self.moment.digest(DATE + path)
         for name in asked - compilers.NEUTRAL.keys():

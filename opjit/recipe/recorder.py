@@ -29,7 +29,7 @@ PASSED = re.compile(
     r"PATH|HOME|PWD|OLDPWD|SHLVL|_|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|LC_ALL|LD_LIBRARY_PATH|LD_PRELOAD|OPJIT_\w+|TOOL_RECORD|"
     r"(?:S?CCACHE|DISTCC|ICECC)_\w+|NINJA_STATUS"
 )
-_LINKER = re.compile(r"(?:.*-)?(?:ld(?:\.\w+)?|lld|gold|mold)")
+_LINKER = r"(?:.*-)?(?:ld(?:\.\w+)?|lld|gold|mold)"
 _MISSING = ("2", "20")  # ENOENT, ENOTDIR
 _lock = processes.Lock()
 _library = (
@@ -196,7 +196,7 @@ def _enter(record: Record, text: str) -> None:
     for entry in text.split("\0")[:-1]:
         process, written, failed, signature, path = entry.split("\t", 4)
         kind = written.lower()
-        is_linker = _LINKER.fullmatch(names.get(process, "")) is not None
+        is_linker = re.fullmatch(_LINKER, names.get(process, "")) is not None
         if kind != written:
             (record.tried if is_linker and failed != "0" else record.relative).add(path)
         if kind == "v":

@@ -34,7 +34,7 @@ MAX_BYTES = 64 << 20  # of an object; a larger one would not arrive in time
 MOST_KEYS = 8  # in a pointer
 MISMATCH = "the entry was built from other sources, flags or targets than the requested one"
 _POINTER_BYTES = 65 * MOST_KEYS
-_KEYS = re.compile(rb"[0-9a-f]{64}(\n[0-9a-f]{64})*\n?")
+_KEYS = rb"[0-9a-f]{64}(\n[0-9a-f]{64})*\n?"
 # Seconds until a request to the remote is given up, including the import of its protocol. Reading
 # gets _AT_LEAST, because a slow object store needs it (for example, a new client and two round
 # trips of 0.2 s).
@@ -191,7 +191,7 @@ def pointed(content: bytes) -> list[str]:
 
     Raises EntryError if it contains anything else.
     """
-    if len(content) > _POINTER_BYTES or not _KEYS.fullmatch(content):
+    if len(content) > _POINTER_BYTES or not re.fullmatch(_KEYS, content):
         raise EntryError("its pointer does not contain a key")
     return content.decode("ascii").split()
 

@@ -26,9 +26,9 @@ from opjit.shared_library.objects import KeptObjects
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 
-_NO_ARCH = re.compile(r"Unsupported gpu architecture '(\w+)'")
-_OF_DRIVER = re.compile(r"\bU (cu[A-Z]\w*)")
-_RELOCATABLE = re.compile(r"(?:^| )(?:-rdc|--relocatable-device-code)[= ]true(?: |$)")
+_NO_ARCH = r"Unsupported gpu architecture '(\w+)'"
+_OF_DRIVER = r"\bU (cu[A-Z]\w*)"
+_RELOCATABLE = r"(?:^| )(?:-rdc|--relocatable-device-code)[= ]true(?: |$)"
 
 
 def build_library_binary(library: Library, store: Store, must_store: bool = False) -> Entry:
@@ -206,7 +206,7 @@ class _LibraryBuild:
         paths = [Path(each) for each in objects]
         if isinstance(nvcc, Nvcc):
             cuda = [f"-L{nvcc.root}/lib64", f"-L{nvcc.root}/lib64/stubs", "-lcudart"]
-            if _RELOCATABLE.search(" ".join(library.given["cuda_cflags"])):
+            if re.search(_RELOCATABLE, " ".join(library.given["cuda_cflags"])):
                 cuda = [f"{work}/device.o", f"-L{nvcc.root}/lib64", "-lcudadevrt", *cuda]
                 command = self._device_link(objects, nvcc)
                 steps.append(ToolCommand(command, work / "device.o", Path.cwd(), paths))
@@ -267,7 +267,7 @@ class _LibraryBuild:
         assert isinstance(self.driver, Compiler)
         folder = self.work / "cuda"
         undefined = run_tool(["nm", "-u", *objects], self.work)
-        called = sorted({*_OF_DRIVER.findall(undefined)})
+        called = sorted({*re.findall(_OF_DRIVER, undefined)})
         runtime_objects.stub(self.driver, "libcuda.so.1", called, folder)
         if not (folder / "libcuda.so").is_symlink():
             (folder / "libcuda.so").symlink_to("libcuda.so.1")
@@ -276,7 +276,7 @@ class _LibraryBuild:
         from opjit.builder.diagnosis import diagnose  # late: only a build that fails needs it
 
         library = self.library
-        unknown = _NO_ARCH.search(output)
+        unknown = re.search(_NO_ARCH, output)
         if unknown is not None:
             return UnknownArch(
                 f"opjit.build of {library.name!r}: nvcc does not support {unknown[1]}; change archs=, or install a newer "

@@ -27,7 +27,7 @@ _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
 Tools = Mapping[str, Compiler | Nvcc]  # by language
-_ARCH = re.compile(r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?")
+_ARCH = r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?"
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
         )
     found = []
     for each in filter(None, given):
-        parts = _ARCH.fullmatch(each)
+        parts = re.fullmatch(_ARCH, each)
         if parts is None:
             raise UnknownArch(
                 f"opjit.build of {name!r}: unknown CUDA arch {each!r}; expected one like sm_90a, 9.0a, 120f, 9.0+PTX or "

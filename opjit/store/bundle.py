@@ -12,7 +12,7 @@ from opjit.errors import EntryError
 from opjit.store import entry
 from opjit.store import manifest as manifests
 
-_HEADER = re.compile(rb"opjit entry 1\n([1-9][0-9]{0,7}) (-|[0-9a-f]{128})\n")
+_HEADER = rb"opjit entry 1\n([1-9][0-9]{0,7}) (-|[0-9a-f]{128})\n"
 MAX_BYTES = 1 << 30
 
 
@@ -34,7 +34,7 @@ class Bundle(NamedTuple):
 
 def parse_bundle(content: bytes) -> Bundle:
     """Split a bundle into its parts, without checking them. Raises EntryError if it is not a bundle, or was cut off before its library."""
-    header = _HEADER.match(content)
+    header = re.match(_HEADER, content)
     if header is None:
         raise EntryError("it does not start with the header of an opjit entry")
     length = int(header[1])

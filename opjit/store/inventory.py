@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from opjit.store.store import KEY, PARTS, SPECIAL, Store
 
-_BASE = re.compile(r"-[0-9a-f]{20}$")
+_BASE = r"-[0-9a-f]{20}$"
 
 
 class EntryInfo(NamedTuple):
@@ -56,7 +56,7 @@ def scan(store: Store) -> Iterator[EntryInfo]:
 def _arch(op: str, folder: str) -> str:
     """Return the target that a folder of an op's entries is for, without the base key."""
     of_op = not op.startswith(("cpp_extension.", "shared_library."))
-    return _BASE.sub("", folder) if of_op else folder
+    return re.sub(_BASE, "", folder) if of_op else folder
 
 
 def parts(store: Store) -> list[EntryInfo]:

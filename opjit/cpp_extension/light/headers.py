@@ -60,7 +60,7 @@ _GATHERERS = {*_KEPT, "torch/extension.h", "torch/torch.h", "torch/python.h", "A
 _FACTORIES = "torch/csrc/autograd/generated/variable_factories.h"
 _VARIABLE = "torch/csrc/autograd/variable.h"
 _VALUES = f"{API}torch/detail/TensorDataContainer.h"  # of torch::tensor({1, 2})
-_GATHERS = re.compile(r"include <(?:ATen/(?:ATen|Functions)|torch/(?:all|types|torch))\.h>")
+_GATHERS = r"include <(?:ATen/(?:ATen|Functions)|torch/(?:all|types|torch))\.h>"
 _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"].*(?:\n|\Z)', re.MULTILINE)
 _USING = re.compile(r"^using at::(\w+);\n", re.MULTILINE)
 _OPERATOR = re.compile(r"ATen/ops/(\w+)\.h")
@@ -68,9 +68,7 @@ _FACTORY = re.compile(r"^inline at::Tensor (\w+)\((?:.*\n)*?\}\n", re.MULTILINE)
 _MAKES_VARIABLE = re.compile(
     r"^inline Variable make_variable\(\s*at::Tensor data,.*?^\}\n", re.MULTILINE | re.DOTALL
 )
-_MAKES_METADATA = re.compile(
-    r"std::make_unique<AutogradMeta>\(\s*(\w+\.get\(\)),\s*requires_grad\)"
-)
+_MAKES_METADATA = r"std::make_unique<AutogradMeta>\(\s*(\w+\.get\(\)),\s*requires_grad\)"
 _CONSTRUCTED = "if (requires_grad) { TORCH_INTERNAL_ASSERT(self_impl); set_requires_grad(requires_grad, self_impl); }"
 _METADATA = """\
 using Variable = at::Tensor;
@@ -194,7 +192,7 @@ def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
     for name in closure((*table.NARROW, *headers)):
         text = text_of(name) or ""
         named = set(_OPERATOR.findall(text))
-        if not named and (name.startswith("torch/nn/") or _GATHERS.search(text)):
+        if not named and (name.startswith("torch/nn/") or re.search(_GATHERS, text)):
             named = set(filter(None, map(_root, WORD.findall(code_of([text])))))
         if name != _FACTORIES:
             found |= named
@@ -266,7 +264,7 @@ def _maker() -> str:
     made = _MAKES_VARIABLE.search(text)
     if made is None or _CONSTRUCTED not in " ".join(text.split()):
         return ""
-    body = _MAKES_METADATA.sub(r"autograd_meta(\1, requires_grad)", made[0])
+    body = re.sub(_MAKES_METADATA, r"autograd_meta(\1, requires_grad)", made[0])
     helpers = [
         re.search(rf"^inline \w+ {name}\(.*?^\}}\n", text, re.MULTILINE | re.DOTALL)
         for name in re.findall(r"\bimpl::(\w+)", body)

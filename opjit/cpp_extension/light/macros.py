@@ -22,7 +22,7 @@ from opjit.recipe.compilers import Compiler
 _FILE = "macros.json"
 _DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)
 _DIRECTIVE = re.compile(rb"^[ \t]*#((?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE)
-_WORD = re.compile(rb"[A-Za-z_]\w*")
+_WORD = rb"[A-Za-z_]\w*"
 ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
 _NAMES_OF_COMMANDS = """
     TORCH_API_INCLUDE_EXTENSION_H _GLIBCXX_USE_CXX11_ABI __CUDA_NO_HALF_OPERATORS__ __CUDA_NO_HALF_CONVERSIONS__
@@ -32,7 +32,7 @@ _OF_COMMANDS = frozenset(_NAMES_OF_COMMANDS.split())  # macros that flags of tor
 # Flags that can have their value in the next word. They name files and directories, and the language.
 TWO_WORDS = frozenset(["-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-x"])
 # Flags that neither define a macro nor change a macro of the compiler.
-_SILENT = re.compile(r"-(?:[WIL]|isystem|iquote|idirafter|f(?:file|macro|debug)-prefix-map|l|g)")
+_SILENT = r"-(?:[WIL]|isystem|iquote|idirafter|f(?:file|macro|debug)-prefix-map|l|g)"
 
 
 class Macros(NamedTuple):
@@ -110,7 +110,7 @@ def _dumped(
 
 def words_of(texts: Iterable[bytes]) -> list[str]:
     """Return the words of some texts, sorted."""
-    words = {word for text in texts for word in _WORD.findall(text)}
+    words = {word for text in texts for word in re.findall(_WORD, text)}
     return sorted(map(bytes.decode, words))
 
 
@@ -129,6 +129,6 @@ def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:
             name = re.split(r"[=(]", flag[2:])[0]
             if name in names:
                 kept.append(flag)
-        elif not _SILENT.match(flag):
+        elif not re.match(_SILENT, flag):
             kept.append(flag)
     return kept

@@ -19,23 +19,23 @@ _ERROR = re.compile(
     r"^(?P<file>[^\s:()]+)(?::\d+:\d+|\(\d+\)): (?:fatal )?error(?: #[\w-]+)?: (?P<text>.*)$",
     re.MULTILINE,
 )
-_NO_FILE = re.compile(r"\S+: No such file or directory$|'\S+' file not found$")
+_NO_FILE = r"\S+: No such file or directory$|'\S+' file not found$"
 _QUOTED = r"['\"](?:[\w:]*::)?(\w+)['\"]"
-_UNDECLARED = re.compile(
+_UNDECLARED = (
     rf"{_QUOTED} (?:was not declared in this scope|(?:in namespace '[^']+' )?does not name a type|has not been declared|is not a type"
     rf"|is not a member of '[^'<]+')|(?:identifier|use of undeclared identifier|unknown type name) {_QUOTED}"
 )
 # Errors that another declaration does not fix. Each type that a conversion names must be complete with light headers.
-_SETTLED = re.compile(
+_SETTLED = (
     r"expected '[^']+'(?: or '[^']+')* (?:before|after|at end)|missing terminating|stray '|this '.' is not closed"
     r"|(?:redefinition|redeclaration) of '|conflicting declaration '"
     r"|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
     r"|invalid conversion from '(?!.*for argument)"
 )
-_CONVERTED = re.compile(r"(?:cannot|could not) convert (?!.*(?:incomplete|for argument))")
-_NO_METHOD = re.compile(r"no matching function for call to 'at::Tensor::\w+(\(.*\))'")
+_CONVERTED = r"(?:cannot|could not) convert (?!.*(?:incomplete|for argument))"
+_NO_METHOD = r"no matching function for call to 'at::Tensor::\w+(\(.*\))'"
 _CANDIDATE = re.compile(r"note: candidate: '(.*)'$", re.MULTILINE)
-_TYPES = re.compile(r"'([^']+)'")
+_TYPES = r"'([^']+)'"
 _COMPLETE_NAMES = """
     void bool char int long short unsigned signed float double size_t int8_t uint8_t int16_t int32_t int64_t const static aka
     std string vector allocator basic_string char_traits __cxx11 initializer_list brace enclosed initializer list optional tuple pair
@@ -44,7 +44,7 @@ _COMPLETE_NAMES = """
 """
 _COMPLETE = frozenset(_COMPLETE_NAMES.split())
 # x.type() in AT_DISPATCH. The compiler reports the macro.
-_OLD = re.compile(r".*at::DeprecatedTypeProperties\W+to\W+[\w:]+::ScalarType\b")
+_OLD = r".*at::DeprecatedTypeProperties\W+to\W+[\w:]+::ScalarType\b"
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -59,13 +59,13 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: Sequence[str] = 
         return False
     code = prepared.code
     torchs = [str(headers.INCLUDE)]
-    old = _OLD.match(error["text"]) is not None
+    old = re.match(_OLD, error["text"]) is not None
     if not (old or _is_authors(error["file"], prepared, work, bool(cuda))):
         return False
-    if _NO_FILE.match(error["text"]):
+    if re.match(_NO_FILE, error["text"]):
         return True
 
-    undeclared = _UNDECLARED.match(error["text"])
+    undeclared = re.match(_UNDECLARED, error["text"])
     name = undeclared and (undeclared[1] or undeclared[2])
     if name is None and not old and (cuda or not _is_settled(error["text"], output)):
         return False
@@ -90,11 +90,11 @@ def _is_authors(file: str, prepared: Prepared, work: Path, split: bool) -> bool:
 
 def _is_settled(error: str, output: str) -> bool:
     """Whether no declaration that light headers may lack can fix an error."""
-    if _SETTLED.match(error):
+    if re.match(_SETTLED, error):
         return True
-    if _CONVERTED.match(error):
-        return all(map(_is_complete, _TYPES.findall(error)))
-    method = _NO_METHOD.match(error)
+    if re.match(_CONVERTED, error):
+        return all(map(_is_complete, re.findall(_TYPES, error)))
+    method = re.match(_NO_METHOD, error)
     candidates = _CANDIDATE.findall(output)
     if method is None or not candidates:
         return False

@@ -22,7 +22,7 @@ BINDING_NEEDS = (
 )
 UNKNOWN_TYPE = "opjit's binding does not know"  # in the compiler's message about a type, which pybind11's binding may support
 _BOUND = "arg|module_?|call_guard|gil_scoped_release|gil_scoped_acquire|overload_cast"  # the names of pybind11 in opjit_bind.h
-_BEYOND = re.compile(
+_BEYOND = (
     rf"\b(?:py|pybind11)\s*::\s*(?!(?:{_BOUND})\b)\w|\bPYBIND11_(?!MODULE\b)\w|\bnamespace\s+(?:py|pybind11)\b"
     r"|\b(?:noconvert|def_submodule|wrap_pybind_function_no_gil|add_object|reload|type_caster)\b"
     r"|\b(?:PY_\w+|Py_\w+|_Py\w+|THP\w+|Py(?!Torch\b|Init_)[A-Z]\w+)"
@@ -67,7 +67,7 @@ def needs_pybind11(program: Program) -> bool:
     return (
         not program.plain
         or bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-        or _BEYOND.search(program.code) is not None
+        or re.search(_BEYOND, program.code) is not None
     )
 
 

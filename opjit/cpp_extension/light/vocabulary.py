@@ -19,14 +19,14 @@ _FILE = "vocabulary.json"
 _WANTED = "-std=c++20 -w -fPIC -E -P -x c++ -include torch/extension.h"
 _DIRECTIVE = re.compile("^#.*$", re.MULTILINE)
 # Literals may hold brackets.
-_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\b\d(?:\'?[\w.])*|\'(?:\\.|[^\'\\\n])+\'|[{}();]')
+_TOKEN = r'"(?:\\.|[^"\\\n])*"|\b\d(?:\'?[\w.])*|\'(?:\\.|[^\'\\\n])+\'|[{}();]'
 # C10::attr has short words, which nobody uses without attr.
-_OPEN = re.compile(r"\bnamespace\b(?!\s+attr\b)|\benum\b(?!\s+(?:class|struct)\b)|\bextern\s*$")
+_OPEN = r"\bnamespace\b(?!\s+attr\b)|\benum\b(?!\s+(?:class|struct)\b)|\bextern\s*$"
 _NO_NAMES = re.compile(
     r"\boperator\b\s*(?:\w+|\W{1,3})|\)(?:\s|noexcept)*:(?!:).*|->|[<>]=|<<", re.DOTALL
 )
-_ARGUMENTS = re.compile(r"<[^<>]*>")
-_NAME = re.compile(r"(?<!::)(?<!:: )\b[A-Za-z_]\w*")
+_ARGUMENTS = r"<[^<>]*>"
+_NAME = r"(?<!::)(?<!:: )\b[A-Za-z_]\w*"
 
 
 def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> frozenset[str]:
@@ -70,7 +70,7 @@ def declared(text: str) -> set[str]:
     statement = ""
     hidden = False
     start = 0
-    for token in _TOKEN.finditer(text):
+    for token in re.finditer(_TOKEN, text):
         statement += f" {text[start : token.start()]}"
         start = token.end()
         if token[0] == "(":
@@ -86,7 +86,7 @@ def declared(text: str) -> set[str]:
                 found |= _names(statement)
             if token[0] == "{":
                 scopes.append((statement, hidden))
-                hidden = hidden or not _OPEN.search(statement)
+                hidden = hidden or not re.search(_OPEN, statement)
             elif token[0] == "}":
                 hidden = scopes.pop()[1]
             statement = ""
@@ -98,7 +98,7 @@ def _names(statement: str) -> set[str]:
     before = ""
     while text != before:
         before = text
-        text = _ARGUMENTS.sub(" ", text)
+        text = re.sub(_ARGUMENTS, " ", text)
     if "using" in text:
         text = text.partition("=")[0].replace("::", " ")
-    return set(_NAME.findall(text))
+    return set(re.findall(_NAME, text))
