@@ -19,16 +19,16 @@ import gc
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils import cpp_extension
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
@@ -59,10 +59,6 @@ opjit_status op{number}_cpu(const opjit_tensor *x, opjit_tensor *out)
 }}
 """
 # Notes the op, and the process that asked for it, each time an op is compiled.
-COMPILER = """#!/bin/sh
-case " $* " in *" -c "*opjit_glue.c*) echo "$STORM_OP $STORM_PID" >> "$STORM_LOG";; esac
-exec {real} "$@"
-"""
 
 
 class Outcome(NamedTuple):
@@ -93,21 +89,27 @@ def make_cold(scratch: Path, ops: int, amount: int) -> None:
         (scratch / f"op{number}" / "amount.h").write_text(f"#define AMOUNT {amount}.0f\n")
 
 
-def work(ops: int, amount: float, generator: random.Random) -> int:
+def work(ops: int, amount: float, generator: random.Random, log: Path) -> int:
     """A process's part; its exit code."""
     import opjit
 
     warnings.simplefilter("error")
-    os.environ["STORM_PID"] = str(os.getpid())
+    load = cpp_extension.load
+
+    def logged(*arguments: Any, **named: Any) -> Any:
+        with log.open("a") as file:
+            file.write(f"op{number} {os.getpid()}\n")
+        return load(*arguments, **named)
+
+    cpp_extension.load = logged  # opjit builds by it
     for number in generator.sample(range(ops), ops):
-        os.environ["STORM_OP"] = f"op{number}"
         x = torch.full((4,), float(number))
         if not torch.equal(opjit.get(f"storm::op{number}", "cpu")(x), x + amount):
             return 3
     return 0
 
 
-def start(count: int, ops: int, amount: float, seed: int) -> list[int]:
+def start(count: int, ops: int, amount: float, seed: int, log: Path) -> list[int]:
     """Fork the processes; they begin together."""
     gate = os.pipe()
     children = []
@@ -119,7 +121,7 @@ def start(count: int, ops: int, amount: float, seed: int) -> list[int]:
                 os.setsid()
                 os.close(gate[1])
                 os.read(gate[0], 1)  # returns when the parent closes the other end
-                code = work(ops, amount, random.Random(seed + index))
+                code = work(ops, amount, random.Random(seed + index), log)
             except BaseException as error:
                 print(
                     f"process {os.getpid()}: {type(error).__name__}: {error}",
@@ -199,7 +201,7 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
     )
 
 
-def sweep(ops: int, amount: float) -> int:
+def sweep(ops: int, amount: float, log: Path) -> int:
     """Make what was left a day old, build once more; how much is still there."""
     from opjit.store import store
 
@@ -207,24 +209,16 @@ def sweep(ops: int, amount: float) -> int:
     old = time.time() - 86400 - 60
     for left in staging.iterdir():
         os.utime(left, (old, old))
-    (child,) = start(1, ops, amount, 0)
+    (child,) = start(1, ops, amount, 0, log)
     code = os.waitpid(child, 0)[1]
     return sum(1 for _ in staging.iterdir()) + (code != 0)
 
 
 def prepare(scratch: Path, ops: int) -> Path:
-    """Declare the ops, and import what a build needs; returns the compiler's log."""
-    real = subprocess.run(
-        ["sh", "-c", "command -v ${CC:-gcc}"], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.strip()
-    compiler = scratch / "cc"
-    compiler.write_text(COMPILER.format(real=real))
-    compiler.chmod(0o755)
+    """Declare the ops, and import what a build needs; returns the log of builds."""
     (scratch / "tmp").mkdir()
     os.environ.update(
         OPJIT_CACHE=str(scratch / "cache"),
-        CC=str(compiler),
-        STORM_LOG=str(scratch / "log"),
         TMPDIR=str(scratch / "tmp"),
     )
     tempfile.tempdir = None
@@ -269,14 +263,15 @@ def main() -> None:
         for turn in range(1, chosen.rounds + 1):
             make_cold(scratch, chosen.ops, turn)
             log.write_text("")
-            children = start(chosen.processes, chosen.ops, float(turn), generator.randrange(10**9))
+            seed = generator.randrange(10**9)
+            children = start(chosen.processes, chosen.ops, float(turn), seed, log)
             status, took = play(children, generator, span)
             outcomes.append(judge(status, log, chosen.ops, chosen.ops * turn))
             spent.append(took)
             span = took * 0.8  # most of them are still at work then
             print(f"round {turn}: {seconds(took)}, {outcomes[-1]}", flush=True)
         make_cold(scratch, chosen.ops, chosen.rounds + 1)
-        unswept = sweep(chosen.ops, chosen.rounds + 1.0)
+        unswept = sweep(chosen.ops, chosen.rounds + 1.0, log)
         left = outcomes[-1].left
     total = Outcome(*map(sum, zip(*outcomes, strict=True)))
     started = chosen.rounds * chosen.processes
