@@ -28,12 +28,10 @@ Every command also has `-h`, `-q` and `-v`. With `-q`, a command prints results 
 
 ## Exit codes
 
-| code | meaning |
-|---|---|
-| 0 | the command did its work |
-| 1 | the work failed: a red check, a build that failed, a damaged entry, a problem of the machine, a missing tool or remote cache |
-| 2 | the request is impossible: an unknown command, option, op, check, device or arch, or an op without a declaration or kernel |
-| 128 + N | the signal N ended the command |
+- 0: the command did its work.
+- 1: the work failed, such as a check, a build, a damaged entry, or a missing tool.
+- 2: the request is impossible, such as an unknown option, op or arch, or an op without a kernel.
+- 128 + N: the signal N ended the command.
 
 `opjit run` and `opjit record` end with the exit code of their program.
 
@@ -60,11 +58,11 @@ it reports that process, its start and its current step.
 
 def page() -> str:
     """The page's text."""
-    table = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in sorted(VARIABLES.items()))
+    items = "\n".join(f"- `{name}`: {meaning}." for name, meaning in sorted(VARIABLES.items()))
     variables = (
-        f"## Variables\n\n| variable | meaning |\n|---|---|\n{table}\n"
-        "| `CC`, `CXX` | the compilers. You can put a launcher first, as in `ccache gcc` |\n"
-        "| `CUDA_HOME` | the CUDA Toolkit |\n"
+        f"## Variables\n\n{items}\n"
+        "- `CC`, `CXX`: the compilers. You can put a launcher first, as in `ccache gcc`.\n"
+        "- `CUDA_HOME`: the CUDA Toolkit.\n"
     )
     head = HEAD.replace("COMMANDS", ", ".join(f"`{path}`" for path in _with_json(main, "opjit")))
     return "\n".join([_wrapped(head), *commands(main, "opjit"), variables]) + LOG
@@ -94,6 +92,7 @@ def _wrapped(text: str) -> str:
     return "".join(parts)
 
 
+_OP = r"\bOP is the name or the directory of an op\.\s*"  # the top of the page has it
 # The order of the first sections. The other commands follow in the order of the code.
 _FIRST = (
     "new",
@@ -125,7 +124,7 @@ def section(command: click.Command, path: str) -> str:
     text = re.sub(
         r"\x08\n((?:.+\n?)+)",
         lambda verbatim: textwrap.indent(verbatim[1], "    "),
-        inspect.cleandoc(command.help or ""),
+        re.sub(_OP, "", inspect.cleandoc(command.help or "")),
     )
     records = [
         each.get_help_record(context)
@@ -134,8 +133,9 @@ def section(command: click.Command, path: str) -> str:
     ]
     options = "".join(f"- `{record[0]}`: {record[1]}\n" for record in records if record)
     examples = "\n".join(re.findall(r"^  (opjit .*)$", command.epilog or "", re.MULTILINE))
+    shown = "" if usage == "[OPTIONS]" else f"```\n{path} {usage}\n```\n\n"
     return (
-        f"## {path}\n\n```\n{path} {usage}\n```\n\n{_wrapped(text)}\n"
+        f"## {path}\n\n{shown}{_wrapped(text)}\n"
         + f"\n{options}" * bool(options)
         + f"\n```sh\n{examples}\n```\n"
     )
