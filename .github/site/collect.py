@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (".github", "examples", "kernels_c", "opjit", "tests/benchmarks")
 TEMPLATES = (".github/pull_request_template.md",)
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)]*)?\)")
+ALERT = re.compile(
+    r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n((?:>.*\n?)+)", flags=re.MULTILINE
+)
 LANGUAGES = {
     ".py": "python",
     ".c": "c",
@@ -95,13 +98,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = re.split(
         r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE
     )  # code is left as it is
-    return "".join(part if part.startswith("```") else LINK.sub(led, part) for part in parts)
+    return "".join(
+        part if part.startswith("```") else LINK.sub(led, ALERT.sub(_admonition, part))
+        for part in parts
+    )
+
+
+def _admonition(alert: re.Match[str]) -> str:
+    """Turn an alert of GitHub into an admonition of the site."""
+    text = re.sub(r"^> ?", "    ", alert[2], flags=re.MULTILINE)
+    return f"!!! {alert[1].lower()}\n\n{text}"
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site with a link or a picture that leads nowhere."""
+    """Refuse a site with an alert that is not rendered, or a link or a picture that leads nowhere."""
     site = Path(config.site_dir)
     for page in sorted(site.rglob("*.html")):
+        if re.search(r"<p>\[!\w+\]", page.read_text(encoding="utf-8")):
+            raise PluginError(f"{page.relative_to(site)} has an alert that is not rendered")
         links = (
             re.findall(r'(?:href|src)="([^"#?]+)', page.read_text(encoding="utf-8"))
             if page.name != "404.html"
