@@ -1,4 +1,4 @@
-"""Imports go down the picture of the house in CONTRIBUTING or stay on their floor, and no file imports itself by a detour."""
+"""Imports go down the layers in CONTRIBUTING or stay on their floor, and no file imports itself by a detour."""
 
 import ast
 import graphlib
