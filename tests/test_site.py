@@ -23,6 +23,22 @@ def test_every_page_of_the_repository_is_in_the_navigation() -> None:
     assert listed == there | {"README.md", "api.md"}
 
 
+def test_the_course_leads_from_page_to_page_in_the_order_of_the_navigation() -> None:
+    text = (SITE / "mkdocs.yml").read_text(encoding="utf-8")
+    section = text.partition("  - Course:\n")[2].partition("\n  - ")[0]
+    steps = re.findall(r": (\S+\.md)$", section, re.MULTILINE)
+    assert len(steps) == 6
+    for number, step in enumerate(steps, 1):
+        lines = (ROOT / step).read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith(f"# {number}. ")
+        targets = [(ROOT / step).parent / link for link in re.findall(r"\]\(([^)]+)\)", lines[-1])]
+        before = steps[number - 2 : number - 1] if number > 1 else []
+        after = [*steps[number:], "examples/README.md"][0]
+        assert [target.resolve() for target in targets] == [
+            ROOT / each for each in [*before, after]
+        ]
+
+
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
     described = set(
         re.findall(
