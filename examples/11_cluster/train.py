@@ -13,6 +13,7 @@ import opjit.distributed
 
 
 def main() -> None:
+    # begin: ready
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     allreduce, = opjit.distributed.ready(["allreduce"], device)  # before the process group or after it, as you like
 
@@ -24,6 +25,7 @@ def main() -> None:
     total = allreduce(part)  # opjit's op sums a tensor on this rank ...
     dist.all_reduce(total)  # ... and torch sums over the ranks
     assert total.item() == 1000 * size * (size + 1) / 2
+    # end: ready
     print(f"rank {rank} of {size}: the sum of all is {total.item():.0f}", flush=True)
     dist.destroy_process_group()
 
