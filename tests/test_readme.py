@@ -33,7 +33,7 @@ def region(path: str, name: str | None) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     if name is None:
         return text
-    if path.endswith((".c", ".cu", ".cpp", ".toy")):
+    if path.endswith((".c", ".h", ".cu", ".cpp", ".toy")):
         function = re.search(
             rf"^(?:template [^\n]*\n)?(?=\w)[^\n;]*\b{name}\([^;]*?\n\{{\n.*?^\}}\n",
             text,
