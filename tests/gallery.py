@@ -23,26 +23,22 @@ HEAD = """\
 
 <!-- Written by `python -m tests.gallery`, which provokes each error. -->
 
-Search this page for the first words of a message, or look up its class below. Each section has a program that
-provokes the error, its cause and its fix. To read the sections of a class in a terminal, run:
+Search this page for the first words of a message, or look up its class below. To read the sections of a class in a terminal, run:
 
 ```sh
 opjit help NoKernel
 ```
 
-When a build fails without an obvious reason, run `opjit doctor`.
-
-Each error is a class of `opjit.errors` and a `RuntimeError`. The command `opjit` prints only the message. If you catch errors, catch
-`opjit.errors.OpjitError` for all of them, or `BuildError` for failures of compilers and disks.
-`EntryError` and `UntrustedFolder` never reach your program: opjit treats such an entry as a miss
-and prints one `CacheWarning`. In the messages below, `…` replaces a directory of the example.
+When a build fails without an obvious reason, run `opjit doctor`. To catch errors, catch `opjit.errors.OpjitError` for all of them, or
+`BuildError` for failures of compilers and disks. All of them are RuntimeErrors. `EntryError` and `UntrustedFolder` never reach your program:
+opjit treats the entry as a miss and prints one `CacheWarning`. In the messages below, `…` replaces a directory of the example.
 
 """
 EXAMPLE = """
 ## The example op
 
-Many sections use the op `demo::clip` in the directory `clip`, and some of them with a mistake in `clip/clip.c`. This is the correct
-`clip/clip.c`:
+Many sections use the op `demo::clip` in the directory `clip`. If a section shows a change in `clip/clip.c` and no program, the program calls
+`opjit.add_path("clip")` and then `torch.ops.demo.clip(torch.ones(3), 0.5)`. This is the correct `clip/clip.c`:
 
 """
 CLIP_PY = """\
@@ -532,8 +528,9 @@ def section(case: Case, error: Error) -> str:
         )
         lines = [line for line in changed if not line.startswith(("---", "+++", "@@"))]
         source = "\n".join([f"The change in `{case.shown}`:\n\n```diff", *lines, "```\n\n"])
+    program = "" if case.shown and case.code == CALL else f"```python\n{case.code}\n```\n\n"
     return (
-        f"\n### {case.title}\n\n{source}```python\n{case.code}\n```\n\n"
+        f"\n### {case.title}\n\n{source}{program}"
         f"```text\n{error.name}: {error.message.rstrip()}\n```\n\n"
         f"**Cause.** {case.cause}\n\n**Fix.** {case.fix}\n"
     )
