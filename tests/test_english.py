@@ -281,6 +281,35 @@ def test_pages_have_few_fillers(name: str) -> None:
     assert rate <= filler.most, f"{name!r} ({filler.remedy}): {rate:.1f} per 10,000 words"
 
 
+def rows_and_words() -> tuple[list[tuple[str, str]], int]:
+    """The rows of all tables, each with its page, and the number of words of all pages."""
+    rows = []
+    words = 0
+    for name in pages():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        words += len(text.split())
+        without_code = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        rows += [(name, row) for row in re.findall(r"^\|.*$", without_code, re.MULTILINE)]
+    return rows, words
+
+
+def test_a_cell_of_a_table_is_short() -> None:
+    """A table is for look-up. For longer texts, use a list."""
+    rows, _ = rows_and_words()
+    long = [
+        (page, cell)
+        for page, row in rows
+        for cell in row.strip("|").split("|")
+        if len(cell.split()) > 12
+    ]
+    assert not long
+
+
+def test_few_words_are_in_tables() -> None:
+    rows, words = rows_and_words()
+    assert sum(len(row.split()) for _, row in rows) <= 0.12 * words
+
+
 def show_rates() -> None:
     in_pages = everything(pages())
     in_code = everything(rooms())
