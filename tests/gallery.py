@@ -30,15 +30,15 @@ opjit help NoKernel
 ```
 
 When a build fails without an obvious reason, run `opjit doctor`. To catch errors, catch `opjit.errors.OpjitError` for all of them, or
-`BuildError` for failures of compilers and disks. All of them are RuntimeErrors. `EntryError` and `UntrustedFolder` never reach your program:
-opjit treats the entry as a miss and prints one `CacheWarning`. In the messages below, `…` replaces a directory of the example.
+`BuildError` for failures of compilers and disks. All of them are RuntimeErrors. `EntryError` and `UntrustedFolder` never reach your
+program: opjit treats the entry as a miss and prints one `CacheWarning`. In the messages below, `…` replaces a directory of the example.
 
 """
 EXAMPLE = """
 ## The example op
 
-Many sections use the op `demo::clip` in the directory `clip`. If a section shows a change in `clip/clip.c` and no program, the program calls
-`opjit.add_path("clip")` and then `torch.ops.demo.clip(torch.ones(3), 0.5)`. This is the correct `clip/clip.c`:
+Many sections use the op `demo::clip` in the directory `clip`. If a section shows a change in `clip/clip.c` and no program, the program
+calls `opjit.add_path("clip")` and then `torch.ops.demo.clip(torch.ones(3), 0.5)`. This is the correct `clip/clip.c`:
 
 """
 CLIP_PY = """\
