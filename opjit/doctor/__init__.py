@@ -17,12 +17,12 @@ from opjit.progress import readable
 __all__ = ["NOTE", "OK", "PROBLEM", "WARNING", "Observation", "examine", "show"]
 
 CHECKS = (
-    checks.busy,
     checks.versions,
     checks.tools,
     checks.c_op,
     checks.gpus,
     checks.cuda_op,
+    checks.programs,
     checks.cache,
     checks.remote,
     checks.variables,
