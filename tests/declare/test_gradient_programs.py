@@ -1,4 +1,4 @@
-"""Random programs with ops whose backward is an op: their gradients and errors are those of torch.autograd.Function with the same saved tensors."""
+"""Random programs with ops whose backward is an op have the gradients and errors of torch.autograd.Function with the same saved tensors."""
 
 import random
 import threading

@@ -62,7 +62,8 @@ def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(
     ] == []
     lines = told.splitlines()
     assert any(
-        line.startswith("ok       C op: built in ") and line.endswith("the result is correct")
+        line.startswith("ok       C op: built for cpu in ")
+        and line.endswith("the result is correct")
         for line in lines
     ), told
     assert any(line.startswith("ok       C compiler: ") for line in lines)
