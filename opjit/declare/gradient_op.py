@@ -8,7 +8,7 @@ import torch
 
 from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
-from opjit.recipe.schema import Argument, Schema, spelled
+from opjit.recipe.schema import Argument, Schema, c_names, spelled
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,6 @@ class GradientOp:
 
 def match(of: Schema, schema: Schema) -> GradientOp:
     """Match the arguments and results of a gradient with the op that it differentiates. Raises DeclarationError if one has no match."""
-    from opjit.builder.glue import c_names  # late: no hit needs it
-
     names = c_names(of)[len(of.arguments) :]
     values = [*of.arguments]
     gradients = []

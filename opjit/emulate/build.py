@@ -26,6 +26,7 @@ from opjit.recipe import compilers, nvcc_flags, reads, recorder, toolchain
 from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.record_reader import RecordReader
+from opjit.recipe.schema import c_names
 from opjit.store.entry import Entry
 from opjit.store.store import default_store
 
@@ -239,7 +240,7 @@ def _write_wrappers(op: OpState, sources: Sequence[Path], work: Path) -> None:
 def _entry(op: OpState, source: str) -> str:
     """Return the C++ file of an op: its source, and the function that the glue calls around the author's."""
     schema = op.schema
-    names = glue.c_names(schema)
+    names = c_names(schema)
     declared = []
     for number, (text, name) in enumerate(zip(glue.parameters(schema), names, strict=True)):
         declared.append(f"{text.removesuffix(name)}opjit_{number}")  # a name may be a function's

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import backends, wanted
-from opjit.builder import glue
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import DeclarationError
 from opjit.judge import launch, protocol, referee
@@ -20,6 +19,7 @@ from opjit.judge.burst import Burst, changed, storages
 from opjit.judge.protocol import Facts, TensorSpec
 from opjit.judge.task import Expected, Task, tolerances
 from opjit.judge.verdict import VerdictReached
+from opjit.recipe.schema import c_names
 from opjit.testing.compare import Tolerance
 from opjit.testing.samples import replica
 
@@ -60,7 +60,7 @@ class Bench:
                 )
 
         schema = self.task.op.schema
-        self.new_results = len(glue.c_names(schema)) - len(schema.arguments)
+        self.new_results = len(c_names(schema)) - len(schema.arguments)
         results = self.task.results(self.task.timed.sample)
         self.spec = protocol.specs(results)
         self.within = tolerances(self.task.timed.sample, results)

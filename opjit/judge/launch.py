@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opjit.builder import glue, host_device_split, kernel_usage, nvrtc
+from opjit.builder import host_device_split, kernel_usage, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
 from opjit.errors import CompileError, ToolMissing
 from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.recipe import compilers, toolchain
-from opjit.recipe.schema import Schema, parse
+from opjit.recipe.schema import Schema, c_names, parse
 from opjit.store.store import default_store
 
 RULE = re.compile(
@@ -84,7 +84,7 @@ class LoadedKernel(NamedTuple):
         """Return a launch on the current stream with arguments and with memory for results."""
         kernel = self.kernel
         cuda = self.cuda
-        names = glue.c_names(kernel.schema)
+        names = c_names(kernel.schema)
         result_names = names[len(kernel.schema.arguments) :]
         given = dict(zip(names, args, strict=False))
         given |= kwargs

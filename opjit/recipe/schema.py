@@ -10,6 +10,25 @@ from typing import Any, NamedTuple
 
 from opjit.errors import SchemaError
 
+# Reserved words of C11, GNU C, C++17 and system headers, and the name of a CUDA kernel's last parameter.
+_RESERVED_NAMES = """
+    NULL EOF alignas alignof and and_eq asm auto bitand bitor bool break case catch char
+    char16_t char32_t class compl const const_cast constexpr continue decltype default
+    delete do double dynamic_cast else enum explicit export extern false float for friend
+    goto if inline int linux long mutable namespace new noexcept not not_eq nullptr
+    operator or or_eq private protected public register reinterpret_cast restrict return
+    short signed sizeof static static_assert static_cast stream struct switch template
+    this thread_local throw true try typedef typeid typename typeof union unix unsigned
+    using virtual void volatile wchar_t while xor xor_eq
+"""
+_RESERVED = frozenset(_RESERVED_NAMES.split())
+# Types and macros of opjit's headers, <stdint.h>, <stddef.h>, <limits.h> and <cuda_runtime.h>; and what C keeps for itself and compilers.
+_OF_HEADERS = (
+    r"_[A-Z_].*|linux|unix|errno|"
+    r"(opjit|OPJIT|torch|aoti)_.*|u?int(_fast|_least)?\d+_t|u?int(max|ptr)_t|(size|ptrdiff|max_align|cudaStream)_t|"
+    r"offsetof|[A-Z][A-Z0-9_]*_(MAX|MIN|BIT|WIDTH)|U?INT(MAX|\d+)_C"
+)
+
 
 class ValueType(NamedTuple):
     """A type of arguments that has a form in C. A new one needs a line in `TYPES` and, if it is not a plain value, how `builder.glue`
@@ -151,6 +170,24 @@ class Schema(NamedTuple):
     @property
     def mutates(self) -> bool:
         return any(argument.writes for argument in self.arguments)
+
+
+def c_names(schema: Schema) -> list[str]:
+    """Return the C names of the arguments, then of the results (default: ``out``). A taken name gets a ``_`` appended."""
+    results = schema.results
+    names = []
+    for name in [
+        *(argument.name for argument in schema.arguments),
+        *(
+            result.name or ("out" if len(results) == 1 else f"out{index}")
+            for index, result in enumerate(results)
+        ),
+    ]:
+        name += "_" if re.fullmatch(_OF_HEADERS, name) else ""
+        while name in _RESERVED or name in names:
+            name += "_"
+        names.append(name)
+    return names
 
 
 def parse(text: str, tags: Sequence[str] = ()) -> Schema:

@@ -95,7 +95,9 @@ def test_an_unnamed_parameter_is_refused(parameter: str) -> None:
     "parameter", ["int64_t half", "const half half", "unsigned Size", "const std::size_t *half"]
 )
 def test_a_parameter_can_have_the_name_of_a_type(parameter: str) -> None:
-    translate(f"__global__ void f({parameter}) {{}}", "f.cu")
+    assert parameter.split()[-1].strip("*") in translate(
+        f"__global__ void f({parameter}) {{}}", "f.cu"
+    )
 
 
 def _refusal(text: str) -> NvccOnly:

@@ -10,7 +10,7 @@ from opjit import Op, backends, request
 from opjit.backends import targets
 from opjit.builder import glue
 from opjit.errors import DeclarationError, OpjitError, SchemaError
-from opjit.recipe.schema import Argument, Result, parse
+from opjit.recipe.schema import Argument, Result, c_names, parse
 
 
 @pytest.mark.torch
@@ -387,7 +387,7 @@ def test_arguments_may_have_any_name(make_op: Callable[..., Op], kind: str, valu
             f"names({', '.join(['Tensor x', *(f'{kind} {word}' for word in some)])}) -> (Tensor, Tensor)"
         )
         declared = glue.parameters(op.schema)
-        names = glue.c_names(op.schema)
+        names = c_names(op.schema)
         (op.folder / "names.c").write_text(
             f'#include "opjit.h"\nopjit_status names_cpu({", ".join(declared)})\n{{\n'
             + "".join(f"    (void){name};\n" for name in names)
@@ -426,4 +426,4 @@ def test_results_have_names_of_their_own(names: tuple[str, str]) -> None:
     "name", ["_Bool", "_Complex", "__LINE__", "_Generic", "linux", "unix", "errno", "__has_include"]
 )
 def test_a_name_that_c_keeps_for_itself_is_passed_under_another(name: str) -> None:
-    assert glue.c_names(parse(f"a::b(Tensor {name}) -> Tensor")) == [f"{name}_", "out"]
+    assert c_names(parse(f"a::b(Tensor {name}) -> Tensor")) == [f"{name}_", "out"]
