@@ -41,7 +41,8 @@ class Cube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return CubeBackward.apply(grad, x)
+        found: Tensor = CubeBackward.apply(grad, x)
+        return found
 
 
 class Root(torch.autograd.Function):
@@ -55,7 +56,8 @@ class Root(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (out,) = ctx.saved_tensors
-        return grad / (2 * out)
+        found: Tensor = grad / (2 * out)
+        return found
 
 
 class Blend(torch.autograd.Function):
@@ -120,19 +122,18 @@ class Program:
         """Call one of the ops on one or two values."""
         name = self.random.choice(("cube", "root", "blend"))
         x = self.pick()
+        found: Tensor
         if name == "cube":
-            found: Tensor = self.calls["cube"](x)
+            found = self.calls["cube"](x)
             return found
         self.twice = False
         if name == "root":
-            return (
-                self.calls["root"](x.abs() + 0.5)
-                if self.random.random() < 0.7
-                else self.calls["root"](x)
-            )
+            found = self.calls["root"](x.abs() + 0.5 if self.random.random() < 0.7 else x)
+            return found
         w = self.pick() if self.random.random() < 0.7 else None
         results = self.calls["blend"](w, x, self.random.choice((0.5, 2.0)))
-        return results[self.random.choice((0, 0, 1, 1, 2))]
+        found = results[self.random.choice((0, 0, 1, 1, 2))]
+        return found
 
     def view(self) -> Tensor:
         x = self.pick()
