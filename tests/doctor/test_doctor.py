@@ -51,19 +51,21 @@ def test_a_sound_machine_has_no_problem_and_its_cache_is_left_as_it_was(
     cache: Path, tmp_path: Path
 ) -> None:
     helpers.built(helpers.write_op(tmp_path / "plus"), cache)
-    # Only the times of its folder, in which a folder came and went, and of parts, which were used, are others.
-    before = {*helpers.snapshot(cache)}
+    before = helpers.snapshot(cache)
     done = helpers.command("doctor", OPJIT_CAHCE="/elsewhere")
     told = done.stdout
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done
-    assert {*helpers.snapshot(cache)} == before
+    after = helpers.snapshot(cache)
+    assert after.keys() == before.keys()
+    # A folder came and went in it, and parts were used.
+    expected = [cache, *(cache / "v2" / "parts").iterdir()]
+    assert {path for path in after if after[path] != before[path]} <= {*map(str, expected)}
     assert [
         path.name for path in (tmp_path / "tmp").iterdir() if path.name != f"opjit-{os.geteuid()}"
     ] == []
     lines = told.splitlines()
     assert any(
-        line.startswith("ok       C op: built for cpu in ")
-        and line.endswith("the result is correct")
+        line.startswith("ok       C op: built in ") and line.endswith("the result is correct")
         for line in lines
     ), told
     assert any(line.startswith("ok       C compiler: ") for line in lines)
@@ -177,6 +179,28 @@ def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(checks, "tools", list)  # none
     assert "signal 4, Illegal instruction: no output" in only(checks.c_op(), PROBLEM).seen
+
+
+def test_an_op_is_compiled_although_the_cache_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    before = f"if {helpers.COMPILES}; then echo compiled >> {log}; fi"
+    monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "bin" / "cc", before=before)))
+    helpers.fresh("import opjit; opjit.get('tensor_negate', 'cpu')")
+    assert log.read_text() == "compiled\n"
+    assert only(checks.c_op(), OK).about == "C op"
+    assert log.read_text() == "compiled\ncompiled\n"
+
+
+def test_a_machine_without_a_c_plus_plus_compiler_has_a_warning_and_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    found = next(iter(checks.programs()))
+    assert (found.about, found.state) == ("C++ program", WARNING)
+    assert "none" in found.seen
+    assert found.todo
 
 
 @pytest.mark.slow
