@@ -24,8 +24,26 @@ _TAKEN = {
     "samples",
     "workloads",
 }
-# Of torch and its libraries, without an import of torch, which takes seconds.
-_NAMESPACES = {"aten", "c10d", "prim", "prims", "quantized", "torchaudio", "torchvision"}
+# The names of torch, without importing torch, which takes seconds.
+_NAMESPACES = {
+    "aten",
+    "c10d",
+    "export",
+    "inductor",
+    "mkl",
+    "mkldnn",
+    "onednn",
+    "prim",
+    "prims",
+    "profiler",
+    "quantized",
+    "rngprims",
+    "sparse",
+    "static_runtime",
+    "symm_mem",
+    "torchaudio",
+    "torchvision",
+}
 
 
 def new_op(

@@ -75,8 +75,8 @@ def new(
 
     if kind not in (None, "elementwise") and (backward or cuda or project or backend):
         raise UsageError(
-            f"--kind {kind} cannot be combined with --backward, --cuda, --project or --backend; leave them out, and copy from "
-            "the files of --kind elementwise"
+            f"--kind {kind} cannot be combined with --backward, --cuda, --project or --backend, because it writes a C kernel for the "
+            "CPU only; leave them out, and write the backward as `opjit new mylib::scale_add --backward` does"
         )
     if backend and (backward or cuda or project):
         raise UsageError("--backend cannot be combined with --backward, --cuda or --project")
