@@ -7,6 +7,7 @@ has the programs that ran, and signatures from stat, so that files are not read 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -169,6 +170,10 @@ def loaded(document: Mapping[str, Any], places: Places) -> Reads:
     return Reads(digests, frozenset(absent))
 
 
+# A file's SHA-256, computed once for a signature, which a later write changes: each build reads the compiler's libraries.
+_digest_at = functools.cache(lambda path, *signature: files.digest(path))
+
+
 class Moment:
     """The files as they are during one request: each is read and searched for at most once."""
 
@@ -198,6 +203,9 @@ class Moment:
             return os.path.realpath(folder) if os.path.lexists(folder) else ""
         if path.endswith(os.sep):
             return digest_of(sorted(os.listdir(path)))
+        now = signature(path)
+        if now and now[1] < time.time_ns() - _SETTLED:
+            return _digest_at(path, *now)
         return files.digest(path)
 
     def exists(self, path: str) -> bool:
