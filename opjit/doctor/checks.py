@@ -243,8 +243,9 @@ def print_observation(about: str, where: str) -> None:
     """Print an observation of the op for a device, or for an architecture of another machine, as the subprocess's last line."""
     processes.end_with_commands()
     try:
-        is_op = about not in _PROGRAMS
-        observation = Observation(about, OK, _build_and_call(where)) if is_op else _built(about)
+        observation = (
+            _built(about) if about in _PROGRAMS else Observation(about, OK, _build_and_call(where))
+        )
     except Exception as error:
         observation = _from_error(about, error, _TO_SEE)
     print("\n" + json.dumps(observation))
@@ -274,10 +275,12 @@ def _built(about: str) -> Observation:
     opjit.load_inline(_NAME, cpp, cuda, functions="twice")
     seconds = time.perf_counter() - started
     [entry] = entries(_NAME, default_store())
-    is_slow = "own headers" in entry.headers or ", as " in entry.headers  # by nvcc, with a reason
     seen = f"built in {seconds:.1f} s with {entry.headers}"
-    advice = "change what the reason names: each program is several times slower"
-    return Observation(about, WARNING if is_slow else OK, seen, advice * is_slow)
+    if "own headers" in entry.headers or ", as " in entry.headers:  # by nvcc, for a reason
+        return Observation(
+            about, WARNING, seen, "change what the reason names; it slows each build"
+        )
+    return Observation(about, OK, seen)
 
 
 def cache() -> Iterator[Observation]:
