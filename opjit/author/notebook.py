@@ -39,7 +39,7 @@ from opjit.operators.op import Op
 from opjit.wanted import target_of
 
 _SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)
-_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # keeps quotes, which a schema may have
+_WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""  # keeps quotes, which a schema may have
 _FLAG_NAMES = "cflags cuda_cflags ldflags include"
 _FLAGS = _FLAG_NAMES.split()  # in the order of `flags.check_flags`
 _VALUE_NAMES = f"like fake reference test bench over arch {_FLAG_NAMES}"
@@ -154,8 +154,8 @@ class OpjitMagics(Magics):
 
 def parse(line: str) -> tuple[str, dict[str, Any]]:
     """Split the magic's line into the schema and the options before or after it."""
-    words = _WORD.findall(line)
-    if _WORD.sub("", line).strip():
+    words = re.findall(_WORD, line)
+    if re.sub(_WORD, "", line).strip():
         raise UsageError("%%opjit cannot read its line: a quotation mark is not closed")
     try:
         options = _LINE.make_context("%%opjit", words).params

@@ -27,7 +27,7 @@ from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
 
 _NOWHERE = "/opjit/"
-_OWN_WORDS = re.compile(rf"{_NOWHERE}| OPJIT_LAYOUT_\d+ ?")  # in what NVRTC prints
+_OWN_WORDS = rf"{_NOWHERE}| OPJIT_LAYOUT_\d+ ?"  # in what NVRTC prints
 # CUDA's headers, which the host reads before it pretends to be nvcc.
 _CUDA_HEADERS = re.compile(
     r"^[ \t]*#[ \t]*include[ \t]*[<\"]((?:cuda_\w+|cuComplex|vector_\w+|cu(?:blas|dnn|fft|solver|sparse)\w*|curand|"
@@ -295,14 +295,14 @@ def _compile_device(
         try:
             return nvrtc.compile_for(found.library, source, name, own, wanted, expressions)
         except CompilerFailed as failed:
-            message = _OWN_WORDS.sub("", str(failed))
+            message = re.sub(_OWN_WORDS, "", str(failed))
             if _LAYOUT_ERROR.search(message):
                 raise LayoutDiffers(message) from None
             raise CompilerFailed(message) from None
 
     codes = processes.in_parallel(compile_for, [*zip(unit.archs, texts, strict=True)])
     machine_code = {arch: each.code for arch, each in zip(unit.archs, codes, strict=True)}
-    log = "".join(_OWN_WORDS.sub("", each.log) for each in codes)
+    log = "".join(re.sub(_OWN_WORDS, "", each.log) for each in codes)
     return nvrtc.DeviceCode(nvrtc.fatbin(machine_code), codes[0].symbols, log)
 
 

@@ -58,14 +58,14 @@ _MISTAKES = [
     (re.compile(r"\b(?P<at>cudaMemcpy)\s*\("), _COPIES.format(call="cudaMemcpy")),
     (re.compile(r"\b(?P<at>cudaMemset)\s*\("), _COPIES.format(call="cudaMemset")),
 ]
-_TENSOR = re.compile(r"\bopjit_tensor\s*\*\s*(?:const\s+)?(\w+)")
-_FLAT_INDEX = re.compile(r"\bblockIdx\.x\s*\*\s*blockDim\.x\s*\+\s*threadIdx\.x\b")
-_BOUND = re.compile(r"[<>?%]|\b(?:if|for|while|min|max|switch)\b|\b[A-Z][A-Z0-9_]+\s*\(")
-_CAST = re.compile(
+_TENSOR = r"\bopjit_tensor\s*\*\s*(?:const\s+)?(\w+)"
+_FLAT_INDEX = r"\bblockIdx\.x\s*\*\s*blockDim\.x\s*\+\s*threadIdx\.x\b"
+_BOUND = r"[<>?%]|\b(?:if|for|while|min|max|switch)\b|\b[A-Z][A-Z0-9_]+\s*\("
+_CAST = (
     r"[(<]\s*(?:const\s+)?(?P<at>(?:u?(?:char|short|int|long|longlong)|float|double)[24])\s*(?:const\s*)?\*\s*[)>]"
     r"[^\w;]*(?P<of>\w+)"
 )
-_ALIGNS = re.compile(r"(?i)align|uintptr_t|opjit_packs?\b|__shared__")
+_ALIGNS = r"(?i)align|uintptr_t|opjit_packs?\b|__shared__"
 _LAUNCH_OR_CHECK = re.compile(
     r"(?P<launch><<<)|(?P<at>\breturn\s+OPJIT_OK\b)|(?i:LAUNCH|CHECK|LastError|Synchronize)"
 )
@@ -95,12 +95,12 @@ def find_mistakes(path: Path) -> list[CompilerWarning]:
         for pattern, advice in _MISTAKES
         for match in pattern.finditer(code)
     ]
-    if not _ALIGNS.search(
-        code
+    if not re.search(
+        _ALIGNS, code
     ):  # and neither is a cast of an array in the author's code, because its alignment is known
         found += [
             (match.start("at"), match.expand(_UNALIGNED))
-            for match in _CAST.finditer(code)
+            for match in re.finditer(_CAST, code)
             if not re.search(rf"\b(?!return\b|else\b)\w+\s+{match['of']}\s*\[", code)
         ]
     return [
@@ -152,7 +152,7 @@ def _threads(block: str) -> int:
 
 def _host_accesses(code: str) -> Iterator[tuple[int, str]]:
     """Yield reads and writes of a tensor's elements in host code. Only host code can have an opjit_tensor."""
-    for name in sorted({*_TENSOR.findall(code)}):
+    for name in sorted({*re.findall(_TENSOR, code)}):
         data = rf"{name}\s*->\s*data\b"
         pointer = r"(?:const\s+)?\w+\s*\*\s*"
         for pattern in (
@@ -180,6 +180,6 @@ def _unbounded(
         if opening is None or opening not in brackets:
             continue
         body = code[tokens[opening].start : tokens[brackets[opening]].end]
-        index = _FLAT_INDEX.search(body)
-        if index and not _BOUND.search(body):
+        index = re.search(_FLAT_INDEX, body)
+        if index and not re.search(_BOUND, body):
             yield tokens[opening].start + index.start(), _UNBOUNDED

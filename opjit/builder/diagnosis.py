@@ -12,7 +12,7 @@ from opjit import files, processes
 from opjit.builder.tokens import CLOSING, Malformed, tokenize
 from opjit.errors import BuildError, CompileError
 
-_COMPLAINT = re.compile(
+_COMPLAINT = (
     r"(?::\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error|: undefined reference to |"
     r"Unresolved extern function |not supported on \.target |cannot find -l|: error: |fatal error|"
     r"multiple definition of |ptxas (?:error|fatal) )"
@@ -25,7 +25,7 @@ _DIED = re.compile(
 )
 _AGAIN = "try again, with more memory if it needs it"
 # Lines about the command, not the code: opjit's, and gcc's remark on a C++ flag that torch always passes.
-_FRAME = re.compile(
+_FRAME = (
     r"^(?:FAILED: |collect2: error: |Error building extension|"
     r".*option '-std=c\+\+\d+' is valid for C\+\+|"
     r"In file included from .*opjit_(?:glue|kernel)\.[\w.]+:\d+)"
@@ -163,8 +163,8 @@ _AT_END = re.compile(
 _SHOWN = 16  # lines of the compiler's output in the message
 _NOTE = re.compile(r"(?P<place>[^\s:]+:\d+:\d+): note: in expansion of macro '(?P<macro>\w+)'")
 _HEADER = re.compile(r"(?:\S*/)?opjit\w*\.h(?::|$)")
-_PLACE = re.compile(r"(?P<file>[^\s:]+):\d+:\d+: (?P<text>(?:fatal )?error: .*)")
-_UNDEFINED = re.compile(r"undefined reference to [`'](?P<name>\w+)(?:\(.*\))?'")
+_PLACE = r"(?P<file>[^\s:]+):\d+:\d+: (?P<text>(?:fatal )?error: .*)"
+_UNDEFINED = r"undefined reference to [`'](?P<name>\w+)(?:\(.*\))?'"
 
 
 def diagnose(
@@ -179,7 +179,9 @@ def diagnose(
     log = path if path.exists() else None
     found = re.search(r"^FAILED: .*\n(.*)", output, re.MULTILINE)
     command = found[1] if found else None
-    of_code = [line for line in output.splitlines() if not _FRAME.match(line) and line != command]
+    of_code = [
+        line for line in output.splitlines() if not re.match(_FRAME, line) and line != command
+    ]
     lines = _left_out(of_code, _REMARK.search, _OF_REMARK.match)
     mismatch = (
         next(filter(None, (_mismatch(line, op, expected) for line in lines)), None)
@@ -190,7 +192,7 @@ def diagnose(
         mismatch = unclosed(Path(expected[0]))
     if mismatch is not None:
         return CompileError(mismatch, op=op, target=target, command=command, log=log)
-    first = next((index for index, line in enumerate(lines) if _COMPLAINT.search(line)), None)
+    first = next((index for index, line in enumerate(lines) if re.search(_COMPLAINT, line)), None)
     if first is None:
         text = "\n".join(lines[-_SHOWN:]).strip() or output.strip() or "no output"
         message = f"{op} for {target} was not built: {text}"
@@ -241,8 +243,8 @@ def _at_author(lines: list[str], source: str) -> list[str]:
     """Find the line in the author's source for an error in the expansion of a macro of opjit, or
     for an undefined function.
     """
-    undefined = _UNDEFINED.search(lines[0])
-    place = _PLACE.match(lines[0].strip())
+    undefined = re.search(_UNDEFINED, lines[0])
+    place = re.match(_PLACE, lines[0].strip())
     if undefined:
         return [f"{_used(source, undefined['name'])}: error: {undefined[0]}", *lines[1:]]
     lines = _left_out(
@@ -253,7 +255,8 @@ def _at_author(lines: list[str], source: str) -> list[str]:
     if place is None or not _HEADER.match(place["file"]):
         return lines
     end = next(
-        (index for index, line in enumerate(lines[1:], 1) if _PLACE.match(line.strip())), len(lines)
+        (index for index, line in enumerate(lines[1:], 1) if re.match(_PLACE, line.strip())),
+        len(lines),
     )
     for index, note in reversed(
         [*enumerate(map(_NOTE.match, lines[:end]))]

@@ -29,7 +29,7 @@ _NVCCS = """
     NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS PYTORCH_NVCC CPATH CPLUS_INCLUDE_PATH C_INCLUDE_PATH
 """
 _ARCH = r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)"
-_FOLDER = re.compile(r"^(-I|-isystem|--[a-z-]+)=?")
+_FOLDER = r"^(-I|-isystem|--[a-z-]+)=?"
 _FILE = re.compile(r'^#line \d+ "(.+)"$', re.MULTILINE)  # in a flat text
 _IGNORED = r"--(expt-)?extended-lambda|-Xptxas=(-v|--verbose)|--ptxas-options=(-v|--verbose)"
 _HALVES = re.compile(
@@ -114,7 +114,7 @@ def _joined(flags: Sequence[str]) -> list[str]:
 
 def _is_of_another_release(flag: str, nvrtc: Nvrtc) -> bool:
     """Return whether a flag names a folder of CUDA's headers, such as the Toolkit's, that NVRTC would refuse."""
-    release = toolchain.cuda_release(_FOLDER.sub("", flag))
+    release = toolchain.cuda_release(re.sub(_FOLDER, "", flag))
     return bool(release) and not nvrtc.version.startswith(f"{release} ")
 
 
@@ -247,7 +247,7 @@ def _sorted(flags: Sequence[str]) -> tuple[list[str], list[str], list[str], list
                 [arch[1], arch[1].replace("sm", "compute")] if arch[1] else [f"{arch[3]}_{arch[4]}"]
             )
         elif part == nvcc_flags.FOLDER:
-            path = _FOLDER.sub("", flag)
+            path = re.sub(_FOLDER, "", flag)
             include += [f"-I{path}"] if flag.startswith("-I") else ["-isystem", path]
         elif name == "-gencode":
             raise NvccOnly(f"NVRTC does not support the architectures in {flag}")

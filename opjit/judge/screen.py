@@ -32,7 +32,7 @@ _KNOWN = re.compile(
 _OF_NVCC = frozenset(
     ["exit", "atexit", "__cxa_guard_acquire", "__cxa_guard_release", "__cxa_guard_abort"]
 )
-_WRAPPED = re.compile(r"__(\w+?)_(?:chk|finite)|__isoc\d+_(\w+)")
+_WRAPPED = r"__(\w+?)_(?:chk|finite)|__isoc\d+_(\w+)"
 _REFUSED = {
     "starts threads or processes": r"(?:pthread|thrd)_create|clone\d?|_*v?fork|posix_spawn\w*|GOMP_\w+",
     "looks up symbols at run time": r"_*(?:libc_)?dl(?:m?open|v?sym|addr1?|info|close|_iterate_phdr)",
@@ -52,9 +52,9 @@ _REFUSED = {
     "manages the device itself": r"cu[A-Z]\w+|cuda\w+",
     "calls torch's operators": r"aoti_torch_\w+|torch_\w+|_ZN\w*(?:2at|3c10|5torch)\w+",
 }
-_AT_LOAD = re.compile(r"\.(?:init|fini|preinit_array|init_array|fini_array|ctors|dtors)(?:\.\w+)?")
+_AT_LOAD = r"\.(?:init|fini|preinit_array|init_array|fini_array|ctors|dtors)(?:\.\w+)?"
 _CODES = (b"\x0f\x05", b"\x0f\x34", b"\xcd\x80", b"\x01\x00\x00\xd4")
-_SYSTEM_CALL = re.compile(r"\t(syscall|sysenter|int\s+\$0x80|svc\s.*)")
+_SYSTEM_CALL = r"\t(syscall|sysenter|int\s+\$0x80|svc\s.*)"
 
 
 def check_objects(work: Path, on_gpu: bool) -> None:
@@ -66,7 +66,7 @@ def check_objects(work: Path, on_gpu: bool) -> None:
 
         registration = 8 if by_nvcc else 0  # bytes of a pointer to nvcc's function
         for section, size in _sections(table):
-            if _AT_LOAD.fullmatch(section) and size > registration:
+            if re.fullmatch(_AT_LOAD, section) and size > registration:
                 raise _cheat(f"runs code when it is loaded: section {section}")
 
         _check_instructions(path, work)
@@ -76,7 +76,7 @@ def _check_instructions(path: Path, work: Path) -> None:
     content = path.read_bytes()
     if any(code in content for code in _CODES):  # they may be parts of other instructions
         listing = run_tool(["objdump", "-d", "--no-show-raw-insn", str(path)], work)
-        found = _SYSTEM_CALL.search(listing)
+        found = re.search(_SYSTEM_CALL, listing)
         if found:
             raise _cheat(f"makes system calls: the instruction {found[1]}")
 
@@ -114,7 +114,7 @@ def _check_imports(names: list[str], on_gpu: bool, by_nvcc: bool) -> None:
 
 
 def _is_known(name: str) -> bool:
-    wrapped = _WRAPPED.fullmatch(name)
+    wrapped = re.fullmatch(_WRAPPED, name)
     plain = (wrapped[1] or wrapped[2]) if wrapped else name
     return name in _of_glue() or _KNOWN.fullmatch(plain) is not None
 

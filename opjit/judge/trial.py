@@ -41,7 +41,7 @@ _NEEDS_GPU = (
     "a GPU, or give it host code, which is emulated without a GPU"
 )
 _SYSTEM_RANDOM = random.SystemRandom()
-_LINE = re.compile(r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):")
+_LINE = r":(\d+)[:,]|\bline (\d+)\b|\((\d+)\):"
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ class Trial:
             word = reached.word
             message = reached.message
             self.facts |= reached.facts
-            line = _LINE.search(message)
+            line = re.search(_LINE, message)
             if (word == "compile" or " emulated: " in message) and line:
                 self.facts["line"] = int(line[line.lastindex or 1])
         except Untrusted as error:

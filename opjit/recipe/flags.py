@@ -88,7 +88,7 @@ _REASONS = [
     ),
     (r"[^-].*|-[DU]", "each flag is one argument and starts with '-': '-DNAME=value'"),
 ]
-_OPTIMISES = re.compile(r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-Xcompiler=-O\w*")
+_OPTIMISES = r"-O.*|--?(generate-line-info|lineinfo)|-Xptxas=-?-O.*|-Xcompiler=-O\w*"
 
 
 def check_flags(
@@ -156,8 +156,8 @@ def for_debugger(flags: Flags) -> Flags:
         "-fno-omit-frame-pointer",
         "-fdebug-prefix-map={staging}=/opjit",
     )
-    c = (*(_keeping_paths(flag) for flag in flags.c if not _OPTIMISES.fullmatch(flag)), *host)
-    cuda = tuple(_keeping_paths(flag) for flag in flags.cuda if not _OPTIMISES.fullmatch(flag))
+    c = (*(_keeping_paths(flag) for flag in flags.c if not re.fullmatch(_OPTIMISES, flag)), *host)
+    cuda = tuple(_keeping_paths(flag) for flag in flags.cuda if not re.fullmatch(_OPTIMISES, flag))
     if cuda:
         cuda = (*cuda, "-G", *(part for flag in host for part in ("-Xcompiler", flag)))
     return flags._replace(c=c, cuda=cuda, debug=True)

@@ -31,7 +31,7 @@ _OF_TORCH_NAMES = """
 OF_TORCH = frozenset(_OF_TORCH_NAMES.split())
 _NAMED = r"-l[\w+.-]+"
 _TIED = r"-l(torch|c10|python|shm|opjit|aoti).*"
-_OBJECT = re.compile(r"[^-].*\.(a|o)")
+_OBJECT = r"[^-].*\.(a|o)"
 _SHARED = r"[^-].*\.so(\.\d+)*"
 
 
@@ -74,9 +74,9 @@ def resolve(op: str, parameter: str, folder: Path, flags: Sequence[str]) -> tupl
             )
             # A linker prefers the shared library in each folder.
             link.append(next(filter(os.path.isfile, paths), flag))
-        elif _OBJECT.fullmatch(flag) and os.path.isfile(path):
+        elif re.fullmatch(_OBJECT, flag) and os.path.isfile(path):
             link.append(path)
-        elif _OBJECT.fullmatch(flag):
+        elif re.fullmatch(_OBJECT, flag):
             raise refuse(flag, f"there is no file {path}; a relative path starts from {folder}")
         elif re.fullmatch(_SHARED, flag):
             name = re.match(r"lib(.+?)\.so", os.path.basename(flag))

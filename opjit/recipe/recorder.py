@@ -22,7 +22,7 @@ from opjit.errors import DeclarationError
 LOG = "reads.log"  # the file with the records of the tools that ran in a folder
 _VARIABLE = "TOOL_RECORD"  # names the file for the recorder
 _FLAGS = ("-O0", "-w", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden")
-_UNLISTABLE = re.compile(r"[\s:$]")  # in LD_PRELOAD
+_UNLISTABLE = r"[\s:$]"  # in LD_PRELOAD
 _UNLOADABLE = re.compile(r"^ERROR: ld\.so: object '.*\n", re.MULTILINE)
 # Variables that every process has, or that do not change what a tool makes.
 PASSED = re.compile(
@@ -97,7 +97,7 @@ def _name() -> str:
 
 def _kept(notes: Path | None) -> str:
     """Return the recorder in a cache, if it is there and unchanged."""
-    if notes is None or _UNLISTABLE.search(str(notes)):
+    if notes is None or re.search(_UNLISTABLE, str(notes)):
         return ""
     place = notes / _name()
     with suppress(OSError):
@@ -127,7 +127,7 @@ def _compiled(notes: Path | None) -> str:
 
 def _of_process(library: Path) -> str:
     """Copy the recorder for this process alone; an empty text if there is none, or no folder for it."""
-    parent = "/tmp" if _UNLISTABLE.search(str(library)) else None  # LD_PRELOAD has no quotes
+    parent = "/tmp" if re.search(_UNLISTABLE, str(library)) else None  # LD_PRELOAD has no quotes
     with suppress(OSError):
         return str(shutil.copy(library, files.temporary_folder(parent=parent)))
     return ""

@@ -34,7 +34,7 @@ _CLEAR = "\r\x1b[K"  # removes the terminal's last line
 _TIMED = 0.1  # seconds from which a check's time is shown
 _SHOWN = 2  # failures of one cause
 _EMULATED = "emulated on the CPU: results, races and bounds; no timing"
-_SAMPLE = re.compile(r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?")
+_SAMPLE = r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?"
 
 
 class Emulator(NamedTuple):
@@ -367,7 +367,7 @@ class _Table:
         shown = 1
         if line.status == "failed":
             self.stopped = self.options.fail_fast
-            cause = place or _SAMPLE.sub("", line.note)
+            cause = place or re.sub(_SAMPLE, "", line.note)
             names = self._causes.setdefault(cause, [])
             names.append(line.name)
             shown = len(names)

@@ -60,14 +60,12 @@ _OWN: list[Check] = []
 _TIMEOUT_FACTOR = 30
 
 # What sanitizers write to stderr.
-_ASAN = re.compile(r"ERROR: \w+Sanitizer: (?:attempting )?(?P<kind>[\w-]+)")
+_ASAN = r"ERROR: \w+Sanitizer: (?:attempting )?(?P<kind>[\w-]+)"
 _ACCESS = re.compile(
     r"^(?P<what>(?:READ|WRITE) of size \d+)| caused by a (?P<signal>READ|WRITE) memory",
     re.MULTILINE,
 )
-_REGION = re.compile(
-    r"is located (?P<place>\d+ bytes (?:after|before|inside of|to the (?:right|left) of)) (?P<region>\d+-byte region)"
-)
+_REGION = r"is located (?P<place>\d+ bytes (?:after|before|inside of|to the (?:right|left) of)) (?P<region>\d+-byte region)"
 _UBSAN = re.compile(
     r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<what>.*)$", re.MULTILINE
 )
@@ -300,13 +298,13 @@ def _error(text: str, folder: Path) -> str | None:
     None without a report.
     """
     undefined = _UBSAN.search(text)
-    address = _ASAN.search(text)
+    address = re.search(_ASAN, text)
     if undefined and (address is None or undefined.start() < address.start()):
         return f"{undefined['file'].removeprefix(f'{folder}/')}:{undefined['line']}: {undefined['what']}"
     if address is None:
         return None
     access = _ACCESS.search(text)
-    region = _REGION.search(text)
+    region = re.search(_REGION, text)
     place = _author_line(text, folder)
     parts = [address["kind"] if address["kind"] != "ABRT" else "abort"]
     if access:

@@ -79,7 +79,7 @@ inline std::unique_ptr<c10::AutogradMetaInterface> autograd_meta(c10::TensorImpl
   return made;
 }
 """
-_LIBRARIES = re.compile("(?i)cublas|cusparse|cusolver|CUDABlas|CUDASparse|CUDASolver|cudss")
+_LIBRARIES = "(?i)cublas|cusparse|cusolver|CUDABlas|CUDASparse|CUDASolver|cudss"
 WORD = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(
     r'((?:\bR"([^()\\\s]{0,16})\(.*?\)\2")|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\')|//[^\n]*|/\*.*?\*/',
@@ -278,9 +278,9 @@ def _maker() -> str:
 def _cuda_context(words: frozenset[str]) -> str:
     """Return ATen's CUDA context without the handles of cuBLAS, cuSPARSE and cuSOLVER, because a partial toolkit lacks their headers."""
     name = "ATen/cuda/CUDAContextLight.h"
-    if any(_LIBRARIES.search(word) for word in words):
+    if any(re.search(_LIBRARIES, word) for word in words):
         return _filtered(name, lambda one: True)
-    text = _filtered(name, lambda one: not _LIBRARIES.search(one))
+    text = _filtered(name, lambda one: not re.search(_LIBRARIES, one))
     text = re.sub(
         r"^class TORCH_CUDA_CPP_API CUDABlas\w+ \{.*?^\};\n",
         "",
