@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The op and the backend's name of each request that was answered. Both decide again at a later one: a kernel that was taken back, or an op
 # that was declared again, is no longer in `loaded`, and a reload replaces `overload`.
-_answered: dict[tuple[str, object], tuple[Op, str]] = {}
+_answered = dict[tuple[str, object], tuple[Op, str]]()
 
 
 @cache

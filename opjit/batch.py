@@ -52,7 +52,7 @@ def requests(
 
     If the sources of an op cannot be read or compiled, `failed` gets the error.
     """
-    compilers: dict[tuple[str, str], list[toolchain.ToolVersions]] = {}
+    compilers = dict[tuple[str, str], list[toolchain.ToolVersions]]()
     found = []
     for op, target in pairs:
         name = f"{op.qualified} for {target}"

@@ -248,7 +248,7 @@ def _running(
     call.
     """
     force = op.loaded[backend.name].registered.opjit_force_variant
-    seconds: dict[str, float] = {}
+    seconds = dict[str, float]()
     candidates = {
         label: partial(_call, force, each, op.overload) for label, each in kernels.items()
     }

@@ -113,7 +113,7 @@ def plan_recorded(
 
 def _by_op(recorded: Iterable[RecordedOp]) -> list[list[RecordedOp]]:
     """Group the uses that differ only in their targets."""
-    uses: dict[str, list[RecordedOp]] = {}
+    uses = dict[str, list[RecordedOp]]()
     for use in recorded:
         op = repr(use._replace(backend="", arch="", runtime=""))
         uses.setdefault(op, []).append(use)
@@ -130,9 +130,9 @@ class _ListReader:
     def __init__(self, store: Store, hosts: Sequence[str]) -> None:
         self.store = store
         self.hosts = hosts
-        self.pairs: list[tuple[OpState, Target]] = []
+        self.pairs = list[tuple[OpState, Target]]()
         self.failed: Failures = []
-        self.absent: set[str] = set()
+        self.absent = set[str]()
 
     def add_op(self, uses: Sequence[RecordedOp], targets: Sequence[Target] | None) -> int:
         """Add an op for these targets, or for the recorded ones. Returns the number of targets without a kernel."""
@@ -170,7 +170,7 @@ def _plan_extensions(
     failed: Failures,
 ) -> list[BinaryRequest]:
     """Return the requests for a list's extensions and shared libraries, each content once."""
-    found: dict[str, BinaryRequest] = {}
+    found = dict[str, BinaryRequest]()
     folder = os.path.dirname(os.path.abspath(path))
     for each in listed:
         try:

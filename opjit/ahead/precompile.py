@@ -227,7 +227,7 @@ def _build_missing(
 
     size = min(len(missing), budget.jobs(budget.C_JOB, jobs))
     # The long ones first, to finish together.
-    missing.sort(key=_is_short)
+    missing.sort(key=lambda each: isinstance(each, OpRequest) and not each.target.backend.uses_nvcc)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with progress.display(stream, write, len(missing)) as display, processes.pool(size) as pool:
@@ -245,10 +245,6 @@ def _build_missing(
     }
     for each in found.values():
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-
-
-def _is_short(wanted: BinaryRequest) -> bool:
-    return isinstance(wanted, OpRequest) and not wanted.target.backend.uses_nvcc
 
 
 def _build_one(
@@ -279,7 +275,7 @@ def _add(wanted: BinaryRequest, built: bool, error: OpjitError | None, report: R
 
 def error_texts(failed: Failures) -> list[str]:
     """Each error's text once, with all the builds that it stopped: a tool that is missing stops every build."""
-    names: dict[str, list[str]] = {}
+    names = dict[str, list[str]]()
     for name, error in failed:
         names.setdefault(str(error), []).append(name)
     return [

@@ -38,7 +38,6 @@ from opjit.measure.units import format_time
 from opjit.operators.op import Op
 from opjit.wanted import target_of
 
-_SEPARATOR = re.compile(r"^[ \t]*//[ \t]*cuda[ \t]*$", re.MULTILINE)
 _WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""  # keeps quotes, which a schema may have
 _FLAG_NAMES = "cflags cuda_cflags ldflags include"
 _FLAGS = _FLAG_NAMES.split()  # in the order of `flags.check_flags`
@@ -171,20 +170,15 @@ def parse(line: str) -> tuple[str, dict[str, Any]]:
         raise UsageError(
             "--test compares with a reference: --reference NAME, a function of the same arguments in plain torch"
         )
-    return " ".join(schema), {name: _unquoted(value) for name, value in options.items()}
-
-
-def _unquoted(value: Any) -> Any:
-    return (
-        value[1:-1]
-        if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-        else value
-    )
+    return " ".join(schema), {
+        name: re.sub(r"""^(['"])(.*)\1$""", r"\2", value) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
 
 
 def split(cell: str, cuda: bool) -> dict[str, str]:
     """Return the cell's sources by backend name, with the line numbers of the cell."""
-    separator = _SEPARATOR.search(cell)
+    separator = re.search(r"^[ \t]*//[ \t]*cuda[ \t]*$", cell, flags=re.MULTILINE)
     if cuda or separator is None:
         return {"cuda" if cuda else "cpu": f"\n{cell}"}
     above = cell[: separator.end()]

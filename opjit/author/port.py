@@ -1,13 +1,11 @@
 """``opjit port``: the edits that C++ and CUDA code for old versions of torch needs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from opjit import resources
-from opjit.builder.tokens import tokenize
+from opjit.builder.tokens import code_of, tokenize
 
 
 class Edit(NamedTuple):
@@ -32,8 +30,8 @@ def find_edits(path: Path) -> list[Edit]:
         roi.cu:14: AT_CHECK -> TORCH_CHECK (AT_CHECK was removed)
     """
     text = path.read_text("utf-8", "replace")
-    code = _without_strings(text)
-    found: dict[int, Edit] = {}
+    code = code_of(text, tokenize(text), "string")
+    found = dict[int, Edit]()
     for row in resources.template("port.txt").splitlines()[2:]:
         pattern, replacement, reason = row.split(" | ")
         for match in re.finditer(pattern, code):
@@ -43,12 +41,3 @@ def find_edits(path: Path) -> list[Edit]:
             edit = Edit(str(path), line, match[group], match.expand(replacement), reason)
             found.setdefault(start, edit)
     return [found[start] for start in sorted(found)]
-
-
-def _without_strings(text: str) -> str:
-    """Return a text with a blank for each character of a comment or string. Directives stay."""
-    letters = [" "] * len(text)
-    for token in tokenize(text):
-        if token.kind != "string":
-            letters[token.start : token.end] = token.text
-    return "".join(letters)

@@ -159,7 +159,7 @@ class Backend(Protocol):
         """Return the flags that compile and link for `arch`."""
 
 
-_backends: dict[str, Backend] = {}
+_backends = dict[str, Backend]()
 
 
 def register_backend(backend: Backend) -> None:

@@ -1,7 +1,5 @@
 """How many compilers a build runs at once: the CPUs and the memory of this process, inside or outside a container."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -58,7 +56,8 @@ def memory(root: Path = Path("/")) -> int:
         _number(r"MemAvailable: *(\d+)", _read_text(root / "proc/meminfo"), _UNLIMITED >> 10) << 10
     )
     for group in _groups(root):
-        if (limit := _limit(group)) < _UNLIMITED:
+        most = _read_text(group / "memory.max") or _read_text(group / "memory.limit_in_bytes")
+        if (limit := _number(r"(\d+)", most, _UNLIMITED)) < _UNLIMITED:
             used = _number(
                 r"(\d+)",
                 _read_text(group / "memory.current") or _read_text(group / "memory.usage_in_bytes"),
@@ -70,14 +69,6 @@ def memory(root: Path = Path("/")) -> int:
             )
             found = min(found, max(0, limit - used + cached))
     return found
-
-
-def _limit(group: Path) -> int:
-    return _number(
-        r"(\d+)",
-        _read_text(group / "memory.max") or _read_text(group / "memory.limit_in_bytes"),
-        _UNLIMITED,
-    )
 
 
 def _groups(root: Path) -> Iterator[Path]:

@@ -2,8 +2,6 @@
 code.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import tempfile
@@ -80,14 +78,6 @@ def run_tool(command: Sequence[str], work: Path) -> str:
     return output
 
 
-def run_command(command: Sequence[str], work: Path) -> str:
-    """Run a command of a build like `run_tool`. Raises CommandFailed, with the command."""
-    try:
-        return run_tool(command, work)
-    except CompilerFailed as failed:
-        raise CommandFailed(f"FAILED: {command[-1]}\n{shlex.join(command)}\n{failed}") from None
-
-
 def by_nvrtc_or_nvcc(
     name: str,
     tools: BuildTools,
@@ -152,7 +142,11 @@ def compile_by_own(
                 for folder in (recipe.include_path if "{path}" in flag else ("",))
             ),
         ]
-        output += run_command(command, work)
+        try:
+            output += run_tool(command, work)
+        except CompilerFailed as failed:
+            told = f"FAILED: {command[-1]}\n{shlex.join(command)}\n{failed}"
+            raise CommandFailed(told) from None
         if not compiled.is_file():
             of = recipe.target.backend.name
             raise recipe.fault(

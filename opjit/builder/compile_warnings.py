@@ -1,7 +1,5 @@
 """The warnings of a build that succeeded: those about the author's files, each once, at the author's line."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import warnings
@@ -37,7 +35,7 @@ def find_warnings(
 ) -> list[CompilerWarning]:
     """Return the warnings about the author's files in compilers' output, each once, one about a macro of opjit's at the line that uses it.
     `own` gives the path of a file that a compiler names, if it is the author's; `source` is the place of warnings without one."""
-    found: dict[CompilerWarning, None] = {}
+    found = dict[CompilerWarning, None]()
     lines = output.splitlines()
     for index, line in enumerate(lines):
         match, of_ptxas = re.match(_WARNING, line), re.match(_OF_PTXAS, line)

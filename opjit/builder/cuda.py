@@ -8,8 +8,6 @@ Toolkit. Files that it does not support are left to nvcc.
     the texts   host_device_split.py divides them
     the parts   the C++ compiler takes the host's, NVRTC the device's, in which the sizes of what kernels take are those of the host"""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -126,10 +124,9 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
 
     Other files may have the same names. Returns the compilers' output. Raises as `compile_kernels` does."""
 
-    def text_for(arch: str) -> str:
-        return flat_text(unit, arch, work, compiler, found)
-
-    host_text, *device_texts = processes.in_parallel(text_for, [HOST, *unit.archs])
+    host_text, *device_texts = processes.in_parallel(
+        lambda arch: flat_text(unit, arch, work, compiler, found), [HOST, *unit.archs]
+    )
     if unit.adapt:
         unit = unit.adapt(unit, host_text)
     own = _digest(work.name, host_text)
@@ -192,7 +189,9 @@ def _compile_host(
     command += ["-Wno-invalid-offsetof", "-c", "opjit_host.cpp"]
     output = run_tool([*command, "-o", "opjit_host.o"], work)
 
-    defined = _defined_symbols(work)
+    table = run_tool(["readelf", "--syms", "--wide", "opjit_host.o"], work)  # nm needs 20 ms
+    rows = [row for row in map(str.split, table.splitlines()) if len(row) == 8 and row[6] != "UND"]
+    defined = {row[7]: row for row in rows if row[3] in ("FUNC", "OBJECT")}
     functions = [symbol for symbol, row in defined.items() if row[3] == "FUNC"]
     shown = run_tool(["c++filt", "--no-params", *functions], work).splitlines() if functions else []
     names = dict(zip(functions, map(_without_type, shown), strict=True))
@@ -203,17 +202,6 @@ def _compile_host(
         if row[3] == "OBJECT" and row[4] != "LOCAL"
     }
     return _Host(sizes, known, output)
-
-
-def _defined_symbols(work: Path) -> dict[str, list[str]]:
-    """Return readelf's row of each function and variable that the host's object file defines, by symbol."""
-    table = run_tool(["readelf", "--syms", "--wide", "opjit_host.o"], work)  # nm needs 20 ms
-    rows = [line.split() for line in table.splitlines()]
-    return {
-        row[7]: row
-        for row in rows
-        if len(row) == 8 and row[3] in ("FUNC", "OBJECT") and row[6] != "UND"
-    }
 
 
 def _without_type(name: str) -> str:
@@ -248,7 +236,7 @@ def _layouts(halves: Halves, compiler: Compiler, work: Path) -> str:
     run_tool([objcopy, f"--dump-section={_LAYOUT}={_LAYOUT}", "opjit_host.o", "unused.o"], work)
     content = place.read_bytes() if place.exists() else b""
     values = [value for (value,) in struct.iter_unpack("<Q", content)]
-    seen: dict[int, list[list[int]]] = {}
+    seen = dict[int, list[list[int]]]()
     at = 0
     while at < len(values):
         number = values[at]

@@ -1,7 +1,5 @@
 """Mistakes in an op's .cu file that compile, and that only a GPU, or a busy one, would show: warnings at the author's lines."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +9,7 @@ from opjit.builder.compile_warnings import CompilerWarning
 from opjit.builder.tokens import (
     Malformed,
     Token,
+    code_of,
     launch_end,
     match_brackets,
     split_at_commas,
@@ -40,7 +39,9 @@ _ALLOCATES = (
     "cudaMalloc waits for the device, is an error in a CUDA graph, and bypasses torch's allocator; use OPJIT_SCRATCH for "
     "memory that lasts until the call ends"
 )
-_COPIES = "{call} stops the host, and does not run on the op's stream; use {call}Async(..., stream)"
+_COPIES = (
+    r"\g<at> stops the host, and does not run on the op's stream; use \g<at>Async(..., stream)"
+)
 _HOST_ACCESS = (
     "`{name}->data` is memory of the GPU, which host code cannot read or write; do it in a kernel, or copy with "
     "cudaMemcpyAsync"
@@ -52,20 +53,16 @@ _UNBOUNDED = (
 _MOST_THREADS = 1024
 # Each is at the group `at` of what its pattern finds in the code without comments, strings and directives.
 _MISTAKES = [
-    (re.compile(r"\b(?P<at>cudaDeviceSynchronize)\b"), _SYNCHRONISES),
-    (re.compile(r"\b__global__\b[^{;]*\b(?P<at>opjit_tensor)\s*(?:const\s*)?\*"), _HOST_POINTER),
-    (re.compile(r"\b(?P<at>cudaMalloc)\s*\("), _ALLOCATES),
-    (re.compile(r"\b(?P<at>cudaMemcpy)\s*\("), _COPIES.format(call="cudaMemcpy")),
-    (re.compile(r"\b(?P<at>cudaMemset)\s*\("), _COPIES.format(call="cudaMemset")),
+    (r"\b(?P<at>cudaDeviceSynchronize)\b", _SYNCHRONISES),
+    (r"\b__global__\b[^{;]*\b(?P<at>opjit_tensor)\s*(?:const\s*)?\*", _HOST_POINTER),
+    (r"\b(?P<at>cudaMalloc)\s*\(", _ALLOCATES),
+    (r"\b(?P<at>cudaMemcpy|cudaMemset)\s*\(", _COPIES),
 ]
-_TENSOR = r"\bopjit_tensor\s*\*\s*(?:const\s+)?(\w+)"
-_FLAT_INDEX = r"\bblockIdx\.x\s*\*\s*blockDim\.x\s*\+\s*threadIdx\.x\b"
 _BOUND = r"[<>?%]|\b(?:if|for|while|min|max|switch)\b|\b[A-Z][A-Z0-9_]+\s*\("
 _CAST = (
     r"[(<]\s*(?:const\s+)?(?P<at>(?:u?(?:char|short|int|long|longlong)|float|double)[24])\s*(?:const\s*)?\*\s*[)>]"
     r"[^\w;]*(?P<of>\w+)"
 )
-_ALIGNS = r"(?i)align|uintptr_t|opjit_packs?\b|__shared__"
 _LAUNCH_OR_CHECK = re.compile(
     r"(?P<launch><<<)|(?P<at>\breturn\s+OPJIT_OK\b)|(?i:LAUNCH|CHECK|LastError|Synchronize)"
 )
@@ -80,10 +77,7 @@ def find_mistakes(path: Path) -> list[CompilerWarning]:
         launches = list(_launches(tokens, brackets))
     except (OSError, Malformed):
         return []
-    letters = [" "] * len(text)
-    for token in tokens:
-        letters[token.start : token.end] = token.text
-    code = "".join(letters)
+    code = code_of(text, tokens)
     found = [
         *launches,
         *_returns(code, tokens, brackets),
@@ -91,12 +85,12 @@ def find_mistakes(path: Path) -> list[CompilerWarning]:
         *_unbounded(code, tokens, brackets),
     ]
     found += [
-        (match.start("at"), advice)
+        (match.start("at"), match.expand(advice))
         for pattern, advice in _MISTAKES
-        for match in pattern.finditer(code)
+        for match in re.finditer(pattern, code)
     ]
     if not re.search(
-        _ALIGNS, code
+        r"(?i)align|uintptr_t|opjit_packs?\b|__shared__", code
     ):  # and neither is a cast of an array in the author's code, because its alignment is known
         found += [
             (match.start("at"), match.expand(_UNALIGNED))
@@ -152,7 +146,7 @@ def _threads(block: str) -> int:
 
 def _host_accesses(code: str) -> Iterator[tuple[int, str]]:
     """Yield reads and writes of a tensor's elements in host code. Only host code can have an opjit_tensor."""
-    for name in sorted({*re.findall(_TENSOR, code)}):
+    for name in sorted({*re.findall(r"\bopjit_tensor\s*\*\s*(?:const\s+)?(\w+)", code)}):
         data = rf"{name}\s*->\s*data\b"
         pointer = r"(?:const\s+)?\w+\s*\*\s*"
         for pattern in (
@@ -180,6 +174,6 @@ def _unbounded(
         if opening is None or opening not in brackets:
             continue
         body = code[tokens[opening].start : tokens[brackets[opening]].end]
-        index = re.search(_FLAT_INDEX, body)
+        index = re.search(r"\bblockIdx\.x\s*\*\s*blockDim\.x\s*\+\s*threadIdx\.x\b", body)
         if index and not re.search(_BOUND, body):
             yield tokens[opening].start + index.start(), _UNBOUNDED

@@ -144,7 +144,7 @@ def folders_of_cuda(headers: str) -> list[str]:
 
 def defined_macros(flags: Iterable[str]) -> dict[str, str]:
     """Return the macros that flags define: by name, the text behind ``#define``."""
-    macros: dict[str, str] = {}
+    macros = dict[str, str]()
     for flag in flags:
         if flag.startswith("-D"):
             head, equals, body = flag[2:].partition("=")

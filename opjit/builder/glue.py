@@ -3,8 +3,6 @@
 This module fills in what depends on the schema: the kernel's prototype, how each boxed argument is read, passed and freed, and how each
 result is boxed. It does not run on a cache hit. Increase recipe.GLUE_GENERATOR when its output changes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -264,8 +262,8 @@ def _declare(result: Result, index: int) -> str:
 
 def _body(schema: Schema, function: str, stream: str | None) -> list[str]:
     """Return the body of opjit_run(): read each argument, call the kernel, check its outputs."""
-    lines: list[str] = []
-    drawn: list[str] = []
+    lines = list[str]()
+    drawn = list[str]()
     passed = []
     for index, argument in enumerate(schema.arguments):
         declared, expression = _unboxed(argument, f"boxed{index}", f"arg{index}")

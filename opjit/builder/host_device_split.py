@@ -8,8 +8,6 @@ not accept host code.
 Variables of the host go with its functions. Both parts keep every line of the file at its number, so that messages point into it. Files
 that the split does not understand raise `NvccOnly`, and nvcc compiles them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -81,7 +79,7 @@ class Halves(NamedTuple):
 
 def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
     """Return the execution spaces that each macro of some files expands to, such as ``{"HD": {"__host__", "__device__"}}``."""
-    bodies: dict[str, set[str]] = {}
+    bodies = dict[str, set[str]]()
     for text in texts:
         for match in re.finditer(
             r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", text, re.MULTILINE
@@ -133,13 +131,13 @@ class _Splitter:
         self.macros = macros
         self.unnamed = unnamed
         self.tokens = [token for token in every if token.kind != "directive"]
-        self.host: list[_Edit] = []
-        self.device: list[_Edit] = []
-        self.kernels: set[str] = set()
-        self.internal: set[str] = set()
+        self.host = list[_Edit]()
+        self.device = list[_Edit]()
+        self.kernels = set[str]()
+        self.internal = set[str]()
         self.templates = False
-        self.variables: list[Variable] = []
-        self.layouts: list[Layout] = []
+        self.variables = list[Variable]()
+        self.layouts = list[Layout]()
         self.members: dict[str, tuple[str, ...]] = {}  # of structs, by their names
         refused = _REFUSED & {token.text for token in self.tokens}
         if refused:
@@ -156,17 +154,13 @@ class _Splitter:
             if is_unused or is_alone:
                 self._replace(self.host, token.start, token.end)
             if token.kind == "directive" and "<<<" in token.text:
-                self._launches_in(token)
+                at = token.start + token.text.index("#") + 1
+                inner = [
+                    each._replace(start=each.start + at, end=each.end + at)
+                    for each in tokenize(self.text[at : token.end])
+                ]
+                self._launches(inner, match_brackets(inner))
             before = token.text
-
-    def _launches_in(self, directive: Token) -> None:
-        """Replace the launches in a macro."""
-        at = directive.start + directive.text.index("#") + 1
-        inner = [
-            token._replace(start=token.start + at, end=token.end + at)
-            for token in tokenize(self.text[at : directive.end])
-        ]
-        self._launches(inner, match_brackets(inner))
 
     def _replace(self, part: list[_Edit], start: int, end: int, text: str = "") -> None:
         """Replace a text in a part, and keep the number of its lines."""

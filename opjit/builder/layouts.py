@@ -4,8 +4,6 @@ must have one layout, or the build fails with its name.
 The host's part notes the size, the alignment and members' offsets of each parameter that may be a class in a section of its object file.
 The device's part compares them by static_assert."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

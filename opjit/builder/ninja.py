@@ -1,7 +1,5 @@
 """ninja runs the commands of a build: in parallel, within the limits of the machine, and no longer than the program that builds."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

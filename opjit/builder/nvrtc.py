@@ -7,8 +7,6 @@ start, it is compiled in another process.
 The interface: https://docs.nvidia.com/cuda/nvrtc. A fat binary holds the machine code for several archs, as NVIDIA's tool `fatbinary`
 writes it without compression."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import struct

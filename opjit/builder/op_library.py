@@ -1,7 +1,5 @@
 """Compile and link an op's library: CUDA code with NVRTC or nvcc, and code of another device with that device's compiler."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +48,10 @@ def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -
     generated = glue.write(recipe.schema, recipe.target.backend, recipe.source.name, work)
     path = work / f"opjit_{files.random_name()}"
     compilation = _Compilation(recipe, work, tools, base, path, generated)
-    plain = recipe if recipe.flags.debug else _without_line_information(recipe)
+    plain = recipe
+    if not recipe.flags.debug:  # nvcc names folders of this machine in line information
+        flags = tuple(flag for flag in recipe.flags.cuda if flag not in LINE_INFO)
+        plain = replace(recipe, flags=recipe.flags._replace(cuda=flags))
     library, remark = by_nvrtc_or_nvcc(
         str(recipe),
         tools,
@@ -174,11 +175,16 @@ class _Compilation:
         compiler = self.tools.compiler.path
         nvcc = self.tools.nvcc
         include = [f"-I{folder}" for folder in self.recipe.include_path]
+        cuda = self._in_place(self.recipe.flags.cuda)
+        for folder in libraries.include_folders(self.recipe.flags.shared):
+            cuda += ["-isystem", folder]
         arguments = {
             "name": self.path.name,
             "sources": list(map(str, sources)),
-            "extra_cflags": _quoted([*include, *self._c_flags()]),
-            "extra_cuda_cflags": _quoted(nvcc_flags.for_nvcc(include, self._cuda_flags())),
+            "extra_cflags": _quoted(
+                [*include, *compile_warnings.DEFAULT, *self._in_place(self.recipe.flags.c)]
+            ),
+            "extra_cuda_cflags": _quoted(nvcc_flags.for_nvcc(include, cuda)),
             "extra_ldflags": _quoted(self._link_flags(kernels, parts, runtime)),
             "build_directory": str(self.work),
             "with_cuda": nvcc is not None,
@@ -204,15 +210,6 @@ class _Compilation:
         paths = self.recipe.placeholders(self.work)
         return [flag.format(**paths) for flag in flags]
 
-    def _c_flags(self) -> list[str]:
-        return [*compile_warnings.DEFAULT, *self._in_place(self.recipe.flags.c)]
-
-    def _cuda_flags(self) -> list[str]:
-        flags = self._in_place(self.recipe.flags.cuda)
-        for folder in libraries.include_folders(self.recipe.flags.shared):
-            flags += ["-isystem", folder]
-        return flags
-
     def _link_flags(self, kernels: list[Path], parts: Path, runtime: Sequence[str]) -> list[str]:
         flags = self.recipe.flags
         objects = [*kernels, *(parts / name for name in runtime_objects.OBJECTS)]
@@ -235,9 +232,3 @@ class _Compilation:
 
 def _quoted(flags: Iterable[str]) -> list[str]:
     return list(map(torch_builder.quote, flags))
-
-
-def _without_line_information(recipe: Recipe) -> Recipe:
-    """Return the recipe for nvcc, which names folders of this machine in line information."""
-    flags = tuple(flag for flag in recipe.flags.cuda if flag not in LINE_INFO)
-    return replace(recipe, flags=recipe.flags._replace(cuda=flags))

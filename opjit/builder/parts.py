@@ -5,8 +5,6 @@
 A part is verified like an entry, appears by one rename, and is pruned by the same rule.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Collection, Sequence

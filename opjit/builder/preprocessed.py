@@ -7,8 +7,6 @@ by NVRTC, which has other macros. A flat text has the author's files with all ma
 line for each foreign header, which the compiler of each half reads in a separate version.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +62,7 @@ class Piece(NamedTuple):
 
 def pieces_of(output: str) -> Iterator[Piece]:
     """Yield the parts of a preprocessor's output."""
-    system: dict[str, bool] = {}
+    system = dict[str, bool]()
     marker = _MARKER.search(output)
     while marker is not None:
         following = _MARKER.search(output, marker.end())
@@ -104,19 +102,15 @@ def flatten(
                 flat.add("")
             elif include is None:
                 flat.add(line)
-            elif _is_one_of(include[2], files):
+            elif include[2] in files or any(
+                path.endswith("/" + re.sub(_UPWARDS, "", include[2])) for path in files
+            ):
                 flat.add("")
             else:
                 defined = [f"#define {text}" for text in macros.values()]
                 undefined = [f"#undef {name}" for name in macros]
                 flat.add_apart([*defined, line, *undefined])
     return flat.text()
-
-
-def _is_one_of(name: str, files: Iterable[str]) -> bool:
-    """Whether the name in an ``#include`` line is the name of a file."""
-    tail = re.sub(_UPWARDS, "", name)
-    return any(path == name or path.endswith(f"/{tail}") for path in files)
 
 
 @dataclass

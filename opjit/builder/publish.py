@@ -1,7 +1,5 @@
 """From the result of the compilers to a published entry: in the store or, if that fails, in a folder of this process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

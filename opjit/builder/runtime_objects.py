@@ -8,8 +8,6 @@ opjit_shim.h. So the linker reports misspelled and unsupported functions, and a 
 depend on the installed torch. (Linking against torch is 0.2 s slower.)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

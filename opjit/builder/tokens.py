@@ -6,10 +6,8 @@ for index in outer_indices(brackets, 0, len(tokens)):
     print(tokens[index].text)  # outside of all brackets
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -60,7 +58,7 @@ def tokenize(text: str) -> tuple[Token, ...]:
     found = []
     at = 0
     while at < len(text):
-        is_directive = text[at] == "#" and _is_first_in_line(text, at)
+        is_directive = text[at] == "#" and not text[text.rfind("\n", 0, at) + 1 : at].strip()
         match = (_DIRECTIVE if is_directive else _TOKEN).match(text, at)
         if match is None:
             raise Malformed(f"a character at offset {at} starts no token")
@@ -72,9 +70,13 @@ def tokenize(text: str) -> tuple[Token, ...]:
     return tuple(found)
 
 
-def _is_first_in_line(text: str, at: int) -> bool:
-    line = text.rfind("\n", 0, at) + 1
-    return not text[line:at].strip()
+def code_of(text: str, tokens: Iterable[Token], without: str = "") -> str:
+    """Return a text with a blank for each character outside of tokens, and in tokens of the kind `without`."""
+    letters = [" "] * len(text)
+    for token in tokens:
+        if token.kind != without:
+            letters[token.start : token.end] = token.text
+    return "".join(letters)
 
 
 def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
@@ -83,7 +85,7 @@ def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
 
     Raises Malformed if they do not match, for example because branches of ``#if`` open one twice.
     """
-    pairs: dict[int, int] = {}
+    pairs = dict[int, int]()
     opened = []
     for index, token in enumerate(tokens):
         if token.kind != "mark":

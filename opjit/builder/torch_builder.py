@@ -8,8 +8,6 @@ change. If a program has not imported torch's module, setuptools is not imported
 0.03 to 0.15 s (tests/benchmarks/cold.py).
 """
 
-from __future__ import annotations
-
 import builtins
 import errno
 import importlib
@@ -84,7 +82,16 @@ def private_copy() -> ModuleType:
     """
     with _lock, _without_cuda():
         try:
-            return _executed({**vars(builtins), "__import__": _import})
+            return _executed(
+                {
+                    **vars(builtins),
+                    "__import__": lambda name, *details, **named: (
+                        _Empty("setuptools")
+                        if name.partition(".")[0] == "setuptools"
+                        else __import__(name, *details, **named)
+                    ),
+                }
+            )
         except Exception:  # a version of torch that needs setuptools for more
             return _executed(vars(builtins))
 
@@ -146,14 +153,6 @@ def _executed(names: dict[str, Any]) -> ModuleType:
     module.__dict__["__builtins__"] = names
     spec.loader.exec_module(module)
     return module
-
-
-def _import(name: str, *details: Any, **named: Any) -> ModuleType:
-    return (
-        _Empty("setuptools")
-        if name.partition(".")[0] == "setuptools"
-        else builtins.__import__(name, *details, **named)
-    )
 
 
 @contextmanager

@@ -34,11 +34,11 @@ from opjit.recipe import schema
 
 GROUP = "opjit.ops"
 
-_ops: dict[str, Op] = {}
+_ops = dict[str, Op]()
 _unfinished: set[str] = set()  # ops of an op.py that is still running; see `find`
 _searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
 # folders in OPJIT_PATH that are being read, because their op.py may request ops
-_searching: set[str] = set()
+_searching = set[str]()
 # Collects the declarations of an op.py that runs again.
 _rerun: ContextVar[list[Op] | None] = ContextVar("rerun", default=None)
 
@@ -351,7 +351,7 @@ def rerun(op: Op) -> tuple[list[Op], ModuleType]:
     stamp = op.declaration.stamp_now()
     module = _new_module(name, file)
     module.__package__ = getattr(sys.modules.get(name), "__package__", None)
-    newer: list[Op] = []
+    newer = list[Op]()
     token = _rerun.set(newer)
     try:
         _execute(module, file)

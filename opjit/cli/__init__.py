@@ -1,7 +1,5 @@
 """The command ``opjit``. Each subcommand is a few lines that call the library."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import re

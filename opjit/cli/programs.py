@@ -1,7 +1,5 @@
 """The commands for existing programs and many machines: run, record, port, precompile and keygen."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

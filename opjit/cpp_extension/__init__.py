@@ -9,8 +9,6 @@ If you cannot edit the code, use `patched` or the command `opjit run`.
 An extension is built once for all processes, users and machines that share the cache. They load it without a compiler.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import importlib.machinery

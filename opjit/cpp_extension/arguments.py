@@ -1,7 +1,5 @@
 """The arguments of torch's load and load_inline, by torch's names and types."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar

@@ -1,7 +1,5 @@
 """Builds the kernel in C++ that opjit.declare.cpp_autograd gives to ops."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import replace

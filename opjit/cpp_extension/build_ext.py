@@ -1,7 +1,5 @@
 """setup.py's command build_ext with opjit's cache, for the extensions that `load` supports. torch builds the rest."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """``opjit why`` for a C++ extension or a shared library: its entries in the cache, the inputs of each, and the changes between them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import suppress

@@ -4,8 +4,6 @@ For the headers of torch, Python, the CUDA Toolkit and the system, the key has o
 scans it, because torch's compilers do not list the headers that they find there.
 """
 
-from __future__ import annotations
-
 import importlib.machinery
 import json
 import os

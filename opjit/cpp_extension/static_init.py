@@ -1,7 +1,5 @@
 """Open a library in a forked child first, because an exception in a static initializer would end this process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

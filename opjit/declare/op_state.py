@@ -33,10 +33,10 @@ class OpState:
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self.library: torch.library.Library | None = None
-        self.loaded: dict[str, Loaded] = {}
-        self.failed: dict[str, tuple[str, CompileError]] = {}
+        self.loaded = dict[str, Loaded]()
+        self.failed = dict[str, tuple[str, CompileError]]()
         self.lock = processes.Lock()
-        self.rules: set[str] = set()
+        self.rules = set[str]()
         self.has_passthrough = False
 
     @property

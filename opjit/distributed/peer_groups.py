@@ -176,7 +176,9 @@ def _publish(wanted: Peers, members: "Members") -> None:
     name = ctypes.create_string_buffer(wanted.name.encode())
     reasons = (ctypes.c_char_p * len(_REASONS))(*(each.encode() for each in _REASONS))
     words = (ctypes.c_uint64 * _GROUP_WORDS)()
-    live = _LiveGroup(wanted, words, memory, _reference(members.group), (name, reasons))
+    # Without keeping it alive: a program may destroy it, and make another group of the same name.
+    group = (lambda: None) if members.group is None else weakref.ref(members.group)
+    live = _LiveGroup(wanted, words, memory, group, (name, reasons))
     with _lock:
         known = [
             ctypes.sizeof(words),
@@ -364,13 +366,6 @@ def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _reference(group: Any) -> Callable[[], Any]:
-    """Refer to a process group without keeping it alive: a program may destroy it, and make
-    another group of the same name.
-    """
-    return (lambda: None) if group is None else weakref.ref(group)
-
-
 def _newest(name: str, device: torch.device) -> _LiveGroup | None:
     found = [live for live in _groups if (live.peers.name, live.peers.device) == (name, device)]
     return found[-1] if found else None
@@ -379,7 +374,7 @@ def _newest(name: str, device: torch.device) -> _LiveGroup | None:
 def _watch(live: _LiveGroup) -> None:
     """Wait for the other ranks' processes to end: a kernel that waits for one then stops within a millisecond."""
     poll = select.poll()
-    ranks: dict[int, int] = {}
+    ranks = dict[int, int]()
     for rank, pid in enumerate(live.memory.pids):
         if rank == live.peers.rank:
             continue

@@ -3,8 +3,6 @@
 It is never an entry of the store, so that no cache, remote or wheel offers it as a CUDA binary. Its debug information has paths of this
 machine."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """The checks of an emulated CUDA kernel: the checks of `opjit test`, and another for races, bounds and barriers."""
 
-from __future__ import annotations
-
 import time
 
 from opjit import backends
@@ -26,7 +24,7 @@ _LARGEST = 100_000  # elements of a sample, so that a call lasts milliseconds
 _CALLS = 32  # with checks: samples of different kinds first, then of other sizes
 _SCHEDULES = 3  # of each
 _LONG = 2.0  # seconds after which the next sample is tried
-CHECKS: list[Check] = []
+CHECKS = list[Check]()
 
 
 @add(CHECKS, "races", timeout_factor=12)

@@ -2,8 +2,6 @@
 
 The sources become C++, and tensors of the CPU are accepted in the place of tensors on a GPU. The result is an extension without CUDA."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,7 +72,7 @@ class _Files:
     def __init__(self, include: Sequence[str]) -> None:
         self.include = include
         self.texts: dict[str, str] = {}  # by name in the folder
-        self.names: dict[Path, str] = {}
+        self.names = dict[Path, str]()
 
     def of_load(self, call: LoadCall) -> dict[str, Any]:
         """Return the changed arguments of load."""

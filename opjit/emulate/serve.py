@@ -1,7 +1,5 @@
 """OPJIT_EMULATE=1: the CUDA kernels of ops serve CPU tensors in this process, for `opjit.get`, `opjit.inline`, cells and plain calls."""
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 

@@ -6,8 +6,6 @@ __shared__ float tile[32];          a reference into the block's memory
 asm("ld.acquire..." : ...)          a function, for the forms in `_PTX`
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -42,9 +42,9 @@ class Bench:
     def __init__(self, device: str) -> None:
         self.device = device
         self.kernel: launch.LoadedKernel | None = None
-        self.batches: list[_Batch] = []
-        self.bursts: list[Burst] = []
-        self.references: list[Burst] = []
+        self.batches = list[_Batch]()
+        self.bursts = list[Burst]()
+        self.references = list[Burst]()
 
     def open(self, *, task: str, op: str | None, seed: int) -> protocol.Done:
         """Read the task and prepare the reference's calls, once."""

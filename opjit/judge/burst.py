@@ -36,7 +36,7 @@ class Burst:
     device: str
 
     def __post_init__(self) -> None:
-        self.results: list[Any] = []
+        self.results = list[Any]()
         self._graph = self._captured() if self.device == "cuda" and self.functions else None
 
     @classmethod

@@ -35,7 +35,7 @@ class GpuProcesses:
     """Judges on several GPUs. The workers are dealt over them, and a candidate goes to the worker that waits longest."""
 
     def __init__(self, gpus: Sequence[str], workers: int, options: dict[str, Any]) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes = list[subprocess.Popen[bytes]]()
         self._gpus = gpus
         self._options = json.dumps(options)
         self._pipes = [Pipe() for _ in range(workers)]

@@ -46,7 +46,7 @@ class PackedInputs(NamedTuple):
     @classmethod
     def of(cls, calls: Sequence[Any], key: int | None) -> "PackedInputs":
         """Pack the arguments of calls."""
-        storages: dict[int, torch.Tensor] = {}
+        storages = dict[int, torch.Tensor]()
 
         def place(tensor: torch.Tensor) -> TensorPlace:
             plain = tensor.detach().resolve_conj().resolve_neg()

@@ -243,8 +243,8 @@ class GuardedResults:
     def __init__(self, specs: Sequence[TensorSpec], calls: int, device: str) -> None:
         self.of_calls: list[list[torch.Tensor]] = [[] for _ in range(calls)]
         self._device = device
-        self._results: list[torch.Tensor] = []
-        self._guards: list[torch.Tensor] = []
+        self._results = list[torch.Tensor]()
+        self._guards = list[torch.Tensor]()
         for each in specs:
             size = each.nbytes
             pitch = -(-size // _GUARD) * _GUARD + 2 * _GUARD  # aligned as torch's results are

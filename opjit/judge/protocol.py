@@ -260,7 +260,7 @@ def decode_results(
 
     Raises Untrusted if the bytes do not fit.
     """
-    found: list[Any] = []
+    found = list[Any]()
     try:
         for each in descriptions:
             if not isinstance(each, TensorSpec):

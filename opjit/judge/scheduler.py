@@ -55,9 +55,9 @@ class Judge:
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         on_cuda = chosen == "cuda" and backends.for_device("cuda").available() is None
         self.workers = workers or budget.jobs(budget.GIB // 2)
-        self.pools: list[WorkerPool] = []
+        self.pools = list[WorkerPool]()
         self.processes: GpuProcesses | None = None
-        self._known: dict[str, Verdict] = {}
+        self._known = dict[str, Verdict]()
         self._threads = ThreadPoolExecutor(self.workers)
         gpus = visible_gpus()[: self.workers] if on_cuda else []
         if len(gpus) > 1:

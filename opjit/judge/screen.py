@@ -15,8 +15,7 @@ from opjit.builder.compile_step import run_tool
 from opjit.judge.verdict import VerdictReached
 
 # C's functions for memory, text, numbers and sorting, and the functions that compilers add: a pattern of names.
-_KNOWN = re.compile(
-    r"""
+_KNOWN = r"""
     mem(?:cpy|move|set|cmp|chr|pcpy) | b(?:cmp|zero|search) | str\w+ | [mc]alloc | realloc | free | aligned_alloc | posix_memalign
     | (?:ll?)?(?:abs|div) | qsort(?:_r)? | s?rand(?:om)?(?:_r)? | v?s?n?f?printf | put(?:s|char) | fput[sc]\w* | fwrite | fflush
     | std(?:out|err) | abort | is\w+ | to(?:lower|upper) | __ctype_\w+ | ato[if] | __errno_location | fe\w+except | fe[gs]etround
@@ -26,13 +25,10 @@ _KNOWN = re.compile(
     | trunc|l?l?rint|l?l?round|nearbyint|fmod|remainder|remquo|modf|frexp|ldexp|scalb(?:l?n)?|copysign|nextafter|nexttoward|fdim
     | fm(?:in|ax|a)|erfc?|[lt]gamma|lgamma_r|[jy][01n]|nan|c(?:abs|arg|real|imag|conj|exp|log))[fl]?
     | __cuda\w+ | cudaLaunchKernel\w* | cuda(?:Get|Peek)\w*Error\w* | cudaGetDevice | cudaDeviceGetAttribute | cudaFunc[SG]et\w+
-    | cudaOccupancy\w+ | cudaMem(?:set|cpy|cpyToSymbol)Async | cudaGetSymbol\w+""",
-    re.VERBOSE,
-)
+    | cudaOccupancy\w+ | cudaMem(?:set|cpy|cpyToSymbol)Async | cudaGetSymbol\w+"""
 _OF_NVCC = frozenset(
     ["exit", "atexit", "__cxa_guard_acquire", "__cxa_guard_release", "__cxa_guard_abort"]
 )
-_WRAPPED = r"__(\w+?)_(?:chk|finite)|__isoc\d+_(\w+)"
 _REFUSED = {
     "starts threads or processes": r"(?:pthread|thrd)_create|clone\d?|_*v?fork|posix_spawn\w*|GOMP_\w+",
     "looks up symbols at run time": r"_*(?:libc_)?dl(?:m?open|v?sym|addr1?|info|close|_iterate_phdr)",
@@ -54,7 +50,6 @@ _REFUSED = {
 }
 _AT_LOAD = r"\.(?:init|fini|preinit_array|init_array|fini_array|ctors|dtors)(?:\.\w+)?"
 _CODES = (b"\x0f\x05", b"\x0f\x34", b"\xcd\x80", b"\x01\x00\x00\xd4")
-_SYSTEM_CALL = r"\t(syscall|sysenter|int\s+\$0x80|svc\s.*)"
 
 
 def check_objects(work: Path, on_gpu: bool) -> None:
@@ -76,7 +71,7 @@ def _check_instructions(path: Path, work: Path) -> None:
     content = path.read_bytes()
     if any(code in content for code in _CODES):  # they may be parts of other instructions
         listing = run_tool(["objdump", "-d", "--no-show-raw-insn", str(path)], work)
-        found = re.search(_SYSTEM_CALL, listing)
+        found = re.search(r"\t(syscall|sysenter|int\s+\$0x80|svc\s.*)", listing)
         if found:
             raise _cheat(f"makes system calls: the instruction {found[1]}")
 
@@ -114,9 +109,9 @@ def _check_imports(names: list[str], on_gpu: bool, by_nvcc: bool) -> None:
 
 
 def _is_known(name: str) -> bool:
-    wrapped = re.fullmatch(_WRAPPED, name)
+    wrapped = re.fullmatch(r"__(\w+?)_(?:chk|finite)|__isoc\d+_(\w+)", name)
     plain = (wrapped[1] or wrapped[2]) if wrapped else name
-    return name in _of_glue() or _KNOWN.fullmatch(plain) is not None
+    return name in _of_glue() or re.fullmatch(_KNOWN, plain, flags=re.VERBOSE) is not None
 
 
 @cache

@@ -194,8 +194,8 @@ class Trial:
 
         `checked` is the seconds of a call with tensors of the same sizes.
         """
-        times: list[float] = []
-        references: list[float] = []
+        times = list[float]()
+        references = list[float]()
         count = min(len(logged.calls), self._calls_of_burst(checked))
         limit = max(_SHORTEST_LIMIT, min(2 * self.seconds, 10 * checked * count))
         number_of_log = _SYSTEM_RANDOM.randrange(_BURSTS)

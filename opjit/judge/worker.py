@@ -82,7 +82,7 @@ class CandidateWorker:
         self.call: Callable[..., Any] = lambda *args, **kwargs: None
         self.mutates = False
         self.watch: Watch | None = None
-        self.functions: dict[str, Any] = {}
+        self.functions = dict[str, Any]()
 
         warnings.simplefilter("ignore")  # to show one, Python reads files
         with suppress(Exception):  # the first use of the device gives the reason
@@ -208,7 +208,7 @@ class CandidateWorker:
         """
         _fill_memory(fill)
         self.log = log
-        self.operators: set[str] = set()
+        self.operators = set[str]()
         self.evidence = ""
         self.inputs = DeliveredInputs(places, self.device, *masked, writes=self.mutates)
         spec = [typed(each, TensorSpec) for each in results]

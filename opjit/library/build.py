@@ -83,7 +83,7 @@ def build_library(
             op=shown,
             target=wanted,
         )
-    entries: dict[Op, list[tuple[Target, Entry]]] = {}
+    entries = dict[Op, list[tuple[Target, Entry]]]()
     for target in targets:
         for op in _together(requested, target):
             entries.setdefault(op, []).append((target, request.entry(op, target)))
@@ -166,7 +166,7 @@ def _together(requested: Sequence[Op], target: Target) -> list[Op]:
 
 def _require_same_declarations(ops: Iterable[Op]) -> None:
     """Raise DeclarationError unless a copy of the ops' folders declares them as this process does."""
-    places: dict[str, Path] = {}
+    places = dict[str, Path]()
     for op in ops:
         extra = op.declaration.flags_of_author
         linked = (*extra.link, *extra.cuda_link) if extra is not None else ()

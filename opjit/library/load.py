@@ -175,8 +175,8 @@ def _usable(shown: Path, place: Path, binaries: Sequence[_OpBinary]) -> list[_Op
 
     Raises an error if an op does not have one, or if the user named a different binary.
     """
-    best: dict[tuple[str, str], _OpBinary] = {}
-    refused: dict[str, Exception] = {}
+    best = dict[tuple[str, str], _OpBinary]()
+    refused = dict[str, Exception]()
     for each in binaries:
         try:
             _refuse_elsewhere(shown, each.schema, each.target)

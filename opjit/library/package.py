@@ -88,7 +88,7 @@ def aoti_compile_and_package(
 
 def _used(program: torch.export.ExportedProgram) -> dict[Op, list[str]]:
     """Return the ops that a program calls, each with the devices of its tensors; a functionalized call has its op as an argument."""
-    found: dict[Op, set[str]] = {}
+    found = dict[Op, set[str]]()
     modules = program.graph_module.modules()
     graphs = [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
     for node in [node for graph in graphs for node in graph.nodes]:

@@ -115,7 +115,7 @@ def rank(target: Target) -> int:
 
 
 def _op(number: int, op: Op, found: Sequence[tuple[Target, Entry]], work: Path) -> _Source:
-    by_key: dict[str, list[tuple[Target, Entry]]] = {}
+    by_key = dict[str, list[tuple[Target, Entry]]]()
     for target, entry in found:
         by_key.setdefault(target.backend.dispatch_key, []).append((target, entry))
     data = []

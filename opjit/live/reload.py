@@ -110,7 +110,7 @@ def _binaries(current: Op | None, newer: Op, extra: Sequence[Backend]) -> dict[s
     The value is None for a backend if the op no longer has a source for it.
     """
     loaded = {} if current is None else current.loaded
-    entries: dict[str, Entry | None] = {}
+    entries = dict[str, Entry | None]()
     for backend in backends.all_backends():
         if backend.name not in loaded and backend not in extra:
             continue

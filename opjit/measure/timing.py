@@ -189,7 +189,7 @@ class _DeviceBurst:
         self._turn = _turn(plan, device)
         self._repeats = 1
         self.way = "events"
-        self._agreed: list[bool] = []
+        self._agreed = list[bool]()
         self._graph: torch.cuda.CUDAGraph | None = None
         if device < _SHORT or self.host > 0.8 * device:
             self._capture()

@@ -81,7 +81,7 @@ class _Reader:
     """Spells values as words."""
 
     def __init__(self, declarations: Mapping[str, Declaration]) -> None:
-        self.words: list[str] = []
+        self.words = list[str]()
         self._declarations = declarations
         self._known: dict[int, Any] = {}  # the functions and ops that were read, by id
         self._attributes = defaultdict[str, bool](bool)  # whether a function stores each

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 LIBRARY = "opjit.build"
 EXTENSION = "torch.utils.cpp_extension"  # the maker of the document
 _FOLDERS = {LIBRARY: "shared_library", EXTENSION: "cpp_extension"}
-_TARGET = re.compile(r"[\w.+-]+", re.ASCII)
 # No build file can contain these characters. A surrogate is a byte that is not UTF-8.
 UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 B = TypeVar("B", bound="BuildInputs")
@@ -204,6 +203,6 @@ def entries_folder(document: Mapping[str, Any]) -> str:
             target = f"{host}-torch{version}"
         case _:
             raise EntryError("its manifest names neither a C++ extension nor a shared library")
-    if not _TARGET.fullmatch(target):
+    if not re.fullmatch(r"[\w.+-]+", target, flags=re.ASCII):
         raise EntryError(f"its manifest names a version {target!r}")
     return f"{folder_name(made_by, name)}/{target}-{base_key(document)[:20]}"

@@ -1,7 +1,5 @@
 """From the record of a build's tools to its reads: what they opened, with digests, and what they looked for in vain."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -4,8 +4,6 @@ Nothing here knows how a preprocessor, an assembler or a linker searches. A C li
 each question that a tool and its children ask of the system, with its answer. It is compiled once per cache.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

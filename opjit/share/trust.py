@@ -29,7 +29,6 @@ from opjit.store.manifest import Manifest
 UNSIGNED = "unsigned"
 _INLINE = "ed25519"
 _MAX_BYTES = 1 << 16  # of a key's file
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,100}", re.ASCII)
 _warned: set[str] = set()  # holds UNSIGNED once this process has warned of it
 
 
@@ -166,7 +165,7 @@ def signer(path: Path) -> Callable[[Bundle], Bundle]:
 
 def keygen(name: str, directory: StrPath = ".") -> tuple[Path, str]:
     """Write NAME.key, readable only by you, and NAME.pub; return the first one's path, and the public key in the form for OPJIT_TRUST."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,100}", name, flags=re.ASCII):
         raise RemoteError(
             f"{name!r} is not a valid key's name: expected letters, digits, '.', '-' and '_', as in 'ci'"
         )

@@ -1,7 +1,5 @@
 """`opjit.build`: C, C++ and CUDA sources of any project as a shared library from opjit's cache. Importing it does not import torch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A request for a shared library."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from opjit import processes

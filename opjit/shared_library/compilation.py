@@ -1,7 +1,5 @@
 """The compilers' commands for a shared library."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -74,7 +72,7 @@ def _compilers(library: Library, tools: Tools, work: Path) -> dict[str, list[str
     c = tools.get("c")
     cxx = tools.get("c++")
     nvcc = tools.get("cuda")
-    found: dict[str, list[str]] = {}
+    found = dict[str, list[str]]()
     if isinstance(c, Compiler):
         found["c"] = [c.path, "-O2", *common]
     if isinstance(cxx, Compiler):

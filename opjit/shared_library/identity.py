@@ -3,8 +3,6 @@
 Its key does not contain torch, Python, paths or dates.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -220,7 +218,7 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
 
 def find_tools(used: set[str], notes: Path | None) -> Tools:
     """Return the compilers of some languages; nvcc needs one of C++. Raises ToolMissing, with what to install."""
-    found: dict[str, Compiler | Nvcc] = {}
+    found = dict[str, Compiler | Nvcc]()
     if "c" in used:
         found["c"] = toolchain.require_compiler(notes)
     if used & {"c++", "cuda"}:

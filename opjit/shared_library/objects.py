@@ -5,8 +5,6 @@
 The key has the compilers, the command and the source's text. reads.json lists the files that the compilation
 read, and the paths that named none, by absolute paths. An object is taken only if all of them are still so."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Shared libraries and C++ extensions in the list of `opjit record`: a call in JSON, and the request for the same library elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

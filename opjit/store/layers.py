@@ -4,8 +4,6 @@ A layer is a store that opjit only reads. There may be one next to a kernel's so
 a wheel, and OPJIT_LAYERS names further layers.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -12,7 +12,6 @@ from opjit.typed_json import typed
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 20
-_LIBRARY = re.compile(r"\w[\w.]{0,250}", re.ASCII)
 
 
 class AnotherFormat(EntryError):
@@ -72,7 +71,7 @@ def parse(text: bytes) -> Manifest:
         manifest: Manifest = typed(fields, Manifest)
     except TypeError as error:
         raise EntryError(f"the manifest does not have the fields of its format: {error}") from None
-    if not _LIBRARY.fullmatch(manifest.library):
+    if not re.fullmatch(r"\w[\w.]{0,250}", manifest.library, flags=re.ASCII):
         raise EntryError("the manifest's library has an invalid name")
     try:
         if document_key(manifest.document) != manifest.key:

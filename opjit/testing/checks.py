@@ -119,13 +119,9 @@ def outcome_of(name: str, run: Callable[[], str]) -> Line:
         note = str(reason)
         status = "skipped"
     except Exception as error:  # torch's checks raise errors of any type
-        note = _one_line(error)
+        note = " ".join(str(error).split())
+        if not isinstance(error, AssertionError):
+            note = f"{type(error).__name__}: {note}"
+        note = note if len(note) <= _LONGEST else f"{note[:_LONGEST]} …"
         status = "failed"
     return Line(name, status, note, seconds=time.monotonic() - start)
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if not isinstance(error, AssertionError):
-        text = f"{type(error).__name__}: {text}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"

@@ -24,7 +24,7 @@ from opjit.testing.samples import (
     trials,
 )
 
-CHECKS: list[Check] = []
+CHECKS = list[Check]()
 _TIMEOUT_FACTOR = 6
 # Steps and tolerances for float32: half of its digits are left to a numerical derivative.
 _FLOAT32_DERIVATIVE = {"eps": 1e-2, "atol": 1e-2, "rtol": 1e-2}
@@ -37,7 +37,7 @@ def with_gradients(sample: Sample) -> Sample:
 def assert_same_gradients(sample: Sample, reference: Function, call: Function) -> bool:
     """Compare the gradients of two calls. Returns whether there are any."""
     places = [index for index, t in enumerate(sample.tensors()) if _is_continuous(t)]
-    rounding: dict[int, Tolerance | None] = {}
+    rounding = dict[int, Tolerance | None]()
     for layout in ("contiguous", "transposed", "expanded"):
         strides, found = _gradients_of(sample, layout, reference, call)
         if not found:
@@ -81,7 +81,7 @@ def _gradients_of(
     seeds = laid(Sample(weights), layout).tensors()
     strides = [seed.stride() for seed in seeds if not seed.is_contiguous()]
     note = f", for a result's gradient with strides {strides[0]}," if strides else ""
-    gradients: list[list[Tensor | None]] = []
+    gradients = list[list[Tensor | None]]()
     for found, own in zip(results, inputs, strict=True):
         outputs = [found[index] for index in counted]
         leaves = [t for t in own.tensors() if t.requires_grad]
@@ -177,11 +177,14 @@ def _derivable(op: Op, device: str, at_most: int) -> tuple[list[Sample], torch.d
 
 
 def _of_dtype(op: Op, device: str, at_most: int, dtype: torch.dtype) -> list[Sample]:
-    def is_derivable(sample: Sample) -> bool:
-        return sample.numel <= 500 and any(t.dtype == dtype for t in sample.tensors())
-
     what = f"with {dtype_name(dtype)} and at most 500 elements"
-    return distinct_samples(op, device, at_most, is_derivable, what)
+    return distinct_samples(
+        op,
+        device,
+        at_most,
+        lambda s: s.numel <= 500 and any(t.dtype == dtype for t in s.tensors()),
+        what,
+    )
 
 
 def _derived(op: Op, sample: Sample, check: Callable[..., bool], dtype: torch.dtype) -> bool:

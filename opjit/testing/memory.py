@@ -15,9 +15,9 @@ from opjit.testing.compare import as_list, assert_same
 from opjit.testing.samples import (
     Skipped,
     called,
-    distinct_samples,
     expected_of,
     moved,
+    repeated_samples,
     replica,
     results_of,
     span,
@@ -25,7 +25,7 @@ from opjit.testing.samples import (
     trials,
 )
 
-CHECKS: list[Check] = []
+CHECKS = list[Check]()
 # Bytes on either side of an input; a multiple of every dtype's size, and torch's alignment.
 _GUARD = 256
 _FILLS = (0x00, 0xFF)  # 0xff...ff is a NaN, and -1
@@ -123,11 +123,7 @@ def _memory(op: Op, device: str) -> str:
     measures = {"host": _host_memory()}
     if device == "cuda":
         measures["device"] = _device_memory
-    calls = distinct_samples(op, device, 4)
-    rejected = calls[0].map(
-        lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn), "a dtype without arithmetic"
-    )
-    for sample in trials([*calls, rejected]):
+    for sample in trials(repeated_samples(op, device)):
         for where, measure in measures.items():
             kept = _kept(op, sample, measure)
             assert not kept, f"the op kept {kept} bytes of {where} memory per call on ({sample})"

@@ -33,25 +33,20 @@ def write_junit(results: Iterable[CheckResult], path: Path) -> None:
     for subject, of_subject in groupby(results, attrgetter("subject")):
         suite = ElementTree.SubElement(root, "testsuite", name=subject)
         for result in of_subject:
-            _add_case(suite, result)
+            name, line, place, command = result
+            seconds = f"{line.seconds:.3f}"
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=name, name=line.name, time=seconds
+            )
+            if line.status != "ok":
+                tag = "failure" if line.status == "failed" else "skipped"
+                outcome = ElementTree.SubElement(case, tag, message=line.note)
+                outcome.text = "\n".join(filter(None, [line.note, place, command]))
         suite.set("tests", str(len(suite)))
         suite.set("failures", str(len(suite.findall("testcase/failure"))))
         suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
     ElementTree.indent(root)
     path.write_bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
-
-
-def _add_case(suite: ElementTree.Element, result: CheckResult) -> None:
-    line = result.line
-    seconds = f"{line.seconds:.3f}"
-    case = ElementTree.SubElement(
-        suite, "testcase", classname=result.subject, name=line.name, time=seconds
-    )
-    if line.status == "ok":
-        return
-    tag = "failure" if line.status == "failed" else "skipped"
-    outcome = ElementTree.SubElement(case, tag, message=line.note)
-    outcome.text = "\n".join(filter(None, [line.note, result.place, result.command]))
 
 
 def last_failed() -> dict[str, list[str]]:
@@ -68,13 +63,10 @@ def keep_failed(results: Iterable[CheckResult]) -> None:
         return
     known = last_failed()
     for result in results:
-        names = set(known.get(result.subject, []))
-        names.discard(result.line.name)
-        if result.line.status == "failed":
-            names.add(result.line.name)
-        known[result.subject] = sorted(names)
-    failed = {subject: names for subject, names in known.items() if names}
-    files.write_checked(note, failed)
+        others = {*known.get(result.subject, [])} - {result.line.name}
+        failed = [result.line.name] * (result.line.status == "failed")
+        known[result.subject] = sorted([*others, *failed])
+    files.write_checked(note, {subject: names for subject, names in known.items() if names})
 
 
 def _note() -> Path | None:

@@ -121,8 +121,8 @@ def distinct_samples(
     if not left:
         raise Skipped(f"the op declares no sample {what}")
 
-    chosen: list[Sample] = []
-    covered: set[Hashable] = set()
+    chosen = list[Sample]()
+    covered = set[Hashable]()
 
     def use(sample: Sample) -> tuple[int, int]:
         return len(_exercised(sample) - covered), sample.numel
@@ -133,6 +133,15 @@ def distinct_samples(
         covered |= _exercised(best)
         left = [sample for sample in left if sample.kind != best.kind]
     return chosen
+
+
+def repeated_samples(op: Op, device: str) -> list[Sample]:
+    """Choose few samples for repeated calls, and a call that the op rejects."""
+    calls = distinct_samples(op, device, 4)
+    rejected = calls[0].map(
+        lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn), "a dtype without arithmetic"
+    )
+    return [*calls, rejected]
 
 
 def _exercised(sample: Sample) -> set[Hashable]:
@@ -149,20 +158,18 @@ def large_samples(op: Op, device: str) -> list[Sample]:
 
     The kinds that exercise the op most come first. Raises Skipped if this call does not exist.
     """
-    enlarged = map(_enlarged, distinct_samples(op, device, _KINDS))
-    found = [sample for sample in enlarged if sample is not None]
+    found = []
+    for sample in distinct_samples(op, device, _KINDS):
+        sizes = [sum(size > 1 for size in tensor.shape) for tensor in sample.tensors()]
+        side = math.ceil(LARGE ** (1 / max(1, *sizes)))
+        enlarged = resized(sample, [side], floating_only=False)
+        found += [enlarged] if enlarged else []
     if not found:
         raise Skipped(
             "no sample can be made large: each one is empty, or its sizes are all 1; add a "
             "sample with a size of at least 2"
         )
     return found
-
-
-def _enlarged(sample: Sample) -> Sample | None:
-    sizes = [sum(size > 1 for size in tensor.shape) for tensor in sample.tensors()]
-    side = math.ceil(LARGE ** (1 / max(1, *sizes)))
-    return resized(sample, [side], floating_only=False)
 
 
 def effects(call: Function, op: Op, sample: Sample) -> list[Any]:

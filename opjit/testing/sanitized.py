@@ -34,6 +34,7 @@ from opjit.testing.samples import (
     declared_samples,
     distinct_samples,
     large_samples,
+    repeated_samples,
     results_of,
     trials,
 )
@@ -56,19 +57,14 @@ _START = f"import sys; from {__name__} import answer_questions; answer_questions
 _QUIET = f"import ctypes; ctypes.CDLL(None).__lsan_disable(); {_START}"  # what Python and torch keep is no leak of the op's
 # The sanitizers that make the calls of `numerics`; the other sanitizers have a separate check.
 _WITHIN_CHECKS = {"address", "undefined"}
-_OWN: list[Check] = []
+_OWN = list[Check]()
 _TIMEOUT_FACTOR = 30
 
 # What sanitizers write to stderr.
 _ASAN = r"ERROR: \w+Sanitizer: (?:attempting )?(?P<kind>[\w-]+)"
-_ACCESS = re.compile(
-    r"^(?P<what>(?:READ|WRITE) of size \d+)| caused by a (?P<signal>READ|WRITE) memory",
-    re.MULTILINE,
-)
+_ACCESS = r"^(?P<what>(?:READ|WRITE) of size \d+)| caused by a (?P<signal>READ|WRITE) memory"
 _REGION = r"is located (?P<place>\d+ bytes (?:after|before|inside of|to the (?:right|left) of)) (?P<region>\d+-byte region)"
-_UBSAN = re.compile(
-    r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<what>.*)$", re.MULTILINE
-)
+_UBSAN = r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: runtime error: (?P<what>.*)$"
 
 
 # An op's folder and name, the checks' names, and the only call's number.
@@ -264,10 +260,8 @@ def _races(op: Op, device: str) -> str:
 def _leaks(op: Op, device: str) -> str:
     """All memory is freed or in use."""
     process = ctypes.CDLL(None)
-    calls = distinct_samples(op, device, 4)
-    rejected = calls[0].map(lambda t: torch.zeros_like(t, dtype=torch.float8_e4m3fn))
     with _report() as report:
-        for sample in trials([*calls, rejected]):
+        for sample in trials(repeated_samples(op, device)):
             for _ in range(3):  # a register or the stack may still point to the last
                 process.__lsan_enable()
                 with suppress(RuntimeError):
@@ -297,13 +291,13 @@ def _error(text: str, folder: Path) -> str | None:
 
     None without a report.
     """
-    undefined = _UBSAN.search(text)
+    undefined = re.search(_UBSAN, text, flags=re.MULTILINE)
     address = re.search(_ASAN, text)
     if undefined and (address is None or undefined.start() < address.start()):
         return f"{undefined['file'].removeprefix(f'{folder}/')}:{undefined['line']}: {undefined['what']}"
     if address is None:
         return None
-    access = _ACCESS.search(text)
+    access = re.search(_ACCESS, text, flags=re.MULTILINE)
     region = re.search(_REGION, text)
     place = _author_line(text, folder)
     parts = [address["kind"] if address["kind"] != "ABRT" else "abort"]

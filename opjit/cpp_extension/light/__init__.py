@@ -5,8 +5,6 @@ according to `policy` and `table`. `streams` proves that the source has the same
 torch/extension.h would not fix.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterable, Sequence

@@ -9,8 +9,6 @@ word of the core's files, unless the core gives it the same definition. Clang is
 sources by path and date.
 """
 
-from __future__ import annotations
-
 import filecmp
 import json
 import os

@@ -8,8 +8,6 @@ searches first has these files:
     torch/python.h                      opjit's binding of functions, or pybind11's
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re
@@ -188,7 +186,7 @@ def _filtered(name: str, keep: Callable[[str], bool]) -> str:
 @functools.cache
 def _named_by(headers: tuple[str, ...]) -> frozenset[str]:
     """Return the operators that some of torch's headers use."""
-    found: set[str] = set()
+    found = set[str]()
     for name in closure((*table.NARROW, *headers)):
         text = text_of(name) or ""
         named = set(_OPERATOR.findall(text))

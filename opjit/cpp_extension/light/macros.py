@@ -3,8 +3,6 @@
 The preprocessor needs a second for torch/extension.h, and 15 ms to define its macros again.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -3,8 +3,6 @@
 Light headers refuse almost no source, because the compiler reports a name that they lack, and streams.py compares the preprocessed text.
 """
 
-from __future__ import annotations
-
 import re
 import sysconfig
 from collections.abc import Iterable

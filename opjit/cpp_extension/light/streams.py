@@ -8,8 +8,6 @@ that the program includes. That file defines the macros that the header leaves b
 don't test a macro that the program defines before them. Otherwise the stubs include torch's headers, which costs a second.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -298,7 +296,7 @@ class Preprocessor:
 
     def _meets_own_macro(self, text: str, order: tuple[str, ...]) -> bool:
         """Whether torch's headers test a macro that the program, or a header that is not torch's, has changed before them."""
-        now: dict[str, str | None] = {}
+        now = dict[str, str | None]()
         met = []
         for piece in pieces_of(text):
             name = piece.path.removeprefix(self._stubs_folder)

@@ -1,7 +1,5 @@
 """Maps names to the headers of torch that they need. A program gets the narrow set, and the header of each name that it uses."""
 
-from __future__ import annotations
-
 import re
 
 # Torch's headers that every program gets, with all overloads of operators, and of hash, swap and to_string, that a narrow program can see.

@@ -1,7 +1,5 @@
 """The names that torch/extension.h declares: an error about any other name is the author's."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Python imports this file when it starts, because `opjit run` puts this directory
 imports only one sitecustomize, so this one runs the next one on the path.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence
