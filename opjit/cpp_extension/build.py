@@ -3,8 +3,6 @@
 torch gets the caller's arguments and describes its usual build. opjit runs the commands in a private directory, and loads nothing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -35,7 +33,7 @@ from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import mistakes
 from opjit.errors import BuildError, CompileWarning, LoadError
-from opjit.recipe import compilers, nvcc_flags, recorder, toolchain
+from opjit.recipe import compilers, gpu_archs, nvcc_flags, recorder, toolchain
 from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.record_reader import RecordReader
@@ -94,6 +92,9 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
         return BuildTools(cxx, None, None)
     nvrtc = identity.find_nvrtc(store.notes) if extension.light else None
     nvcc = identity.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
+    listed = ["sm_" + arch.replace(".", "") for arch in re.findall(r"\d+\.\d", extension.archs)]
+    known = gpu_archs.supported_by(nvrtc, store.notes) if nvrtc else set()
+    gpu_archs.require_known(listed, known.union(nvcc.archs.split() if nvcc else ()))
     return BuildTools(cxx, nvcc, nvrtc, nvccs=toolchain.find_compiler(store.notes))
 
 

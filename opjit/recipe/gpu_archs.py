@@ -5,7 +5,7 @@ supported one that the GPU can run.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,12 +39,21 @@ def served(target: Target, notes: Path | None) -> Target:
 
 def require_supported(target: Target, notes: Path | None) -> Target:
     """Return a target that a user named. Raises UnknownArch if an installed CUDA compiler does not support it."""
-    found = served(target, notes)
-    if found != target:
-        raise UnknownArch(
-            f"no installed CUDA compiler supports {target.arch}; build for {found.arch}, which runs on the same GPUs"
-        )
+    parts = target.arch.split("+")
+    if target.backend.uses_nvcc and not _ALWAYS_KNOWN.issuperset(parts):
+        require_known(parts, _compilable(target.runtime, notes))
     return target
+
+
+def require_known(archs: Sequence[str], known: Collection[str]) -> None:
+    """Raise UnknownArch if compilers lack one of the architectures that a user named. `known` is empty without a compiler."""
+    if not known or all(arch.rstrip("af") in known for arch in archs):
+        return
+    instead = dict.fromkeys(_newest_serving(arch, known) for arch in archs)
+    advice = f"use {', '.join(sorted(sorted(known), key=len))}"
+    if {*instead} <= {*known}:
+        advice = f"build for {'+'.join(instead)}, which runs on the same GPUs"
+    raise UnknownArch(f"no installed CUDA compiler supports {'+'.join(archs)}; {advice}")
 
 
 def _newest_serving(arch: str, known: Collection[str]) -> str:
@@ -66,11 +75,11 @@ def _compilable(runtime: str, notes: Path | None) -> set[str]:
     if nvcc is not None:
         supported.append(set(nvcc.archs.split()))
     if nvrtc is not None:
-        supported.append(_supported_by(nvrtc, notes))
+        supported.append(supported_by(nvrtc, notes))
     return set.intersection(*supported) if supported else set()
 
 
-def _supported_by(nvrtc: compilers.Nvrtc, notes: Path | None) -> set[str]:
+def supported_by(nvrtc: compilers.Nvrtc, notes: Path | None) -> set[str]:
     """Return NVRTC's architectures. A note keeps them, because loading the library costs time."""
     stamp = files.sha256(f"{nvrtc.library} {nvrtc.version}")[:16]
     note = notes / f"nvrtc-archs-{stamp}" if notes is not None else None

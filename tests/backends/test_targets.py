@@ -149,6 +149,17 @@ def test_an_arch_that_a_user_names_and_the_compiler_lacks_is_refused(
         batch.targets_of([arch], default_store())
 
 
+@pytest.mark.parametrize("listed", ["6.0", "9.0;6.0+PTX", "99.9"])
+def test_an_extension_for_an_arch_that_the_compiler_lacks_is_refused_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, listed: str, here: Path
+) -> None:
+    nvcc = compilers.Nvcc("/cuda", "13.0", "V13.0.88", "sm_75 sm_90")
+    monkeypatch.setattr(toolchain, "working_nvcc", lambda notes: nvcc)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
+    with pytest.raises(UnknownArch, match=r"no installed CUDA compiler supports .*; use sm_75, "):
+        opjit.load_inline("old", "int f();", cuda_sources="int f() { return 1; }", functions=["f"])
+
+
 def test_a_gpu_that_the_compiler_lacks_gets_code_that_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,8 +186,8 @@ def test_nvcc_names_the_archs_that_it_supports() -> None:
 def test_nvrtc_names_the_archs_that_it_supports_and_a_note_keeps_them(tmp_path: Path) -> None:
     nvrtc = toolchain.find_nvrtc("", None)
     assert nvrtc is not None
-    found = gpu_archs._supported_by(nvrtc, tmp_path)
+    found = gpu_archs.supported_by(nvrtc, tmp_path)
     assert "sm_90" in found
     [note] = tmp_path.iterdir()
     files.write_checked(note, ["sm_1"])
-    assert gpu_archs._supported_by(nvrtc, tmp_path) == {"sm_1"}
+    assert gpu_archs.supported_by(nvrtc, tmp_path) == {"sm_1"}
