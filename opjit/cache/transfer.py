@@ -18,7 +18,7 @@ from typing import IO, NamedTuple, TypeVar, cast
 
 from opjit import files
 from opjit.cache.verification import Origin, origin
-from opjit.errors import EntryError, OpjitError, RemoteError
+from opjit.errors import BadSetting, EntryError, OpjitError, RemoteError
 from opjit.files import StrPath
 from opjit.share import remote
 from opjit.share.transport import Objects, with_timeout
@@ -51,13 +51,13 @@ class TransferReport(NamedTuple):
 class _Remote:
     """A remote, by default the one in OPJIT_REMOTE, with a time limit for each request.
 
-    Raises RemoteError if no remote is named, and for each failure.
+    Raises BadSetting if no remote is named, and RemoteError for each failure.
     """
 
     def __init__(self, url: str | None, shown: str | None = None) -> None:
         url = url or os.environ.get("OPJIT_REMOTE")
         if not url:
-            raise RemoteError(
+            raise BadSetting(
                 "expected the URL of a remote, such as s3://bucket/opjit or file:///folder: name one, or set OPJIT_REMOTE"
             )
         self.objects = Objects(url)
