@@ -1,7 +1,5 @@
 """From a failed build's output to an error that starts with the compiler's first real complaint."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable
@@ -41,8 +39,17 @@ _NOT_C = "; an op's kernel is plain C over opjit.h: "
 _NO_TORCH = "an op cannot use torch's headers; build C++ code with opjit.load"
 # Hints about a complaint and its next line; the first match is used. _OF_C is for ops in C, _OF_OPS for all ops.
 _HABITS = [
+    (r"'torch' undeclared.*\n.*\btorch\.", "write OPJIT_FLOAT32 for torch.float32"),
     (
-        r"error: '(?:std|nullptr|static_cast|reinterpret_cast|const_cast|constexpr)' undeclared|before '::'|"
+        r"function 'AT_DISPATCH_\w+'",
+        'write OPJIT_DISPATCH_FLOATING(x->dtype, "name", { ... }) for AT_DISPATCH_FLOATING_TYPES',
+    ),
+    (
+        r"error: expected expression before '\)' token\n.*#define OPJIT_FAIL",
+        'OPJIT_CHECK takes a condition and a message: OPJIT_CHECK(x->dim == 1, "expected a vector")',
+    ),
+    (
+        r"error: '(?:std|at|c10|torch|nullptr|static_cast|reinterpret_cast|const_cast|constexpr)' undeclared|before '::'|"
         r"error: unknown type name '(?:template|class|namespace|using|constexpr|typename)'",
         "this is C++; write it in C, or build C++ code with opjit.load",
     ),
@@ -62,20 +69,22 @@ _HABITS = [
         "write (const float *)x->data for x.data_ptr<float>()",
     ),
     (
+        r"'opjit_tensor' has no member named ",
+        "a tensor has data, numel, dim, sizes, strides, dtype and contiguous",
+    ),
+    (
         r"opjit_cuda\.h:\d+:\d+: fatal error: ",
         "opjit_cuda.h is for .cu files; include opjit.h",
     ),
 ]
-_OF_C = [(re.compile(pattern), _NOT_C + hint) for pattern, hint in _HABITS]
+_OF_C = [(pattern, _NOT_C + hint) for pattern, hint in _HABITS]
 _OF_OPS = [
     (
-        re.compile(
-            r"passing argument 3 of 'opjit_empty|incompatible with parameter of type.*\n.*opjit_sizes_of"
-        ),
+        r"passing argument 3 of 'opjit_empty|incompatible with parameter of type.*\n.*opjit_sizes_of",
         "; OPJIT_SIZES(n, m) is two arguments, the number of sizes and the sizes: opjit_empty(out, OPJIT_SIZES(n, m), x->dtype, x)",
     ),
     (
-        re.compile(
+        (
             r"aka 'opjit_(?:half|bfloat16)'|error: invalid initializer\n.*\bscalar_t\b|"
             r"(?:aggregate value used|conversion to non-scalar type).*\n.*OPJIT_DISPATCH"
         ),
@@ -83,80 +92,85 @@ _OF_OPS = [
     ),
     (
         # The expansion of a line of Caffe by opjit_caffe.h.
-        re.compile(
+        (
             r"\b(?:CUDA_KERNEL_LOOP|CUDA_POST_KERNEL_CHECK|CAFFE_GET_BLOCKS|CAFFE_CUDA_NUM_THREADS|caffe_cuda_macro)\b|"
             r"int 512 = 512"
         ),
         "; Caffe's macros are in opjit_caffe.h: include it, after any other header that has them",
     ),
     (
-        re.compile(
+        (
             r"/include/(?:torch|ATen|c10|caffe2|pybind11)/[^:]*(?::\d+:\d+|\(\d+\)): (?:fatal )?error: |"
             r"fatal error: '?(?:torch|ATen|c10|caffe2|pybind11)/.*(?:No such file|file not found)"
         ),
         f"{_NOT_C}{_NO_TORCH}",
     ),
     (
-        re.compile(r"undefined reference to [`'](?:omp_|GOMP_|__kmpc)"),
+        r"undefined reference to [`'](?:omp_|GOMP_|__kmpc)",
         "; an op runs on torch's threads: call opjit_parallel_for, and leave out -fopenmp",
     ),
     (
         # A name with parameters is a C++ function's.
-        re.compile(r"undefined reference to [`'](\w+)\(.*\)'"),
+        r"undefined reference to [`'](\w+)\(.*\)'",
         r'; if C code of the op or of a library defines \1, declare it extern "C" here; else define it, or add the file that does to '
         "extra_sources",
     ),
     (
-        re.compile(r"undefined reference to |Unresolved extern function "),
+        r"undefined reference to |Unresolved extern function ",
         "; define it in the op's source, add the file that does to extra_sources, or name its library in extra_ldflags",
     ),
     (
-        re.compile(r"uses too much shared data"),
+        r"uses too much shared data",
         "; a block has 48 KiB by default: for more, declare it extern __shared__, pass its bytes at the launch, and raise the kernel's "
         "cudaFuncAttributeMaxDynamicSharedMemorySize with cudaFuncSetAttribute",
     ),
 ]
 _OF_ALL = [
+    (
+        r"error: '(?:torch|at|c10|PYBIND11_MODULE)' (?:does not name|has not been|was not)",
+        "; #include <torch/extension.h> before it",
+    ),
+    (
+        r"cuda_cmake_macros\.h:? .*(?:No such file|file not found)",
+        "; this torch is a build without CUDA, which lacks the header: install a CUDA build of torch",
+    ),
     # Code of torch's years before 2.
     (
-        re.compile(r"DeprecatedTypeProperties"),
+        r"DeprecatedTypeProperties",
         "; where old code has x.type(), write x.scalar_type()",
     ),
     (
-        re.compile(r"at::Tensor::data<|Tensor['\"] has no member (?:named )?['\"]data['\"]"),
+        r"at::Tensor::data<|Tensor['\"] has no member (?:named )?['\"]data['\"]",
         "; where old code has x.data<T>(), write x.data_ptr<T>()",
     ),
-    (re.compile(r"['\"]AT_CHECK['\"]"), "; AT_CHECK is TORCH_CHECK now"),
+    (r"['\"]AT_CHECK['\"]", "; AT_CHECK is TORCH_CHECK now"),
     (
-        re.compile(r"fatal error: '?THCU?/|['\"`]THC\w+"),
+        r"fatal error: '?THCU?/|['\"`]THC\w+",
         "; THC left torch with 1.11: the stream is at::cuda::getCurrentCUDAStream(), in an op its last argument; THCudaCheck is "
         "C10_CUDA_CHECK, in an op OPJIT_CUDA_CHECK; THCudaMalloc is torch::empty, in an op opjit_scratch",
     ),
     (
-        re.compile(r"fatal error: '?(cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)"),
+        r"fatal error: '?(cu(?:blas|dnn|fft|rand|solver|sparse)|nccl)",
         r"; neither the CUDA Toolkit nor pip's packages have it here: install the package of pip whose name starts with nvidia-\1",
     ),
     (
-        re.compile(r"cannot (?:execute|find) '?(?:\S*/)?(?:as|ld)\b"),
+        r"cannot (?:execute|find) '?(?:\S*/)?(?:as|ld)\b",
         "; install binutils (Debian and Ubuntu: apt install binutils)",
     ),
     (
-        re.compile(r"cannot execute '?cc1plus"),
+        r"cannot execute '?cc1plus",
         "; CUDA code also needs the C++ compiler (Debian and Ubuntu: apt install g++)",
     ),
     (
-        re.compile(r"fatal error: .*(?:No such file|file not found)"),
+        r"fatal error: .*(?:No such file|file not found)",
         "; pass the header's directory in extra_include_paths",
     ),
     (
-        re.compile(r"not supported on \.target 'sm_\d+'"),
+        r"not supported on \.target 'sm_\d+'",
         "; features of one arch alone need a target that ends in a, such as sm_90a",
     ),
 ]
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_DEFINITION = re.compile(
-    r"^[ \t]*[A-Za-z_][\w\"* \t]*[\s*](?P<name>\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE
-)
+_DEFINITION = r"^[ \t]*[A-Za-z_][\w\"* \t]*[\s*](?P<name>\w+)\s*\([^;{}()]*\)\s*\{"
 _AT_END = re.compile(
     r"error: (?:expected .* at end of input|expected ['\"]?\}|expected a ['\"]\}|unterminated argument list)"
 )
@@ -164,7 +178,6 @@ _SHOWN = 16  # lines of the compiler's output in the message
 _NOTE = re.compile(r"(?P<place>[^\s:]+:\d+:\d+): note: in expansion of macro '(?P<macro>\w+)'")
 _HEADER = re.compile(r"(?:\S*/)?opjit\w*\.h(?::|$)")
 _PLACE = r"(?P<file>[^\s:]+):\d+:\d+: (?P<text>(?:fatal )?error: .*)"
-_UNDEFINED = r"undefined reference to [`'](?P<name>\w+)(?:\(.*\))?'"
 
 
 def diagnose(
@@ -243,13 +256,13 @@ def _at_author(lines: list[str], source: str) -> list[str]:
     """Find the line in the author's source for an error in the expansion of a macro of opjit, or
     for an undefined function.
     """
-    undefined = re.search(_UNDEFINED, lines[0])
+    undefined = re.search(r"undefined reference to [`'](?P<name>\w+)(?:\(.*\))?'", lines[0])
     place = re.match(_PLACE, lines[0].strip())
     if undefined:
         return [f"{_used(source, undefined['name'])}: error: {undefined[0]}", *lines[1:]]
     lines = _left_out(
         lines,
-        lambda line: _HEADER.match(line) and ": note: " in line,
+        lambda line: _HEADER.match(line) and ": note: in " in line,
         lambda line: line.startswith(" "),
     )
     if place is None or not _HEADER.match(place["file"]):
@@ -325,9 +338,11 @@ def _definitions(source: str) -> dict[str, tuple[str, str]]:
     defines, by name.
     """
     with suppress(OSError):
-        text = _COMMENT.sub(
+        text = re.sub(
+            r"//[^\n]*|/\*.*?\*/",
             lambda match: re.sub(r"[^\n]", " ", match[0]),
             Path(source).read_text("utf-8", "replace"),
+            flags=re.DOTALL,
         )
         return {
             match["name"]: (
@@ -335,7 +350,7 @@ def _definitions(source: str) -> dict[str, tuple[str, str]]:
                 f"{match.start('name') - text.rfind(chr(10), 0, match.start('name'))}",
                 " ".join(match[0].rstrip("{").split()),
             )
-            for match in _DEFINITION.finditer(text)
+            for match in re.finditer(_DEFINITION, text, flags=re.MULTILINE)
         }
     return {}
 
@@ -349,5 +364,6 @@ def _hint(lines: list[str], source: str | None) -> str:
         *_OF_ALL,
     ]
     return next(
-        (found.expand(hint) for pattern, hint in hints if (found := pattern.search(complaint))), ""
+        (found.expand(hint) for pattern, hint in hints if (found := re.search(pattern, complaint))),
+        "",
     )

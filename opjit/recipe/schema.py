@@ -95,6 +95,9 @@ _ALTERNATIVES = {
 _ANSWERS = {
     "Optional[": "Optional[float] is a type of Python; write float?",
     "List[": "List[float] is a type of Python; write float[]",
+    "list[": "list[float] is a type of Python; write float[]",
+    "expected ident but found ':'": "the type comes before the name; write Tensor x for x: Tensor",
+    "expected arrow": "the result is missing; write -> Tensor behind the arguments, or -> ()",
     "seen_default_arg": "an argument without a default follows one with a default; move it to the front, or give it a default",
 }
 

@@ -150,6 +150,26 @@ def test_the_first_line_says_what_is_wrong_and_where(
             "write (const float *)x->data for x.data_ptr<float>()",
         ),
         (
+            "static int f(const opjit_tensor *x) { return x->dtype == torch.float32; }\n",
+            "write OPJIT_FLOAT32 for torch.float32",
+        ),
+        (
+            "static void f(void) { at::parallel_for(0, 1, 1, 0); }\n",
+            "this is C++; write it in C",
+        ),
+        (
+            "static void f(const opjit_tensor *x) { AT_DISPATCH_FLOATING_TYPES(x->dtype, 1); }\n",
+            "write OPJIT_DISPATCH_FLOATING(x->dtype, ",
+        ),
+        (
+            "static int64_t f(const opjit_tensor *x) { return x->shape[0]; }\n",
+            "a tensor has data, numel, dim, sizes",
+        ),
+        (
+            "static opjit_status f(const opjit_tensor *x) { OPJIT_CHECK(x->dim); return OPJIT_OK; }\n",
+            "OPJIT_CHECK takes a condition and a message",
+        ),
+        (
             "static float *f(const opjit_tensor *x) { return x->data_ptr<float>(); }\n",
             "write (const float *)x->data for x.data_ptr<float>()",
         ),
@@ -162,6 +182,28 @@ def test_habits_of_c_plus_plus_are_answered_with_what_an_op_s_kernel_is(
     first = str(refusal(op, tmp_path / "cache")).splitlines()[0]
     assert f"; {NOT_C}: {hint}" in first
     assert "extra_include_paths" not in first
+
+
+def test_a_call_with_too_few_arguments_shows_the_function(op: Path, tmp_path: Path) -> None:
+    right = "OPJIT_TRY(opjit_empty_like(out, x, x->dtype));"
+    (op / "plus.c").write_text(PLUS.replace(right, "out = opjit_empty_like(x);"))
+    told = str(refusal(op, tmp_path / "cache"))
+    assert "note: declared here" in told
+    assert "opjit_status opjit_empty_like(opjit_tensor *out, " in told
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("a.cpp:1:1: error: 'torch' does not name a type", "#include <torch/extension.h>"),
+        (
+            "CUDAMacros.h:8:10: fatal error: c10/cuda/impl/cuda_cmake_macros.h: No such file or directory",
+            "this torch is a build without CUDA",
+        ),
+    ],
+)
+def test_an_extension_that_lacks_torch_s_headers_is_told_which(line: str, hint: str) -> None:
+    assert hint in diagnosis.with_advice(line)
 
 
 SIZES = "OPJIT_TRY(opjit_empty(out, 1, OPJIT_SIZES(x->numel), x->dtype, x));"

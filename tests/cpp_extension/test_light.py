@@ -807,6 +807,18 @@ CODE = "void f() { mine(); other(known); other(BOTH); }"
             True,
         ),
         ("collect2: error: ld returned 1 exit status", CODE, False),
+        (UNDECLARED.format("a·b"), CODE, True),
+        (UNDECLARED.format("Â·"), CODE, True),
+        (
+            "main.cpp:1:2: error: extended character · is not valid at the start of an identifier",
+            CODE,
+            True,
+        ),
+        (
+            "c10/cuda/CUDAMacros.h:8:10: fatal error: c10/cuda/impl/cuda_cmake_macros.h: No such file or directory",
+            CODE,
+            True,
+        ),
     ],
 )
 def test_only_errors_that_no_header_mends_are_final(

@@ -214,6 +214,9 @@ def test_a_refusal_names_the_way_out(schema: str, says: str) -> None:
         ("f(Tensor x, __torch__.torch.classes.no.Such c) -> Tensor", "Unknown custom class type"),
         ("f(Tensor x, Optional[float] a) -> Tensor", "is a type of Python; write float?"),
         ("f(Tensor x, List[int] a) -> Tensor", "is a type of Python; write float[]"),
+        ("f(Tensor x, list[int] a) -> Tensor", "is a type of Python; write float[]"),
+        ("f(x: Tensor) -> Tensor", "the type comes before the name"),
+        ("f(Tensor x)", "the result is missing; write -> Tensor"),
         (
             "f(Tensor x, float a=1.0, int b) -> Tensor",
             "an argument without a default follows one with a default; move it",

@@ -6,8 +6,6 @@ declare in any namespace, a missing header, a missing semicolon, an unknown memb
 headers define.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -20,14 +18,14 @@ _ERROR = re.compile(
     re.MULTILINE,
 )
 _NO_FILE = r"\S+: No such file or directory$|'\S+' file not found$"
-_QUOTED = r"['\"](?:[\w:]*::)?(\w+)['\"]"
+_QUOTED = r"['\"](?:[\w:]*::)?((?:\w|[^\x00-\x7f])+)['\"]"
 _UNDECLARED = (
     rf"{_QUOTED} (?:was not declared in this scope|(?:in namespace '[^']+' )?does not name a type|has not been declared|is not a type"
     rf"|is not a member of '[^'<]+')|(?:identifier|use of undeclared identifier|unknown type name) {_QUOTED}"
 )
 # Errors that another declaration does not fix. Each type that a conversion names must be complete with light headers.
 _SETTLED = (
-    r"expected '[^']+'(?: or '[^']+')* (?:before|after|at end)|missing terminating|stray '|this '.' is not closed"
+    r"expected '[^']+'(?: or '[^']+')* (?:before|after|at end)|missing terminating|stray '|extended character |this '.' is not closed"
     r"|(?:redefinition|redeclaration) of '|conflicting declaration '"
     r"|'[^'<]*\b(?:class|struct|union) (?!py\b|pybind11|opjit)[\w:]+' has no member named '"
     r"|invalid conversion from '(?!.*for argument)"
@@ -60,7 +58,8 @@ def is_final(output: str, prepared: Prepared, work: Path, cuda: Sequence[str] = 
     code = prepared.code
     torchs = [str(headers.INCLUDE)]
     old = re.match(_OLD, error["text"]) is not None
-    if not (old or _is_authors(error["file"], prepared, work, bool(cuda))):
+    lacking = "cuda_cmake_macros.h" in error["text"]  # of a torch without CUDA
+    if not (old or lacking or _is_authors(error["file"], prepared, work, bool(cuda))):
         return False
     if re.match(_NO_FILE, error["text"]):
         return True
