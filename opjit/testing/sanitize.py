@@ -43,9 +43,7 @@ FOR_CUDA: dict[str, tuple[str, ...]] = {
 }
 _LOOSE = Tolerance(1e-2, 1e-1)  # rounding is no matter here
 FOUND = 86  # compute-sanitizer's exit code after it reported an error
-_REPORT = re.compile(
-    r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential|Barrier).*$", re.MULTILINE
-)
+_REPORT = r"^.*========= (?:Error|Warning|Invalid|Uninitialized|Potential|Barrier).*$"
 # -fsanitize itself, and flags that the author gives, come later.
 _FLAGS = """
     -std=gnu11 -O1 -g -fPIC -shared -fno-sanitize-recover=all -fno-omit-frame-pointer -fexceptions
@@ -117,32 +115,28 @@ def python_path() -> str:
 
 
 def find_tool() -> str | None:
-    """Return the path of compute-sanitizer, from the CUDA Toolkit or PATH."""
+    """Return the path of compute-sanitizer, from the CUDA Toolkit, PATH or pip's packages."""
     nvcc = toolchain.find_nvcc(None)
-    path = os.environ.get("PATH", os.defpath)
+    wheels = [str(path) for wheel in toolchain.cuda_wheels() for path in wheel.glob("cu*/bin")]
+    folders = [os.environ.get("PATH", os.defpath), *wheels]
     if nvcc is not None:
-        path = f"{nvcc.root}/bin:{nvcc.root}/compute-sanitizer:{path}"
-    return shutil.which("compute-sanitizer", path=path)
-
-
-def is_across_ranks(op: Op) -> bool:
-    """Return whether an op has an argument for a group of ranks, which its samples make on the
-    device of their tensors.
-    """
-    return any(argument.name == "group" for argument in op.schema.arguments)
+        folders = [f"{nvcc.root}/bin", f"{nvcc.root}/compute-sanitizer", *folders]
+    return shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
 
 
 def sanitize_op(op: Op, name: str) -> str:
     """Run one of compute-sanitizer's tools on an op's CUDA kernel. Returns the number of calls; raises Skipped where there is no tool."""
     tool = find_tool()
     if tool is None:
-        raise Skipped("compute-sanitizer was not found: it comes with the CUDA Toolkit")
-    if is_across_ranks(op):
+        install = toolchain.pip_install("sanitizer-api")
+        raise Skipped(f"there is no compute-sanitizer; install the CUDA Toolkit, or {install}")
+    # The samples make a group of ranks on the device of their tensors.
+    if any(argument.name == "group" for argument in op.schema.arguments):
         raise Skipped("compute-sanitizer sees one process, and the op runs on a group of ranks")
     done = under_tool(tool, name, [op])
     if done.returncode == 0:
         return ", ".join(re.findall(r"^\S+: (\d+ calls)$", done.stdout, re.MULTILINE))
-    report = _REPORT.search(done.stdout)
+    report = re.search(_REPORT, done.stdout, flags=re.MULTILINE)
     message = report[0].strip("= ") if report else " ".join(done.stdout.strip().splitlines()[-1:])
     raise AssertionError(f"exit code {done.returncode}: {message}")
 
