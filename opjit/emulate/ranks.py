@@ -3,8 +3,6 @@
 A rank is a thread, and its device is emulated. The kernels of all ranks run side by side, in an order that a seed decides, so that the
 checks see the accesses of all ranks."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import threading
@@ -159,7 +157,7 @@ def _run_ranks(op: Op, ranks: int, checked: bool) -> _RankOutcome:
 
     with ThreadPoolExecutor(ranks) as threads:
         reports = list(threads.map(be, range(ranks)))
-    errors: dict[str, list[int]] = {}
+    errors = dict[str, list[int]]()
     for rank, report in enumerate(reports):
         for text in report.errors:
             errors.setdefault(text, []).append(rank)
@@ -185,7 +183,7 @@ def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
                     group.check()  # a race explains more than a rank that waits
                 if any(errors):
                     return _RankOutcome(calls, {error: []} if error else {})
-                calls += len(batch)
+                calls += sum(sample.numel > 0 for sample in batch)
     except threading.BrokenBarrierError:
         pass  # another rank raised an error, which it reports
     except PeerLost as error:  # on all ranks
@@ -228,7 +226,7 @@ def _launch(calls: partial[Any], members: _ThreadRank) -> Any:
 
 def _results(op: Op, batch: Sequence[Sample]) -> list[list[Any] | str]:
     """The results of calls, or an error in the place of the last."""
-    found: list[list[Any] | str] = []
+    found = list[list[Any] | str]()
     for sample in batch:
         try:
             found.append(effects(op.overload, op, sample))

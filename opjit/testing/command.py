@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,6 @@ _CLEAR = "\r\x1b[K"  # removes the terminal's last line
 _TIMED = 0.1  # seconds from which a check's time is shown
 _SHOWN = 2  # failures of one cause
 _EMULATED = "emulated on the CPU: results, races and bounds; no timing"
-_SAMPLE = r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?"
 
 
 class Emulator(NamedTuple):
@@ -84,7 +83,7 @@ class Options(NamedTuple):
         Raises BadSetting if a name is unknown, or if its check needs an emulated kernel.
         """
         emulated = self.emulator.checks if self.emulator else ()
-        known = {check.name: check for check in (*testing.CHECKS, *emulated)}
+        known = {check.name: check for check in (*testing.CHECKS, *testing.OPTIONAL, *emulated)}
         for name in self.only:
             if name not in known:
                 raise BadSetting(
@@ -94,22 +93,31 @@ class Options(NamedTuple):
                 raise BadSetting(
                     f"the check {name!r} needs --emulate, because it runs a CUDA kernel on the CPU"
                 )
+            device_of = known[name].device
+            lacks = backends.for_device(device_of).available() if device_of else None
+            if lacks or (device_of and (self.emulated or self.device not in (None, device_of))):
+                told = lacks or f"leave out --emulate, and use --device {device_of}"
+                raise BadSetting(f"the check {name!r} runs on {device_of} only: {told}")
         if self.sample is not None and len(self.only) != 1:
             raise BadSetting(
                 "--sample N needs --only CHECK, because calls are numbered for each check"
             )
 
-        chosen = [known[name] for name in known if not self.only or name in self.only]
+        chosen = [
+            check
+            for name, check in known.items()
+            if (name in self.only if self.only else check not in testing.OPTIONAL)
+        ]
         here = [check for check in chosen if check.device in (None, device)]
         return [check for check in here if self.emulated or check not in emulated]
 
 
 def run_checks(
     names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None
-) -> list[CheckResult]:
-    """Print a table for each op and device of the named ops or folders.
+) -> tuple[list[CheckResult], int]:
+    """Print a table for each op and device of the named ops or folders. `before` receives all ops first.
 
-    `before` receives all ops first. Returns the table's lines; `exit_code` judges them.
+    Returns the table's lines, and the exit code: 1 if a check failed, or if an op or a check that was asked for made no call.
     """
     # A process that queries CUDA, instead of NVML, cannot fork children that use CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -126,17 +134,11 @@ def run_checks(
             echo("no check failed in the last run, so all are run")
             table.last_failed = None
             _test_all(table, declared)
-        table.end()
+        code = table.end()
 
     if options.sample is None:
         report.keep_failed(table.results)
-    return table.results
-
-
-def exit_code(results: Sequence[CheckResult]) -> int:
-    """Return 1 if a check failed or none ran, otherwise 0."""
-    statuses = {result.line.status for result in results}
-    return 1 if "failed" in statuses or "ok" not in statuses else 0
+    return table.results, code
 
 
 def _test_all(table: _Table, declared: dict[str, list[Op] | str]) -> None:
@@ -162,8 +164,9 @@ def _test_on_devices(table: _Table, op: Op, name: str) -> None:
         table.test(op, device, name)
     if options.device is None and "cuda" in op.backends() and "cuda" not in devices:
         table.compile(op)
-    elif not devices:
-        echo(arguments.without_device(op))
+    elif not devices and table.last_failed is None:
+        table.begin(op.qualified)
+        table.add(Line(BUILD, "skipped", arguments.without_device(op)))
 
 
 def show(op: Op, device: str) -> None:
@@ -204,7 +207,7 @@ def _sanitizers(options: Options, stack: ExitStack) -> list[Sanitizers | Line]:
 
     The thread sanitizer goes with no other.
     """
-    found: list[Sanitizers | Line] = []
+    found = list[Sanitizers | Line]()
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="opjit-"))
     of_c = options.sanitizers if options.device in (None, "cpu") else ()
     names = {*of_c} & {*sanitize.FOR_C}
@@ -223,7 +226,11 @@ class _Table:
     def __init__(self, options: Options, sanitizers: Sequence[Sanitizers | Line]) -> None:
         self.options = options
         self.sanitizers = sanitizers
-        self.results: list[CheckResult] = []
+        self.results = list[CheckResult]()
+        self._asked = {
+            *options.only
+        }  # the checks, or without --only the ops, of which each must make a call
+        self._tested = set[str]()
         self._subject = ""
         self._ran: set[str] = set()  # sanitizers
         self._remarks: set[str] = set()  # of the verdict
@@ -246,11 +253,20 @@ class _Table:
         if self.stopped or not checks:
             return
         self.begin(title)
-        asked = self._ask_sanitizers(op, device)
+        asked = list[Sanitizers]()
+        for each in self.sanitizers if device == "cpu" else ():
+            if isinstance(each, Line):
+                self.add(each)
+            else:
+                each.begin(op, self.options.only, self.options.sample)
+                asked.append(each)
         built = True
         waiting = list(checks)
         _announce(waiting)
-        for line in self._supervise(op, device, checks, partial(testing.prepare, op, device)):
+        prepare = partial(testing.prepare, op, device)
+        for line in supervise(
+            op, device, checks, self.options.seconds, prepare, self.options.sample
+        ):
             _announce()
             place = asked[0].place(line) if asked and line.death else ""
             self.add(line, place, _repeating(name, line, device))
@@ -263,12 +279,6 @@ class _Table:
         self._add_sanitizers(op, device, asked, built)
         self._summarize_causes()
 
-    def _supervise(
-        self, op: Op, device: str, checks: Sequence[Check], prepare: Callable[[], object]
-    ) -> Iterator[Line]:
-        options = self.options
-        return supervise(op, device, checks, options.seconds, prepare, options.sample)
-
     def _chosen(self, title: str, device: str) -> list[Check]:
         """Return the checks to run on a device, with --last-failed only the checks that failed
         there.
@@ -278,17 +288,6 @@ class _Table:
             return checks
         failed = self.last_failed.get(title, [])
         return [check for check in checks if check.name in failed]
-
-    def _ask_sanitizers(self, op: Op, device: str) -> list[Sanitizers]:
-        """Start the sanitizers' calls of an op; add a line for each sanitizer that cannot run."""
-        asked: list[Sanitizers] = []
-        for each in self.sanitizers if device == "cpu" else ():
-            if isinstance(each, Line):
-                self.add(each)
-            else:
-                each.begin(op, self.options.only, self.options.sample)
-                asked.append(each)
-        return asked
 
     def _add_sanitizers(self, op: Op, device: str, asked: list[Sanitizers], built: bool) -> None:
         """Wait for the sanitizers' findings, which come in the order of questions, and add them if the op was built."""
@@ -328,7 +327,9 @@ class _Table:
         for checked in (True, False):
             part = [check for check in checks if (check in emulator.checks) is checked]
             prepare = partial(emulator.prepare, op, checked)
-            for line in self._supervise(op, "cpu", part, prepare):
+            for line in supervise(
+                op, "cpu", part, self.options.seconds, prepare, self.options.sample
+            ):
                 command = _repeating(name, line, "cuda")
                 note = re.sub(r"^RuntimeError: \S+ emulated: ", "", line.note)
                 shown = replace(line, note=f"emulated: {note}")
@@ -364,10 +365,15 @@ class _Table:
         If the cause of a failure was shown twice, the failure is not printed.
         """
         self.results.append(CheckResult(self._subject, line, place, command))
+        op = self._subject.partition(" on ")[0]
+        if not self.options.only:
+            self._asked.add(op)
+        if line.status == "failed" or (line.status == "ok" and line.name != BUILD):
+            self._tested |= {line.name, op}
         shown = 1
         if line.status == "failed":
             self.stopped = self.options.fail_fast
-            cause = place or re.sub(_SAMPLE, "", line.note)
+            cause = place or re.sub(r" on \((?:[^()]|\([^()]*\))*\)(?: in [\w ]+$)?", "", line.note)
             names = self._causes.setdefault(cause, [])
             names.append(line.name)
             shown = len(names)
@@ -380,8 +386,8 @@ class _Table:
         text = f"\n{_INDENT}".join(lines)
         echo(f"  {click.style(f'{status:<8}', _COLORS[status])} {name:<18} {text}".rstrip())
 
-    def end(self) -> None:
-        """Add a failure for each sanitizer that was asked for and has not run, and print the verdict."""
+    def end(self) -> int:
+        """Add a failure for each sanitizer that was asked for and has not run, print the verdict, and return the exit code."""
         if self.options.demanded and not self.stopped:
             for name in self.options.sanitizers:
                 of_c = name in sanitize.FOR_C
@@ -392,12 +398,14 @@ class _Table:
 
         counts = Counter(result.line.status for result in self.results)
         verdict = [f"{counts[status]} {status}" for status in _COLORS if counts[status]]
-        if not counts["ok"] and not counts["failed"]:
-            verdict.append("nothing was tested")
+        untested = sorted(self._asked - self._tested)
+        if not counts["failed"] and (untested or not self.results):
+            verdict.append(f"nothing was tested: {', '.join(untested)}".rstrip(": "))
         verdict += self._remarks
         if self.stopped:
             verdict.append("stopped at the first failure")
         echo(", ".join(verdict))
+        return int(bool(counts["failed"] or untested or not self.results))
 
 
 def _announce(waiting: Sequence[Check] = ()) -> None:

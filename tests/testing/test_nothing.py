@@ -71,6 +71,63 @@ def test_one_of_two_ops_without_a_sample_makes_the_run_fail(tmp_path: Path) -> N
     assert "nothing was tested: mistakes::empty has no sample for cpu" in done.stdout
 
 
+@pytest.mark.parametrize("words", [["--ranks", "2"], ["--ranks", "2", "--emulate"]], ids=str)
+def test_ranks_that_call_no_element_test_nothing(without_samples: Path, words: list[str]) -> None:
+    text = (without_samples / "op.py").read_text()
+    sample = "    import torch\n    yield (torch.ones(0), 'nccl'), {}\n"
+    (without_samples / "op.py").write_text(text.replace(NONE, sample))
+    done = command("test", without_samples, *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "nothing was tested" in done.stdout, done.stdout + done.stderr
+
+
+def test_one_of_two_ops_without_an_element_makes_the_run_fail(tmp_path: Path) -> None:
+    right = Mistake("full", "").write(tmp_path / "full")
+    hollow = Mistake("hollow", "").write(tmp_path / "hollow")
+    text = (hollow / "op.py").read_text().partition("def samples")[0]
+    (hollow / "op.py").write_text(f"{text}def samples(device):\n    yield torch.ones(0, 3)\n")
+    words = ("--device", "cpu", "--sanitize", "none", "--junit", tmp_path / "junit.xml")
+    waived = "".join(
+        f"hollow.waive({str(check)!r}, 'slow')\n"
+        for check in testing.CHECKS
+        if str(check) != "results"
+    )
+    for folder, name in ((right, "full"), (hollow, "hollow")):
+        with (folder / "op.py").open("a") as file:
+            file.write(waived.replace("hollow", name))
+    done = command("test", right, hollow, *words)
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.splitlines()[-1].endswith("nothing was tested: mistakes::hollow")
+    done = command("test", right, hollow, "--only", "results", "--only", "numbers", *words)
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.splitlines()[-1].endswith("nothing was tested: numbers")
+
+
+def test_an_op_that_was_only_compiled_was_not_tested(without_samples: Path, no_gpu: None) -> None:
+    (without_samples / "copied.c").unlink()
+    done = command("test", without_samples)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        "1 ok, nothing was tested: t::copied, CUDA compiled and not run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "cpu"], "use --device cuda"),
+        (["--emulate"], "leave out --emulate"),
+        ([], "no CUDA GPU is visible"),
+    ],
+    ids=str,
+)
+def test_a_check_of_another_device_is_refused(no_gpu: None, words: list[str], told: str) -> None:
+    done = command("test", "allreduce", "--only", "cuda graph", *words)
+    assert "the check 'cuda graph' runs on cuda only: " in done.stderr, done.stderr
+    assert done.returncode == 2
+    assert told in done.stderr or "CUDA" in done.stderr
+
+
 def test_a_check_that_does_not_apply_is_a_skip_and_no_pass(make_op: MakeOp) -> None:
     op = make_op(
         "written(Tensor(a!) x) -> ()",
