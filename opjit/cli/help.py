@@ -82,7 +82,7 @@ class Group(Command, click.Group):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.sections: dict[str, list[str]] = {}
+        self.sections = dict[str, list[str]]()
 
     def add_section(self, title: str, *commands: click.Command) -> None:
         """Register commands under a heading."""
@@ -203,7 +203,7 @@ def _check_names() -> Iterator[str]:
     from opjit import testing
     from opjit.emulate.checks import EMULATOR
 
-    yield from map(str, (*testing.CHECKS, *EMULATOR.checks))
+    yield from map(str, (*testing.CHECKS, *testing.OPTIONAL, *EMULATOR.checks))
 
 
 def ops(ctx: Context, parameter: Parameter, text: str) -> list[CompletionItem]:
@@ -216,10 +216,6 @@ def ops(ctx: Context, parameter: Parameter, text: str) -> list[CompletionItem]:
 archs = _completion(lambda: [arch for backend in _backends() for arch in backend.archs()])
 devices = _completion(lambda: [backend.name for backend in _backends()])
 checks = _completion(_check_names)
-
-
-def _keep_output(ctx: Context, _: Parameter, file: Any) -> None:
-    ctx.meta[_OUTPUT] = file
 
 
 def _json_stream(ctx: Context, _: Parameter, asked: bool) -> TextIO | None:
@@ -256,7 +252,7 @@ def _json_options(name: str, callback: Callable[..., Any], text: str) -> Decorat
         metavar="FILE",
         is_eager=True,
         expose_value=False,
-        callback=_keep_output,
+        callback=lambda ctx, _, file: ctx.meta.update({_OUTPUT: file}),
         help="Write the JSON to this file instead of stdout.",
     )
     return lambda function: flag(file(function))

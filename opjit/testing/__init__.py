@@ -29,10 +29,10 @@ from opjit.files import StrPath
 from opjit.operators.op import Op
 from opjit.testing import gradients, integration, memory, numerics
 from opjit.testing.checks import Check, Line, outcome_of
-from opjit.testing.numerics import DTYPES
+from opjit.testing.numerics import DTYPES, OPTIONAL
 from opjit.testing.samples import Skipped, declared_samples
 
-__all__ = ["CHECKS", "DTYPES", "Check", "Line", "Skipped", "check", "load", "results"]
+__all__ = ["CHECKS", "DTYPES", "OPTIONAL", "Check", "Line", "Skipped", "check", "load", "results"]
 
 # The order is the table's.
 CHECKS: list[Check] = [

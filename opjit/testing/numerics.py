@@ -58,7 +58,8 @@ _SIDE = 67  # of a tensor that starts at an odd element
 _LARGE_CALLS = 2  # of different kinds, that threads make
 _BRIEF_S = 0.01  # CPU seconds of a thread with small calls
 _OVERLAP_S = 0.1  # and with large ones: longer than a busy system lets one thread run alone
-CHECKS: list[Check] = []
+CHECKS = list[Check]()
+OPTIONAL: list[Check] = []  # run by name only
 
 
 def _compare_sample(op: Op, sample: Sample) -> bool | None:
@@ -283,7 +284,7 @@ def _dtypes(op: Op, device: str) -> str:
     small = distinct_samples(op, device, 2, lambda s: 0 < s.numel <= 1000, "of 1 to 1000 elements")
     calls = [_as_dtype(sample, dtype) for dtype in DTYPES for sample in small]
     calls += [call for sample in small for call in _beyond_32_bits(op, sample)]
-    answers: dict[str, bool] = {}
+    answers = dict[str, bool]()
     for call in trials(calls):
         answer = _compare_sample(op, call)
         if answer is not None:
@@ -366,6 +367,34 @@ def _drawn_shapes(op: Op, device: str) -> list[Sample]:
     return found
 
 
+@add(OPTIONAL, "batch")
+def _batch(op: Op, device: str) -> str:
+    """Rows have exactly the same results in a smaller batch, if the reference computes each row by itself."""
+    compared = 0
+    for sample in trials(distinct_samples(op, device, 8, _is_full)):
+        got, expected = results_of(op, sample), expected_of(op, sample)
+        first = sample.tensors()[0]
+        size = max(first.shape[:1], default=0)
+        for rows in (slice(0, 1), slice(size // 2, size)) if size > 1 else ():
+            pick = partial(_rows, rows, size)
+            for call in (sample.replace(0, pick(first)), sample.map(pick)):
+                alone = _expected(op, [call]) or []
+                if _is_close(alone, list(map(pick, expected)), rtol=0.01):
+                    what = f"rows {rows.start} to {rows.stop - 1} without the other rows"
+                    exactly = list(map(pick, got))
+                    assert_same(results_of(op, call), exactly, sample, what, Tolerance(0, 0))
+                    compared += 1
+    if not compared:
+        raise Skipped("the reference computes no row of the samples by itself")
+    return f"{compared} with fewer rows"
+
+
+def _rows(rows: slice, size: int, value: Any) -> Any:
+    """Copy some rows of a tensor that has one for each row of a batch."""
+    has_rows = isinstance(value, Tensor) and value.shape[:1] == (size,)
+    return value[rows].clone() if has_rows else value
+
+
 @add(CHECKS, "threads")
 def _four_threads(op: Op, device: str) -> str:
     """Four threads that call the op at the same time, each with other data, get the results that one thread gets."""
@@ -407,18 +436,12 @@ def _first_different(op: Op, call: Sample, wanted: list[Any]) -> list[Any] | Non
     seconds = _OVERLAP_S if call.numel >= LARGE else _BRIEF_S
     end = thread_time() + seconds
     while True:
-        found = _repeated(op, call)
+        # The call leaves the sample as it is.
+        found = results_of(op, call) if op.schema.mutates else as_list(called(op.overload, call))
         if not all(map(_equal, found, wanted)):
             return found
         if thread_time() > end:
             return None
-
-
-def _repeated(op: Op, call: Sample) -> list[Any]:
-    """Return the results of a call, which leaves the sample as it is."""
-    if op.schema.mutates:
-        return results_of(op, call)
-    return as_list(called(op.overload, call))
 
 
 def _equal(one: object, other: object) -> bool:

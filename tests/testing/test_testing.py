@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from opjit import Op, Sample, testing
 from opjit.cli import main
+from opjit.recipe import toolchain
+from opjit.testing import sanitize
 from opjit.testing.checks import outcome_of
 from opjit.testing.gradients import assert_same_gradients
 from opjit.testing.samples import Skipped, rolled
@@ -480,7 +482,11 @@ def test_a_gradient_in_half_precision_may_be_rounded_at_each_step_and_not_be_wro
 
 
 @pytest.mark.parametrize(
-    ("command", "last"), [("test", "nothing was tested"), ("bench", "nothing was measured")]
+    ("command", "last"),
+    [
+        ("test", "1 skipped, nothing was tested: mistakes::idle_test"),
+        ("bench", "nothing was measured"),
+    ],
 )
 def test_an_op_that_no_device_here_can_run_is_no_success(
     tmp_path: Path, command: str, last: str
@@ -488,10 +494,9 @@ def test_an_op_that_no_device_here_can_run_is_no_success(
     folder = Mistake(f"idle_{command}", "").write(tmp_path / "idle")
     (folder / f"idle_{command}.c").unlink()
     done = CliRunner().invoke(main, [command, str(folder)])
-    assert done.output.splitlines() == [
-        f"mistakes::idle_{command} runs on no device of this machine: it has kernels for nothing",
-        last,
-    ]
+    *_, why, verdict = done.output.splitlines()
+    told = f"mistakes::idle_{command} runs on no device of this machine: it has kernels for nothing"
+    assert (told in why, verdict) == (True, last)
     assert done.exit_code == 1
 
 
@@ -511,3 +516,67 @@ def test_vmap_is_not_red_for_an_op_that_rejects_strided_tensors() -> None:
     done = command("test", folder, "--device", "cuda", "--emulate", "--only", "vmap")
     assert done.returncode == 0, done.stdout
     assert "ok       vmap" in done.stdout
+
+
+def test_compute_sanitizer_of_pip_is_found_and_named(
+    make_op: MakeOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia" / "cu13" / "bin" / "compute-sanitizer"
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda notes: None)
+    monkeypatch.setattr(toolchain, "cuda_wheels", lambda: [tmp_path / "nvidia"])
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    op = make_op(
+        "kept(Tensor x) -> ()", "opjit_status kept_cpu(const opjit_tensor *x) { return 0; }"
+    )
+    with pytest.raises(Skipped, match=r"pip install 'nvidia-cuda-sanitizer-api==13\.2\.\*'"):
+        sanitize.sanitize_op(op, "memcheck")
+    tool.parent.mkdir(parents=True)
+    tool.touch(0o755)
+    assert sanitize.find_tool() == str(tool)
+
+
+ROW_SUMS = """
+opjit_status row_sums_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    OPJIT_CHECK(x->dim == 2 && x->contiguous && x->dtype == OPJIT_FLOAT32, "expected a matrix");
+    OPJIT_TRY(opjit_empty(out, OPJIT_SIZES(x->sizes[0]), x->dtype, x));
+    const int64_t rows = x->sizes[0], n = x->sizes[1];
+    for (int64_t r = 0; r < rows; r++) {
+        float sum = 0;
+        for (int64_t i = 0; i < n; i++)
+            sum += ((const float *)x->data)[r * n + (rows > 1 ? ORDER : i)];
+        ((float *)out->data)[r] = sum;
+    }
+    return OPJIT_OK;
+}
+"""
+
+
+def _row_sums(make_op: MakeOp, order: str) -> Op:
+    op = make_op("row_sums(Tensor x) -> Tensor", ROW_SUMS.replace("ORDER", order))
+    op.reference(lambda x: x.sum(1))
+    op.samples(
+        lambda device: iter([torch.randn(6, 1000, generator=torch.Generator().manual_seed(0))])
+    )
+    return op
+
+
+def test_rows_that_depend_on_the_size_of_the_batch_are_found_by_the_check_batch(
+    make_op: MakeOp,
+) -> None:
+    assert "batch" not in CHECKS, "it runs by name only"
+    with pytest.raises(AssertionError, match=r"of rows 0 to 0 without the other rows"):
+        testing.check(_row_sums(make_op, "n - 1 - i"), "cpu", testing.OPTIONAL)
+
+
+def test_rows_that_do_not_depend_on_the_batch_pass_the_check_batch(make_op: MakeOp) -> None:
+    [line] = testing.results(_row_sums(make_op, "i"), "cpu", testing.OPTIONAL)
+    assert (line.status, line.note.partition(";")[0]) == ("ok", "4 with fewer rows")
+
+
+def test_a_sum_of_all_rows_has_no_row_by_itself(make_op: MakeOp) -> None:
+    op = _row_sums(make_op, "i")
+    op.reference(lambda x: x.sum(1) * x.mean())
+    [line] = testing.results(op, "cpu", testing.OPTIONAL)
+    assert (line.status, "no row of the samples by itself" in line.note) == ("skipped", True)
