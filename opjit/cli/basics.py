@@ -15,6 +15,7 @@ from click import UsageError, echo, option
 
 from opjit import progress
 from opjit.cli.help import (
+    FILE,
     FOLDER,
     PrintJson,
     archs,
@@ -104,6 +105,11 @@ def list_ops(print_json: PrintJson) -> None:
     "Build for gdb, cuda-gdb and profilers. Programs with OPJIT_DEBUG=1 load this binary.",
 )
 @flag("-W", "all_warnings", "Print the warnings of -Wall -Wextra.")
+@option(
+    "--compile-commands",
+    type=FILE,
+    help="Write the compilers' commands into this file, compile_commands.json, for editors and clang-tidy.",
+)
 @json_option
 @interruptible()
 def get(
@@ -114,6 +120,7 @@ def get(
     name: str | None,
     debug: bool,
     all_warnings: bool,
+    compile_commands: Path | None,
     print_json: PrintJson,
 ) -> None:
     """Build ops, and print the paths of their binaries.
@@ -140,6 +147,8 @@ def get(
         )
     targets = [target_of(device, each) for each in archs] or [target_of(device, None)]
     chosen = [op for text in ops for op in arguments.ops(text)]
+    if compile_commands is not None:
+        diagnostics.write_commands(chosen, targets, compile_commands)
     if all_warnings:
         diagnostics.show_warnings(chosen, targets)
     for each in targets:

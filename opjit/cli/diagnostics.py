@@ -1,13 +1,16 @@
-"""Compiler warnings and kernel resource usage."""
+"""Compiler warnings, kernel resource usage, and commands for editors."""
 
+import json
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from opjit import batch, request
+from opjit import batch, request, resources
 from opjit.backends.targets import Target
 from opjit.errors import CompileWarning, OpjitError
 from opjit.operators.op import Op
+from opjit.recipe import toolchain
 from opjit.store.store import default_store
 from opjit.wanted import describe, target_of
 
@@ -49,3 +52,18 @@ def show_all_warnings(ops: Sequence[Op], device: str | None) -> None:
             ops,
             [target_of(device, None)] if device else batch.targets_of([], default_store()),
         )
+
+
+def write_commands(ops: Sequence[Op], targets: Sequence[Target], place: Path) -> None:
+    """Write a compile_commands.json with the commands that compile the sources of ops."""
+    listed = []
+    for op, target in batch.pairs(ops, targets):
+        flags = op.declaration.flags(target)
+        source = op.declaration.source(target.backend)
+        folder = str(source.parent)
+        compiler = toolchain.require_compiler(None).path
+        words = ["nvcc", *flags.cuda] if target.backend.uses_nvcc else [compiler, *flags.c]
+        words += [f"-I{path}" for path in (folder, resources.folder("kernels_c"), *flags.include)]
+        for file in (str(source), *flags.sources):
+            listed.append({"directory": folder, "file": file, "arguments": [*words, "-c", file]})
+    place.write_text(json.dumps(listed, indent=1), "utf-8")

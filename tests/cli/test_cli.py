@@ -147,6 +147,11 @@ def test_an_op_py_that_raises_is_told_of_without_opjit_s_lines(
         (["test", "allreduce", "--sanitize", "nosuch"], "there is no sanitizer 'nosuch'"),
         (["bench", "allreduce", "--device", "cpu", "--only", "nosuch"], "nothing was measured"),
         (["new", "scale"], "expected namespace::name"),
+        (["cache", "pull"], "expected the URL of a remote"),
+        (
+            ["get", "allreduce", "--arch", "sm_999"],
+            "no installed CUDA compiler supports sm_999; use sm_",
+        ),
         (["why", "/nowhere/op"], "there is no directory /nowhere/op"),
     ],
     ids=str,
@@ -168,6 +173,17 @@ def test_why_explains_the_op_of_an_absolute_directory(op: Path) -> None:
     done = helpers.command("why", op, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "keytest::plus" in done.stdout
+
+
+def test_get_writes_commands_that_compile(op: Path, here: Path, tmp_path: Path) -> None:
+    place = tmp_path / "compile_commands.json"
+    done = helpers.command("get", op, "--device", "cpu", "--compile-commands", place)
+    assert done.returncode == 0, done.stderr
+    [command] = json.loads(place.read_text())
+    assert command["file"] == str(op / "plus.c")
+    words = [*command["arguments"], "-o", str(tmp_path / "plus.o")]
+    subprocess.run(words, cwd=command["directory"], check=True)
+    assert (tmp_path / "plus.o").is_file()
 
 
 def test_get_takes_several_archs(op: Path, here: Path, tmp_path: Path) -> None:
