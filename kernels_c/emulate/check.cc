@@ -233,6 +233,7 @@ static const char *remedy_for(const access &earlier, int flags, bool is_one_line
 struct region {
     uintptr_t end;
     std::string name;
+    bool constant;             /* an argument that the op's schema lets nobody change */
     std::vector<char> written; /* by byte; empty for memory that is known to be written */
 };
 
@@ -240,7 +241,7 @@ static std::string name_memory(uintptr_t address, long *offset);
 
 static void report_race(const access &earlier, int flags, const void *code, uintptr_t address)
 {
-    const std::string before = finding_place(earlier.code()), now = finding_author(finding_place(code));
+    const std::string before = finding_place(earlier.code()), now = finding_place(code);
     const std::string key = "race" + std::min(before, now) + std::max(before, now);
     if (finding_is_known(key))
         return;
@@ -322,17 +323,36 @@ static region_place region_of(uintptr_t address, size_t size)
     return found;
 }
 
-extern "C" void emu_see(const void *memory, size_t bytes, const char *name, bool fresh)
+static void see(const void *memory, size_t bytes, const char *name, bool constant, bool fresh)
 {
     if (!checking || !memory || !bytes)
         return;
     const std::lock_guard<std::recursive_mutex> alone(registering);
     forget_records(memory, bytes); /* of a tensor that was there before */
-    region seen = {(uintptr_t)memory + bytes, name, {}};
+    region seen = {(uintptr_t)memory + bytes, name, constant, {}};
     seen.written.assign(fresh ? bytes : 0, 0);
     if (fresh)
         memset((void *)memory, 0xff, bytes);
     regions.insert({(uintptr_t)memory, seen});
+}
+
+/* Whether an address is in inputs only. A view of the same memory may be an argument that the op changes. */
+static bool is_constant(uintptr_t address)
+{
+    for (region_place at = regions.upper_bound(address); at != regions.begin();)
+        if (address < (--at)->second.end && !at->second.constant)
+            return false;
+    return true;
+}
+
+extern "C" void emu_see(const void *memory, size_t bytes, const char *name, bool fresh)
+{
+    see(memory, bytes, name, false, fresh);
+}
+
+extern "C" void emu_see_constant(const void *memory, size_t bytes, const char *name)
+{
+    see(memory, bytes, name, true, false);
 }
 
 extern "C" void emu_forget(const void *memory)
@@ -538,45 +558,61 @@ static std::string near_regions(uintptr_t address)
     if (after != regions.begin()) {
         const auto &before = *std::prev(after);
         if (address - before.second.end < NEAR)
-            return "in no tensor, " + std::to_string(address - before.second.end) +
-                   " bytes past the end of the nearest, `" + before.second.name + "`";
+            return "in no tensor, at byte " + std::to_string(address - before.first) + " of the nearest, `" +
+                   before.second.name + "`, which has " + std::to_string(before.second.end - before.first);
     }
     if (after != regions.end() && after->first - address < NEAR)
         return "in no tensor, " + std::to_string(after->first - address) + " bytes before the nearest, `" +
                after->second.name + "`";
-    return "in no tensor, and none is near";
+    return "in no tensor, and none is near; a GPU cannot access the host's memory";
 }
 
-/* Report an access of a guard. Any other memory may be a tensor that was there before the first extension. */
-static void check_guards(uintptr_t address, size_t size, int flags, const void *code)
+/* Where bytes are in a guard, or nothing. Any other memory may be a tensor that was there before the first extension. */
+static std::string in_guard(uintptr_t address, size_t size)
 {
     const auto after = guarded.upper_bound(address);
     const bool is_before = after != guarded.end() && address + size > after->first - GUARD;
     if (!is_before && after == guarded.begin())
-        return;
+        return "";
     const auto &[start, bytes] = is_before ? *after : *std::prev(after);
-    if (is_before || (address + size > start + bytes && address < start + bytes + GUARD))
-        report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: at byte " +
-                                               std::to_string((long)(address - start)) + " of memory that has " +
-                                               std::to_string(bytes) + " bytes");
+    if (!is_before && (address + size <= start + bytes || address >= start + bytes + GUARD))
+        return "";
+    return "at byte " + std::to_string((long)(address - start)) + " of memory that has " + std::to_string(bytes) +
+           " bytes";
+}
+
+/* Where bytes are if they are in no memory of the GPU, or only the first; nothing if that is right or unknown. */
+static std::string where_outside(const region_place &found, uintptr_t address, size_t size, bool knows_all)
+{
+    if (found != regions.end()) {
+        const size_t inside = found->second.end - address;
+        return inside >= size ? ""
+                              : "only the first " + std::to_string(inside) + " are in `" + found->second.name + "`";
+    }
+    if (launch_owns_stack(address))
+        return "in a variable of the host, which a GPU cannot access";
+    if (!knows_all)
+        return in_guard(address, size);
+    return regions.empty() || is_static(address) ? "" : near_regions(address);
 }
 
 static void check_global(uintptr_t address, size_t size, int flags, const void *code)
 {
     const region_place found = region_of(address, size);
-    if (found == regions.end()) {
-        if (!knows_memory)
-            check_guards(address, size, flags, code);
-        else if (!regions.empty() && !is_static(address))
-            report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: " + near_regions(address));
+    const std::string where = where_outside(found, address, size, knows_memory);
+    if (!where.empty())
+        report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: " + where);
+    if (found == regions.end())
         return;
-    }
     region *known = &found->second;
     const size_t offset = address - found->first;
-    if (address + size > known->end)
-        report_bounds(finding_place(code), says(verb(flags), size) + "out of bounds: the last " +
-                                               std::to_string(known->end - address) + " of them are in `" +
-                                               known->name + "`");
+    if (flags & IS_WRITE && is_constant(address)) {
+        const std::string place = finding_place(code);
+        finding_add("constant" + place, place,
+                    "%s writes `%s`, an input that the op's schema does not let it change: write a result, or declare "
+                    "the argument as Tensor(a!)",
+                    finding_thread(self).c_str(), known->name.c_str());
+    }
     if (known->written.empty())
         return;
     char *written = &known->written[offset];
@@ -587,6 +623,22 @@ static void check_global(uintptr_t address, size_t size, int flags, const void *
     }
     if (flags & IS_WRITE)
         memset(written, 1, size);
+}
+
+/* Whether bytes that the host copies or sets are in memory of the GPU, in which `is_device` says that they must begin. */
+bool emu_may_copy(const char *verb, const void *memory, size_t bytes, bool is_device, emu_place at)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    const uintptr_t address = (uintptr_t)memory;
+    const region_place found = region_of(address, bytes);
+    if (!checking || !bytes)
+        return true;
+    const std::string where = where_outside(found, address, bytes, is_device && in_call);
+    if (where.empty() || (!is_device && found == regions.end()))
+        return true;
+    const std::string place = finding_place(at);
+    finding_add("copy" + place, place, "the host %s %zu bytes out of bounds: %s", verb, bytes, where.c_str());
+    return false;
 }
 
 static void see_access(uintptr_t address, size_t size, int flags, const void *code)
@@ -974,6 +1026,17 @@ void __ubsan_handle_type_mismatch_v1(void *data, uintptr_t address)
                 "misaligned: %s uses an address that is no multiple of %zu as one of a type that is",
                 finding_thread(self).c_str(), (size_t)alignment);
     launch_stop(cudaErrorMisalignedAddress);
+}
+
+/* On a GPU the quotient is any number; here the processor would end the process. */
+void __ubsan_handle_divrem_overflow(void *data, uintptr_t, uintptr_t)
+{
+    const source_location *at = (const source_location *)data;
+    if (!self)
+        return;
+    const std::string place = finding_place(emu_place{at->file, (int)at->line});
+    finding_add("division" + place, place, "%s divides an integer by 0", finding_thread(self).c_str());
+    launch_stop(cudaErrorLaunchFailure);
 }
 
 void __ubsan_handle_out_of_bounds(void *data, uintptr_t index)

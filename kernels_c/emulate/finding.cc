@@ -8,6 +8,7 @@
 #include <cstdarg>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <fstream>
 #include <link.h>
 #include <map>
 #include <mutex>
@@ -64,17 +65,14 @@ static std::string base_of(const std::string &path)
     return path.substr(path.rfind('/') + 1);
 }
 
-/* A function's line in an answer of addr2line. */
+/* A line of a function, or of another that it is inlined into. */
 struct frame {
-    std::string function, place;
+    std::string place;
 
     bool is_known() const { return place.find("??") == std::string::npos; }
     bool is_of_emulation() const { return place.find("/kernels_c/emulate/") != std::string::npos; }
     bool is_of_helper() const { return place.find("/kernels_c/opjit_") != std::string::npos; }
 };
-
-/* Places in opjit's headers that were shown, to replace by the author's. */
-static std::set<std::string> helper_places;
 
 static std::string read_all(int from)
 {
@@ -93,7 +91,7 @@ static std::string addr2line(const char *library, size_t offset)
     posix_spawn_file_actions_t actions;
     char address[32];
     snprintf(address, sizeof address, "%#zx", offset);
-    const char *const words[] = {"addr2line", "-f", "-C", "-i", "-e", library, address, nullptr};
+    const char *const words[] = {"addr2line", "-i", "-e", library, address, nullptr};
     if (pipe2(ends, O_CLOEXEC))
         return "";
     posix_spawn_file_actions_init(&actions);
@@ -116,13 +114,13 @@ static const std::vector<frame> &frames_of(const void *code)
     if (found != known.end())
         return found->second;
     std::vector<frame> &frames = known[code];
-    Dl_info library;
-    if (!dladdr(code, &library))
-        return frames;
+    Dl_info library, own;
+    if (!dladdr(code, &library) || (dladdr((const void *)&base_of, &own) && own.dli_fbase == library.dli_fbase))
+        return frames; /* none of the runtime's */
     const bool fixed = ((const ElfW(Ehdr) *)library.dli_fbase)->e_type == ET_EXEC;
     const size_t offset = (size_t)code - 1 - (fixed ? 0 : (size_t)library.dli_fbase);
     std::istringstream lines(addr2line(fixed ? "/proc/self/exe" : library.dli_fname, offset));
-    for (frame each; std::getline(lines, each.function) && std::getline(lines, each.place);) {
+    for (frame each; std::getline(lines, each.place);) {
         each.place.resize(std::min(each.place.find(' '), each.place.size())); /* without a discriminator */
         if (each.is_known() && !each.is_of_emulation())
             frames.push_back(each);
@@ -130,16 +128,9 @@ static const std::vector<frame> &frames_of(const void *code)
     return frames;
 }
 
-static std::string shown(const std::string &place)
-{
-    if (frame{"", place}.is_of_helper())
-        helper_places.insert(base_of(place));
-    return base_of(place);
-}
-
 std::string finding_place(emu_place at)
 {
-    return at.file ? shown(std::string(at.file) + ":" + std::to_string(at.line)) : "?";
+    return at.file ? base_of(at.file) + ":" + std::to_string(at.line) : "?";
 }
 
 std::string finding_place(const void *code)
@@ -148,8 +139,8 @@ std::string finding_place(const void *code)
     const std::vector<frame> &frames = frames_of(code);
     for (const frame &each : frames)
         if (!each.is_of_helper())
-            return shown(each.place);
-    return frames.empty() ? "?" : shown(frames[0].place);
+            return base_of(each.place);
+    return frames.empty() ? "?" : base_of(frames[0].place);
 }
 
 /* The calls of the running thread, from the innermost. */
@@ -164,11 +155,18 @@ static std::vector<const void *> calls_of_thread(void)
     return calls;
 }
 
-/* `opjit_block_reduce` of "float opjit_block_reduce<float, opjit_add>(float, opjit_add)". */
-static std::string helper_name(const std::string &function)
+/* The function in a header of opjit that has a line, because debug information lacks the names of inlined functions. */
+static std::string helper_at(const std::string &place)
 {
-    const size_t first = std::min(function.find("opjit_"), function.size());
-    return function.substr(first, function.find_first_of("<(", first) - first);
+    const size_t colon = place.rfind(':');
+    std::ifstream header(place.substr(0, colon));
+    std::string line, name;
+    for (int left = atoi(place.c_str() + colon + 1); left > 0 && std::getline(header, line); left--) {
+        const size_t end = line.find('('), first = line.find_last_of(" *", end) + 1;
+        if (isalpha(line[0]) && end != std::string::npos)
+            name = line.substr(first, end - first);
+    }
+    return name;
 }
 
 static std::string rule_of(const std::string &helper)
@@ -179,32 +177,25 @@ static std::string rule_of(const std::string &helper)
         return "; all lanes of a warp must call opjit_warp_reduce";
     if (helper == "opjit_barrier")
         return "; all threads of a block must call OPJIT_BARRIER";
-    return helper.empty() ? "" : "; in " + helper + "()";
+    return helper.rfind("opjit_", 0) == 0 ? "; in " + helper + "()" : "";
 }
 
-/* For a place of the running thread in a header of opjit: the author's line that called it, and the helper's rule. */
+/* If the running thread is in a header of opjit: the author's line that called it, and the helper's rule. */
 static void blame_author(std::string &place, std::string &rule)
 {
     std::string helper;
-    if (!self || !helper_places.count(place))
-        return;
     for (const void *code : calls_of_thread())
         for (const frame &each : frames_of(code)) {
-            if (!each.is_of_helper()) {
-                place = shown(each.place);
-                rule = rule_of(helper);
-                return;
+            if (each.is_of_helper()) {
+                helper = each.place;
+                continue;
             }
-            helper = helper_name(each.function);
+            if (!helper.empty()) {
+                place = base_of(each.place);
+                rule = rule_of(helper_at(helper));
+            }
+            return;
         }
-}
-
-std::string finding_author(const std::string &place)
-{
-    const std::lock_guard<std::recursive_mutex> alone(telling);
-    std::string found = place, rule;
-    blame_author(found, rule);
-    return found;
 }
 
 static void keep(const std::string &key, std::string place, bool is_here, const char *format, va_list values)
@@ -215,7 +206,7 @@ static void keep(const std::string &key, std::string place, bool is_here, const 
         return;
     char text[2048];
     vsnprintf(text, sizeof text, format, values);
-    if (is_here)
+    if (is_here && self)
         blame_author(place, rule);
     findings.push_back(place + ": " + text + rule);
 }

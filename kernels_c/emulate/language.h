@@ -24,6 +24,11 @@
 #define __host__
 #define __device__
 #define __global__
+#ifdef OPJIT_EMULATE_CHECKED
+#define EMU_INLINED __attribute__((always_inline))
+#else
+#define EMU_INLINED
+#endif
 #define EMU_TEXT(name_) #name_
 #define __constant__
 #define __managed__
@@ -32,6 +37,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
+#define __cluster_dims__(...) _Pragma("GCC error \"__cluster_dims__\"")
 
 /* Functions of the emulation: the checks ignore their accesses to memory. */
 #define EMU_OWN __attribute__((no_sanitize_thread, no_sanitize_undefined, no_sanitize_coverage, unused)) inline

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <pthread.h>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -50,7 +51,8 @@ static struct {
     long pauses;     /* since the last progress */
     double standing; /* CPU time at which threads began to make no progress; 0 while they do */
     std::vector<launch *> running;
-    unsigned long long leapt; /* nanoseconds that the clock of kernels is ahead */
+    unsigned long long leapt;    /* nanoseconds that the clock of kernels is ahead */
+    const std::string *deadlock; /* while a thread reports it */
 } grid;
 
 /* Ranks: host threads that launch on separate devices. Their launches run in the thread of emu_conduct(). */
@@ -99,11 +101,20 @@ static void become(thread *next)
     emu_lane = next->lane;
 }
 
-/* Let the scheduler run others, until someone wakes this thread. */
+/* Report a deadlock as the thread whose place the finding gets. */
+static void report_deadlock_here(void)
+{
+    const bool in_loop = !self->doing && self->caller;
+    const std::string place = in_loop ? finding_place(self->caller) : finding_place(self->at);
+    finding_add("deadlock" + *grid.deadlock, place, "%s", grid.deadlock->c_str());
+}
+
+/* Let the scheduler run others, until someone wakes this thread, or asks it to report a deadlock. */
 static void suspend(void)
 {
     fiber *own = self->on;
-    emu_switch(&own->top, grid.top);
+    for (emu_switch(&own->top, grid.top); grid.deadlock; emu_switch(&own->top, grid.top))
+        report_deadlock_here();
 }
 
 static void wake(thread *sleeper)
@@ -118,6 +129,24 @@ static void wait_at(const char *what, emu_place at)
     self->at = at;
     if (checking)
         finding_reached(at);
+}
+
+static uintptr_t end_of_stack(void)
+{
+    pthread_attr_t attributes;
+    void *lowest = nullptr;
+    size_t bytes = 0;
+    if (pthread_getattr_np(pthread_self(), &attributes))
+        return 0;
+    pthread_attr_getstack(&attributes, &lowest, &bytes);
+    pthread_attr_destroy(&attributes);
+    return (uintptr_t)lowest + bytes;
+}
+
+bool launch_owns_stack(uintptr_t address)
+{
+    static thread_local const uintptr_t end = end_of_stack();
+    return self && address >= (uintptr_t)grid.top && address < end;
 }
 
 /* End all threads of the launch. */
@@ -157,24 +186,23 @@ extern "C" void __sanitizer_cov_trace_pc(void)
 /* ---------------------------------------------------------------------------------------------- */
 /* Barriers                                                                                       */
 
-static void report_left(block *of)
+/* At a barrier that the running thread has passed, though others never come. */
+static void report_absent(const block *of, emu_place at)
 {
-    const std::string place = finding_place(of->barrier);
-    const int gone = (int)of->threads.size() - of->alive;
-    finding_add_elsewhere(
-        "left" + place, place,
-        "divergent barrier: %d of %zu threads of block %u do not come to this __syncthreads(): they have returned "
-        "after %u barriers",
-        gone, of->threads.size(), of->index.x, of->left_after);
+    const std::string place = finding_place(at);
+    finding_add(
+        "absent" + place, place,
+        "divergent barrier: %d of %zu threads of block %u do not come to this __syncthreads(), because they have "
+        "returned; compute-sanitizer reports that, too: let all threads reach it",
+        of->absent, of->threads.size(), of->index.x);
 }
 
 static void release_barrier(block *of)
 {
     if (checking)
         check_block_barrier(of);
-    const uint32_t passed = of->epoch++;
-    if (of->left_after && passed > of->left_after)
-        report_left(of);
+    of->epoch++;
+    of->absent = (int)of->threads.size() - of->alive;
     of->result = of->votes;
     of->arrived = 0;
     for (thread *each : of->waiting)
@@ -191,10 +219,9 @@ static bool is_same(emu_place a, emu_place b)
 static void report_divergence(const block *of, emu_place at)
 {
     const std::string place = finding_place(at), first = finding_place(of->barrier);
-    finding_add_elsewhere("divergent" + std::min(place, first) + std::max(place, first), first,
-                          "divergent barrier: %s waits at this __syncthreads(), %s at that of %s",
-                          finding_thread(of->first_at_barrier).c_str(), finding_thread(self).c_str(),
-                          finding_line(place, first).c_str());
+    finding_add("divergent" + std::min(place, first) + std::max(place, first), place,
+                "divergent barrier: %s waits at this __syncthreads(), %s at that of %s", finding_thread(self).c_str(),
+                finding_thread(of->first_at_barrier).c_str(), finding_line(first, place).c_str());
 }
 
 int emu_block_barrier(emu_vote vote, int value, emu_place at)
@@ -223,6 +250,8 @@ int emu_block_barrier(emu_vote vote, int value, emu_place at)
         of->waiting.push_back(self);
         suspend();
     }
+    if (checking && of->absent)
+        report_absent(of, at);
     return of->result;
 }
 
@@ -459,7 +488,7 @@ static void begin_block(launch *of)
     fresh->epoch = 1;
     fresh->alive = of->threads;
     fresh->begun = fresh->arrived = 0;
-    fresh->left_after = 0;
+    fresh->absent = 0;
     fresh->used = SHARED_FIRST + of->how.shared;
     fresh->variables.clear();
     for (size_t i = 0; i < fresh->warps.size(); i++) {
@@ -518,8 +547,6 @@ static void end_thread(thread *done)
     warp *lanes = warp_of(done);
     done->state = ENDED;
     of->alive--;
-    if (of->epoch > 1)
-        of->left_after = of->epoch - 1;
     lanes->alive &= ~(1u << done->lane);
     launch_progress();
     for (size_t i = 0; i < lanes->open.size();)
@@ -538,9 +565,11 @@ static thread *fresh_thread(block *of)
 /* A fiber: one thread, then others of its block that have not begun, as long as none waits that could go on. */
 static void run_threads(void)
 {
-    for (;;) {
+    for (bool is_first = true;; is_first = false) {
         thread *own = self;
         block *of = own->in;
+        if (checking || is_first)
+            fiber_spoil(own->on);
         of->of->kernel.call(of->of->arguments);
         end_thread(own);
         if (of->begun == (int)of->threads.size() || grid.stopped || !grid.ready.empty()) {
@@ -621,28 +650,31 @@ static std::string whereabouts(const thread *of)
 
 static void report_deadlock(const char *title)
 {
-    std::map<std::string, std::pair<int, const thread *>> places;
-    for (const block *each : grid.resident)
-        for (const thread &of : each->threads)
+    std::map<std::string, std::pair<int, thread *>> places;
+    for (block *each : grid.resident)
+        for (thread &of : each->threads)
             if (of.state == WAITING || of.state == READY) {
                 auto &place = places[whereabouts(&of)];
                 place.first++;
                 place.second = place.second ? place.second : &of;
             }
-    std::string text;
+    std::string text = std::string(title) + "; threads that wait: ";
     for (size_t rank = 0; rank < hosts.size(); rank++)
         if (hosts[rank].state == GONE)
             text += "none of rank " + std::to_string(rank) + ", which runs no kernel, ";
-    const thread *first = nullptr;
+    thread *first = nullptr;
     for (const auto &[place, who] : places) {
         text += std::to_string(who.first) + " at " + place + " (" + finding_thread(who.second) + "), ";
         if (!first || who.second->state == READY)
             first = who.second;
     }
-    const std::string place = !first || first->doing || !first->caller ? finding_place(first ? first->at : emu_place{})
-                                                                       : finding_place(first->caller);
-    text.resize(text.size() - std::min<size_t>(text.size(), 2));
-    finding_add_elsewhere("deadlock" + text, place, "%s; threads that wait: %s", title, text.c_str());
+    text.resize(text.size() - 2);
+    if (first) {
+        become(first);
+        grid.deadlock = &text;
+        emu_switch(&grid.top, first->on->top);
+        grid.deadlock = nullptr;
+    }
     grid.error = cudaErrorLaunchFailure;
     grid.stopped = true;
 }

@@ -40,16 +40,25 @@ static void emu_see_memory(const void *memory, size_t bytes, const char *name, b
 }
 
 /* An argument: memory that was written before the call. */
-static void emu_take(const opjit_tensor *argument, const char *name)
+static void emu_take(opjit_tensor *changed, const char *name)
 {
-    if (argument)
-        emu_see_memory(argument->data, emu_bytes(argument), name, false);
+    if (changed)
+        emu_see_memory(changed->data, emu_bytes(changed), name, false);
 }
 
+static void emu_take(const opjit_tensor *argument, const char *name)
+{
+    if (!argument)
+        return;
+    emu_see_constant(argument->data, emu_bytes(argument), name);
+    emu_call.memory.push_back(argument->data);
+}
+
+/* Its type does not say whether the op may change the tensors. */
 static void emu_take(const opjit_tensors *list, const char *name)
 {
     for (int64_t i = 0; list && i < list->len; i++)
-        emu_take(list->data + i, name);
+        emu_take(const_cast<opjit_tensor *>(list->data + i), name);
 }
 
 static void emu_take(const uint64_t *seed, const char *name)
@@ -92,7 +101,7 @@ template <typename type>
 static void emu_meet(bool is_argument, type value, const char *name)
 {
     if constexpr (std::is_convertible_v<type, const opjit_tensor *>)
-        is_argument ? emu_take((const opjit_tensor *)value, name) : emu_expect(value, name);
+        is_argument ? emu_take(value, name) : emu_expect(value, name);
     else if constexpr (std::is_convertible_v<type, const opjit_tensors *> ||
                        std::is_convertible_v<type, const uint64_t *>)
         emu_take(value, name);

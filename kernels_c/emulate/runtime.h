@@ -43,6 +43,7 @@ struct fiber {
 };
 
 fiber *fiber_new(void (*entry)(void));
+void fiber_spoil(const fiber *own); /* variables that the running fiber's next function does not set are NaN, or -1 */
 void fiber_free(fiber *unused);
 extern "C" void emu_switch(void **save, void *load);
 bool fiber_owns(uintptr_t address); /* whether it is on some fiber's stack */
@@ -117,7 +118,7 @@ struct block {
     emu_vote vote;
     emu_place barrier;
     thread *first_at_barrier;
-    uint32_t left_after; /* the barriers that a thread had passed that has returned since */
+    int absent; /* threads that had returned before its last barrier */
     std::vector<thread> threads;
     std::vector<warp> warps;
     std::vector<thread *> waiting;
@@ -141,6 +142,7 @@ unsigned launch_random(unsigned below);
 void launch_progress(void);
 [[noreturn]] void launch_stop(cudaError_t error);
 bool shared_owns(uintptr_t address);
+bool launch_owns_stack(uintptr_t address); /* whether it is in a variable of a host function that launched */
 
 /* ---------------------------------------------------------------------------------------------- */
 /* check.cc                                                                                       */
@@ -163,7 +165,6 @@ void finding_add(const std::string &key, const std::string &place, const char *f
 /* The same at a place of another thread. */
 void finding_add_elsewhere(const std::string &key, const std::string &place, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-std::string finding_author(const std::string &place); /* the author's line for a place of the running thread */
 bool finding_is_known(const std::string &key);
 std::string finding_place(emu_place at);
 std::string finding_place(const void *code);                                 /* of an address that a call returns to */

@@ -33,9 +33,11 @@ const char *emu_error_text(cudaError_t error); /* a launch's finding */
 /* Memory that kernels may access. `fresh` memory was not written yet. */
 extern "C" {
 void emu_see(const void *memory, size_t bytes, const char *name, bool fresh);
+void emu_see_constant(const void *memory, size_t bytes, const char *name); /* kernels may only read it */
 void emu_forget(const void *memory);
 void emu_wrote(const void *memory, size_t bytes);
 }
+bool emu_may_copy(const char *verb, const void *memory, size_t bytes, bool is_device, emu_place at);
 void *emu_allocate(size_t bytes);
 bool emu_free(void *memory);
 void *emu_allocate_tensor(size_t bytes);
@@ -220,29 +222,37 @@ EMU_OWN static cudaError_t cudaFreeHost(void *memory)
     return cudaFree(memory);
 }
 
-EMU_OWN static cudaError_t cudaMemset(void *memory, int value, size_t bytes)
+EMU_OWN static cudaError_t cudaMemset(void *memory, int value, size_t bytes, emu_place at = EMU_HERE)
 {
+    if (!emu_may_copy("writes", memory, bytes, true, at))
+        return emu_fail(cudaErrorInvalidValue);
     memset(memory, value, bytes);
     emu_wrote(memory, bytes);
     return cudaSuccess;
 }
 
-EMU_OWN static cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t = nullptr)
+EMU_OWN static cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t = nullptr,
+                                           emu_place at = EMU_HERE)
 {
-    return cudaMemset(memory, value, bytes);
+    return cudaMemset(memory, value, bytes, at);
 }
 
-EMU_OWN static cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
+EMU_OWN static cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                      emu_place at = EMU_HERE)
 {
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (!emu_may_copy("writes", to, bytes, to_device, at) || !emu_may_copy("reads", from, bytes, from_device, at))
+        return emu_fail(cudaErrorInvalidValue);
     memmove(to, from, bytes);
     emu_wrote(to, bytes);
     return cudaSuccess;
 }
 
 EMU_OWN static cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
-                                           cudaStream_t = nullptr)
+                                           cudaStream_t = nullptr, emu_place at = EMU_HERE)
 {
-    return cudaMemcpy(to, from, bytes, kind);
+    return cudaMemcpy(to, from, bytes, kind, at);
 }
 
 template <typename variable>

@@ -14,7 +14,7 @@ from pathlib import Path
 from opjit import backends, files, loader, resources
 from opjit.backends import DeviceCompiler, Flags, cpu
 from opjit.backends.targets import here
-from opjit.builder import glue, parts, runtime_objects
+from opjit.builder import compile_warnings, cuda_mistakes, glue, parts, runtime_objects
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
 from opjit.builder.diagnosis import diagnose
 from opjit.declare.op_state import OpState
@@ -22,7 +22,7 @@ from opjit.emulate.translate import translate
 from opjit.errors import NoKernel, OpjitError
 from opjit.recipe import compilers, nvcc_flags, reads, recorder, toolchain
 from opjit.recipe.compilers import Compiler
-from opjit.recipe.reads import Moment, Reads
+from opjit.recipe.reads import Moment
 from opjit.recipe.record_reader import RecordReader
 from opjit.recipe.schema import c_names
 from opjit.store.entry import Entry
@@ -34,7 +34,9 @@ _CXX = ["-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions"]
 _RUNTIME_SOURCES = ["fiber.cc", "launch.cc", "check.cc", "finding.cc"]
 _RUNTIME_LINK = ["-shared", "-lstdc++", "-ldl", f"-Wl,-soname,{RUNTIME}"]
 _GLUE = ["-shared", "-std=gnu11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
-_KERNEL = [*_CXX, "-fvisibility=hidden", "-fsanitize-coverage=trace-pc", "-ffp-contract=fast"]
+# A division by 0 ends no process on a GPU.
+_SANITIZED = ["-fsanitize-coverage=trace-pc", "-fsanitize=integer-divide-by-zero"]
+_KERNEL = [*_CXX, *_SANITIZED, "-fvisibility=hidden", "-ffp-contract=fast"]
 _CHECKED = [
     "-O1",
     "-DOPJIT_EMULATE_CHECKED",
@@ -46,10 +48,19 @@ _NOT_EMULATED = r"""
 mma\.h|wmma|nvcuda|mma_sync: tensor cores are not emulated
 pipeline|memcpy_async|barrier\.h|cuda/: asynchronous copies and libcu++ are not emulated
 cub/|cub::|thrust: CUB and Thrust are not emulated
-tex[123]D|cudaTexture|cudaSurface|surf[123]D: textures are not emulated
+tex[123]D|cudaTexture|'texture'|cudaSurface|surf[123]D: textures are not emulated
+cluster_dims|this_cluster|cluster_group: clusters of blocks are not emulated
 cudaGraph|cudaStreamBeginCapture: CUDA graphs are not emulated
 cublas|cudnn|cufft|curand|cusparse|cusolver|nccl: NVIDIA's libraries are not emulated
 inline PTX: its instructions are not emulated
+'(cuda[A-Z]|cu[A-Z]|__)\w+' (was|has|does) not [^;]*$: this name of CUDA is not emulated
+"""
+# Helpers are inlined in the author's code, so that each of their accesses has a line there.
+_HELPERS = """#pragma push_macro("__device__")
+#undef __device__
+#define __device__ EMU_INLINED
+{}
+#pragma pop_macro("__device__")
 """
 _WRAPPED = "empty_strided empty_like empty_broadcast contiguous scratch"
 
@@ -74,6 +85,21 @@ def install_emulated(op: OpState, checked: bool) -> None:
     loader.load(entry_of(library), op.qualified)
 
 
+def warn_of_mistakes(op: OpState) -> None:
+    """Give the warnings about mistakes in an op's kernel that a build for a GPU gives."""
+    for path in _sources(op):
+        compile_warnings.emit(cuda_mistakes.find_mistakes(path), path, None)
+
+
+def _sources(op: OpState) -> list[Path]:
+    """Return the .cu files of an op, the kernel's first."""
+    op.write_code()
+    extra = op.declaration.flags_of_author
+    others = extra.sources if extra else ()
+    first = op.declaration.source(backends.for_device("cuda"))
+    return [first, *(Path(path) for path in others if path.endswith(".cu"))]
+
+
 def set_checking() -> bool:
     """Check the accesses of kernels unless OPJIT_EMULATE is ``fast``, and return whether they are checked."""
     checked = os.environ.get("OPJIT_EMULATE") != "fast"
@@ -93,6 +119,7 @@ def runtime() -> ctypes.CDLL:
     """Open the runtime library of the emulation, for the whole process, and build it first if no cache has it."""
     library = ctypes.CDLL(str(runtime_folder() / RUNTIME))
     library.emu_reached.restype = ctypes.c_char_p
+    library.emu_see.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_bool)
     return library
 
 
@@ -126,20 +153,17 @@ def own_text() -> str:
 
 def binary(op: OpState, checked: bool) -> Path:
     """Return the path of an op's emulated library, and build it unless a cache has it. Raises as `install_emulated` does."""
-    op.write_code()
-    source = op.declaration.source(backends.for_device("cuda"))
+    sources = _sources(op)
+    source = sources[0]
     include = [str(source.parent), resources.include_path()]
-    sources = [source]
     code = op.declaration.code
     names = {} if code is None else {str(source): code.shown or source.name}
-    author = []
+    flags = compiler_flags(checked)
     extra = op.declaration.flags_of_author
     if extra is not None:
         include += extra.include
-        sources += [Path(path) for path in extra.sources if path.endswith(".cu")]
-        author = nvcc_flags.translated(extra.cuda)[1]
+        flags += nvcc_flags.translated(extra.cuda)[1]
     compiler = toolchain.require_compiler(default_store().notes)
-    flags = [*compiler_flags(checked), *author]
     moment = Moment()
     recorder.start(default_store().notes)
     known = [moment.digest(str(path)) for path in sources]
@@ -163,7 +187,11 @@ def binary(op: OpState, checked: bool) -> Path:
                 run_tool(
                     [compiler.path, *_link(sources, linked, include[1], checked, staged)], work
                 )
-                read = _reads(work, sources, started)
+                # A digest in the key stands for the files of the emulation.
+                trusted = (f"{device_folder()}/", f"{base()}/")
+                named = tuple(map(str, sources))
+                reader = RecordReader(str(work), Moment(), trusted, started, named)
+                read = reader.reads([work / recorder.LOG])
             except NvccOnly as reason:
                 text = f"{op.qualified} is not emulated: {source.name}: {reason}"
                 raise NoKernel(text) from None
@@ -199,13 +227,6 @@ def _included(
     return [path for path in read if not path.startswith(others)]
 
 
-def _reads(work: Path, sources: Sequence[Path], started: int) -> Reads:
-    """Return the reads of a build's tools. A digest in the key stands for the files of the emulation."""
-    trusted = (f"{device_folder()}/", f"{base()}/")
-    named = tuple(map(str, sources))
-    return RecordReader(str(work), Moment(), trusted, started, named).reads([work / recorder.LOG])
-
-
 def _flags_of_cpu() -> Flags:
     target = here(backends.for_device("cpu"))
     return target.backend.flags(target.arch, "")
@@ -222,8 +243,10 @@ def write_translated(read: Iterable[str], work: Path, names: Mapping[str, str]) 
     for path in read:
         place = work / f"files{path}"
         place.parent.mkdir(parents=True, exist_ok=True)
-        text = Path(path).read_text("utf-8", "surrogateescape")
-        place.write_text(translate(text, names.get(path, path)), "utf-8", "surrogateescape")
+        text = translate(Path(path).read_text("utf-8", "surrogateescape"), names.get(path, path))
+        if path.startswith(f"{resources.include_path()}/opjit_"):
+            text = _HELPERS.format(text)
+        place.write_text(text, "utf-8", "surrogateescape")
 
 
 def _write_wrappers(op: OpState, sources: Sequence[Path], work: Path) -> None:
@@ -239,9 +262,10 @@ def _entry(op: OpState, source: str) -> str:
     """Return the C++ file of an op: its source, and the function that the glue calls around the author's."""
     schema = op.schema
     names = c_names(schema)
-    declared = []
-    for number, (text, name) in enumerate(zip(glue.parameters(schema), names, strict=True)):
-        declared.append(f"{text.removesuffix(name)}opjit_{number}")  # a name may be a function's
+    declared = [  # by other names, because a name may be a function's
+        f"{text.removesuffix(name)}opjit_{number}"
+        for number, (text, name) in enumerate(zip(glue.parameters(schema), names, strict=True))
+    ]
     shown = ", ".join(f'"{name}"' for name in names)
     values = ", ".join(f"opjit_{number}" for number in range(len(names)))
     function = glue.function_name(schema, "cuda")
@@ -292,9 +316,11 @@ def _link(
 def _explained(op: OpState, output: str) -> OpjitError:
     """Make the error of a file that g++ refuses: a table names the missing feature, or the compiler's message is the reason."""
     error = diagnose(output, op.qualified, "cuda, emulated", base() / "logs")
-    first = str(error).partition("\n")[0]
-    missing = missing_feature(first)
-    return NoKernel(f"{op.qualified} is not emulated: {first}: {missing}") if missing else error
+    for line in str(error).splitlines():
+        missing = missing_feature(line.partition("error: ")[2])
+        if missing:
+            return NoKernel(f"{op.qualified} is not emulated: {line}: {missing}")
+    return error
 
 
 def missing_feature(text: str) -> str | None:

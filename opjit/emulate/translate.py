@@ -28,7 +28,14 @@ from opjit.builder.tokens import (
     tokenize,
 )
 
-_WITH_ARGUMENTS = {"__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__"}
+_WITH_ARGUMENTS = {
+    "__launch_bounds__",
+    "__attribute__",
+    "alignas",
+    "__align__",
+    "__maxnreg__",
+    "__cluster_dims__",
+}
 _STORAGE = {"extern", "static", "__shared__"}
 _BEFORE_SHARED = {*_STORAGE, "volatile", "const"}
 _ALIGNED = re.compile(r"(?:__align__|alignas|aligned)\s*\(((?:[^()]|\([^()]*\))*)\)")
@@ -243,10 +250,11 @@ class _File:
 
     def _is_outside(self, index: int) -> bool:
         """Return whether a token is outside of functions: at most in the braces of namespaces."""
-        for start, end in self.brackets.items():
-            if start < index < end and not _NAMESPACE.search(self.text[: self.tokens[start].start]):
-                return False
-        return True
+        return all(
+            _NAMESPACE.search(self.text[: self.tokens[start].start])
+            for start, end in self.brackets.items()
+            if start < index < end
+        )
 
     def _asm(self, index: int) -> tuple[int, int, str]:
         """Replace inline PTX by C++, or by an error that the compiler raises if it keeps the line."""
