@@ -40,8 +40,7 @@ def _races(op: Op, device: str) -> str:
             schedules += 1
             if time.monotonic() - start > _LONG:
                 break
-    missed = _not_reached(op)
-    return f"{schedules} schedules, {missed}" if missed else f"{schedules} schedules"
+    return f"{schedules} schedules{_not_reached(op)}"
 
 
 def _not_reached(op: Op) -> str:
@@ -51,9 +50,10 @@ def _not_reached(op: Op) -> str:
     places = [f"{source.name}:{line}" for line in lines]
     reached = build.runtime().emu_reached().decode().split()
     missed = [place for place in places if place not in reached]
+    shown = ", ".join(missed)
     if not missed:
         return ""
-    return f"{len(missed)} of {len(places)} barriers and atomics not reached ({', '.join(missed)})"
+    return f", {len(missed)} of {len(places)} barriers and atomics not reached ({shown})"
 
 
 def _calls(op: Op, device: str) -> list[Sample]:
@@ -81,4 +81,4 @@ def prepare(op: Op, checked: bool) -> None:
     op.waive("rejects", "a CUDA kernel cannot raise an error for an index")
 
 
-EMULATOR = Emulator(CHECKS, compile_both, prepare)
+EMULATOR = Emulator(CHECKS, build.warn_of_mistakes, compile_both, prepare)

@@ -36,13 +36,19 @@ def emulated_call(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
 
     Raises NoKernel for a source that is not emulated.
     """
-    if not _has_cuda(call):
+    if not (
+        call.cuda_sources
+        if isinstance(call, InlineCall)
+        else [path for path in _listed(call.sources) if path.endswith(CUDA)]
+    ):
         return call
-    flags = build.compiler_flags(build.set_checking())[1:]  # torch chooses the version of C++
-    # -g1: findings need names and lines; debug information of torch's classes takes a compiler seconds
-    flags += ["-g1", EMULATED, f"-I{build.device_folder()}"]
-    flags += nvcc_flags.translated(call.extra_cuda_cflags or [])[1]
-    flags += call.extra_cflags or []
+    flags = [
+        *build.compiler_flags(build.set_checking())[1:],  # torch chooses the version of C++
+        # -g1: findings need names and lines; debug information of torch's classes takes a compiler seconds
+        *("-g1", EMULATED, f"-I{build.device_folder()}"),
+        *nvcc_flags.translated(call.extra_cuda_cflags or [])[1],
+        *(call.extra_cflags or []),
+    ]
     link = [f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}"]
     files = _Files(call.extra_include_paths or ())
     try:
@@ -58,12 +64,6 @@ def emulated_call(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
         extra_ldflags=[*(call.extra_ldflags or []), *link],
         with_cuda=False,
     )
-
-
-def _has_cuda(call: LoadCall | InlineCall) -> bool:
-    if isinstance(call, InlineCall):
-        return bool(call.cuda_sources)
-    return any(path.endswith(CUDA) for path in _listed(call.sources))
 
 
 class _Files:

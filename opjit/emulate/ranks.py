@@ -43,14 +43,7 @@ _LARGE = 1 << 19  # elements of any other sample
 _CALLS = 12  # of each size
 _SCHEDULES = (1, 2, 3)  # seeds
 _Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True)
-class _RankOutcome:
-    """A run on all ranks: the number of calls that were right, and for each error the ranks that raised it."""
-
-    calls: int
-    errors: dict[str, list[int]]
+_Outcome = tuple[int, str]  # of a rank: the number of right calls, and an error or an empty text
 
 
 def run(names: Sequence[str], ranks: int) -> int:
@@ -67,6 +60,7 @@ def run(names: Sequence[str], ranks: int) -> int:
     failed = False
     for op in [op for name in names for op in arguments.ops(name)]:
         title = f"{op.qualified} on {ranks} ranks (cuda, emulated on the CPU, no timing)"
+        build.warn_of_mistakes(op)
         try:
             compile_both(op)
         except Skipped as reason:
@@ -75,26 +69,25 @@ def run(names: Sequence[str], ranks: int) -> int:
             continue
         right = _in_child(op, ranks, checked=False)
         races = _in_child(op, ranks, checked=True)
-        errors = {**right.errors, **races.errors}
         calls = (
-            f"{tally(races.calls, 'call')} checked for races and bounds, "
-            f"and {tally(right.calls, 'larger call')}"
+            f"{tally(min(races)[0], 'call')} checked for races and bounds, "
+            f"and {tally(min(right)[0], 'larger call')}"
         )
-        texts = [f"rank {', '.join(map(str, who))}: {text}" for text, who in errors.items()]
-        passed = print_outcome(title, races.calls + right.calls, calls, texts)
-        failed = failed or not passed
+        errors: dict[str, dict[str, None]] = {}
+        for rank, (_, error) in [*enumerate(races), *enumerate(right)]:
+            errors.setdefault(error, {})[str(rank)] = None
+        texts = [f"rank {', '.join(who)}: {text}" for text, who in errors.items() if text]
+        failed |= not print_outcome(title, min(races)[0] + min(right)[0], calls, texts)
     return int(failed)
 
 
-def _in_child(op: Op, ranks: int, checked: bool) -> _RankOutcome:
+def _in_child(op: Op, ranks: int, checked: bool) -> list[_Outcome]:
     with Child(lambda pipe: pipe.send(_run_ranks(op, ranks, checked))) as child:
         try:
-            report: _RankOutcome = child.messages.recv()
+            outcomes: list[_Outcome] = child.messages.recv()
         except EOFError:
-            return _RankOutcome(
-                0, {f"the process {child.end()}: {child.stderr()}": list(range(ranks))}
-            )
-    return report
+            return [(0, f"the process {child.end()}: {child.stderr()}")] * ranks
+    return outcomes
 
 
 @dataclass(frozen=True)
@@ -119,6 +112,7 @@ class _ThreadRank(Members):
         lost = self.exchange(mmap.mmap(-1, LOST_BYTES))[0]
         starts = self.exchange(_address(own))
         start = starts[self.rank]
+        see = build.runtime().emu_see
         parts = (
             ("signals", start, SIGNAL_BYTES),
             ("inbox", start + SIGNAL_BYTES, INBOX_BYTES * self.world),
@@ -126,9 +120,9 @@ class _ThreadRank(Members):
             ("counts", _address(counts), COUNT_BYTES),
         )
         for name, address, length in parts:
-            _show_checks(f"the {name} of rank {self.rank}", address, length)
+            see(address, length, f"the {name} of rank {self.rank}".encode(), False)
         if self.rank == 0:
-            _show_checks("the error words", _address(lost), LOST_BYTES)
+            see(_address(lost), LOST_BYTES, b"the error words", False)
         self.exchange(None)
         return PeerMemory(0, starts, _address(counts), words_in(lost), [], (own, counts, lost))
 
@@ -137,34 +131,23 @@ def _address(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def _show_checks(name: str, start: int, size: int) -> None:
-    """Let kernels access memory, which findings call by a name."""
-    see = build.runtime().emu_see
-    see(ctypes.c_void_p(start), ctypes.c_size_t(size), name.encode(), ctypes.c_bool(False))
-
-
-def _run_ranks(op: Op, ranks: int, checked: bool) -> _RankOutcome:
+def _run_ranks(op: Op, ranks: int, checked: bool) -> list[_Outcome]:
     """Make all calls of an op on all ranks of this process."""
     torch.set_num_threads(1)
     build.install_emulated(op, checked)
     barrier = threading.Barrier(ranks)
     values: list[Any] = [None] * ranks
 
-    def be(rank: int) -> _RankOutcome:
+    def be(rank: int) -> _Outcome:
         name = f"rank {rank} of {ranks}"
         this_thread.members = _ThreadRank(name, rank, ranks, None, barrier, values)
         return _calls_of_rank(op, this_thread.members, checked)
 
     with ThreadPoolExecutor(ranks) as threads:
-        reports = list(threads.map(be, range(ranks)))
-    errors = dict[str, list[int]]()
-    for rank, report in enumerate(reports):
-        for text in report.errors:
-            errors.setdefault(text, []).append(rank)
-    return _RankOutcome(min(report.calls for report in reports), errors)
+        return list(threads.map(be, range(ranks)))
 
 
-def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
+def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _Outcome:
     """Make the calls of a rank: a few in a row, then the ranks meet and compare them with the reference."""
     calls = 0
     try:
@@ -182,16 +165,16 @@ def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _RankOutcome:
                 if not any("race on" in each for each in errors):
                     group.check()  # a race explains more than a rank that waits
                 if any(errors):
-                    return _RankOutcome(calls, {error: []} if error else {})
+                    return calls, error
                 calls += sum(sample.numel > 0 for sample in batch)
     except threading.BrokenBarrierError:
         pass  # another rank raised an error, which it reports
     except PeerLost as error:  # on all ranks
-        return _RankOutcome(calls, {str(error): []})
+        return calls, str(error)
     except Exception as error:  # in the op.py
         members.barrier.abort()
-        return _RankOutcome(calls, {f"{type(error).__name__}: {error}": []})
-    return _RankOutcome(calls, {})
+        return calls, f"{type(error).__name__}: {error}"
+    return calls, ""
 
 
 def _chosen(op: Op, members: _ThreadRank, checked: bool) -> list[Sample]:

@@ -41,11 +41,13 @@ class Emulator(NamedTuple):
 
     Attributes:
         checks: the checks that need a kernel with checks of its accesses.
+        warn: gives the warnings about an op's kernel that a build for a GPU gives.
         build: compiles an op's kernel; raises Skipped for a feature that is not emulated.
         prepare: makes torch call an op's kernel for CPU tensors, with or without these checks.
     """
 
     checks: Sequence[Check]
+    warn: Callable[[Op], None]
     build: Callable[[Op], str]
     prepare: Callable[[Op, bool], None]
 
@@ -318,6 +320,7 @@ class _Table:
         checks = self._chosen(title, "cpu")
         if self.stopped or not checks:
             return
+        emulator.warn(op)
         self.begin(title)
         built = outcome_of(BUILD, partial(emulator.build, op))
         if built.status != "ok":

@@ -117,3 +117,16 @@ def test_what_is_not_emulated_is_said_at_its_line(folder: Path, no_gpu: None) ->
         done.stdout
     )
     assert done.returncode == 1  # nothing was checked
+
+
+def test_the_mistakes_that_a_build_for_a_gpu_warns_of_are_shown_before_the_table(
+    folder: Path, no_gpu: None
+) -> None:
+    text = KERNEL.replace("256, 0, stream>>>", "256>>>")
+    text = text.replace("return OPJIT_L", "if (0) ((float *)out->data)[0] = 1;\n    return OPJIT_L")
+    (folder / "rows.cu").write_text(text)
+    for words in ([], ["--ranks", "2"]):
+        done = command("test", folder, "--device", "cuda", "--only", "results", *words)
+        shown = done.stdout + done.stderr
+        assert "rows.cu:23: warning: the launch lacks a stream" in shown, done
+        assert "rows.cu:24: warning: `out->data` is memory of the GPU" in shown, done
