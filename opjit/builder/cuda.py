@@ -39,11 +39,9 @@ _MATH = (
     r"floor|trunc|fm(?:in|ax|od|a)|fdim|remainder|copysign|a?(?:sin|cos|tan)h?|atan2|erfc?|[tl]gamma|isnan|isinf|isfinite|signbit|"
     r"ldexp|frexp|scalbl?n|div)\s*\()"
 )
-_LINE = re.compile(r"^#line .*$", re.MULTILINE)
 _LAYOUT = (
     "opjit_layout"  # the section of host_device_split's notes on the types of kernels' parameters
 )
-_LAYOUT_ERROR = re.compile(r"^.*error.*\bthe host's part has another layout of .*$", re.MULTILINE)
 
 
 def compile_kernels(
@@ -164,7 +162,7 @@ def _digest(name: str, text: str) -> str:
     """Return a text that distinguishes the symbols of a file from the symbols of other files,
     and is the same in every folder.
     """
-    content = f"{name}\0{_LINE.sub('', text)}"
+    content = f"{name}\0{re.sub('(?m)^#line .*$', '', text)}"
     return files.sha256(content.encode("utf-8", "surrogateescape"))[:16]
 
 
@@ -284,7 +282,7 @@ def _compile_device(
             return nvrtc.compile_for(found.library, source, name, own, wanted, expressions)
         except CompilerFailed as failed:
             message = re.sub(_OWN_WORDS, "", str(failed))
-            if _LAYOUT_ERROR.search(message):
+            if re.search(r"error.*\bthe host's part has another layout of ", message):
                 raise LayoutDiffers(message) from None
             raise CompilerFailed(message) from None
 

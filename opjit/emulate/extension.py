@@ -25,9 +25,6 @@ _TWINS = r"""
 (\bTORCH_LIBRARY_IMPL\s*\(\s*\w+\s*,\s*)CUDA\b       \1CPU
 \.cuda\(\)                                           .cpu()
 """
-_INCLUDE = re.compile(r'#[ \t]*include[ \t]*[<"]([\w./+-]+)[>"]')
-_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
-_OF_TORCH = re.compile(r"(ATen|c10)/cuda/\w+\.(h|cuh)")
 _FIRST = '#include <torch/extension.h>\n#include "torch_cuda.h"\n'
 
 
@@ -96,7 +93,9 @@ class _Files:
         cuda = "\n".join(_listed(call.cuda_sources))
         self.texts[name] = self._translated(cuda, name, ())
         translated = self._translated(cpp, "cpp_sources", ())
-        ended = "".join(f"#undef {macro}\n" for macro in _MACRO.findall(cpp))
+        ended = "".join(
+            f"#undef {macro}\n" for macro in re.findall(r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)", cpp)
+        )
         included = f'#include "torch_cuda.h"\n{ended}#include "{self.write() / name}"\n'
         return {"cpp_sources": [translated, included], "cuda_sources": None}
 
@@ -127,7 +126,7 @@ class _Files:
 
         def header(found: re.Match[str]) -> str:
             wanted = found[1]
-            if _OF_TORCH.fullmatch(wanted):
+            if re.fullmatch(r"(ATen|c10)/cuda/\w+\.(h|cuh)", wanted):
                 own = "torch_cuda.h"
             elif (build.device_folder() / "cuda" / wanted).is_file():
                 own = f"cuda/{wanted}"
@@ -143,7 +142,7 @@ class _Files:
                 own = self._add(local)
             return f'#include "{own}"'
 
-        shown = _INCLUDE.sub(header, text)
+        shown = re.sub(r'#[ \t]*include[ \t]*[<"]([\w./+-]+)[>"]', header, text)
         for row in _TWINS.strip().splitlines():
             pattern, twin = row.split()
             shown = re.sub(pattern, twin, shown)

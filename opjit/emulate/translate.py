@@ -38,10 +38,7 @@ _WITH_ARGUMENTS = {
 }
 _STORAGE = {"extern", "static", "__shared__"}
 _BEFORE_SHARED = {*_STORAGE, "volatile", "const"}
-_ALIGNED = re.compile(r"(?:__align__|alignas|aligned)\s*\(((?:[^()]|\([^()]*\))*)\)")
 _ASM = {"asm", "__asm__", "__asm"}
-_NAMESPACE = re.compile(r"\b(namespace|extern)\b[^(){};]*$")  # before a brace
-_SYNCHRONIZES = re.compile(r"__syncthreads\w*|__syncwarp|sync|atomic[A-Z]\w*")
 # Inline PTX by its instruction, and the C++ for its operands: {0} and so on, in their order, and {ptx}.
 _PTX_TABLE = r"""
 ld\.(acquire|relaxed|volatile)\S* %0, \[%1\]    {0} = emu_ptx_load((const EMU_VALUE({0}) *)({1}), emu_order_of("{ptx}"))
@@ -80,7 +77,8 @@ def synchronization(text: str) -> list[int]:
     return [
         text.count("\n", 0, token.start) + 1
         for token, after in pairwise(tokenize(text))
-        if after.text == "(" and _SYNCHRONIZES.fullmatch(token.text)
+        if after.text == "("
+        and re.fullmatch(r"__syncthreads\w*|__syncwarp|sync|atomic[A-Z]\w*", token.text)
     ]
 
 
@@ -194,7 +192,10 @@ class _File:
         while self.words[end] != ";":
             end = self.brackets.get(end, end) + 1
         dynamic = "extern" in self.words[begin:end]
-        aligned = _ALIGNED.search(self._between(begin, end))
+        aligned = re.search(
+            r"(?:__align__|alignas|aligned)\s*\(((?:[^()]|\([^()]*\))*)\)",
+            self._between(begin, end),
+        )
         every = (at for at in range(begin, end) if at not in self.attributes)
         words = [at for at in every if self.words[at] not in _STORAGE]
         name = self._first_name(words)
@@ -251,7 +252,7 @@ class _File:
     def _is_outside(self, index: int) -> bool:
         """Return whether a token is outside of functions: at most in the braces of namespaces."""
         return all(
-            _NAMESPACE.search(self.text[: self.tokens[start].start])
+            re.search(r"\b(namespace|extern)\b[^(){};]*$", self.text[: self.tokens[start].start])
             for start, end in self.brackets.items()
             if start < index < end
         )

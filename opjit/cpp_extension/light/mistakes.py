@@ -32,7 +32,6 @@ _SETTLED = (
 )
 _CONVERTED = r"(?:cannot|could not) convert (?!.*(?:incomplete|for argument))"
 _NO_METHOD = r"no matching function for call to 'at::Tensor::\w+(\(.*\))'"
-_CANDIDATE = re.compile(r"note: candidate: '(.*)'$", re.MULTILINE)
 _TYPES = r"'([^']+)'"
 _COMPLETE_NAMES = """
     void bool char int long short unsigned signed float double size_t int8_t uint8_t int16_t int32_t int64_t const static aka
@@ -94,7 +93,7 @@ def _is_settled(error: str, output: str) -> bool:
     if re.match(_CONVERTED, error):
         return all(map(_is_complete, re.findall(_TYPES, error)))
     method = re.match(_NO_METHOD, error)
-    candidates = _CANDIDATE.findall(output)
+    candidates = re.findall(r"(?m)note: candidate: '(.*)'$", output)
     if method is None or not candidates:
         return False
     parameters = [candidate[candidate.index("(") :] for candidate in candidates]
