@@ -112,6 +112,36 @@ check(compiled(share(x, Shard(0)), share(x, Shard(0))), x + x, Shard(0))
     )
 
 
+def test_a_matrix_product_stays_sharded(tmp_path: Path) -> None:
+    assert (
+        run(
+            tmp_path,
+            """
+matmul = opjit.get("matmul", "cpu")
+draw = torch.Generator().manual_seed(0)
+a, w, bias, rest = (
+    torch.randn(shape, generator=draw).round().bfloat16() for shape in ((4, 6), (6, 8), (8,), (4, 8))
+)
+whole = Replicate()
+right = matmul(a, w, bias, rest, epilogue="relu")
+for of_a, of_w, of_bias, of_rest, of_out in (
+    (whole, whole, whole, whole, whole),
+    (Shard(0), whole, whole, Shard(0), Shard(0)),
+    (whole, Shard(1), Shard(0), Shard(1), Shard(1)),
+):
+    shares = share(a, of_a), share(w, of_w), share(bias, of_bias), share(rest, of_rest)
+    check(matmul(*shares, epilogue="relu"), right, of_out)
+check(matmul(share(a, Shard(1)), share(w, Shard(0))), a @ w, Partial())
+gated = matmul(a, w, bias, epilogue="silu_multiply")
+check(matmul(share(a, Shard(0)), share(w, whole), share(bias, whole), epilogue="silu_multiply"), gated, Shard(0))
+found = matmul(share(a, whole), share(w, Shard(1)), share(bias, Shard(0)), epilogue="silu_multiply")
+check(found, gated, whole)  # each part of the result needs two parts of w
+""",
+        )
+        == []
+    )
+
+
 @pytest.mark.parametrize("declared", ["before", "after"])
 def test_a_declared_rule_serves_whenever_dtensor_is_imported(tmp_path: Path, declared: str) -> None:
     rule = """
