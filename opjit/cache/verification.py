@@ -4,8 +4,8 @@ The owner is an op for a target, a C++ extension, or a shared library.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from opjit import backends
 from opjit.backends.targets import Target
@@ -52,15 +52,10 @@ def origin(manifest: Manifest) -> Origin:
         place = entries_folder(document)
         title = f"the {kind} {document['name']}"
     folder = f"{VERSION}/{place}"
-    return Origin(title, folder, manifest.key, target, _pointers(folder, document))
-
-
-def _pointers(folder: str, document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the pointers to an entry: one for the inputs that are known before a
-    build, and one for these without compilers.
-    """
+    # One pointer for the inputs that are known before a build, and one for these without compilers.
     keys = dict.fromkeys((base_key(document), request_key(document)))
-    return tuple(f"{folder}/{key}.key" for key in keys)
+    pointers = tuple(f"{folder}/{key}.key" for key in keys)
+    return Origin(title, folder, manifest.key, target, pointers)
 
 
 class Finding(NamedTuple):

@@ -133,7 +133,10 @@ def peers(
     """
     where = _device(device)
     members = _members(group)
-    known = _newest(members.name, where)
+    known = None
+    for live in _groups:  # the newest is the last
+        if (live.peers.name, live.peers.device) == (members.name, where):
+            known = live
     if known is not None and known.members() is not members.group:
         known = None  # of a process group that was destroyed
     if known is not None:
@@ -145,15 +148,18 @@ def peers(
             f"the ranks of group {members.name} must call opjit.distributed.peers with the same arguments; "
             f"bytes, timeout and device are {asked}"
         )
-    size = _checked_size(bytes)
+    if type(bytes) is not int or bytes < 0:
+        raise BadSetting(
+            f"bytes of opjit.distributed.peers is {bytes!r}; expected a number of bytes, 0 or more"
+        )
     if limit is None:
         limit = known.peers.timeout if known is not None else _TIMEOUT
     seconds = _checked_timeout(limit)
     if members.world > MAX_RANKS:
         raise BadSetting(f"a group has at most {MAX_RANKS} ranks, not {members.world}")
-    if known is not None and known.peers.bytes >= size:
+    if known is not None and known.peers.bytes >= bytes:
         return _with_timeout(known, seconds).peers
-    wanted = Peers(members.name, members.rank, members.world, where, size, seconds)
+    wanted = Peers(members.name, members.rank, members.world, where, bytes, seconds)
     _publish(wanted, members)
     members.exchange(None)  # no rank calls before all are ready
     return wanted
@@ -345,14 +351,6 @@ def _device(device: Any) -> torch.device:
     return chosen
 
 
-def _checked_size(size: Any) -> int:
-    if type(size) is not int or size < 0:
-        raise BadSetting(
-            f"bytes of opjit.distributed.peers is {size!r}; expected a number of bytes, 0 or more"
-        )
-    return size
-
-
 def _checked_timeout(limit: float | str) -> float:
     with suppress(ValueError, TypeError):
         if 0 < float(limit) < 1e6:
@@ -364,11 +362,6 @@ def _checked_timeout(limit: float | str) -> float:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _newest(name: str, device: torch.device) -> _LiveGroup | None:
-    found = [live for live in _groups if (live.peers.name, live.peers.device) == (name, device)]
-    return found[-1] if found else None
 
 
 def _watch(live: _LiveGroup) -> None:

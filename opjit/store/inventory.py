@@ -47,16 +47,12 @@ def scan(store: Store) -> Iterator[EntryInfo]:
     """Yield all entries, unordered. Skips other folders, and entries that are being removed."""
     for op in _folders(store.base):
         for arch in _folders(op.path) if op.name not in SPECIAL else ():
+            of_op = not op.name.startswith(("cpp_extension.", "shared_library."))
+            target = re.sub(_BASE, "", arch.name) if of_op else arch.name
             for entry in _folders(arch.path):
                 if KEY.fullmatch(entry.name):
                     with suppress(OSError):
-                        yield _item(entry, op.name.replace(".", "::", 1), _arch(op.name, arch.name))
-
-
-def _arch(op: str, folder: str) -> str:
-    """Return the target that a folder of an op's entries is for, without the base key."""
-    of_op = not op.startswith(("cpp_extension.", "shared_library."))
-    return re.sub(_BASE, "", folder) if of_op else folder
+                        yield _item(entry, op.name.replace(".", "::", 1), target)
 
 
 def parts(store: Store) -> list[EntryInfo]:
