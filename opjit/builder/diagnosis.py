@@ -167,7 +167,7 @@ _OF_ALL = [
     ),
     (
         r"not supported on \.target 'sm_\d+'",
-        "; features of one arch alone need a target that ends in a, such as sm_90a",
+        '; for instructions of one GPU alone, declare the op with archs=["sm_90a"]',
     ),
 ]
 _DEFINITION = r"^[ \t]*[A-Za-z_][\w\"* \t]*[\s*](?P<name>\w+)\s*\([^;{}()]*\)\s*\{"

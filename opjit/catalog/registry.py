@@ -373,6 +373,7 @@ def op(
     extra_sources: Sequence[StrPath] = (),
     differentiable: bool = True,
     elementwise: bool = False,
+    archs: Sequence[str] = (),
     tags: Sequence[torch.Tag] = (),
 ) -> Callable[[Function], Op]:
     """Declare an op. The decorated function is its fake kernel.
@@ -397,6 +398,8 @@ def op(
             in ``backward()``, like with torch.library.custom_op.
         elementwise: True if each element of a result depends only on the elements at the same index of the arguments, which may
             broadcast. Then torch.vmap calls the op once for the whole batch, and DTensor keeps its shards.
+        archs: GPU archs with instructions that no later GPU has, for example ``["sm_90a"]`` for wgmma. opjit builds the op for them
+            where a request, a machine or a wheel wants ``sm_90``. The ``.cu`` contains code for other archs as well.
         tags: properties of the op for torch's compilers, for example ``[torch.Tag.needs_fixed_stride_order]``. opjit adds
             pt2_compliant_tag and, with a ``Generator?``, nondeterministic_seeded.
 
@@ -433,7 +436,12 @@ def op(
             from opjit.recipe import flags
 
             extra = flags.check_flags(text.partition("(")[0], folder, *extras)
-        _require_namespace(text, folder)
+        name = text.partition("(")[0].strip()
+        if "::" not in name and not folder.is_relative_to(resources.folder("kernels_c")):
+            raise DeclarationError(
+                f"expected namespace::name, such as mylib::{name or 'scale_add'}, got {name!r}: your own namespace keeps the "
+                "op apart from other people's"
+            )
         parsed = schema.parse(text, [tag.name for tag in tags])
         fake_kernel.check_signature(parsed, fake)
         declaration = Declaration(
@@ -445,20 +453,11 @@ def op(
             stamp=stamp_of(file),
             constant=not differentiable,
             elementwise=elementwise,
+            archs=tuple(archs),
         )
         return add(Op(declaration))
 
     return declare
-
-
-def _require_namespace(text: str, folder: Path) -> None:
-    """Raise DeclarationError for a schema without a namespace: only the bundled ops are in opjit's."""
-    name = text.partition("(")[0].strip()
-    if "::" not in name and not folder.is_relative_to(resources.folder("kernels_c")):
-        raise DeclarationError(
-            f"expected namespace::name, such as mylib::{name or 'scale_add'}, got {name!r}: your own namespace keeps the "
-            "op apart from other people's"
-        )
 
 
 def _restored(qualified: str, where: str, declaration: str) -> Op:

@@ -44,6 +44,7 @@ class Declaration:
         stamp: the file's stamp when it was read, if a reload can run it again.
         constant: whether autograd treats the results as constants.
         variants: the definitions of each variant, for C and (True) for CUDA.
+        archs: those with instructions of one GPU alone, such as ``sm_90a``, to build where the request says ``sm_90``.
         waived: checks of ``opjit test`` that the op need not pass, and why.
     """
 
@@ -57,6 +58,7 @@ class Declaration:
     stamp: Stamp | None = None
     constant: bool = False
     elementwise: bool = False
+    archs: tuple[str, ...] = ()
     variants: Mapping[bool, Definitions] = field(default_factory=dict)
     waived: Mapping[str, str] = field(default_factory=dict)
     reference: Function | None = None
@@ -213,6 +215,7 @@ class Declaration:
             compilers: their identities, the preferred first (see `toolchain.identities_of`).
         """
         source = self.source(target.backend)
+        target = self.target(target)
         flags = self.flags(target)
         text = None
         shown = None
@@ -224,6 +227,12 @@ class Declaration:
             place = partial(self.code.place, self.schema.name, suffix)
         found = recipes.describe(self.schema, target, source, flags, compilers, text, shown)
         return replace(found, only_listed=self.only_listed, place=place)
+
+    def target(self, wanted: Target) -> Target:
+        """Return a target with the op's own archs."""
+        own = {arch.rstrip("af"): arch for arch in self.archs}
+        parts = [own.get(part, part) for part in wanted.arch.split("+")]
+        return wanted._replace(arch="+".join(parts))
 
     def flags(self, target: Target) -> Flags:
         """Return the backend's flags with the op's additions."""

@@ -131,7 +131,8 @@ def put_binary(
     Returns the library's path.
     """
     store = Store(source_folder / layers.FOLDER)
-    folder = store.base / op_folder(op.qualified, target, manifest.document) / entry.key
+    own = op.declaration.target(target)
+    folder = store.base / op_folder(op.qualified, own, manifest.document) / entry.key
     folder.mkdir(parents=True)
     (folder / manifest.library).write_bytes(entry.library.read_bytes())
     (folder / manifests.NAME).write_bytes(manifest.dump())
@@ -234,6 +235,7 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
             "schema": repr(op.schema.text),
             "differentiable": not op.constant,
             "elementwise": op.elementwise,
+            "archs": list(op.declaration.archs),
             "tags": ", ".join(f"torch.Tag.{name}" for name in op.schema.tags),
         }
         (to / "op.py").write_text(resources.filled("library/op.py.in", **values), "utf-8")
