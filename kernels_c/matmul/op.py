@@ -25,7 +25,8 @@ EPILOGUES = ("none", "relu", "gelu", "silu_multiply")
 
 
 @opjit.op(
-    "matmul(Tensor x, Tensor w, Tensor? bias=None, Tensor? residual=None, *, str epilogue='none') -> Tensor"
+    "matmul(Tensor x, Tensor w, Tensor? bias=None, Tensor? residual=None, *, str epilogue='none') -> Tensor",
+    archs=["sm_90a"],
 )
 def matmul(
     x: Tensor,
