@@ -44,7 +44,7 @@ def main(names: list[str]) -> int:
         print(f"Skipped: {missing}. No kernel was checked.")
         return SKIPPED
     known = map(registry.find, helpers.BUNDLED)
-    ops = [op for op in known if "cuda" in op.backends() and not sanitize.is_across_ranks(op)]
+    ops = [op for op in known if "cuda" in op.backends() and not helpers.is_across_ranks(op)]
     print(
         f"{tool}, torch {torch.__version__}, {torch.cuda.get_device_name()}: {', '.join(op.qualified for op in ops)}",
         flush=True,

@@ -644,7 +644,7 @@ def test_a_mistake_inside_a_macro_of_opjit_leads_with_the_author_s_line(
         (
             ".cu",
             "ptxas /tmp/k.ptx, line 21; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'",
-            "; for instructions of one GPU alone, declare the op with archs=[\"sm_90a\"]",
+            '; for instructions of one GPU alone, declare the op with archs=["sm_90a"]',
         ),
         (
             ".cu",

@@ -131,6 +131,11 @@ def cuda_target(arch: str) -> Target:
     return targets.named(arch, backends.for_device("cuda"), nvcc.version)
 
 
+def is_across_ranks(op: opjit.Op) -> bool:
+    """Whether the op has an argument for a group of ranks, which its samples make on the device of their tensors."""
+    return any(argument.name == "group" for argument in op.schema.arguments)
+
+
 def install_package(site: Path, name: str, point: str, modules: Mapping[str, str]) -> None:
     """An installed distribution with an entry point for ops, and its modules by their paths."""
     info = site / f"{name}-1.0.dist-info"

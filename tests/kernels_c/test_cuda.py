@@ -7,7 +7,7 @@ import pytest
 
 from opjit.catalog import registry
 from opjit.testing import sanitize
-from tests.helpers import BUNDLED, op_py
+from tests.helpers import BUNDLED, is_across_ranks, op_py
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,7 @@ def sanitizer() -> str:
 @pytest.mark.usefixtures("parts")
 def test_every_cuda_op_is_clean_under_compute_sanitizer(sanitizer: str, tool: str) -> None:
     known = map(registry.find, (*BUNDLED, "optest::parts", "optest::joined"))
-    ops = [op for op in known if "cuda" in op.backends() and not sanitize.is_across_ranks(op)]
+    ops = [op for op in known if "cuda" in op.backends() and not is_across_ranks(op)]
     names = [op.qualified for op in ops]
     done = sanitize.under_tool(sanitizer, tool, ops)
     assert done.returncode == 0, done.stdout

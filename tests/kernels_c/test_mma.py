@@ -7,9 +7,8 @@ import torch
 
 import opjit
 from opjit import request
-from opjit.cache import inventory
 from opjit.errors import CompileError
-from opjit.store import elf
+from opjit.store import elf, inventory
 from opjit.store.store import default_store
 from opjit.wanted import target_of
 from tests import helpers

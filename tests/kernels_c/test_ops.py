@@ -13,8 +13,8 @@ import torch
 
 from opjit import Op, testing
 from opjit.catalog import registry
-from opjit.testing import integration, sanitize
-from tests.helpers import BUNDLED, emulated
+from opjit.testing import integration
+from tests.helpers import BUNDLED, emulated, is_across_ranks
 
 OPS = Path(__file__).parents[1] / "ops"
 for _folder in ("double", "parts"):
@@ -62,7 +62,7 @@ def _devices(name: str) -> list[str]:
     """The devices that an op has a source for, and the emulated one; tests/emulate/test_ranks.py has the ops across ranks."""
     op = registry.find(name)
     backends = op.backends()
-    twin = "cuda" in backends and not sanitize.is_across_ranks(op)
+    twin = "cuda" in backends and not is_across_ranks(op)
     return [*backends, "emulated"] if twin else [*backends]
 
 
