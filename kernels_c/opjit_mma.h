@@ -527,9 +527,18 @@ OPJIT_MUST_USE OPJIT_UNUSED static opjit_status opjit_tensor_map_encode(opjit_te
         if (d > 0)
             strides[d - 1] = (uint64_t)(t->strides[from] * (int64_t)opjit_dtype_size(t->dtype));
     }
-    const int promote_256 = 3, error = ((encode)function)(map, type, (uint32_t)t->dim, (void *)t->data, sizes, strides,
-                                                          tile, steps, 0, (int)swizzle, promote_256, 0);
-    OPJIT_CHECK(!error, "cuTensorMapEncodeTiled failed with CUDA driver error %d", error);
+    const int promote_256 = 3, no_context = 201;
+    for (int tries = 0; tries < 2; tries++) {
+        const int error = ((encode)function)(map, type, (uint32_t)t->dim, (void *)t->data, sizes, strides, tile, steps,
+                                             0, (int)swizzle, promote_256, 0);
+        if (error == 0)
+            return OPJIT_OK;
+        OPJIT_CHECK(error == no_context && tries == 0, "cuTensorMapEncodeTiled failed with CUDA driver error %d",
+                    error);
+        int device; /* this thread has not used CUDA yet */
+        OPJIT_CUDA_CHECK(cudaGetDevice(&device));
+        OPJIT_CUDA_CHECK(cudaSetDevice(device));
+    }
     return OPJIT_OK;
 }
 
