@@ -74,17 +74,25 @@ static size_t narrow_bytes(void)
     return sums > tiles ? sums : tiles;
 }
 
-/* How many clusters of some blocks are resident at once? CUDA is asked once in a process. */
+/* Let the kernel have its shared memory, on the current device. */
+template <typename element, int rows, bool by_rows>
+static opjit_status allow_narrow(void)
+{
+    OPJIT_CUDA_CHECK(cudaFuncSetAttribute(matmul_narrow<element, rows, by_rows>,
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)narrow_bytes<rows>()));
+    return OPJIT_OK;
+}
+
+/* How many clusters are resident at once? CUDA is asked once in a process. */
 template <typename element, int rows, bool by_rows>
 static opjit_status narrow_clusters(int splits, int *count)
 {
     static int known[NARROW_CLUSTER + 1];
-    auto *kernel = matmul_narrow<element, rows, by_rows>;
     if (!known[splits]) {
         int resident;
-        OPJIT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              (int)narrow_bytes<rows>()));
-        OPJIT_TRY(opjit_resident_clusters(kernel, NARROW_THREADS, (unsigned)splits, narrow_bytes<rows>(), &resident));
+        OPJIT_TRY((allow_narrow<element, rows, by_rows>()));
+        OPJIT_TRY(opjit_resident_clusters(matmul_narrow<element, rows, by_rows>, NARROW_THREADS, (unsigned)splits,
+                                          narrow_bytes<rows>(), &resident));
         known[splits] = resident > 0 ? resident : 1;
     }
     *count = known[splits];
@@ -99,8 +107,10 @@ static opjit_status narrow_best(const matmul_plan *plan, narrow_way *best)
     const int64_t columns = job->epilogue == MATMUL_SILU_MULTIPLY ? NARROW_COLUMNS / 2 : NARROW_COLUMNS;
     const int64_t tiles = parts(job->columns, columns) * parts(job->rows, rows);
     best->time = INT64_MAX;
-    for (int splits = 1; splits <= NARROW_CLUSTER && (splits == 1 || splits * 4 * DEPTH <= job->depth); splits *= 2) {
+    for (int splits = 1; splits <= NARROW_CLUSTER; splits *= 2) {
         int clusters;
+        if (splits > 1 && splits * 4 * DEPTH > job->depth)
+            break;
         OPJIT_TRY((narrow_clusters<element, rows, by_rows>(splits, &clusters)));
         const int64_t time = parts(tiles, clusters) * (parts(job->depth, DEPTH * splits) + NARROW_FIXED + splits);
         if (time < best->time) {
@@ -120,6 +130,7 @@ static opjit_status launch_narrow(const matmul_plan *plan, int splits)
     opjit_tensor_map x, w;
     OPJIT_TRY(opjit_tensor_map_encode(&x, &plan->x, x_box, OPJIT_SWIZZLE_128));
     OPJIT_TRY(opjit_tensor_map_encode(&w, &plan->w, w_box, OPJIT_SWIZZLE_128));
+    OPJIT_TRY((allow_narrow<element, rows, by_rows>()));
     const dim3 grid((unsigned)splits, (unsigned)parts(job->columns, columns), (unsigned)parts(job->rows, rows));
     return opjit_launch_cluster(matmul_narrow<element, rows, by_rows>, grid, dim3(NARROW_THREADS), (unsigned)splits,
                                 narrow_bytes<rows>(), plan->stream, x, w, *job);
@@ -212,7 +223,8 @@ static opjit_status takes_hopper(const matmul_plan *plan, bool *takes)
     OPJIT_CUDA_CHECK(cudaGetDevice(&device));
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     OPJIT_CHECK(major >= 8, "matmul needs a GPU of compute capability 8.0 or later; use x @ w on this one");
-    *takes = major == 9 && job->depth > 0 && is_packed(job->x, job->x_row, job->x_depth, 2) &&
+    *takes = major == 9 && job->depth > 0 && parts(job->rows, 128) < 65536 &&
+             is_packed(job->x, job->x_row, job->x_depth, 2) &&
              (plan->by_rows ? is_packed(job->w, job->w_depth, job->w_column, 2) && job->up % 8 == 0
                             : is_packed(job->w, job->w_column, job->w_depth, 2));
     return OPJIT_OK;
