@@ -25,7 +25,7 @@ from opjit.operators.op import Op
 from opjit.testing.compare import Tolerance, as_list, tolerance
 from opjit.testing.samples import SMALL, moved, replica, resized
 
-BURSTS = 11  # of a candidate at most: without calls, to warm up, with a log, and to time
+BURSTS = 13  # of a candidate at most: without calls, with a log, and to time
 _MOST_SAMPLES = 24
 _LARGEST_SAMPLE = 4 << 20  # elements
 # Bytes of a timed call at most, if a workload is that small. On CUDA, 64 times that.

@@ -25,6 +25,7 @@ from opjit.testing.compare import tolerance
 from opjit.testing.samples import SMALL, replica
 
 _BURSTS = 5  # that are timed, unless they differ
+_GROUP = 3  # bursts of which one is logged
 _STEADY = 0.1  # no more bursts are needed below this spread
 _NOISY = 0.3  # a median with a larger spread means nothing
 _BUILD = 300.0  # seconds for all compilers of an op
@@ -114,13 +115,13 @@ class Trial:
         with self.pool.worker() as self.worker:
             if self.tier == "emulated":
                 return self._emulated()
-            empty, logged, *timed = _SYSTEM_RANDOM.sample(self.pool.bursts, BURSTS)
+            empty, *bursts = _SYSTEM_RANDOM.sample(self.pool.bursts, BURSTS)
             # The time of messages, before any code of the candidate runs.
             overhead = min(self._call(empty, 0, self.seconds)[0] for _ in range(3))
             self._load()
             checked = self._check([*self.task.samples, self.pool.timed_call])
             with self._stage("measure"):
-                return self._measure(overhead, checked, logged, timed)
+                return self._measure(overhead, checked, bursts)
 
     def _emulated(self) -> tuple[Word, str]:
         """Run CUDA code on the CPU, where races and bad addresses are found. Nothing is timed, and the verdict is never "correct"."""
@@ -188,25 +189,29 @@ class Trial:
         return seconds / 2
 
     def _measure(
-        self, overhead: float, checked: float, logged: PackedBurst, timed: Sequence[PackedBurst]
+        self, overhead: float, checked: float, bursts: Sequence[PackedBurst]
     ) -> tuple[Word, str]:
-        """Time bursts, and log the operators of another one, which nothing announces.
+        """Time bursts. One of three, which nothing announces, is made in the same way and logged instead.
 
         `checked` is the seconds of a call with tensors of the same sizes.
         """
         times = list[float]()
         references = list[float]()
-        count = min(len(logged.calls), self._calls_of_burst(checked))
+        count = min(len(bursts[0].calls), self._calls_of_burst(checked))
         limit = max(_SHORTEST_LIMIT, min(2 * self.seconds, 10 * checked * count))
-        number_of_log = _SYSTEM_RANDOM.randrange(_BURSTS)
-        for number, burst in enumerate(timed):
-            if number == number_of_log:
-                self._call(logged, count, max(limit, self.seconds), log=True)
-            took, reference = self._time(burst, count, limit)
+        for number, burst in enumerate(bursts):
+            if number % _GROUP == 0:
+                logged = number + _SYSTEM_RANDOM.randrange(_GROUP)
+            took, reference = self._time(burst, count, limit, number == logged)
+            if number == logged:
+                continue
             times.append(max(took - overhead, _SMALLEST * took) / count)
             references.append(reference)
-            spreads = [median_and_spread(each)[1] for each in (times[1:], references[1:]) if number]
-            if number >= _BURSTS and max(spreads) <= _STEADY:
+            enough = len(times) > _BURSTS
+            if (
+                enough
+                and max(median_and_spread(each[1:])[1] for each in (times, references)) <= _STEADY
+            ):
                 break
         return self._rated(times, references)
 
@@ -227,16 +232,18 @@ class Trial:
             seconds, content = self.worker.run(burst.inputs, size, limit)
             return seconds, self._compare(burst.calls[:count], content, size)
 
-    def _time(self, burst: PackedBurst, count: int, limit: float) -> tuple[float, float]:
-        """Do the same while no other candidate runs. Returns the seconds of the burst and of a call of the reference."""
+    def _time(self, burst: PackedBurst, count: int, limit: float, log: bool) -> tuple[float, float]:
+        """Do the same while no other candidate runs, or with a log. Returns the seconds of the burst and of a call of the reference."""
         assert burst.reference is not None
-        with self.device_lock.shared():
-            size = self._prepare(burst, count)
-        with self.device_lock.exclusive():  # as short as possible, because other trials wait
+        lock = self.device_lock
+        with lock.shared():
+            size = self._prepare(burst, count, log=log)
+        # As short as possible, because other trials wait. A log costs time.
+        with lock.shared() if log else lock.exclusive():
             with torch.inference_mode():
                 reference = burst.reference.seconds_of_call()
-            seconds, content = self.worker.run(burst.inputs, size, limit)
-        with self.device_lock.shared():
+            seconds, content = self.worker.run(burst.inputs, size, limit + self.seconds * log)
+        with lock.shared():
             self._compare(burst.calls[:count], content, size)
         return seconds, reference
 

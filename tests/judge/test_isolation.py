@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import click
@@ -23,7 +24,7 @@ from opjit.judge.inputs import DeliveredInputs, PackedInputs
 from opjit.judge.operators import OperatorLog, Recorder, families
 from opjit.judge.protocol import TensorSpec, Untrusted
 from opjit.judge.read_write_lock import ReadWriteLock
-from opjit.judge.task import Task, TimedSample
+from opjit.judge.task import BURSTS, Expected, Task, TimedSample
 from opjit.judge.trial import Trial
 from opjit.judge.verdict import Verdict, VerdictReached
 from opjit.measure import machine
@@ -424,3 +425,33 @@ def test_a_verdict_is_noisy_if_the_spread_of_either_side_allows_another() -> Non
     assert (word, "of the reference" in message) == ("noisy", True)
     assert rated(steady, steady, 2.0)[0] == "cheat", "faster than the device allows"
     assert rated(wide, steady, 1.05)[0] == "noisy", "its spread reaches the bound"
+
+
+def test_bursts_that_are_logged_differ_in_nothing_and_can_be_any() -> None:
+    """A candidate may count bursts, and measure the time between them."""
+    seen: set[int] = set()
+    for _ in range(60):
+        steps: list[tuple[str, bool]] = []
+
+        def note(what: str, log: bool = False, steps: Any = steps) -> None:
+            steps.append((what, log))
+
+        made = Trial(Mock(device="cpu", seconds=1, device_lock=ReadWriteLock()), "", "")
+        made.worker = Mock()
+        made.worker.prepare = lambda *_, log=False, **__: note("prepare", log)
+        made.worker.run = lambda *_: (note("run"), (1e-3, None))[1]
+        call = Expected(Sample((torch.ones(2),)), [torch.ones(2)])
+        reference = Mock()
+        reference.seconds_of_call = lambda: (note("reference"), 1e-3)[1]
+        bursts = [pool.PackedBurst([call] * 9, Mock(), reference)] * (BURSTS - 1)
+        with patch.object(made, "_compare"), patch.object(made, "_rated") as rated:
+            made._measure(0.0, 1e-3, bursts)
+        assert len(rated.call_args[0][0]) > 5, "are timed"
+        made_each = [steps[i : i + 3] for i in range(0, len(steps), 3)]
+        assert {tuple(name for name, _ in each) for each in made_each} == {
+            ("prepare", "reference", "run")
+        }
+        logged = [number for number, [(_, log), *_] in enumerate(made_each) if log]
+        assert len(logged) >= 2
+        seen.update(logged)
+    assert seen >= set(range(8))
