@@ -151,11 +151,12 @@ def _death(process: Child) -> Failed:
 def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
     """Let a worker answer the judge's requests, until the judge is gone."""
     own = os.getpid()
+    methods = {name: getattr(worker, name) for name in dir(worker) if name[0] != "_"}
     with suppress(EOFError):
         while True:
             asked, descriptors = requests.receive([Ask])
             try:
-                answer = getattr(worker, asked.method)(*descriptors, **asked.arguments)
+                answer = methods[asked.method](*descriptors, **asked.arguments)
             except Exception as error:
                 answer = _failure(error)
             if os.getpid() != own:

@@ -5,7 +5,8 @@ Operators that compute the same, such as linear and addmm, are one family.
 
 import math
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.autograd import profiler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opjit.declare.sample import tensors_of
+from opjit.judge.verdict import VerdictReached
 
 # Operators that make, move or view tensors, and compute nothing.
 _FREE_NAMES = """empty empty_strided empty_like new_empty zeros ones full zeros_like ones_like full_like new_zeros new_ones
@@ -75,48 +77,40 @@ def largest(*values: Any) -> int:
 
 
 class Recorder(TorchDispatchMode):
-    """Records operators in this thread."""
+    """Counts the elements of operators in this thread, by their full names."""
 
-    def __init__(self) -> None:
+    def __init__(self, elements: Counter[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.elements = Counter[str]()
-        self.complete = True  # as in OperatorLog
+        self._elements = elements
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.elements[func._schema.name] += largest(args)
+        self._elements[func._schema.name] += largest(args)
         return func(*args, **(kwargs or {}))
 
 
-class OperatorLog(AbstractContextManager["OperatorLog"]):
-    """Records operators in all threads, by torch's profiler, below all of Python's modes.
+@contextmanager
+def profiled(elements: Counter[str]) -> Iterator[None]:
+    """Count the elements of operators in all threads, by torch's profiler, below all of Python's modes.
 
-    Code cannot ask torch's functions in Python whether the profiler is on.
+    Code cannot ask torch's functions in Python whether the profiler is on. Raises VerdictReached if it was switched off.
     """
-
-    def __init__(self) -> None:
-        self.elements = Counter[str]()
-        self.complete = False  # whether the profiler was on until the end
-        every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-        self._profile = profiler.profile(record_shapes=True, experimental_config=every_thread)
-
-    def __enter__(self) -> "OperatorLog":
-        self._profile.__enter__()
+    every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profiler.profile(record_shapes=True, experimental_config=every_thread) as profile:
         profiler._is_profiler_enabled = False
-        return self
-
-    def __exit__(self, *error: object) -> None:
+        yield
         torch.zeros(_PROBE).frac()
-        self._profile.__exit__(None, None, None)
-        for event in self._profile.function_events or ():
-            shapes = event.input_shapes or []
-            if list(_PROBE) in shapes:
-                self.complete = True
-            else:
-                largest_shape = max((math.prod(shape) for shape in shapes), default=0)
-                self.elements[event.name] += largest_shape
+    complete = False
+    for event in profile.function_events or ():
+        shapes = event.input_shapes or []
+        if list(_PROBE) in shapes:
+            complete = True
+        else:
+            elements[event.name] += max(map(math.prod, shapes), default=0)
+    if not complete:
+        raise VerdictReached("cheat", "switches off torch's profiler")
 
 
-def families(elements: Counter[str], smallest: int) -> set[str]:
+def families(elements: Mapping[str, int], smallest: int) -> set[str]:
     """Return the families of operators that ran on at least so many elements, in all calls together."""
     totals = Counter[str]()
     for name, count in elements.items():

@@ -96,7 +96,7 @@ class Described(Message):
 
     results: tuple[tuple[Description, ...], ...]
     changed: bool  # inputs
-    operators: tuple[str, ...]  # of torch, that ran
+    elements: dict[str, int]  # of torch's operators that ran
     evidence: str  # of a cheat, or an empty text
 
 

@@ -15,6 +15,7 @@ from opjit.declare.sample import tensors_of
 from opjit.judge import launch, protocol, referee
 from opjit.judge.connection import WorkerConnection
 from opjit.judge.inputs import PackedInputs
+from opjit.judge.operators import families, largest
 from opjit.judge.pool import PackedBurst, WorkerPool
 from opjit.judge.protocol import Untrusted
 from opjit.judge.task import BURSTS, Expected
@@ -270,7 +271,8 @@ class Trial:
             raise VerdictReached("wrong", "writes to its inputs, or outside its results")
         if described.evidence:
             raise VerdictReached("cheat", described.evidence)
-        ran = {*described.operators}
+        elements = sum(largest(call.sample.values) for call in calls)
+        ran = families(described.elements, elements // 4)
         fused = {name for name in ran if "::" in name}
         used = fused or self.task.operators
         if used and used <= ran:

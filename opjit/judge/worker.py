@@ -8,6 +8,7 @@ import pickle
 import sys
 import sysconfig
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,9 +44,8 @@ _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
 # Of ops: all of its entries in the cache passed the check of their object files.
 _NAMESPACE = "candidate"
-_REPLACEABLE = (
-    "time torch torch.cuda torch.testing torch.nn.functional builtins os json socket pickle mmap gc"
-)
+_REPLACEABLE = "time torch torch.cuda torch.cuda.streams torch.testing torch.nn.functional torch.autograd.profiler"
+_REPLACEABLE += " builtins os json socket pickle mmap gc inspect"
 
 
 def import_all() -> None:
@@ -54,8 +54,7 @@ def import_all() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     api.declare_all()
     request.import_builder()
-    operators.known_operators()
-    with operators.Recorder():
+    with operators.Recorder(Counter()):
         torch.ones(1).add(1)
     gc.freeze()  # workers share it
 
@@ -82,7 +81,7 @@ class CandidateWorker:
         self.call: Callable[..., Any] = lambda *args, **kwargs: None
         self.mutates = False
         self.watch: Watch | None = None
-        self.functions = dict[str, Any]()
+        self.replaced: Callable[[], str] = str
 
         warnings.simplefilter("ignore")  # to show one, Python reads files
         with suppress(Exception):  # the first use of the device gives the reason
@@ -163,7 +162,7 @@ class CandidateWorker:
         )
         self._warm_up_profiler()
         self._give_up(str(self.folder))
-        self.functions = _functions()
+        self.replaced = _comparison()
         self.watch = Watch(self.folder)
 
         path = self.folder / "candidate.py"
@@ -191,7 +190,7 @@ class CandidateWorker:
 
     def _warm_up_profiler(self) -> None:
         """Start torch's profiler once, and replace functions that could show it or hide operators from it."""
-        with operators.OperatorLog():
+        with operators.profiled(Counter()):
             pass
         for module in map(vars, (torch._C._autograd, torch.autograd)):
             if "_enable_record_function" in module:
@@ -208,7 +207,7 @@ class CandidateWorker:
         """
         _fill_memory(fill)
         self.log = log
-        self.operators = set[str]()
+        self.elements = Counter[str]()
         self.evidence = ""
         self.inputs = DeliveredInputs(places, self.device, *masked, writes=self.mutates)
         spec = [typed(each, TensorSpec) for each in results]
@@ -226,13 +225,9 @@ class CandidateWorker:
         if not self.log:
             yield
             return
-        log = operators.OperatorLog() if self.functions else operators.Recorder()
-        with log:
+        with (operators.profiled if self.watch else operators.Recorder)(self.elements):
             yield
-        elements = sum(map(operators.largest, self.calls))
-        self.operators |= operators.families(log.elements, elements // 4)
-        if not log.complete:
-            self.evidence = "switches off torch's profiler"
+            self.evidence = self.evidence or self.replaced()  # before any of them is called
 
     def run(self, *content: int, key: int | None, limit: int) -> protocol.Ran:
         """Give the arguments their values and make the calls. Then tell the results' addresses or, with a key, copy them."""
@@ -267,27 +262,13 @@ class CandidateWorker:
         results = tuple(tuple(map(describe_result, row)) for row in rows)
         changed = not self.mutates and self.inputs.changed()
         attempted = self.watch.evidence if self.watch else ""
-        evidence = self.evidence or self._replaced() or attempted
-        described = protocol.Described(results, changed, tuple(self.operators), evidence)
+        evidence = self.evidence or self.replaced() or attempted
+        described = protocol.Described(results, changed, self.elements, evidence)
         content = bytearray()
         for each in map(protocol.plain, self.copies):
             content += ctypes.string_at(each.data_ptr(), each.nbytes)
         fill_with_sentinel(self.burst.results)  # a later call may leave its memory unwritten
         return described, protocol.sealed(content)
-
-    def _replaced(self) -> str:
-        """Return which functions of other modules were replaced. torch replaces some as it imports more."""
-        if not self.functions:
-            return ""
-        now = _functions()
-        of_torch = ("torch", str(Path(torch.__file__).parent))
-        replaced = []
-        for name, value in self.functions.items():
-            other = now.get(name)
-            place = str(getattr(other, "co_filename", getattr(other, "__module__", "")))
-            if other is not value and not place.startswith(of_torch):
-                replaced.append(name)
-        return f"replaces functions of other modules: {', '.join(replaced[:3])}" if replaced else ""
 
     def _effects(self, result: Any, values: Any) -> list[Any]:
         """Return the results of a call, and the arguments that it writes."""
@@ -321,21 +302,46 @@ def _fill_memory(fill: bool) -> None:
         ctypes.CDLL(None).mallopt(option, value)
 
 
-def _functions() -> dict[str, Any]:
-    """Return the functions of other modules that a candidate may want to replace, by their code if it is Python."""
-    judge = {name: module for name, module in sys.modules.items() if name.startswith("opjit.judge")}
-    holders: dict[str, Any] = {name: sys.modules[name] for name in _REPLACEABLE.split()} | judge
-    holders |= {"torch.Tensor": torch.Tensor, "torch.cuda.Event": torch.cuda.Event}
-    for name, module in judge.items():
-        types = {
-            f"{name}.{key}": each for key, each in vars(module).items() if isinstance(each, type)
-        }
-        holders |= {key: each for key, each in types.items() if each.__module__ == name}
-    found = {}
+def _comparison() -> Callable[[], str]:
+    """Return a function that tells which functions and classes of other modules were replaced since.
+
+    A candidate cannot replace what it uses: that is syntax and its own variables only, except for torch's
+    functions, because torch replaces some as it imports more.
+    """
+    holders: dict[str, Any] = {
+        name: module
+        for name, module in sys.modules.items()
+        if name in _REPLACEABLE.split() or name.startswith("opjit.judge")
+    }
+    for name, module in [*holders.items()]:
+        types = {key: each for key, each in vars(module).items() if isinstance(each, type)}
+        holders |= {f"{name}.{key}": types[key] for key in types if types[key].__module__ == name}
+    places = []
+    codes = []
     for name, holder in holders.items():
-        members = dir(holder) if isinstance(holder, type) else [*vars(holder)]
-        for member in members:
-            value = inspect.getattr_static(holder, member)
-            if callable(value):
-                found[f"{name}.{member}"] = getattr(value, "__code__", value)
-    return found
+        members = vars(holder)
+        for key in dir(holder):
+            value = members.get(key)
+            if callable(value) or isinstance(holder, type):
+                places.append((f"{name}.{key}", members, key, value))
+            if inspect.isfunction(value):
+                codes.append((f"{name}.{key}", value, value.__code__))
+
+    def compare() -> str:
+        for name, members, key, value in places:
+            if members.get(key) is not value and not (
+                name[:6] == "torch." and _of_torch(members.get(key))
+            ):
+                return f"replaces functions of other modules: {name}"
+        for name, function, code in codes:
+            if function.__code__ is not code:
+                return f"replaces functions of other modules: {name}"
+        return ""
+
+    return compare
+
+
+def _of_torch(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    place = str(getattr(code, "co_filename", getattr(function, "__module__", "")))
+    return place.startswith(("torch", str(Path(torch.__file__).parent)))

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from opjit.errors import BadSetting, DeclarationError
 from opjit.judge import Judge, command, connection, pool, protocol, sandbox, screen
 from opjit.judge.burst import copied
 from opjit.judge.inputs import DeliveredInputs, PackedInputs
-from opjit.judge.operators import OperatorLog, Recorder, families
+from opjit.judge.operators import Recorder, families, profiled
 from opjit.judge.protocol import TensorSpec, Untrusted
 from opjit.judge.read_write_lock import ReadWriteLock
 from opjit.judge.task import BURSTS, Expected, Task, TimedSample
@@ -214,40 +215,43 @@ def test_operators_are_found_below_modes_in_threads_and_by_families() -> None:
         with torch._C._DisableTorchDispatch():
             torch.nn.functional.linear(x, x).clamp(min=0)
 
-    with OperatorLog() as log:
+    elements = Counter[str]()
+    with profiled(elements):
         thread = threading.Thread(target=hidden)
         thread.start()
         thread.join()
-    assert log.complete
-    assert families(log.elements, 16) >= {"matmul", "clamp"}
-    recorder = Recorder()
-    with recorder:
+    assert families(elements, 16) >= {"matmul", "clamp"}
+    elements.clear()
+    with Recorder(elements):
         torch.relu(torch.addmm(x, x, x))
         x[:1, :1].exp()
-    found = families(recorder.elements, 16)
+    found = families(elements, 16)
     assert found == {"matmul", "clamp"}, "a small tensor does not count"
 
 
 def test_operators_of_all_namespaces_are_found_and_small_calls_add_up() -> None:
     x = torch.rand(8, 8)
-    with OperatorLog() as log:
+    elements = Counter[str]()
+    with profiled(elements):
         torch.ops.mkldnn._linear_pointwise(x, x, None, "relu", [], "")
         for row in x.split(1):
             row.exp()
         torch.nn.functional.conv1d(x[None], x[:, :, None])
         assert not torch.autograd.profiler._is_profiler_enabled
-    found = families(log.elements, 64)
+    found = families(elements, 64)
     assert found >= {"mkldnn::_linear_pointwise", "exp", "convolution", "matmul"}
 
 
 def test_a_message_has_its_class_and_the_types_of_its_fields() -> None:
-    sent = protocol.Described(((TensorSpec("float32", (2, 3)), 1.5, None),), True, ("mm",), "")
+    sent = protocol.Described(
+        ((TensorSpec("float32", (2, 3)), 1.5, None),), True, {"aten::mm": 9}, ""
+    )
     kinds = [protocol.Described, protocol.Failed]
     assert protocol.decode(protocol.encode(sent), kinds) == sent
     for body in (
         b"{}",
         b"nonsense",
-        b'["Described", {"results": [], "changed": 1, "operators": [], "evidence": ""}]',
+        b'["Described", {"results": [], "changed": 1, "elements": {}, "evidence": ""}]',
         b'["Described", {"results": []}]',
         b'["Failed", {"word": "excellent"}]',
         protocol.encode(protocol.Done()),
