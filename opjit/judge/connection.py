@@ -23,11 +23,13 @@ from opjit.judge.protocol import (
     Untrusted,
     read_sealed,
 )
+from opjit.judge.read_write_lock import ReadWriteLock
 from opjit.judge.verdict import VerdictReached
 
 A = TypeVar("A", bound=Message)
 
 _LOAD_FACTOR = 4.0  # at most, by which a busy machine makes limits longer
+_TURN = 0.1  # seconds in which a build keeps others from being timed
 _LAST_WORDS = 10.0  # seconds that a keeper gets to clean up
 
 
@@ -70,9 +72,17 @@ class WorkerConnection:
         with suppress(ConnectionError):  # the answer gives the reason
             self._requests.send(Ask(method, arguments), *descriptors)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until an answer can be read, or for so many seconds."""
-        select.select([self._requests.end], [], [], seconds)
+    def wait_in_turns(self, lock: ReadWriteLock, seconds: float) -> None:
+        """Wait until an answer can be read. The worker and its programs stand still whenever another thread has the lock alone."""
+        end = time.monotonic() + seconds * load_factor()
+        self._command("freeze", Stopped, seconds)
+        while time.monotonic() < end:
+            with lock.shared():
+                self._command("resume", Done, seconds)
+                if select.select([self._requests.end], [], [], _TURN)[0]:
+                    return
+                self._command("freeze", Stopped, seconds)
+        raise VerdictReached("timeout", f"did not return within {seconds:g} s")
 
     def answer(self, kind: type[A], seconds: float) -> tuple[A, list[int]]:
         """Wait for an answer and its files."""

@@ -47,8 +47,15 @@ class GpuProcesses:
         count = len(self._gpus)
         for number, gpu in enumerate(self._gpus):
             ends = [theirs.fileno() for _, theirs in self._pipes[number::count]]
-            command = [sys.executable, "-m", _MODULE, self._options, *map(str, ends)]
-            self.processes.append(_process(command, ends, gpu))
+            process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, self._options, *map(str, ends)],
+                pass_fds=ends,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # the judge's stdout may have verdicts
+                start_new_session=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+            )
+            self.processes.append(process)
         for ours, theirs in self._pipes:
             theirs.close()
             self._free.put(ours)
@@ -76,17 +83,6 @@ class GpuProcesses:
         for process in self.processes:
             process.terminate()
             process.wait()
-
-
-def _process(command: Sequence[str], ends: Sequence[int], gpu: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        pass_fds=ends,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # the judge's stdout may have verdicts
-        start_new_session=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
-    )
 
 
 def _receive(connection: Connection, number: int) -> Any:

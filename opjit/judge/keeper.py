@@ -26,8 +26,8 @@ from opjit.testing.isolation import Child
 
 _PROCESSES = 256  # and threads that a candidate may have. Compilers need a dozen
 _SIGNALS = {
-    "freeze": (signal.SIGSTOP, os.CLD_STOPPED),
-    "resume": (signal.SIGCONT, os.CLD_CONTINUED),
+    "freeze": (os.kill, signal.SIGSTOP, os.CLD_STOPPED),
+    "resume": (os.killpg, signal.SIGCONT, os.CLD_CONTINUED),
 }
 
 _STOPS = os.WSTOPPED | os.WCONTINUED | os.WNOHANG  # events since the last time
@@ -47,6 +47,7 @@ def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRe
             control.end.close()
             os.dup2(2, 1)  # the judge's stdout has verdicts, and a worker may not write there
             sandbox.limit(asked.memory)
+            sandbox.stay_in_group()
             if first:
                 sandbox.few_processes(group, _PROCESSES)
             isolation = ["own processes"] if first else []
@@ -104,7 +105,7 @@ def _first_of_namespace(asked: Fork) -> int:
 
 
 def _watch(process: Child, control: Channel) -> Failed:
-    """Stop the worker and let it go on as the judge asks, until it ends, or until the judge lets go.
+    """Stop the worker's group of processes and let it go on as the judge asks, until the worker ends, or until the judge lets go.
 
     No kernel needs to be stopped or continued by anybody else.
     """
@@ -125,14 +126,16 @@ def _watch(process: Child, control: Channel) -> Failed:
                     return _ended("cheat", "stops or continues its process")
                 awaited = 0
                 is_stopped = event.si_code == os.CLD_STOPPED
+                if is_stopped:  # a process that waits for its program to start cannot be
+                    os.killpg(process.pid, signal.SIGSTOP)
                 control.send(Stopped(process.pid) if is_stopped else Done())
             if control.end in ready:
                 try:
                     asked, _ = control.receive([Ask])
                 except EOFError:
                     return _ended("crash", "was ended")
-                number, awaited = _SIGNALS[asked.method]
-                os.kill(process.pid, number)
+                send, number, awaited = _SIGNALS[asked.method]
+                send(process.pid, number)
 
 
 def _ended(word: Word, message: str) -> Failed:

@@ -161,6 +161,11 @@ def allow_programs() -> bool:
     return _install(code, _FAIL | errno.ENOSYS)
 
 
+def stay_in_group() -> bool:
+    """Keep what this process starts in its group of processes: calls that leave it do nothing."""
+    return _install(_answer(system_calls.LEAVING, _FAIL), _ALLOW)
+
+
 def _install(rules: list[_Instruction], otherwise: int) -> bool:
     """Install a filter in all threads of this process."""
     machine = platform.machine()

@@ -51,11 +51,13 @@ sched_get_priority_min 147 126, sched_getattr 315 275, sched_setaffinity 203 122
 sendfile 40 71, sendmmsg 307 269, sendto 44 206, set_mempolicy 238 237, set_tid_address 218 96,
 setitimer 38 103, setpgid 109 154, setrlimit 160 164, setsid 112 157, setsockopt 54 208,
 shutdown 48 210, signalfd 282 -, signalfd4 289 74, splice 275 76, symlink 88 -, symlinkat 266 36,
-sync_file_range 277 84, tee 276 77, timer_create 222 107, timer_delete 226 111,
-timer_getoverrun 225 109, timer_gettime 224 108, timer_settime 223 110, timerfd_create 283 85,
+sync_file_range 277 84, tee 276 77, timerfd_create 283 85,
 timerfd_gettime 287 87, timerfd_settime 286 86, truncate 76 45, umask 95 166, unlink 87 -,
 unlinkat 263 35, vfork 58 -, vmsplice 278 75, wait4 61 260, waitid 247 95
 """
+
+# Calls that leave the worker's group of processes, which its keeper stops as a whole.
+LEAVING = "setpgid 109 154, setsid 112 157"
 
 # Calls that change a file's mode, owner, times or attributes. Landlock cannot refuse them.
 IGNORED = """

@@ -5,7 +5,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,13 +144,12 @@ class Trial:
             self.facts["seconds"][name] = time.perf_counter() - started
 
     def _load(self) -> None:
-        """Build and load the candidate. On a CPU, nothing is timed in the first seconds of it."""
-        lock = nullcontext() if self.pool.device == "cuda" else self.device_lock.shared()
+        """Build and load the candidate. On a CPU, it stands still while another one is timed."""
+        limit = _BUILD if self.task.op else _IMPORT * self.seconds
         with self._stage("build"):
-            with lock:
-                self._send_candidate()
-                self.worker.wait(_QUIET)
-            limit = _BUILD if self.task.op else _IMPORT * self.seconds
+            self._send_candidate()
+            if self.pool.device == "cpu":
+                self.worker.wait_in_turns(self.device_lock, limit)
             loaded, _ = self.worker.answer(protocol.LoadedCandidate, limit)
         frozen = ["frozen results"] if self.pool.reads_memory else []
         self.facts.update(
@@ -160,13 +159,15 @@ class Trial:
     def _send_candidate(self) -> None:
         task = self.task
         if task.op is not None:
-            origin = {
-                "name": self.name,
-                "schema": task.op.schema.text.partition("::")[2],
-                "folder": str(task.op.folder),
-            }
-            how = {"mutates": task.mutates, "emulate": self.pool.emulated}
-            self.worker.send("load_op", text=self.text, **origin, **how)
+            self.worker.send(
+                "load_op",
+                text=self.text,
+                name=self.name,
+                schema=task.op.schema.text.partition("::")[2],
+                folder=str(task.op.folder),
+                mutates=task.mutates,
+                emulate=self.pool.emulated,
+            )
             return
         with protocol.closing(protocol.sealed(pickle.dumps(task.init))) as init:
             self.worker.send(

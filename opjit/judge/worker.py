@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import inspect
 import os
 import pickle
 import sys
@@ -78,7 +77,7 @@ class CandidateWorker:
     isolation: list[str]
 
     def __post_init__(self) -> None:
-        self.call: Callable[..., Any] = lambda *args, **kwargs: None
+        self.call: Callable[..., Any] = str
         self.mutates = False
         self.watch: Watch | None = None
         self.replaced: Callable[[], str] = str
@@ -192,11 +191,8 @@ class CandidateWorker:
         """Start torch's profiler once, and replace functions that could show it or hide operators from it."""
         with operators.profiled(Counter()):
             pass
-        for module in map(vars, (torch._C._autograd, torch.autograd)):
-            if "_enable_record_function" in module:
-                module["_enable_record_function"] = _refuse_hiding
-            if "_profiler_enabled" in module:
-                module["_profiler_enabled"] = lambda: False
+        for module in (torch._C._autograd, torch.autograd):
+            vars(module).update(_enable_record_function=_refuse_hiding, _profiler_enabled=bool)
 
     def prepare(
         self, places: int, *masked: int, count: int, results: list[Any], log: bool, fill: bool
@@ -264,9 +260,8 @@ class CandidateWorker:
         attempted = self.watch.evidence if self.watch else ""
         evidence = self.evidence or self.replaced() or attempted
         described = protocol.Described(results, changed, self.elements, evidence)
-        content = bytearray()
-        for each in map(protocol.plain, self.copies):
-            content += ctypes.string_at(each.data_ptr(), each.nbytes)
+        copies = [*map(protocol.plain, self.copies)]
+        content = b"".join(ctypes.string_at(each.data_ptr(), each.nbytes) for each in copies)
         fill_with_sentinel(self.burst.results)  # a later call may leave its memory unwritten
         return described, protocol.sealed(content)
 
@@ -303,9 +298,9 @@ def _fill_memory(fill: bool) -> None:
 
 
 def _comparison() -> Callable[[], str]:
-    """Return a function that tells which functions and classes of other modules were replaced since.
+    """Return a function that tells which functions of other modules were replaced since, or members of their classes.
 
-    A candidate cannot replace what it uses: that is syntax and its own variables only, except for torch's
+    A candidate cannot replace what it uses: that is syntax and its own variables, except for torch's
     functions, because torch replaces some as it imports more.
     """
     holders: dict[str, Any] = {
@@ -314,34 +309,28 @@ def _comparison() -> Callable[[], str]:
         if name in _REPLACEABLE.split() or name.startswith("opjit.judge")
     }
     for name, module in [*holders.items()]:
-        types = {key: each for key, each in vars(module).items() if isinstance(each, type)}
-        holders |= {f"{name}.{key}": types[key] for key in types if types[key].__module__ == name}
-    places = []
-    codes = []
+        holders |= {
+            f"{name}.{key}": each
+            for key, each in vars(module).items()
+            if isinstance(each, type) and each.__module__ == name
+        }
+    kept = []
     for name, holder in holders.items():
         members = vars(holder)
         for key in dir(holder):
             value = members.get(key)
             if callable(value) or isinstance(holder, type):
-                places.append((f"{name}.{key}", members, key, value))
-            if inspect.isfunction(value):
-                codes.append((f"{name}.{key}", value, value.__code__))
+                code = getattr(value, "__code__", None)
+                kept.append((f"{name}.{key}", members, key, value, code))
 
     def compare() -> str:
-        for name, members, key, value in places:
-            if members.get(key) is not value and not (
-                name[:6] == "torch." and _of_torch(members.get(key))
-            ):
-                return f"replaces functions of other modules: {name}"
-        for name, function, code in codes:
-            if function.__code__ is not code:
+        for name, members, key, value, code in kept:
+            now = members.get(key)
+            if now is value and (code is None or value.__code__ is code):
+                continue
+            of_torch = name[:6] == "torch." and str(getattr(now, "__module__", ""))[:5] == "torch"
+            if now is value or not of_torch:
                 return f"replaces functions of other modules: {name}"
         return ""
 
     return compare
-
-
-def _of_torch(function: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    place = str(getattr(code, "co_filename", getattr(function, "__module__", "")))
-    return place.startswith(("torch", str(Path(torch.__file__).parent)))

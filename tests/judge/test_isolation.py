@@ -437,16 +437,17 @@ def test_bursts_that_are_logged_differ_in_nothing_and_can_be_any() -> None:
     for _ in range(60):
         steps: list[tuple[str, bool]] = []
 
-        def note(what: str, log: bool = False, steps: Any = steps) -> None:
+        def note(what: str, result: Any, log: bool = False, steps: Any = steps) -> Any:
             steps.append((what, log))
+            return result
 
         made = Trial(Mock(device="cpu", seconds=1, device_lock=ReadWriteLock()), "", "")
         made.worker = Mock()
-        made.worker.prepare = lambda *_, log=False, **__: note("prepare", log)
-        made.worker.run = lambda *_: (note("run"), (1e-3, None))[1]
+        made.worker.prepare = lambda *_, log=False, **__: note("prepare", None, log)
+        made.worker.run = lambda *_: note("run", (1e-3, None))
         call = Expected(Sample((torch.ones(2),)), [torch.ones(2)])
         reference = Mock()
-        reference.seconds_of_call = lambda: (note("reference"), 1e-3)[1]
+        reference.seconds_of_call = lambda: note("reference", 1e-3)
         bursts = [pool.PackedBurst([call] * 9, Mock(), reference)] * (BURSTS - 1)
         with patch.object(made, "_compare"), patch.object(made, "_rated") as rated:
             made._measure(0.0, 1e-3, bursts)
@@ -459,3 +460,69 @@ def test_bursts_that_are_logged_differ_in_nothing_and_can_be_any() -> None:
         assert len(logged) >= 2
         seen.update(logged)
     assert seen >= set(range(8))
+
+
+def test_what_a_candidate_starts_stands_still_with_it() -> None:
+    text = "import subprocess\nsubprocess.Popen(['sleep', '99'], start_new_session=True)\nwhile True: pass"
+    judge = Judge(MODEL, device="cpu", workers=1)
+    judge.start()
+
+    def states(pid: int) -> list[str]:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        stats = [Path(f"/proc/{each}/stat").read_text() for each in (pid, *children)]
+        return [each.rpartition(")")[2].split()[0] for each in stats]
+
+    try:
+        trial = Trial(judge.pools[0], text, "candidate.py")
+        with judge.pools[0].worker() as trial.worker:
+            trial._send_candidate()
+            found: list[str] = []
+            while len(found) < 2:
+                stopped = trial.worker._command("freeze", protocol.Stopped, 5)
+                found = states(stopped.pid)
+                trial.worker._command("resume", protocol.Done, 5)
+            stopped = trial.worker._command("freeze", protocol.Stopped, 5)
+            assert states(stopped.pid) == ["T", "T"]
+    finally:
+        judge.close()
+
+
+def test_a_build_keeps_nobody_from_being_timed() -> None:
+    """While another trial has the lock, the worker stands still; the wait for it has a limit."""
+    lock = ReadWriteLock()
+    asked: list[str] = []
+    control, requests = protocol.Channel.pair(), protocol.Channel.pair()
+    ends = [*control, *requests]
+    made = connection.WorkerConnection(control[0], requests[0])
+    done = threading.Event()
+    alone: list[list[str]] = []
+
+    def keep() -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                message, _ = control[1].receive([protocol.Ask])
+                asked.append(message.method)
+                is_freeze = message.method == "freeze"
+                control[1].send(protocol.Stopped(1) if is_freeze else protocol.Done())
+
+    def time_others() -> None:
+        while not done.is_set():
+            with lock.exclusive():
+                before = asked[-1:]
+                done.wait(0.02)
+                alone.append([*before, *asked[-1:]])
+            done.wait(0.02)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (keep, time_others)]
+    for each in threads:
+        each.start()
+    with pytest.raises(VerdictReached, match="did not return within 0.5 s"):
+        made.wait_in_turns(lock, 0.5)
+    done.set()
+    assert len(alone) > 2
+    assert all(set(each) <= {"freeze"} for each in alone), alone
+    requests[1].send(protocol.Done())
+    made.wait_in_turns(lock, 60)
+    assert asked[-1] == "resume"
+    for channel in ends:
+        channel.end.close()
