@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -482,7 +483,9 @@ def test_what_a_candidate_starts_stands_still_with_it() -> None:
                 found = states(stopped.pid)
                 trial.worker._command("resume", protocol.Done, 5)
             stopped = trial.worker._command("freeze", protocol.Stopped, 5)
-            assert states(stopped.pid) == ["T", "T"]
+            until = time.monotonic() + 5
+            while states(stopped.pid) != ["T", "T"]:  # each stops when it runs next
+                assert time.monotonic() < until, states(stopped.pid)
     finally:
         judge.close()
 
@@ -516,7 +519,7 @@ def test_a_build_keeps_nobody_from_being_timed() -> None:
     threads = [threading.Thread(target=work, daemon=True) for work in (keep, time_others)]
     for each in threads:
         each.start()
-    with pytest.raises(VerdictReached, match="did not return within 0.5 s"):
+    with pytest.raises(VerdictReached, match="did not return within"):
         made.wait_in_turns(lock, 0.5)
     done.set()
     assert len(alone) > 2
