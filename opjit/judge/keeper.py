@@ -57,6 +57,7 @@ def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRe
                 serve(requests, CandidateWorker(folder, asked.device, isolation))
 
         with Child(run) as process:
+            os.setpgid(process.pid, process.pid)  # as it does itself, but maybe after it is stopped
             requests.end.close()
             died = _watch(process, control)
             if first:
