@@ -1,5 +1,6 @@
 """Batches of prepared calls, with results that are kept for comparison."""
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -130,9 +131,12 @@ def fill_with_sentinel(results: Any, inputs: Any = ()) -> None:
     with torch.inference_mode():
         for each in tensors_of(results):
             if each.numel() and each.untyped_storage().data_ptr() not in kept:
-                size = each.element_size()
-                first = each.storage_offset() * size
-                storage_bytes(each)[first : first + span(each) * size].fill_(0xFF)
+                size = span(each) * each.element_size()
+                if each.is_cuda:
+                    first = each.storage_offset() * each.element_size()
+                    storage_bytes(each)[first : first + size].fill_(0xFF)
+                else:  # torch's threads would wait for each other on busy CPUs
+                    ctypes.memset(each.data_ptr(), 0xFF, size)
 
 
 def storages(values: Any, others: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -209,11 +209,8 @@ class Trial:
                 continue
             times.append(max(took - overhead, _SMALLEST * took) / count)
             references.append(reference)
-            enough = len(times) > _BURSTS
-            if (
-                enough
-                and max(median_and_spread(each[1:])[1] for each in (times, references)) <= _STEADY
-            ):
+            spreads = (median_and_spread(each[1:])[1] for each in (times, references))
+            if len(times) > _BURSTS and max(spreads) <= _STEADY:
                 break
         return self._rated(times, references)
 
@@ -277,8 +274,9 @@ class Trial:
         fused = {name for name in ran if "::" in name}
         used = fused or self.task.operators
         if used and used <= ran:
-            names = ", ".join(sorted(used))
-            raise VerdictReached("cheat", f"computes the result with torch's operators: {names}")
+            raise VerdictReached(
+                "cheat", f"computes the result with torch's operators: {', '.join(sorted(used))}"
+            )
         return content
 
     def _compare_call(self, got: list[Any], call: Expected) -> None:

@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: a graph captured once. named: RuntimeError
+# gpu-mode/pygpubench keeps such an attack: a graph captured once. named: Error
 import torch
 from torch import nn
 
