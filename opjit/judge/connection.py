@@ -30,16 +30,14 @@ A = TypeVar("A", bound=Message)
 
 _LOAD_FACTOR = 4.0  # at most, by which a busy machine makes limits longer
 _TURN = 0.1  # seconds in which a build keeps others from being timed
+_STOP = 3.0  # seconds in which a worker stops. It cannot while it waits for its program to start
 _LAST_WORDS = 10.0  # seconds that a keeper gets to clean up
 
 
 def read_memory(pid: int, addresses: Sequence[int], sizes: Sequence[int]) -> bytearray:
-    """Read regions of another process's memory. Raises OSError."""
+    """Read regions of another process's memory. Raises OSError, or for impossible addresses OverflowError or ValueError."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        try:
-            found = bytearray().join(map(os.pread, repeat(memory.fileno()), sizes, addresses))
-        except (OSError, OverflowError, ValueError) as error:
-            raise OSError(f"a region cannot be read: {error}") from error
+        found = bytearray().join(map(os.pread, repeat(memory.fileno()), sizes, addresses))
     if len(found) != sum(sizes):
         raise OSError(f"read {len(found)} of {sum(sizes)} bytes")
     return found
@@ -73,15 +71,20 @@ class WorkerConnection:
             self._requests.send(Ask(method, arguments), *descriptors)
 
     def wait_in_turns(self, lock: ReadWriteLock, seconds: float) -> None:
-        """Wait until an answer can be read. The worker and its programs stand still whenever another thread has the lock alone."""
-        end = time.monotonic() + seconds * load_factor()
-        self._command("freeze", Stopped, seconds)
-        while time.monotonic() < end:
+        """Wait until an answer can be read. The worker and its programs stand still whenever another thread has the lock alone.
+
+        Only the time of its turns counts, and that of each stop, which it may delay.
+        """
+        left = seconds * load_factor()
+        self._command("freeze", Stopped)
+        while left > 0:
             with lock.shared():
-                self._command("resume", Done, seconds)
+                started = time.monotonic()
+                self._command("resume", Done)
                 if select.select([self._requests.end], [], [], _TURN)[0]:
                     return
-                self._command("freeze", Stopped, seconds)
+                self._command("freeze", Stopped)
+                left -= time.monotonic() - started
         raise VerdictReached("timeout", f"did not return within {seconds:g} s")
 
     def answer(self, kind: type[A], seconds: float) -> tuple[A, list[int]]:
@@ -108,12 +111,11 @@ class WorkerConnection:
         count: int,
         results: Sequence[TensorSpec],
         seconds: float,
-        log: bool = False,
-        fill: bool = False,
+        **options: bool,
     ) -> None:
         """Let the worker prepare the first calls of a burst without their values."""
         files = [inputs.places] if inputs.key is None else [inputs.places, inputs.content]
-        self.ask(Done, seconds, "prepare", *files, count=count, results=results, log=log, fill=fill)
+        self.ask(Done, seconds, "prepare", *files, count=count, results=results, **options)
 
     def run(
         self, inputs: PackedInputs, limit: int, seconds: float
@@ -128,15 +130,15 @@ class WorkerConnection:
         ran = self.ask(Ran, seconds, "run", *files, key=inputs.key, limit=limit)
         if inputs.key is not None:
             return time.perf_counter() - started, None
-        stopped = self._command("freeze", Stopped, seconds)
+        stopped = self._command("freeze", Stopped)
         took = time.perf_counter() - started
         if min(ran.sizes, default=0) < 0 or sum(ran.sizes) > limit:
             raise Untrusted(f"results of {ran.sizes} bytes, where at most {limit} are expected")
         try:
             results = read_memory(stopped.pid, ran.addresses, ran.sizes)
-        except OSError as error:
+        except (OSError, OverflowError, ValueError) as error:
             raise Untrusted(f"results at addresses that cannot be read: {error}") from None
-        self._command("resume", Done, seconds)
+        self._command("resume", Done)
         return took, results
 
     def describe(self, limit: int, seconds: float) -> tuple[Described, bytearray]:
@@ -147,11 +149,11 @@ class WorkerConnection:
             raise Untrusted(f"expected a file of results, got {len(files)}")
         return described, read_sealed(files[0], limit)
 
-    def _command(self, method: str, kind: type[A], seconds: float) -> A:
+    def _command(self, method: str, kind: type[A]) -> A:
         """Let the keeper stop the worker, or let it go on."""
         with suppress(ConnectionError):  # the answer gives the reason
             self._control.send(Ask(method, {}))
-        return self._receive(self._control, kind, seconds)[0]
+        return self._receive(self._control, kind, _STOP)[0]
 
     def _death(self) -> VerdictReached:
         """Return why the worker ended, if the keeper reports it in time."""

@@ -47,8 +47,9 @@ class GpuProcesses:
         count = len(self._gpus)
         for number, gpu in enumerate(self._gpus):
             ends = [theirs.fileno() for _, theirs in self._pipes[number::count]]
+            command = [sys.executable, "-m", _MODULE, self._options, *map(str, ends)]
             process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, self._options, *map(str, ends)],
+                command,
                 pass_fds=ends,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the judge's stdout may have verdicts

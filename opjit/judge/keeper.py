@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,8 +27,8 @@ from opjit.testing.isolation import Child
 
 _PROCESSES = 256  # and threads that a candidate may have. Compilers need a dozen
 _SIGNALS = {
-    "freeze": (os.kill, signal.SIGSTOP, os.CLD_STOPPED),
-    "resume": (os.killpg, signal.SIGCONT, os.CLD_CONTINUED),
+    "freeze": (signal.SIGSTOP, os.CLD_STOPPED),
+    "resume": (signal.SIGCONT, os.CLD_CONTINUED),
 }
 
 _STOPS = os.WSTOPPED | os.WCONTINUED | os.WNOHANG  # events since the last time
@@ -35,7 +36,9 @@ _STOPS = os.WSTOPPED | os.WCONTINUED | os.WNOHANG  # events since the last time
 
 def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoReturn:
     """Run a worker, watch it, and report how it ended."""
-    group = _control_group(folder.name)
+    groups = Path("/sys/fs/cgroup")
+    version_1 = groups / "pids"
+    group = (version_1 if version_1.is_dir() else groups) / f"opjit-judge-{folder.name}"
     try:
         processes.end_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -43,7 +46,8 @@ def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRe
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
         first = _first_of_namespace(asked)
 
-        def run(_: object) -> None:
+        def run(pipe: Connection) -> None:
+            pipe.send(os.getpid())
             control.end.close()
             os.dup2(2, 1)  # the judge's stdout has verdicts, and a worker may not write there
             sandbox.limit(asked.memory)
@@ -57,7 +61,8 @@ def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRe
                 serve(requests, CandidateWorker(folder, asked.device, isolation))
 
         with Child(run) as process:
-            os.setpgid(process.pid, process.pid)  # as it does itself, but maybe after it is stopped
+            with suppress(EOFError):  # it has ended
+                process.messages.recv()  # once it has a group, which can be stopped
             requests.end.close()
             died = _watch(process, control)
             if first:
@@ -67,12 +72,6 @@ def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRe
     finally:
         _remove_group(group)
         os._exit(0)
-
-
-def _control_group(name: str) -> Path:
-    groups = Path("/sys/fs/cgroup")
-    version_1 = groups / "pids"
-    return (version_1 if version_1.is_dir() else groups) / f"opjit-judge-{name}"
 
 
 def _remove_group(group: Path) -> None:
@@ -110,7 +109,7 @@ def _watch(process: Child, control: Channel) -> Failed:
 
     No kernel needs to be stopped or continued by anybody else.
     """
-    awaited = 0  # the event that the keeper's last signal causes
+    number = awaited = 0  # the keeper's last signal, and the event that it causes
     signals, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # until this process ends
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a child has stopped, continued or ended
@@ -126,17 +125,17 @@ def _watch(process: Child, control: Channel) -> Failed:
                 if event.si_code != awaited:
                     return _ended("cheat", "stops or continues its process")
                 awaited = 0
+                # Only now: a process cannot stop while it waits for a program that is stopped before its start.
+                os.killpg(process.pid, number)
                 is_stopped = event.si_code == os.CLD_STOPPED
-                if is_stopped:  # a process that waits for its program to start cannot be
-                    os.killpg(process.pid, signal.SIGSTOP)
                 control.send(Stopped(process.pid) if is_stopped else Done())
             if control.end in ready:
                 try:
                     asked, _ = control.receive([Ask])
                 except EOFError:
                     return _ended("crash", "was ended")
-                send, number, awaited = _SIGNALS[asked.method]
-                send(process.pid, number)
+                number, awaited = _SIGNALS[asked.method]
+                os.kill(process.pid, number)
 
 
 def _ended(word: Word, message: str) -> Failed:
@@ -146,8 +145,10 @@ def _ended(word: Word, message: str) -> Failed:
 def _death(process: Child) -> Failed:
     how = process.end()
     if "SIGSYS" in how:
-        reason = "makes a system call that computing does not need, for which the kernel ended it"
-        return _ended("cheat", reason)
+        return _ended(
+            "cheat",
+            "makes a system call that computing does not need, for which the kernel ended it",
+        )
     last_line = process.stderr()[-2000:].strip().splitlines()[-1:]
     return _ended("crash", ": ".join([how, *last_line]))
 

@@ -14,6 +14,7 @@ class ReadWriteLock:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
+        self._turn = threading.Lock()  # of the writers
         self._readers = 0
         self._writers = 0  # that write or wait
 
@@ -33,9 +34,12 @@ class ReadWriteLock:
     def exclusive(self) -> Iterator[None]:
         with self._condition:
             self._writers += 1
-            try:
-                self._condition.wait_for(lambda: not self._readers)
-                yield  # nobody can enter, because the condition is not released
-            finally:
+        try:
+            with self._turn:
+                with self._condition:
+                    self._condition.wait_for(lambda: not self._readers)
+                yield
+        finally:
+            with self._condition:
                 self._writers -= 1
                 self._condition.notify_all()

@@ -31,7 +31,6 @@ _STEADY = 0.1  # no more bursts are needed below this spread
 _NOISY = 0.3  # a median with a larger spread means nothing
 _BUILD = 300.0  # seconds for all compilers of an op
 _IMPORT = 6  # times the limit of a call, for a Python file, which may call compilers
-_QUIET = 5.0  # seconds in which a build keeps others from being timed
 _SLOW_BURST = 1.0  # seconds. A slow candidate makes fewer calls
 _FEW_CALLS = 8  # of a burst, unless they come near the limit
 _SHORTEST_LIMIT = 1.0  # seconds of a burst
@@ -159,15 +158,13 @@ class Trial:
     def _send_candidate(self) -> None:
         task = self.task
         if task.op is not None:
-            self.worker.send(
-                "load_op",
-                text=self.text,
-                name=self.name,
-                schema=task.op.schema.text.partition("::")[2],
-                folder=str(task.op.folder),
-                mutates=task.mutates,
-                emulate=self.pool.emulated,
-            )
+            origin = {
+                "name": self.name,
+                "schema": task.op.schema.text.partition("::")[2],
+                "folder": str(task.op.folder),
+            }
+            how = {"mutates": task.mutates, "emulate": self.pool.emulated}
+            self.worker.send("load_op", text=self.text, **origin, **how)
             return
         with protocol.closing(protocol.sealed(pickle.dumps(task.init))) as init:
             self.worker.send(
@@ -232,17 +229,15 @@ class Trial:
             return seconds, self._compare(burst.calls[:count], content, size)
 
     def _time(self, burst: PackedBurst, count: int, limit: float, log: bool) -> tuple[float, float]:
-        """Do the same while no other candidate runs, or with a log. Returns the seconds of the burst and of a call of the reference."""
+        """Do the same while no other candidate runs. Returns the seconds of the burst and of a call of the reference."""
         assert burst.reference is not None
-        lock = self.device_lock
-        with lock.shared():
+        with self.device_lock.shared():
             size = self._prepare(burst, count, log=log)
-        # As short as possible, because other trials wait. A log costs time.
-        with lock.shared() if log else lock.exclusive():
+        with self.device_lock.exclusive():  # as short as possible, because other trials wait
             with torch.inference_mode():
                 reference = burst.reference.seconds_of_call()
             seconds, content = self.worker.run(burst.inputs, size, limit + self.seconds * log)
-        with lock.shared():
+        with self.device_lock.shared():
             self._compare(burst.calls[:count], content, size)
         return seconds, reference
 

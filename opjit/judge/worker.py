@@ -44,7 +44,7 @@ _M_TRIM_THRESHOLD = -1
 # Of ops: all of its entries in the cache passed the check of their object files.
 _NAMESPACE = "candidate"
 _REPLACEABLE = "time torch torch.cuda torch.cuda.streams torch.testing torch.nn.functional torch.autograd.profiler"
-_REPLACEABLE += " builtins os json socket pickle mmap gc inspect"
+_REPLACEABLE += " builtins os json socket pickle mmap gc inspect ctypes"
 
 
 def import_all() -> None:
@@ -195,7 +195,13 @@ class CandidateWorker:
             vars(module).update(_enable_record_function=_refuse_hiding, _profiler_enabled=bool)
 
     def prepare(
-        self, places: int, *masked: int, count: int, results: list[Any], log: bool, fill: bool
+        self,
+        places: int,
+        *masked: int,
+        count: int,
+        results: list[Any],
+        log: bool = False,
+        fill: bool = False,
     ) -> protocol.Done:
         """Make a burst of the first calls. Their arguments have no values yet.
 
@@ -257,8 +263,7 @@ class CandidateWorker:
         rows = map(self._effects, self.burst.results, self.burst.inputs)
         results = tuple(tuple(map(describe_result, row)) for row in rows)
         changed = not self.mutates and self.inputs.changed()
-        attempted = self.watch.evidence if self.watch else ""
-        evidence = self.evidence or self.replaced() or attempted
+        evidence = self.evidence or self.replaced() or (self.watch.evidence if self.watch else "")
         described = protocol.Described(results, changed, self.elements, evidence)
         copies = [*map(protocol.plain, self.copies)]
         content = b"".join(ctypes.string_at(each.data_ptr(), each.nbytes) for each in copies)

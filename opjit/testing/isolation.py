@@ -54,7 +54,7 @@ class Child(AbstractContextManager["Child"]):
 
     def _run(self, work: Callable[[Connection], object], pipe: Connection) -> None:
         """In the child: end with the parent, but not by a terminal's Ctrl-C, which is the parent's to handle."""
-        os.setpgid(0, 0)
+        os.setsid()  # a busy machine's kernel divides the CPUs among sessions
         libc = ctypes.CDLL(None)
         processes.end_with_parent()
         for number in (signal.SIGTERM, signal.SIGHUP):

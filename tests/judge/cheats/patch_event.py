@@ -1,4 +1,4 @@
-# gpu-mode/pygpubench keeps such an attack: events are patched. named: replaces functions of other modules: torch.cuda.streams.Event.elapsed_time
+# gpu-mode/pygpubench keeps this: events are patched. named: replaces functions of other modules: torch.cuda.streams.Event.elapsed_time
 import torch
 from torch import nn
 
