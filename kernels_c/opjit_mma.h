@@ -42,22 +42,23 @@ typedef struct __align__(64) opjit_tensor_map {
 } opjit_tensor_map;
 
 /*
- * How TMA and wgmma place 16-byte pieces in shared memory, so that a column of pieces lies in all banks. Rows have as
- * many bytes as the name says, and tiles begin at a multiple of 1024 bytes: piece p of row r lies at
- * p ^ (r % 8) for 128 bytes. The numbers are those of CUtensorMapSwizzle.
+ * How TMA and wgmma place 16-byte pieces in shared memory, so that a column of pieces uses all banks. Rows have as
+ * many bytes as the name says, and tiles begin at a multiple of 1024 bytes. For 128 bytes, the place of piece p in row r
+ * is p ^ (r % 8). The numbers are CUtensorMapSwizzle's.
  */
 typedef enum opjit_swizzle { OPJIT_NO_SWIZZLE, OPJIT_SWIZZLE_32, OPJIT_SWIZZLE_64, OPJIT_SWIZZLE_128 } opjit_swizzle;
 
 /*
- * A barrier in shared memory that counts threads and bytes. A phase ends when `count` threads have arrived and all expected bytes are there. Then the next one begins. Waits name
- * the parity of a phase: 0 for the first, 1 for the second, 0 for the third ...
+ * A barrier in shared memory that counts threads and bytes. A phase ends when `count` threads have arrived and all
+ * expected bytes are there. Then the next phase begins. A wait gives the parity of a phase: 0 for the first, 1 for the
+ * second, 0 for the third.
  */
 typedef uint64_t opjit_mbarrier;
 
-/* How the 16-bit elements of an operand of wgmma lie in shared memory, both with OPJIT_SWIZZLE_128. */
+/* The order of the 16-bit elements of an operand of wgmma in shared memory, with OPJIT_SWIZZLE_128. */
 typedef enum opjit_major {
     OPJIT_K_MAJOR, /* a row (of a) or column (of b) has its 64 elements along k side by side; rows follow each other */
-    OPJIT_MN_MAJOR /* 64 neighboring rows or columns lie side by side; then the next k. 64 k later, the next 64 */
+    OPJIT_MN_MAJOR /* 64 neighboring rows or columns are adjacent; then the next k. 64 k later, the next 64 */
 } opjit_major;
 
 /* The place of a 16-byte piece in rows of 128 bytes with OPJIT_SWIZZLE_128, in bytes. */
@@ -106,7 +107,7 @@ OPJIT_UNUSED static __device__ void opjit_ldmatrix_x4_trans(uint32_t (&r)[4], co
 /*
  * d += a b by a warp; a is 16 x k, b is k x 8, d is 16 x 8. Lane l has of d the elements 2 (l % 4) and the next one of
  * row l / 4 in d[0] and d[1], of row l / 4 + 8 in d[2] and d[3]. Four 8x8 matrices of ldmatrix are an a: rows 0 to 7,
- * rows 8 to 15, and the same of the next 16 bytes of a row. Two are a b, whose rows in shared memory are columns of b.
+ * rows 8 to 15, and the same of the next 16 bytes of a row. Two are a b: rows in shared memory are columns of b.
  */
 #define OPJIT_MMA(name_, type_, element_) \
     OPJIT_UNUSED static __device__ void opjit_mma_##name_(float (&d)[4], const uint32_t (&a)[4], \
@@ -137,7 +138,7 @@ OPJIT_UNUSED static __device__ void opjit_mma_m16n8k32(int32_t (&d)[4], const ui
 /* ---------------------------------------------------------------------------------------------- */
 /* cp.async: 16 bytes from device to shared memory, while the thread goes on                      */
 
-/* Copy `bytes` of 16, at most, and fill the others with zeros. Both addresses are multiples of 16. */
+/* Copy up to 16 bytes, and fill the rest of the 16 with zeros. Both addresses are multiples of 16. */
 OPJIT_UNUSED static __device__ void opjit_cp_async(void *shared, const void *from, int bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -199,7 +200,7 @@ OPJIT_UNUSED static __device__ void opjit_mbarrier_arrive_expect_tx(opjit_mbarri
 }
 
 /*
- * Arrive at the barrier that lies at the same place in the memory of a block of the cluster. It says that this thread has
+ * Arrive at the barrier at the same place in the shared memory of a block of the cluster. It says that this thread has
  * read what it waited for, and is no fence of the cluster: .release.cluster would wait for the thread's memory accesses.
  */
 OPJIT_UNUSED static __device__ void opjit_mbarrier_arrive_cluster(opjit_mbarrier *barrier, unsigned rank)
@@ -279,7 +280,7 @@ OPJIT_UNUSED static __device__ void opjit_prefetch_tensor_map(const opjit_tensor
 /*
  * Load a tile that begins at an element of the tensor, innermost index first. Elements outside of the tensor are zeros.
  * The bytes of the whole tile arrive at `barrier`. With a mask, the tile and its bytes arrive at the same places in all
- * blocks of the cluster whose bit is set.
+ * blocks of the cluster that have a bit in it.
  */
 #define OPJIT_TMA_LOAD(dim_, parameters_, coordinates_, mask_, ...) \
     OPJIT_UNUSED static __device__ void opjit_tma_load_##dim_(void *shared, const opjit_tensor_map *map, \
@@ -308,7 +309,7 @@ OPJIT_TMA_LOAD(4d, OPJIT_INTS(int x, int y, int z, int u), "{%3, %4, %5, %6}", "
 OPJIT_TMA_LOAD(5d, OPJIT_INTS(int x, int y, int z, int u, int v), "{%3, %4, %5, %6, %7}", "%8", "r"(x), "r"(y), "r"(z),
                "r"(u), "r"(v))
 
-/* Store a tile. What lies outside of the tensor is left out. */
+/* Store the elements of a tile that are inside the tensor. */
 OPJIT_UNUSED static __device__ void opjit_tma_store_2d(const opjit_tensor_map *map, const void *shared, int x, int y)
 {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),

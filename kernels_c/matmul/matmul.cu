@@ -15,7 +15,7 @@
 typedef struct matmul_plan {
     matmul_job job;
     opjit_tiled x, w; /* for TMA; w as (N, K), or as (K, N) if by_rows */
-    bool by_rows;     /* the elements of a row of w lie side by side */
+    bool by_rows;     /* the elements of a row of w are adjacent */
     int multiprocessors;
     cudaStream_t stream;
 } matmul_plan;
@@ -99,7 +99,7 @@ static opjit_status narrow_clusters(int splits, int *count)
     return OPJIT_OK;
 }
 
-/* The splits that take the least time: the steps of all waves, and what a block does besides. */
+/* The splits that take the least time: the steps of all waves, and the rest of a block. */
 template <typename element, int rows, bool by_rows>
 static opjit_status narrow_best(const matmul_plan *plan, narrow_way *best)
 {

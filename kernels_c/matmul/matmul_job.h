@@ -98,7 +98,7 @@ static __device__ void activate(float *z, const float *up, matmul_epilogue epilo
     }
 }
 
-/* Finish and store four neighboring elements of a row, from their sums and those of their partners. */
+/* Finish and store four neighboring elements of a row, from their sums and their partners' sums. */
 template <typename element>
 static __device__ void finish_four(const matmul_job &job, const float (&sums)[4], const float (&partners)[4],
                                    int64_t row, int64_t column)

@@ -13,7 +13,7 @@
 #define NARROW_COLUMNS 128 /* of w in a tile: 64 of each warpgroup */
 #define NARROW_THREADS 288 /* two warpgroups multiply, a warp loads */
 #define NARROW_CLUSTER 8   /* blocks that share the depth, at most */
-#define NARROW_FIXED 8     /* a block's time beside its steps, in steps */
+#define NARROW_FIXED 8     /* a block's other time, in steps */
 #define NARROW_STEP 6      /* ratio of the times of a step */
 #define WIDE_STEP 8
 #define NARROW_STRIDE (NARROW_COLUMNS + 4) /* floats between rows of sums, so that a warp writes to all banks */

@@ -13,7 +13,7 @@
 #define SYNC_DEPTH 32
 #define SYNC_STAGES 4
 #define SYNC_THREADS 256               /* 2 x 4 warps with 64 x 32 elements each */
-#define SYNC_X_STRIDE (SYNC_DEPTH + 8) /* elements between rows: 8 rows lie in all banks */
+#define SYNC_X_STRIDE (SYNC_DEPTH + 8) /* elements between rows: 8 rows use all banks */
 #define SYNC_W_STRIDE (SYNC_COLUMNS + 8)
 #define SYNC_SUMS_STRIDE (SYNC_COLUMNS + 4) /* floats between rows of sums */
 
@@ -33,7 +33,7 @@ static __device__ int64_t sync_column(const matmul_job &job, int64_t column, int
     return column + j / 32 * 16 + j % 16 + (j % 32 < 16 ? 0 : job.up);
 }
 
-/* Is a column of w, or its partner, beside the matrix? */
+/* Is there such a column of w? */
 static __device__ bool is_column(const matmul_job &job, int64_t column)
 {
     return column < job.columns || (column >= job.up && column < job.columns + job.up);
@@ -49,7 +49,7 @@ struct sync_piece {
     int64_t count;            /* elements that exist, at most */
 };
 
-/* Pieces of a matrix whose rows in the tile have SYNC_DEPTH elements along k. `index` is its row that exists, or -1. */
+/* A piece of a matrix that has rows of SYNC_DEPTH elements along k in the tile. `index` is its row that exists, or -1. */
 template <typename element>
 static __device__ sync_piece<element> piece_along_k(const void *matrix, int64_t index, int64_t stride, int64_t between,
                                                     int64_t depth, int r)
@@ -136,7 +136,7 @@ static __device__ void multiply_sync(float (&d)[4][4][4], const sync_tile<elemen
         for (int i = 0; i < 4; i++)
             opjit_ldmatrix_x4(a[i], tile->x + (row + 16 * i + lane % 16) * SYNC_X_STRIDE + k + lane / 16 * 8);
 #pragma unroll
-        for (int j = 0; j < 2; j++) { /* 16 columns: the halves of k of the first 8, then those of the others */
+        for (int j = 0; j < 2; j++) { /* 16 columns: both halves of k of the first 8, then of the next 8 */
             if constexpr (by_rows)
                 opjit_ldmatrix_x4_trans(b[j],
                                         tile->w + (k + lane % 16) * SYNC_W_STRIDE + column + 16 * j + lane / 16 * 8);

@@ -26,7 +26,7 @@ typedef struct wide_shared {
     opjit_mbarrier full[WIDE_STAGES], empty[WIDE_STAGES];
 } wide_shared;
 
-/* The tile after some others: its first row and first column of out. */
+/* A tile's first row and first column of out. */
 typedef struct wide_place {
     int64_t row, column;
 } wide_place;

@@ -44,7 +44,7 @@ class Declaration:
         stamp: the file's stamp when it was read, if a reload can run it again.
         constant: whether autograd treats the results as constants.
         variants: the definitions of each variant, for C and (True) for CUDA.
-        archs: those with instructions of one GPU alone, such as ``sm_90a``, to build where the request says ``sm_90``.
+        archs: architectures with instructions of one GPU alone, such as ``sm_90a``, to build where a request names ``sm_90``.
         waived: checks of ``opjit test`` that the op need not pass, and why.
     """
 

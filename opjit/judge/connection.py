@@ -71,7 +71,7 @@ class WorkerConnection:
             self._requests.send(Ask(method, arguments), *descriptors)
 
     def wait_in_turns(self, lock: ReadWriteLock, seconds: float) -> None:
-        """Wait until an answer can be read. The worker and its programs stand still whenever another thread has the lock alone.
+        """Wait until an answer can be read. The worker and its programs are stopped whenever another thread has the lock alone.
 
         Only the time of its turns counts, and that of each stop, which it may delay.
         """

@@ -119,7 +119,7 @@ class Failed(Message):
 
 
 class Stopped(Message):
-    """The worker stands still, by the keeper's signal."""
+    """The worker was stopped by the keeper's signal."""
 
     pid: int
 

@@ -143,7 +143,7 @@ class Trial:
             self.facts["seconds"][name] = time.perf_counter() - started
 
     def _load(self) -> None:
-        """Build and load the candidate. On a CPU, it stands still while another one is timed."""
+        """Build and load the candidate. On a CPU, it is stopped while another candidate is timed."""
         limit = _BUILD if self.task.op else _IMPORT * self.seconds
         with self._stage("build"):
             self._send_candidate()
