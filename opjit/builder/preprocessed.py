@@ -7,8 +7,11 @@ by NVRTC, which has other macros. A flat text has the author's files with all ma
 line for each foreign header, which the compiler of each half reads in a separate version.
 """
 
+from __future__ import annotations
+
+import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -60,19 +63,20 @@ class Piece(NamedTuple):
     end: int
 
 
-def pieces_of(output: str) -> Iterator[Piece]:
-    """Yield the parts of a preprocessor's output."""
+@functools.lru_cache(maxsize=1)
+def pieces_of(output: str) -> Sequence[Piece]:
+    """Return the parts of a preprocessor's output."""
+    found = []
     system = dict[str, bool]()
-    marker = _MARKER.search(output)
-    while marker is not None:
-        following = _MARKER.search(output, marker.end())
+    markers = [*_MARKER.finditer(output)]
+    ends = [*(marker.start() for marker in markers[1:]), len(output)]
+    for marker, end in zip(markers, ends, strict=True):
         path = re.sub(r"\\(.)", r"\1", marker[2])
         flags = marker[3].split()
         if "1" in flags:  # only there; elsewhere a macro of the system makes the compiler report it
             system[path] = "3" in flags
-        end = following.start() if following else len(output)
-        yield Piece(path, int(marker[1]), system.get(path, False), marker.end(), end)
-        marker = following
+        found.append(Piece(path, int(marker[1]), system.get(path, False), marker.end(), end))
+    return found
 
 
 def flatten(

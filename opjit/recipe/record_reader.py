@@ -114,8 +114,8 @@ class RecordReader:
         if _of_kernel(raw) or (raw in record.written and not self._is_unchanged(raw, record)):
             return None
         if raw.startswith(f"{self.work}/"):
-            target = os.path.realpath(raw)
-            if not os.path.islink(raw) or target.startswith(f"{self.work}/"):
+            target = os.path.realpath(raw) if os.path.islink(raw) else raw
+            if target.startswith(f"{self.work}/"):
                 return None
             raw = target  # a header that the build folder borrows from another package
         real = self._real_folder(os.path.dirname(raw))

@@ -194,8 +194,8 @@ def _enter(record: Record, text: str) -> None:
     for entry in text.split("\0")[:-1]:
         process, written, failed, signature, path = entry.split("\t", 4)
         kind = written.lower()
-        is_linker = re.fullmatch(_LINKER, names.get(process, "")) is not None
         if kind != written:
+            is_linker = re.fullmatch(_LINKER, names.get(process, "")) is not None
             (record.tried if is_linker and failed != "0" else record.relative).add(path)
         if kind == "v":
             if not PASSED.fullmatch(path):

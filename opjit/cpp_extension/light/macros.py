@@ -19,7 +19,7 @@ from opjit.recipe.compilers import Compiler
 
 _FILE = "macros.json"
 _DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)
-_DIRECTIVE = re.compile(rb"^[ \t]*#((?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE)
+_DIRECTIVE = re.compile(rb"^[ \t]*#([^\n\\]*(?:\\[\s\S][^\n\\]*)*)", re.MULTILINE)
 _WORD = rb"[A-Za-z_]\w*"
 ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
 _NAMES_OF_COMMANDS = """
