@@ -36,6 +36,10 @@ _seconds_to_end = 2.0  # of an interrupted command, so that it can end the proce
 _CHILD = (
     "import sys; sys.path[:] = sys.argv[2:]; from opjit import processes; processes.answer_call()"
 )
+_BACKGROUND = (
+    "import sys; sys.path[:] = sys.argv[2:]; import pickle; "
+    "call = pickle.loads(bytes.fromhex(sys.argv[1])); call[0](*call[1])"
+)
 _T = TypeVar("_T")
 _Value = TypeVar("_Value")
 _RLock: type = type(threading.RLock())
@@ -206,6 +210,16 @@ def call_elsewhere(function: Callable[..., _T], *arguments: object) -> _T:
     if isinstance(result, Exception):
         raise result
     return cast("_T", result)
+
+
+def call_in_background(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function of a module in another process of the lowest priority, which outlives this one and prints nothing."""
+    with importing:
+        import pickle
+
+    given = pickle.dumps((function, arguments)).hex()
+    command = [sys.executable, "-c", _BACKGROUND, given, *map(os.path.abspath, sys.path)]
+    run_printing(["sh", "-c", 'nice -n 19 "$@" >/dev/null 2>&1 &', "sh", *command])
 
 
 def answer_call() -> None:

@@ -1,6 +1,7 @@
 """Commands in programs that treat signals in ways of their own."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,22 @@ def test_a_program_that_ignores_sigchld_builds_and_gets_the_compiler_s_complaint
     assert told[:2] == ["[2.0]", "refused"]
     assert told[2].startswith("True")
     assert int(told[2].split()[1], 16) >> 16 & 1, "SIGCHLD, 17, is ignored again"
+
+
+def test_a_call_in_background_outlives_its_process_with_the_lowest_priority(tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    script = f"echo said; sleep 1; nice >{written}.part; mv {written}.part {written}"
+    code = (
+        "import subprocess; from opjit import processes\n"
+        f"processes.call_in_background(subprocess.check_call, ['sh', '-c', {script!r}])"
+    )
+    done = fresh(code, {})
+    assert done.stdout + done.stderr == ""
+    assert not written.exists()
+    until = time.monotonic() + 60
+    while not written.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert written.read_text() == "19\n"
 
 
 def test_a_compiler_that_waits_for_a_pipe_s_silent_writer_is_ended(

@@ -10,7 +10,7 @@ from opjit import batch, files
 from opjit.builder import runtime_objects
 from opjit.cpp_extension import autograd_part, binary
 from opjit.cpp_extension.arguments import InlineCall
-from opjit.cpp_extension.light import vocabulary
+from opjit.cpp_extension.light import core, vocabulary
 from opjit.errors import ToolMissing, UnknownArch
 from opjit.recipe import toolchain
 from opjit.store.store import Store
@@ -23,20 +23,22 @@ _CUDA = f"#include <torch/extension.h>\n__global__ void nothing() {{}}\n{_DEFINI
 def make_parts(store: Store, write: Callable[[str], object]) -> None:
     """Make the parts of ops for this machine's devices, the parts of C++ extensions, and autograd's kernel in C++.
 
-    A C++ extension is built twice, with torch's flags, because the second build makes the precompiled header. If the architectures for
-    CUDA are known, an extension with CUDA is also built. The binaries are not kept. `write` gets a line before autograd's kernel is
-    built. Raises ToolMissing, CompileError, BuildError.
+    A C++ extension is built with torch's flags. If the architectures for CUDA are known, an extension with CUDA is also built. The
+    binaries are not kept. `write` gets a line before autograd's kernel is built. Raises ToolMissing, CompileError, BuildError.
     """
     compiler = toolchain.require_compiler(store.notes)
     for backend, arch, runtime, _ in batch.targets_of((), store):
         runtime_objects.folder(store.base, compiler, backend.flags(arch, runtime))
 
     sample = InlineCall(name="opjit_sample", cpp_sources=_DEFINITION, functions="same")
-    _build_sample(sample, store)
-    _build_sample(sample, store)
-    if torch.version.cuda is not None:
-        with suppress(UnknownArch, ToolMissing):
-            _build_sample(replace(sample, cpp_sources=_DECLARATION, cuda_sources=_CUDA), store)
+    core.in_background = False
+    try:
+        _build_sample(sample, store)
+        if torch.version.cuda is not None:
+            with suppress(UnknownArch, ToolMissing):
+                _build_sample(replace(sample, cpp_sources=_DECLARATION, cuda_sources=_CUDA), store)
+    finally:
+        core.in_background = True
     vocabulary.of_torch(store.base, toolchain.require_cxx(store.notes))
     autograd_part.make(store, write)
 

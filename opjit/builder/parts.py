@@ -53,7 +53,7 @@ def kept(
     base: Path,
     content: object,
     needed: Collection[str],
-    make: Callable[[Path], None],
+    make: Callable[[Path], object],
     is_good: Callable[[Path], bool] | None = None,
 ) -> Path:
     """Return a folder of parts that `make` writes, once for each content, which decides their
@@ -98,7 +98,7 @@ def publish_parts(
     base: Path,
     content: object,
     is_good: Callable[[Path], bool],
-    make: Callable[[Path], None],
+    make: Callable[[Path], object],
 ) -> Path:
     """Replace a bad folder of parts.
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import opjit
-from opjit import files
+from opjit import files, processes
 from opjit.builder import parts
 from opjit.cpp_extension import build, entries, identity
 from opjit.cpp_extension.identity import Extension, own_folders
@@ -541,8 +541,8 @@ def test_a_binary_is_the_same_with_the_core(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(core, "precompiled_core", lambda *_: None)
     without = built()
     monkeypatch.setattr(core, "precompiled_core", noted)
-    with_core = {built() for _ in range(2)}  # the first build that can use it does not make it
-    assert with_core == {without}
+    monkeypatch.setattr(core, "in_background", False)
+    assert built() == without
     cxx = toolchain.require_cxx(None)
     if "clang" in cxx.version:
         assert not used
@@ -592,13 +592,13 @@ def test_a_core_is_verified_again_only_if_its_file_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "compile_part", write_core)
+    monkeypatch.setattr(core, "in_background", False)
     known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
     base = Store(tmp_path / "cache").base
     cxx = toolchain.require_cxx(None)
-    places = [core.precompiled_core(known, base, cxx) for _ in range(3)]
-    made = places[1]
+    made = core.precompiled_core(known, base, cxx)
     assert made is not None
-    assert places == [None, made, made]
+    assert core.precompiled_core(known, base, cxx) == made
     verified = list[Path]()
     is_whole = parts.is_whole
 
@@ -619,15 +619,46 @@ def test_the_first_build_of_a_cache_uses_the_core_of_a_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "compile_part", write_core)
+    monkeypatch.setattr(core, "in_background", False)
     known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
     cxx = toolchain.require_cxx(None)
     layer = Store(tmp_path / "layer")
-    assert core.precompiled_core(known, layer.base, cxx) is None
     made = core.precompiled_core(known, layer.base, cxx)
     assert made is not None
 
+    monkeypatch.setattr(core, "in_background", True)
     monkeypatch.setenv("OPJIT_LAYERS", str(layer.root))
     assert core.precompiled_core(known, Store(tmp_path / "cache").base, cxx) == made
+
+
+def test_no_build_waits_for_the_core_and_the_second_begins_it_unless_one_compiler_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[Any]()
+    monkeypatch.setattr(parts, "compile_part", write_core)
+    monkeypatch.setattr(processes, "call_in_background", lambda *call: begun.append(call))
+    known = core.Core(frozenset(), frozenset(), {}, ("-fPIC",))
+    base = Store(tmp_path / "cache").base
+    cxx = toolchain.require_cxx(None)
+    monkeypatch.setenv("OPJIT_JOBS", "1")
+    assert [core.precompiled_core(known, base, cxx) for _ in range(3)] == [None] * 3
+    assert begun == []
+
+    monkeypatch.setenv("OPJIT_JOBS", "2")
+    assert core.precompiled_core(known, base, cxx) is None
+    assert begun == []
+    assert core.precompiled_core(known, base, cxx) is None
+    assert len(begun) == 1
+    for _ in range(2):  # as if the process that makes it had been killed
+        assert core.precompiled_core(known, base, cxx) is None
+    assert len(begun) == 2
+
+    make, *given = begun[0]
+    make(*given)
+    made = core.precompiled_core(known, base, cxx)
+    assert made is not None
+    assert made.read_text() == "made once"
+    assert len(begun) == 2
 
 
 # --- mistakes of the author ---------------------------------------------------------------------------------------------------------------

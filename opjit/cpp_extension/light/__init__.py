@@ -163,12 +163,12 @@ class Prepared:
         flags = ["-include", str(place)]
         place.write_text("")
         found = core.core_of(source.flags, self.base, self.cxx)
-        if found is not None and source.takes_first(text, found):
+        if found and source.takes_first(text, found):
             place.write_text(core.TEXT)  # even without the compiled core, for the same bytes
             if any("prefix-map=" in flag and str(self.work) not in flag for flag in source.flags):
                 return flags  # the core has the paths of its headers as they are
             compiled = core.precompiled_core(found, self.base, self.cxx)
-            if compiled is not None:
+            if compiled:
                 linked.symlink_to(compiled)
                 flags.append("-fpch-preprocess")
         return flags

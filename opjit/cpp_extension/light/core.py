@@ -14,21 +14,22 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import files, progress
-from opjit.builder import parts
+from opjit import files, processes
+from opjit.builder import budget, parts
 from opjit.cpp_extension.identity import own_folders
 from opjit.cpp_extension.light import headers, macros, table, vocabulary
 from opjit.cpp_extension.light.macros import Surroundings
-from opjit.errors import BuildError
 from opjit.recipe import reads
 from opjit.recipe.compilers import Compiler
 
 FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an empty one
 COMPILED = f"{FIRST}.gch"
 TEXT = headers.included(table.CORE)
+in_background = True  # except for `opjit precompile --warm-compilers`
 _WORDS = "words.json"
 # Flags that put the core's path or date into the binary, or that make a file other than an object file.
 _REFUSED = re.compile(r"-(?:g|fprofile|fplugin|save-temps|imacros|specs)")
@@ -80,9 +81,10 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
 
 
 def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
-    """Return the compiled core, or None for the first build that could use it, unless a layer has it. The second build makes it.
+    """Return the compiled core, or None if neither the store nor a layer has it.
 
-    Its digest is not verified again while the file is the same. Raises OSError if a directory is not writable.
+    Every second build that could use it then begins to make it in the background, unless only one compiler may run. The digest is not
+    verified again while the file is the same. Raises OSError if a directory is not writable.
     """
 
     def is_good(place: Path) -> bool:
@@ -94,22 +96,18 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
             files.write_checked(note, seen)
         return good
 
-    def make(staged: Path) -> None:
-        (staged / FIRST).write_text(TEXT)
-        system = [word for place in own_folders() for word in ("-isystem", place)]
-        wanted = ["-x", "c++-header", "-w", *core.flags, *system, FIRST, "-o", COMPILED]
-        parts.compile_part(cxx, wanted, staged)
-
-    compiler = (*vocabulary.versions(cxx), files.digest(cxx.path))
-    content = ["core", TEXT, *own_folders(), *compiler, core.flags]
+    system = [word for place in own_folders() for word in ("-isystem", place)]
+    text = [word for name in table.CORE for word in ("-include", name)]
+    command = ["-x", "c++-header", "-w", *core.flags, *system, *text, os.devnull, "-o", COMPILED]
+    make = partial(parts.compile_part, cxx, command)
+    content = ["core", *vocabulary.versions(cxx), files.digest(cxx.path), *command]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
-    if not note.exists():
-        files.write_checked(note, None)
-        found = parts.find_parts(base, content, is_good)
-        return found and found / COMPILED
-    try:
+    place = parts.find_parts(base, content, is_good)
+    if place is None and not in_background:
         place = parts.kept(base, content, (COMPILED,), make, is_good)
-        return place / COMPILED
-    except BuildError as error:
-        progress.log(f"{cxx.path} does not precompile the core of light headers: {error}")
-        return None
+    if place is None and budget.width(budget.CXX_JOB) > 1:
+        is_second = files.read_checked(note) is False
+        files.write_checked(note, is_second)
+        if is_second:
+            processes.call_in_background(parts.kept, base, content, (COMPILED,), make)
+    return place and place / COMPILED
