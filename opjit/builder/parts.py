@@ -121,6 +121,7 @@ def publish_parts(
             json.dumps({path.name: files.digest(str(path)) for path in parts}).encode(),
         )
         files.put_in_place(staged, place, aside, is_good)
+        is_good(place)  # takes note of it
     finally:
         files.remove_tree(staged)
         files.remove_tree(aside)
@@ -145,6 +146,16 @@ def is_whole(place: Path, needed: Collection[str]) -> bool:
         )
     except (OSError, EntryError, ValueError, TypeError, RecursionError):
         return False
+
+
+def is_known(note: Path, name: str, place: Path) -> bool:
+    """Return whether a large part is whole. A note saves verifying its digest again while the file is the same."""
+    seen = [str(place), reads.signature(str(place / name))]
+    if files.read_checked(note) != seen:
+        if not is_whole(place, [name]):
+            return False
+        files.write_checked(note, seen)
+    return files.trust_problem(place) is None
 
 
 def compile_part(compiler: Compiler, arguments: Sequence[str], work: Path) -> str:

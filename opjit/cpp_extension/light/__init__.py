@@ -6,7 +6,6 @@ torch/extension.h would not fix.
 """
 
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,9 +195,9 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
     source = headers.OWN / "opjit_bind.cpp"
 
     def make(staged: Path) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with files.scratch_folder() as folder:
             code = headers.code_of([source.read_text()])
-            headers.write(code, (), Path(folder), policy.BINDING_NEEDS)
+            headers.write(code, (), folder, policy.BINDING_NEEDS)
             places = [f"-I{place}" for place in (folder, headers.OWN, *own_folders())]
             # GCC collects no garbage below 2 GB, which saves 7%.
             flags = (

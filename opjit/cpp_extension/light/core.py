@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from opjit import files, processes
 from opjit.builder import budget, parts
-from opjit.cpp_extension.identity import own_folders
 from opjit.cpp_extension.light import headers, macros, table, vocabulary
 from opjit.cpp_extension.light.macros import Surroundings
 from opjit.recipe import reads
@@ -86,22 +85,13 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     Every second build that could use it then begins to make it in the background, unless only one compiler may run. The digest is not
     verified again while the file is the same. Raises OSError if a directory is not writable.
     """
-
-    def is_good(place: Path) -> bool:
-        seen = [str(place), reads.signature(str(place / COMPILED))]
-        if files.read_checked(note) == seen:
-            return files.trust_problem(place) is None
-        good = parts.is_whole(place, [COMPILED])
-        if good:
-            files.write_checked(note, seen)
-        return good
-
-    system = [word for place in own_folders() for word in ("-isystem", place)]
     text = [word for name in table.CORE for word in ("-include", name)]
-    command = ["-x", "c++-header", "-w", *core.flags, *system, *text, os.devnull, "-o", COMPILED]
+    command = ["-x", "c++-header", "-w", *core.flags, *macros.OWN_FLAGS]
+    command += [*text, os.devnull, "-o", COMPILED]
     make = partial(parts.compile_part, cxx, command)
     content = ["core", *vocabulary.versions(cxx), files.digest(cxx.path), *command]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
+    is_good = partial(parts.is_known, note, COMPILED)
     place = parts.find_parts(base, content, is_good)
     if place is None and not in_background:
         place = parts.kept(base, content, (COMPILED,), make, is_good)
@@ -109,5 +99,5 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
         is_second = files.read_checked(note) is False
         files.write_checked(note, is_second)
         if is_second:
-            processes.call_in_background(parts.kept, base, content, (COMPILED,), make)
+            processes.call_in_background(parts.kept, base, content, (COMPILED,), make, is_good)
     return place and place / COMPILED

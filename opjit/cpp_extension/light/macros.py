@@ -29,6 +29,7 @@ _NAMES_OF_COMMANDS = """
 _OF_COMMANDS = frozenset(_NAMES_OF_COMMANDS.split())  # macros that flags of torch's commands define
 # Flags that can have their value in the next word. They name files and directories, and the language.
 TWO_WORDS = frozenset(["-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-x"])
+OWN_FLAGS = [word for folder in own_folders() for word in ("-isystem", folder)]
 # Flags that neither define a macro nor change a macro of the compiler.
 _SILENT = r"-(?:[WIL]|isystem|iquote|idirafter|f(?:file|macro|debug)-prefix-map|l|g)"
 
@@ -91,13 +92,12 @@ def _dumped(
     text: str, flags: Sequence[str], around: Surroundings, cxx: Compiler
 ) -> tuple[dict[str, str], list[Path]]:
     """Return the macros after a text, and the files that the compiler read."""
-    system = [word for folder in own_folders() for word in ("-isystem", folder)]
     wanted = ["-E", "-dM", "names.cpp", "-o", "macros.txt"]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "names.cpp").write_text(text)
         lacking = place / "lacking"
-        searched = [*system, *around.flags, "-idirafter", str(lacking)]
+        searched = [*OWN_FLAGS, *around.flags, "-idirafter", str(lacking)]
         command = [cxx.path, "-x", "c++", "-w", *flags, *searched, *wanted]
         preprocessed.run_preprocessor(command, place, lacking, around.not_authors)
         opened = recorder.read([place / recorder.LOG]).opened
