@@ -18,6 +18,7 @@ from opjit import backends
 from opjit.backends.cpu import Cpu
 from opjit.catalog import registry
 from opjit.errors import NoKernel
+from opjit.recipe import toolchain
 from tests import helpers
 from tests.helpers import ROOT, example
 from tests.tensors import DEVICES
@@ -188,6 +189,61 @@ def test_the_first_cuda_kernels_of_the_course_are_right(cuda_device: str) -> Non
     for n in (0, 1, 33, 5000):
         numbers = torch.arange(n, dtype=torch.int32, device=cuda_device)
         assert all_reduce(numbers).tolist() == [n * (n - 1) // 2]
+
+
+def test_the_first_step_of_the_matrix_kernel_is_right_and_refuses_other_sizes(
+    cuda_device: str,
+) -> None:
+    opjit.add_path(ROOT / "examples/19_matrix_kernel/steps")
+    step = torch.ops.demo.step1
+    x = torch.arange(8.0 * 5, device=cuda_device).remainder(7).reshape(8, 5).bfloat16()
+    weight = torch.arange(32.0 * 5, device=cuda_device).remainder(5).reshape(32, 5).bfloat16()
+    assert torch.equal(step(x, weight.t()).float(), x.float() @ weight.t().float())
+    with pytest.raises(
+        RuntimeError, match="expected multiples of M 8, N 32 and K 1, got M 7, N 32 and K 5"
+    ):
+        step(x[:7], weight.t())
+    with pytest.raises(RuntimeError, match=r"transpose of a contiguous tensor.*weight\.t\(\)"):
+        step(x, weight.t().contiguous())
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_matrix_kernel_are_emulated_or_need_a_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the GPU runs the steps")
+    printed = example("19_matrix_kernel/use.py", changes={"OPJIT_EMULATE": "1"}, flags=())
+    ways = [line.partition(": ")[2] for line in printed.splitlines()]
+    assert len(ways) == 7
+    assert ways[:2] == ["the same results as torch"] * 2
+    assert {way.partition(",")[0] for way in ways[2:]} <= {ways[0], "needs a GPU"}
+
+
+@pytest.mark.gpu
+def test_the_steps_of_the_matrix_kernel_are_right_on_a_gpu() -> None:
+    ways = [line.partition(": ")[2] for line in example("19_matrix_kernel/use.py").splitlines()]
+    of_hopper = (
+        ways[0]
+        if torch.cuda.get_device_capability()[0] == 9
+        else "needs a GPU of compute capability 9.0"
+    )
+    assert ways == [ways[0]] * 4 + [of_hopper] * 2 + [ways[0]]
+    assert ways[0] == "the same results as torch"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    toolchain.find_nvcc(None) is None and toolchain.find_nvrtc("", None) is None,
+    reason="no compiler for CUDA",
+)
+def test_the_steps_of_the_matrix_kernel_are_built_without_a_gpu() -> None:
+    folder = ROOT / "examples/19_matrix_kernel/steps"
+    done = helpers.command("get", folder, "--arch", "sm_80,sm_90", "--device", "cuda")
+    built = re.findall(r"demo\.(step\d)/(sm_\w+)\.", done.stdout)
+    assert sorted(built) == sorted(
+        (f"step{step}", arch)
+        for step in range(1, 7)
+        for arch in ("sm_80", "sm_90a" if step >= 5 else "sm_90")
+    )
 
 
 def drawing(device: str) -> tuple[torch.Tensor, dict[str, Callable[[torch.Tensor], torch.Tensor]]]:
