@@ -98,20 +98,13 @@ static __device__ void activate(float *z, const float *up, matmul_epilogue epilo
     }
 }
 
-/* Finish and store four neighboring elements of a row, from their sums and their partners' sums. */
+/* Finish and store four neighboring elements of a row, from their sums with bias, and their partners'. */
 template <typename element>
-static __device__ void finish_four(const matmul_job &job, const float (&sums)[4], const float (&partners)[4],
-                                   int64_t row, int64_t column)
+static __device__ void finish_four(const matmul_job &job, float (&z)[4], const float (&up)[4], int64_t row,
+                                   int64_t column)
 {
-    float z[4], up[4], residual[4];
+    float residual[4];
     load_residual<element>(residual, job, row, column);
-    load_bias<element>(z, job, column);
-    load_bias<element>(up, job, column + job.up);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        z[i] += sums[i];
-        up[i] += partners[i];
-    }
     activate<4>(z, up, job.epilogue);
 
     neighbors<element, 4> four;

@@ -113,6 +113,29 @@ static __device__ void add_cluster(float (&z)[4], const float *sums, unsigned sp
         }
 }
 
+/* Finish and store this block's rows of the tile. A thread has the same four columns in each of its rows. */
+template <typename element, int rows>
+static __device__ void finish_narrow(const matmul_job &job, const float *sums, int64_t row, int64_t column, int part,
+                                     int splits)
+{
+    const bool is_silu = job.epilogue == MATMUL_SILU_MULTIPLY;
+    const int fours = is_silu ? 16 : 32, c = (int)threadIdx.x % fours * 4, pass = 256 / fours;
+    const int existing = job.rows - row < rows ? (int)(job.rows - row) : rows;
+    if (column + c >= job.columns)
+        return;
+    float bias[4], partner[4];
+    load_bias<element>(bias, job, column + c);
+    load_bias<element>(partner, job, column + c + job.up);
+    for (int r = (int)threadIdx.x / fours + part * pass; r < existing; r += pass * splits) {
+        float z[4] = {bias[0], bias[1], bias[2], bias[3]}, up[4] = {partner[0], partner[1], partner[2], partner[3]};
+        const float *at = sums + r * NARROW_STRIDE + c;
+        add_cluster(z, at, (unsigned)splits);
+        if (is_silu)
+            add_cluster(up, at + NARROW_COLUMNS / 2, (unsigned)splits);
+        finish_four<element>(job, z, up, row + r, column + c);
+    }
+}
+
 #endif
 
 template <typename element, int rows, bool by_rows>
@@ -156,19 +179,13 @@ static __global__ void __launch_bounds__(NARROW_THREADS, NARROW_RESIDENT(rows))
         for (int i = 0; i < rows / 2; i++)
             sums[(i / 4 * 8 + lane % 4 * 2 + i % 2) * NARROW_STRIDE + line + i / 2 % 2 * 8] = d[i];
     }
-    opjit_cluster_sync();
-    const int fours = columns / 4;
-    for (int i = (int)(threadIdx.x + rank * NARROW_THREADS); i < rows * fours; i += NARROW_THREADS * (int)splits) {
-        const int r = i / fours, c = i % fours * 4;
-        if (row + r >= job.rows || column + c >= job.columns)
-            continue;
-        float z[4] = {}, up[4] = {};
-        add_cluster(z, sums + r * NARROW_STRIDE + c, splits);
-        if (is_silu)
-            add_cluster(up, sums + r * NARROW_STRIDE + c + 64, splits);
-        finish_four<element>(job, z, up, row + r, column + c);
-    }
-    opjit_cluster_sync(); /* no block ends while another one reads its sums */
+    if (splits > 1)
+        opjit_cluster_sync();
+    else
+        __syncthreads();
+    if (group < 2)
+        finish_narrow<element, rows>(job, sums, row, column, (int)rank, (int)splits);
+    opjit_cluster_sync_relaxed(); /* no block ends while another one reads its sums */
 #endif
 }
 

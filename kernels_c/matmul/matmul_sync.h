@@ -196,14 +196,22 @@ static __global__ void __launch_bounds__(SYNC_THREADS, 2)
                 sums[(warp_row + 16 * i + lane / 4 + part / 2 * 8) * SYNC_SUMS_STRIDE + warp_column + 8 * j +
                      lane % 4 * 2 + part % 2] = d[i][j][part];
     __syncthreads();
-    const int fours = columns / 4;
-    for (int i = (int)threadIdx.x; i < SYNC_ROWS * fours; i += SYNC_THREADS) {
-        const int r = i / fours, c = i % fours * 4, at = is_silu ? c / 16 * 32 + c % 16 : c;
-        if (row + r < job.rows && column + c < job.columns) {
-            const float *z = sums + r * SYNC_SUMS_STRIDE + at, *up = is_silu ? z + 16 : z;
-            const float z4[4] = {z[0], z[1], z[2], z[3]}, up4[4] = {up[0], up[1], up[2], up[3]};
-            finish_four<element>(job, z4, up4, row + r, column + c);
+    const int fours = is_silu ? 16 : 32, c = (int)threadIdx.x % fours * 4, at = is_silu ? c / 16 * 32 + c % 16 : c;
+    const int existing = job.rows - row < SYNC_ROWS ? (int)(job.rows - row) : SYNC_ROWS;
+    if (column + c >= job.columns)
+        return;
+    float bias[4], partner[4];
+    load_bias<element>(bias, job, column + c);
+    load_bias<element>(partner, job, column + c + job.up);
+    for (int r = (int)threadIdx.x / fours; r < existing; r += SYNC_THREADS / fours) {
+        const float *sum = sums + r * SYNC_SUMS_STRIDE + at, *other = is_silu ? sum + 16 : sum;
+        float z[4], up[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            z[i] = bias[i] + sum[i];
+            up[i] = partner[i] + other[i];
         }
+        finish_four<element>(job, z, up, row + r, column + c);
     }
 #endif
 }
