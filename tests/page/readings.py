@@ -345,6 +345,29 @@ READINGS: dict[str, tuple[Reading, ...]] = {
             every=True,
         ),
     ),
+    "matmul.py": (
+        Reading(
+            "20 shapes of decoding, 1 to 64 rows",
+            (r"geometric mean of 20: (?P<speed>[\d.]+)x",),
+            gpu=True,
+        ),
+        Reading(
+            "10 shapes of prefill, 2,048 to 8,192 rows",
+            (r"geometric mean of 10: (?P<speed>[\d.]+)x",),
+            gpu=True,
+        ),
+        Reading(
+            "6 shapes of experts, 24 to 200 rows",
+            (r"geometric mean of 6: (?P<speed>[\d.]+)x",),
+            gpu=True,
+        ),
+        Reading("4 ragged shapes", (r"geometric mean of 4: (?P<speed>[\d.]+)x",), gpu=True),
+        Reading(
+            "27 shapes with silu_multiply or a residual",
+            (r"geometric mean of 27: (?P<speed>[\d.]+)x",),
+            gpu=True,
+        ),
+    ),
     "lltm.py": (
         Reading(
             "batch 16, features 32, state 128, forward",
