@@ -20,17 +20,17 @@
 
 #include "opjit_cuda.h"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#if defined(OPJIT_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
 #define OPJIT_HAS_MMA 1
 #else
 #define OPJIT_HAS_MMA 0
 #endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(OPJIT_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
 #define OPJIT_HAS_TMA 1
 #else
 #define OPJIT_HAS_TMA 0
 #endif
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(OPJIT_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define OPJIT_HAS_WGMMA 1
 #else
 #define OPJIT_HAS_WGMMA 0
@@ -66,6 +66,10 @@ OPJIT_HOST_DEVICE unsigned opjit_swizzled_128(unsigned row, unsigned piece)
 {
     return row * 128 + (piece ^ (row % 8)) * 16;
 }
+
+#ifdef OPJIT_EMULATED
+#include "tensor_cores.h" /* the functions below, on the CPU */
+#else
 
 /* The address of shared memory that instructions take. */
 OPJIT_UNUSED static __device__ uint32_t opjit_shared_address(const void *shared)
@@ -447,6 +451,7 @@ OPJIT_WGMMA_(128, 64, 64, 65, 66, 67, 68)
 OPJIT_WGMMA_(256, 128, 128, 129, 130, 131, 132)
 
 #endif /* OPJIT_HAS_WGMMA */
+#endif /* OPJIT_EMULATED */
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Tensor maps, made on the host                                                                  */

@@ -27,7 +27,7 @@ typedef std::map<uint32_t, uint32_t> times;
 struct happened_before {
     times blocks, threads;
 };
-typedef std::shared_ptr<const happened_before> history; /* threads share it: one that learns gets a new object */
+/* Threads share a history: one that learns gets a new object. */
 
 /* The same for two kinds of readers: threads of the rank, and of other ranks, which needs system scope at every step. */
 struct by_reach {
@@ -42,7 +42,25 @@ struct clocks {
     by_reach fenced;       /* what its last fence made ready to hand over */
     by_reach awaits_fence; /* what it has read of others, which it knows with its next fence */
     history last_acquired; /* the last that it has learned, for loops that wait */
+    uint32_t done[4];      /* of its copies and products, by kind: the last group that has ended */
+    /* What it knew at its last fence for TMA and wgmma. */
+    struct {
+        uint32_t time, epoch;
+        history known;
+    } proxied;
 };
+
+static int kind_of(uint32_t id)
+{
+    return id & ASYNC ? (int)(id >> 29 & 3) : -1;
+}
+
+/* The number under which what a thread started accesses memory. */
+static uint32_t id_async(async kind, uint32_t id)
+{
+    enum { WARPGROUP = 128 };
+    return kind | ((kind == BY_WGMMA ? id / WARPGROUP * WARPGROUP : id) & ((1u << 29) - 1));
+}
 
 static std::unordered_map<uintptr_t, std::map<int, by_reach>> released; /* by ranks, with a flag's value */
 static std::map<int, history> known_to_ranks;                           /* from their earlier launches */
@@ -81,24 +99,69 @@ static history joined(const history &one, const history &other)
     return both;
 }
 
-/* All that the running thread has done, and knows. */
-static history snapshot(void)
+/* A copy of a history, which may get more. */
+static std::shared_ptr<happened_before> copy_of(const history &known)
 {
-    const clocks *own = self->order;
-    auto all = own->known ? std::make_shared<happened_before>(*own->known) : std::make_shared<happened_before>();
-    raise_to(all->blocks, self->in->number, self->in->epoch);
+    return known ? std::make_shared<happened_before>(*known) : std::make_shared<happened_before>();
+}
+
+static void add(happened_before *all, const history &some)
+{
+    if (!some)
+        return;
+    for (const auto &[who, time] : some->blocks)
+        raise_to(all->blocks, who, time);
+    for (const auto &[who, time] : some->threads)
+        raise_to(all->threads, who, time);
+}
+
+/* The copies and products of a thread that it knows to have ended. */
+static void add_done(happened_before *all, const clocks *of)
+{
+    for (const async kind : {BY_STORE, BY_WGMMA})
+        if (of->done[kind_of(kind)])
+            raise_to(all->threads, id_async(kind, of->id), of->done[kind_of(kind)]);
+}
+
+/* What a thread itself has done. */
+static void add_own(happened_before *all, const thread *of)
+{
+    const clocks *own = of->order;
+    raise_to(all->blocks, of->in->number, of->in->epoch);
     raise_to(all->threads, own->id, own->time);
     for (int lane = 0; lane < LANES; lane++)
         if (own->lanes[lane])
             raise_to(all->threads, own->id / LANES * LANES + (uint32_t)lane, own->lanes[lane]);
+    add_done(all, own);
+}
+
+/* All that the running thread has done, and knows. */
+static history snapshot(void)
+{
+    auto all = copy_of(self->order->known);
+    add_own(all.get(), self);
+    return all;
+}
+
+/* What some threads know together. Most of them share their histories. */
+static history known_together(const std::vector<const thread *> &of)
+{
+    history known;
+    bool any_done = false;
+    for (const thread *each : of) {
+        known = joined(known, each->order->known);
+        any_done |= each->order->done[kind_of(BY_STORE)] || each->order->done[kind_of(BY_WGMMA)];
+    }
+    if (!any_done)
+        return known;
+    auto all = copy_of(known);
+    for (const thread *each : of)
+        add_done(all.get(), each->order);
     return all;
 }
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Records of accesses                                                                            */
-
-/* NEEDS_OLD: an update that reads what was there. IS_SYSTEM: an atomic that is one for all ranks. */
-enum { IS_WRITE = 1, IS_ATOMIC = 2, NEEDS_OLD = 4, IS_SYSTEM = 8 };
 
 /* 20 bytes, because a tensor's records are several times as large as the tensor. No bytes: there is no record. */
 struct access {
@@ -167,6 +230,9 @@ static bool is_before(const access &earlier)
     const clocks *own = self->order;
     if (earlier.id == own->id)
         return true;
+    for (const async kind : {BY_STORE, BY_WGMMA})
+        if (earlier.id == id_async(kind, own->id) && earlier.time <= own->done[kind_of(kind)])
+            return true;
     const uint32_t number = earlier.id / THREADS;
     if (number == self->in->number) {
         if (earlier.epoch < self->in->epoch)
@@ -206,6 +272,52 @@ static bool are_atomic(const access &earlier, int flags)
     return both & IS_ATOMIC && (both & IS_SYSTEM || rank < 0 || rank_of(earlier.id / THREADS) == rank);
 }
 
+/* A thread of the running thread's cluster, by its number among all launches. */
+static const thread *thread_by(uint32_t id)
+{
+    for (const block *each : self->in->together->blocks)
+        if (each && each->number == id / THREADS && id % THREADS < each->threads.size())
+            return &each->threads[id % THREADS];
+    return nullptr;
+}
+
+/* Who accessed memory, in words. */
+static std::string name_of(uint32_t id)
+{
+    switch (kind_of(id)) {
+    case 0: return "a copy by opjit_cp_async()";
+    case 1: return "a store by TMA";
+    case 2: return "wgmma";
+    case 3: return "a load by TMA";
+    }
+    return finding_thread(id / THREADS, (int)(id % THREADS));
+}
+
+/* What would order an access after a copy or product, or a copy or product after an access. */
+static const char *remedy_async(const access &earlier, const actor &now)
+{
+    if (kind_of(now.id) == kind_of(BY_LOAD) && kind_of(earlier.id) == kind_of(BY_LOAD))
+        return "the tile is loaded again before its first load has been used: the thread that loads must first wait for an "
+               "mbarrier at which the readers arrive";
+    switch (kind_of(earlier.id)) {
+    case 0:
+        return "the copy has not ended: opjit_cp_async_wait_group() of the thread that copies is missing before it, or a "
+               "barrier after that";
+    case 1:
+        return "TMA still reads the tile: opjit_tma_wait_group_read() is missing before it, or a barrier after that";
+    case 2:
+        return "the product may still read the tile, or did not wait for its load: it ends with opjit_wgmma_wait_group(), after which an mbarrier or a "
+               "barrier must tell who writes";
+    case 3:
+        return "the load may not have ended: wait for the phase of its mbarrier, with the right parity, and let the "
+               "mbarrier expect the bytes of all loads";
+    }
+    return kind_of(now.id) == 3
+               ? "the load may overwrite what is still in use: its thread must first wait for an mbarrier at "
+                 "which the readers arrive, or for another barrier"
+               : "nothing orders the two: a barrier is missing between them";
+}
+
 /* What would order two accesses. */
 static const char *remedy_for(const access &earlier, int flags, bool is_one_line)
 {
@@ -221,6 +333,8 @@ static const char *remedy_for(const access &earlier, int flags, bool is_one_line
                "reads and the writes";
     if ((earlier.flags | flags) & IS_ATOMIC && earlier.id / THREADS == self->in->number)
         return "one of them is no atomic, and no barrier is between them";
+    if (earlier.id / THREADS != self->in->number && thread_by(earlier.id))
+        return "an opjit_cluster_sync() is missing between them";
     if (earlier.id / THREADS != self->in->number)
         return (earlier.flags | flags) & IS_ATOMIC
                    ? "one of them is no atomic, and no fence orders them"
@@ -239,7 +353,7 @@ struct region {
 
 static std::string name_memory(uintptr_t address, long *offset);
 
-static void report_race(const access &earlier, int flags, const void *code, uintptr_t address)
+static void report_race(const access &earlier, int flags, const void *code, uintptr_t address, const actor &as)
 {
     const std::string before = finding_place(earlier.code()), now = finding_place(code);
     const std::string key = "race" + std::min(before, now) + std::max(before, now);
@@ -247,10 +361,44 @@ static void report_race(const access &earlier, int flags, const void *code, uint
         return;
     long offset = 0;
     const std::string name = name_memory(address, &offset);
+    const bool is_async = (earlier.id | as.id) & ASYNC;
     finding_add_elsewhere(key, before, "race on %s, byte %ld: %s %s, %s %s in %s; %s", name.c_str(), offset,
-                          finding_thread(earlier.id / THREADS, (int)(earlier.id % THREADS)).c_str(),
-                          verb_of(earlier.flags), finding_thread(self).c_str(), verb_of(flags),
-                          finding_line(now, before).c_str(), remedy_for(earlier, flags, before == now));
+                          name_of(earlier.id).c_str(), verb_of(earlier.flags), name_of(as.id).c_str(), verb_of(flags),
+                          finding_line(now, before).c_str(),
+                          is_async ? remedy_async(earlier, as) : remedy_for(earlier, flags, before == now));
+}
+
+/* Whether TMA and wgmma see a write: a fence came after it, of the thread that wrote or of one that knew of it. */
+static bool is_proxied(const access &written)
+{
+    const thread *writer = thread_by(written.id);
+    const auto &own = self->order->proxied;
+    if (!writer || writer->order->proxied.time >= written.time)
+        return true;
+    if (written.id / THREADS == self->in->number && written.epoch < own.epoch)
+        return true;
+    if (!own.known)
+        return false;
+    const auto one = own.known->threads.find(written.id);
+    return one != own.known->threads.end() && one->second >= written.time;
+}
+
+/* What is wrong with a read by TMA or wgmma of what was written before, though barriers order the two. */
+static void check_proxy(const access &written, int flags, const void *code, const actor &as)
+{
+    const std::string before = finding_place(written.code()), now = finding_place(code);
+    static const char *const names[] = {"no swizzle", "OPJIT_SWIZZLE_32", "OPJIT_SWIZZLE_64", "OPJIT_SWIZZLE_128"};
+    const bool by_load = kind_of(written.id) == kind_of(BY_LOAD);
+    if (by_load && written.flags >> SWIZZLE != flags >> SWIZZLE)
+        finding_add("swizzle" + before + now, now,
+                    "wrong swizzle: %s reads a tile with %s, which TMA has loaded with %s in %s",
+                    name_of(as.id).c_str(), names[flags >> SWIZZLE], names[written.flags >> SWIZZLE],
+                    finding_line(before, now).c_str());
+    if (!(written.id & ASYNC) && !is_proxied(written))
+        finding_add_elsewhere("proxy" + before + now, before,
+                              "%s writes shared memory that %s reads in %s, without opjit_fence_proxy_async() between "
+                              "them, after the write and before the barrier",
+                              name_of(written.id).c_str(), name_of(as.id).c_str(), finding_line(now, before).c_str());
 }
 
 /* The record of a word that gives way to another: a read, if there is one. */
@@ -264,9 +412,8 @@ static access *record_to_replace(const page *of, size_t word)
 }
 
 /* Look for races with the records of a word, and leave one in the place of a record that says less, or of any. */
-static void record(uintptr_t address, uint8_t bytes, int flags, const void *code)
+static void record(uintptr_t address, uint8_t bytes, int flags, const void *code, const actor &as)
 {
-    const clocks *own = self->order;
     page *of = page_of(address);
     const size_t word = address % PAGE / WORD;
     access *place = nullptr;
@@ -277,7 +424,7 @@ static void record(uintptr_t address, uint8_t bytes, int flags, const void *code
             place = place ? place : row + word;
             break;
         }
-        const access &each = row[word];
+        access &each = row[word];
         if (!each.bytes) {
             place = place ? place : row + word;
             continue;
@@ -286,18 +433,23 @@ static void record(uintptr_t address, uint8_t bytes, int flags, const void *code
             continue;
         const bool before = is_before(each);
         if (!before && (each.flags | flags) & IS_WRITE && !are_atomic(each, flags))
-            report_race(each, flags, code, address);
-        const bool own_and_less = each.id == own->id && (each.flags & ~flags & ~NEEDS_OLD) == 0;
+            report_race(each, flags, code, address, as);
+        if (before && each.flags & IS_WRITE && (flags & (IS_PROXY | IS_WRITE)) == IS_PROXY)
+            check_proxy(each, flags, code, as);
+        const bool as_strict = each.flags & IS_ATOMIC || !(flags & IS_ATOMIC); /* an atomic races with less */
+        const bool own_and_less = each.id == as.id && !(each.flags & ~flags & (IS_WRITE | IS_ATOMIC | IS_SYSTEM));
         const bool overwritten = before && flags & IS_WRITE && (bytes & each.bytes) == each.bytes;
-        if (!replaces && (own_and_less || overwritten)) {
+        if (!replaces && as_strict && (own_and_less || overwritten)) {
             place = row + word;
             replaces = true;
+        } else if (overwritten && !(flags & IS_ATOMIC)) {
+            each.bytes = 0;
         }
     }
     if (!place)
         place = record_to_replace(of, word);
     const uintptr_t at = (uintptr_t)code;
-    *place = {own->id, own->time, self->in->epoch, (uint32_t)at, (uint16_t)(at >> 32), bytes, (uint8_t)flags};
+    *place = {as.id, as.time, as.epoch, (uint32_t)at, (uint16_t)(at >> 32), bytes, (uint8_t)flags};
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -466,11 +618,23 @@ static bool is_static(uintptr_t address)
     return wanted.found;
 }
 
+/* The block of shared memory: another one of the cluster, or the running thread's. */
+static block *owner_of(uintptr_t address)
+{
+    block *found = address - (uintptr_t)self->in->shared < SHARED_SLOT ? nullptr : cluster_block(address);
+    return found ? found : self->in;
+}
+
+static size_t dynamic_of(const block *of)
+{
+    return of->dynamic ? of->dynamic : (size_t)SHARED_FIRST;
+}
+
 /* The variable in shared memory that has an offset, or the last before it. */
-static const placed *variable_before(size_t offset)
+static const placed *variable_before(const block *in, size_t offset)
 {
     const placed *found = nullptr;
-    for (const placed &each : self->in->variables)
+    for (const placed &each : in->variables)
         if (each.offset <= offset && (!found || each.offset > found->offset))
             found = &each;
     return found;
@@ -480,10 +644,11 @@ static const placed *variable_before(size_t offset)
 static std::string name_memory(uintptr_t address, long *offset)
 {
     if (shared_owns(address)) {
-        const size_t at = address - (uintptr_t)self->in->shared;
-        const placed *variable = variable_before(at);
-        if (at - SHARED_FIRST < self->in->of->how.shared || !variable) {
-            *offset = (long)(at - SHARED_FIRST);
+        const block *in = owner_of(address);
+        const size_t at = address - (uintptr_t)in->shared, first = dynamic_of(in);
+        const placed *variable = variable_before(in, at);
+        if (at - first < in->of->how.shared || !variable) {
+            *offset = (long)(at - first);
             return "dynamic shared memory";
         }
         *offset = (long)(at - variable->offset);
@@ -526,14 +691,14 @@ static bool needs_old(int flags)
 
 static void check_shared(uintptr_t address, size_t size, int flags, const void *code)
 {
-    block *in = self->in;
-    const size_t at = address - (uintptr_t)in->shared, dynamic = in->of->how.shared;
-    const placed *variable = variable_before(at);
-    const bool in_dynamic = at - SHARED_FIRST < dynamic && at + size <= SHARED_FIRST + dynamic;
+    block *in = owner_of(address);
+    const size_t at = address - (uintptr_t)in->shared, dynamic = in->of->how.shared, first = dynamic_of(in);
+    const placed *variable = variable_before(in, at);
+    const bool in_dynamic = at - first < dynamic && at + size <= first + dynamic;
     if (!in_dynamic && (!variable || at + size > variable->offset + variable->variable->size)) {
         const std::string place = finding_place(code), what = says(verb(flags), size);
-        if (!variable || at < SHARED_FIRST + dynamic)
-            report_bounds(place, what + "out of bounds: byte " + std::to_string((long)at - SHARED_FIRST) + " of " +
+        if (!variable || at < first + dynamic)
+            report_bounds(place, what + "out of bounds: byte " + std::to_string((long)(at - first)) + " of " +
                                      std::to_string(dynamic) + " bytes of dynamic shared memory");
         const emu_variable *near = variable->variable;
         report_bounds(place, what + "out of bounds: byte " + std::to_string(at - variable->offset) +
@@ -641,13 +806,17 @@ bool emu_may_copy(const char *verb, const void *memory, size_t bytes, bool is_de
     return false;
 }
 
-static void see_access(uintptr_t address, size_t size, int flags, const void *code)
+static void report_in_flight(int flags, const void *code)
 {
-    if (!self || !checking)
-        return;
+    const std::string place = finding_place(code);
+    finding_add("flight" + place, place,
+                "%s %s the sums of wgmma before their product has ended: opjit_wgmma_wait_group() is missing before it",
+                finding_thread(self).c_str(), verb(flags));
+}
+
+static void see(uintptr_t address, size_t size, int flags, const void *code, const actor &as)
+{
     self->caller = code;
-    if (fiber_owns(address))
-        return; /* the thread's own variables */
     if (shared_owns(address))
         check_shared(address, size, flags, code);
     else
@@ -663,10 +832,128 @@ static void see_access(uintptr_t address, size_t size, int flags, const void *co
             bytes &= 15u << (address - word);
         if (word + WORD > address + size)
             bytes &= 15u >> (word + WORD - address - size);
-        record(word, (uint8_t)bytes, flags, code);
+        record(word, (uint8_t)bytes, flags, code, as);
     }
     if ((flags & (IS_WRITE | IS_ATOMIC)) == IS_WRITE)
         launch_progress();
+}
+
+static void see_access(uintptr_t address, size_t size, int flags, const void *code)
+{
+    if (!self || !checking)
+        return;
+    if (!fiber_owns(address)) /* else the thread's own variables */
+        see(address, size, flags, code, check_own());
+    else if (self->async && async_in_flight(self, address, size))
+        report_in_flight(flags, code);
+    self->caller = code;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Accesses of copies and products, which run while their thread goes on                          */
+
+actor check_own(void)
+{
+    return {self->order->id, self->order->time, self->in->epoch};
+}
+
+bool check_knows(const block *of, const actor &visit)
+{
+    std::vector<const thread *> threads;
+    for (const thread &each : of->threads)
+        threads.push_back(&each);
+    const history known = known_together(threads);
+    if (!known)
+        return false;
+    const auto whole = known->blocks.find(visit.id / THREADS);
+    const auto one = known->threads.find(visit.id);
+    return (whole != known->blocks.end() && whole->second > visit.epoch) ||
+           (one != known->threads.end() && one->second >= visit.time);
+}
+
+actor check_async(async kind, uint32_t time)
+{
+    return {id_async(kind, self->order->id), time, 0};
+}
+
+void check_access(const void *at, size_t size, int flags, const void *code)
+{
+    see_access((uintptr_t)at, size, flags, code);
+}
+
+void check_access_async(const void *at, size_t size, int flags, const void *code, actor as)
+{
+    see((uintptr_t)at, size, flags, code, as);
+}
+
+void check_landed(const void *at, size_t size, const void *code)
+{
+    const uint32_t id = id_async(BY_COPY, self->order->id);
+    for (uintptr_t word = (uintptr_t)at; word < (uintptr_t)at + size; word += WORD)
+        for (access *row : page_of(word)->rows)
+            if (row && row[word % PAGE / WORD].id == id)
+                row[word % PAGE / WORD].bytes = 0;
+    check_access(at, size, IS_WRITE, code);
+}
+
+void check_done(async kind, uint32_t time)
+{
+    self->order->done[kind_of(kind)] = time;
+}
+
+void check_proxy_fence(void)
+{
+    clocks *own = self->order;
+    own->proxied = {own->time++, self->in->epoch, own->known};
+}
+
+history check_released(const history &before)
+{
+    auto all = copy_of(before);
+    add(all.get(), self->order->known);
+    add_own(all.get(), self);
+    self->order->time++;
+    return all;
+}
+
+history check_and(const history &before, actor also)
+{
+    auto all = copy_of(before);
+    raise_to(all->threads, also.id, also.time);
+    return all;
+}
+
+/* Threads that wait together share what they know, so the last answer is often the next. */
+void check_acquired(const history &handed)
+{
+    static history last_known, last_handed, last_both;
+    history &known = self->order->known;
+    if (!last_both || known != last_known || handed != last_handed) {
+        last_known = known;
+        last_handed = handed;
+        last_both = joined(known, handed);
+    }
+    known = last_both;
+}
+
+/* Threads of a block that wait at a barrier with a number. */
+void check_named_barrier(const std::vector<thread *> &at)
+{
+    const history known = known_together({at.begin(), at.end()});
+    auto all = copy_of(known);
+    for (thread *each : at) {
+        add_own(all.get(), each);
+        each->order->time++;
+    }
+    for (thread *each : at)
+        each->order->known = all;
+}
+
+std::string check_name(const void *shared)
+{
+    long offset = 0;
+    const std::string name = name_memory((uintptr_t)shared, &offset);
+    return name + ", byte " + std::to_string(offset);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -725,13 +1012,14 @@ void check_end_block(block *done)
 /* A barrier orders the block's accesses by its epoch; what a thread has learned or fenced, all of them have. */
 void check_block_barrier(block *at)
 {
-    history known;
+    std::vector<const thread *> threads;
     by_reach fenced;
     for (const thread &each : at->threads) {
-        known = joined(known, each.order->known);
+        threads.push_back(&each);
         fenced.in_rank = joined(fenced.in_rank, each.order->fenced.in_rank);
         fenced.across = joined(fenced.across, each.order->fenced.across);
     }
+    const history known = known_together(threads);
     for (thread &each : at->threads) {
         each.order->known = known;
         each.order->fenced = fenced;
@@ -741,6 +1029,11 @@ void check_block_barrier(block *at)
 void check_warp_barrier(warp_sync *of)
 {
     uint32_t all[LANES] = {0};
+    std::vector<const thread *> threads;
+    for (int lane = 0; lane < LANES; lane++)
+        if (of->came >> lane & 1)
+            threads.push_back(of->lanes[lane]);
+    const history known = known_together(threads);
     for (int lane = 0; lane < LANES; lane++) {
         if (!(of->came >> lane & 1))
             continue;
@@ -752,25 +1045,23 @@ void check_warp_barrier(warp_sync *of)
     for (int lane = 0; lane < LANES; lane++)
         if (of->came >> lane & 1) {
             memcpy(of->lanes[lane]->order->lanes, all, sizeof all);
+            of->lanes[lane]->order->known = known;
             of->lanes[lane]->order->time++;
         }
 }
 
-void check_grid_barrier(const launch *of, const std::vector<block *> &resident)
+/* A barrier of some blocks: a grid's or a cluster's. */
+void check_barrier_of(const std::vector<block *> &blocks)
 {
-    history known;
-    for (block *each : resident)
-        if (each->of == of)
-            for (const thread &one : each->threads)
-                known = joined(known, one.order->known);
-    auto all = known ? std::make_shared<happened_before>(*known) : std::make_shared<happened_before>();
-    for (block *each : resident)
-        if (each->of == of)
-            raise_to(all->blocks, each->number, ++each->epoch);
-    for (block *each : resident)
-        if (each->of == of)
-            for (const thread &one : each->threads)
-                one.order->known = all;
+    std::vector<const thread *> threads;
+    for (const block *each : blocks)
+        for (const thread &one : each->threads)
+            threads.push_back(&one);
+    auto all = copy_of(known_together(threads));
+    for (block *each : blocks)
+        raise_to(all->blocks, each->number, ++each->epoch);
+    for (const thread *one : threads)
+        one->order->known = all;
 }
 
 /* A fence makes all before it ready for the next store of a flag, and what loads of flags have read known. */

@@ -100,6 +100,7 @@ struct emu_configuration {
     size_t shared;
     bool cooperative;
     emu_place at;
+    dim3 cluster; /* blocks that run together, of which the grid is a multiple */
 };
 
 typedef struct CUstream_st *cudaStream_t;
@@ -115,7 +116,7 @@ void emu_know_kernel(const void *function, void (*call)(void **arguments)); /* f
 
 EMU_OWN static void emu_configured(emu_place at, dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr)
 {
-    emu_configure({grid, block, shared, false, at});
+    emu_configure({grid, block, shared, false, at, dim3()});
 }
 
 /*
@@ -238,7 +239,7 @@ EMU_OWN static void __nanosleep(unsigned)
 /* The values that the lanes of a warp hand over at one place, and which lanes came. */
 struct emu_lane_values {
     unsigned came;
-    unsigned char value[32][16];
+    unsigned char value[32][24];
 };
 
 void emu_exchange(const char *what, unsigned mask, const void *value, size_t size, emu_lane_values *values,

@@ -123,12 +123,27 @@ static void wake(thread *sleeper)
     grid.ready.push_back(sleeper);
 }
 
+void launch_wake(std::vector<thread *> &waiting)
+{
+    for (thread *each : waiting)
+        wake(each);
+    waiting.clear();
+    launch_progress();
+}
+
 static void wait_at(const char *what, emu_place at)
 {
     self->doing = what;
     self->at = at;
     if (checking)
         finding_reached(at);
+}
+
+void launch_wait(const char *what, emu_place at)
+{
+    wait_at(what, at);
+    self->state = WAITING;
+    suspend();
 }
 
 static uintptr_t end_of_stack(void)
@@ -205,10 +220,7 @@ static void release_barrier(block *of)
     of->absent = (int)of->threads.size() - of->alive;
     of->result = of->votes;
     of->arrived = 0;
-    for (thread *each : of->waiting)
-        wake(each);
-    of->waiting.clear();
-    launch_progress();
+    launch_wake(of->waiting);
 }
 
 static bool is_same(emu_place a, emu_place b)
@@ -255,6 +267,14 @@ int emu_block_barrier(emu_vote vote, int value, emu_place at)
     return of->result;
 }
 
+static size_t threads_alive(const std::vector<block *> &blocks)
+{
+    size_t alive = 0;
+    for (const block *each : blocks)
+        alive += (size_t)each->alive;
+    return alive;
+}
+
 void emu_grid_barrier(emu_place at)
 {
     wait_at("grid.sync()", at);
@@ -266,22 +286,60 @@ void emu_grid_barrier(emu_place at)
         launch_stop(cudaErrorLaunchFailure);
     }
     launch *of = self->in->of;
-    size_t alive = 0;
-    for (const block *each : grid.resident)
+    std::vector<block *> blocks;
+    for (block *each : grid.resident)
         if (each->of == of)
-            alive += (size_t)each->alive;
-    if (of->at_grid_barrier.size() + 1 < alive) {
+            blocks.push_back(each);
+    if (of->at_grid_barrier.size() + 1 < threads_alive(blocks)) {
         self->state = WAITING;
         of->at_grid_barrier.push_back(self);
         suspend();
         return;
     }
     if (checking)
-        check_grid_barrier(of, grid.resident);
-    for (thread *each : of->at_grid_barrier)
-        wake(each);
-    of->at_grid_barrier.clear();
-    launch_progress();
+        check_barrier_of(blocks);
+    launch_wake(of->at_grid_barrier);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Clusters                                                                                       */
+
+unsigned emu_cluster_rank(void)
+{
+    return self->in->rank;
+}
+
+block *cluster_block(uintptr_t address)
+{
+    for (block *each : self->in->together->blocks)
+        if (each && address - (uintptr_t)each->shared < SHARED_SLOT)
+            return each;
+    return nullptr;
+}
+
+/* Let the threads of a cluster go on if all that have not ended wait. It is not inlined into end_thread(), because the next
+ * thread of a fiber begins with what fiber_spoil() wrote as long as little of the stack is used between them. */
+__attribute__((noinline)) static void release_cluster(cluster *of)
+{
+    std::vector<block *> blocks;
+    for (block *each : of->blocks)
+        if (each && each->alive)
+            blocks.push_back(each);
+    if (of->waiting.size() < threads_alive(blocks))
+        return;
+    if (checking)
+        check_barrier_of(blocks);
+    launch_wake(of->waiting);
+}
+
+void emu_cluster_barrier(emu_place at)
+{
+    cluster *of = self->in->together.get();
+    wait_at("opjit_cluster_sync()", at);
+    self->state = WAITING;
+    of->waiting.push_back(self);
+    release_cluster(of); /* wakes this thread, too, if it is the last */
+    suspend();
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -375,7 +433,16 @@ void emu_bad_lane(const char *what, int lane, emu_place at)
 /* Shared memory                                                                                  */
 
 static arena slots = {SHARED_SLOT, "blocks", {}, {}, 0};
-static size_t shared_limit = EMU_SHARED;
+
+/* The most shared memory of a kernel's block, by the function that calls the kernel. */
+static std::unordered_map<const void *, size_t> shared_limits;
+
+static size_t shared_limit_of(const emu_kernel &kernel)
+{
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    const auto found = shared_limits.find((const void *)kernel.call);
+    return found == shared_limits.end() ? (size_t)EMU_SHARED : found->second;
+}
 
 bool shared_owns(uintptr_t address)
 {
@@ -401,10 +468,10 @@ void *emu_shared(const emu_variable *variable)
     size_t all = variable->size + dynamic;
     for (const placed &known : in->variables)
         all += known.variable->size;
-    if (all > std::max<size_t>(shared_limit, EMU_SHARED) || offset + variable->size > SHARED_SLOT) {
+    const size_t limit = shared_limit_of(in->of->kernel);
+    if (all > limit || offset + variable->size > SHARED_SLOT) {
         finding_add(std::string("size") + variable->name, finding_place(variable->at),
-                    "a block needs %zu bytes of shared memory with `%s`; it has %zu", all, variable->name,
-                    shared_limit);
+                    "a block needs %zu bytes of shared memory with `%s`; it has %zu", all, variable->name, limit);
         launch_stop(cudaErrorInvalidValue);
     }
     in->used = offset + variable->size;
@@ -412,9 +479,13 @@ void *emu_shared(const emu_variable *variable)
     return in->shared + offset;
 }
 
-void *emu_dynamic_shared(const char *, size_t)
+/* The first that asks in a block decides its alignment. */
+void *emu_dynamic_shared(const char *, size_t align)
 {
-    return self->in->shared + SHARED_FIRST;
+    block *in = self->in;
+    if (!in->dynamic)
+        in->dynamic = align > SHARED_FIRST ? SHARED_ALIGNED : SHARED_FIRST;
+    return in->shared + in->dynamic;
 }
 
 bool emu_is_shared(const void *place)
@@ -422,11 +493,12 @@ bool emu_is_shared(const void *place)
     return shared_owns((uintptr_t)place);
 }
 
-cudaError_t emu_allow_shared(size_t bytes)
+cudaError_t emu_allow_shared(const void *function, size_t bytes)
 {
     if (bytes > EMU_SHARED_OPTIN)
         return emu_fail(cudaErrorInvalidValue);
-    shared_limit = std::max<size_t>(bytes, EMU_SHARED);
+    const std::lock_guard<std::recursive_mutex> alone(registering);
+    shared_limits[(const void *)emu_call_of(function)] = std::max<size_t>(bytes, EMU_SHARED);
     return cudaSuccess;
 }
 
@@ -470,6 +542,30 @@ static block *make_block(launch *of)
     return fresh;
 }
 
+static unsigned blocks_of(dim3 cluster)
+{
+    return cluster.x * cluster.y * cluster.z;
+}
+
+/* The index of the block that begins after `before` other blocks, and its cluster. */
+static void place_block(block *fresh, long before)
+{
+    launch *of = fresh->of;
+    const dim3 size = of->how.grid, part = of->how.cluster;
+    const unsigned count = blocks_of(part), across = size.x / part.x, down = size.y / part.y;
+    const long cluster_number = before / count;
+    const unsigned rank = (unsigned)(before % count);
+    fresh->index = {(unsigned)(cluster_number % across) * part.x + rank % part.x,
+                    (unsigned)(cluster_number / across % down) * part.y + rank / part.x % part.y,
+                    (unsigned)(cluster_number / across / down) * part.z + rank / part.x / part.y};
+    fresh->number = of->name.first + fresh->index.x + size.x * (fresh->index.y + size.y * fresh->index.z);
+    fresh->rank = rank;
+    if (rank == 0)
+        of->newest = std::make_shared<cluster>();
+    of->newest->blocks.push_back(fresh);
+    fresh->together = of->newest;
+}
+
 /* Begin the next block of a launch, in the place of one that has ended if there is one. */
 static void begin_block(launch *of)
 {
@@ -480,16 +576,13 @@ static void begin_block(launch *of)
         fresh = grid.unused.back();
         grid.unused.pop_back();
     }
-    const long number = of->next++;
-    const dim3 size = of->how.grid;
-    fresh->index = {(unsigned)(number % size.x), (unsigned)(number / size.x % size.y),
-                    (unsigned)(number / size.x / size.y)};
-    fresh->number = of->name.first + (uint32_t)number;
+    place_block(fresh, of->next++);
     fresh->epoch = 1;
     fresh->alive = of->threads;
     fresh->begun = fresh->arrived = 0;
     fresh->absent = 0;
-    fresh->used = SHARED_FIRST + of->how.shared;
+    fresh->dynamic = 0;
+    fresh->used = SHARED_ALIGNED + of->how.shared;
     fresh->variables.clear();
     for (size_t i = 0; i < fresh->warps.size(); i++) {
         const size_t left = fresh->threads.size() - i * LANES;
@@ -499,12 +592,20 @@ static void begin_block(launch *of)
         each.state = FRESH;
         each.on = nullptr;
         each.doing = nullptr;
+        each.awaits = nullptr;
         each.budget = checking ? CHECKED_BUDGET : BUDGET;
     }
     if (checking)
         check_begin_block(fresh);
     of->resident += of->threads;
     grid.resident.push_back(fresh);
+}
+
+static void leave_cluster(block *done)
+{
+    async_end_block(done);
+    done->together->blocks[done->rank] = nullptr;
+    done->together.reset();
 }
 
 static void end_block(size_t place)
@@ -514,6 +615,7 @@ static void end_block(size_t place)
     grid.resident.erase(grid.resident.begin() + (long)place);
     of->resident -= of->threads;
     grid.has_ended |= ++of->ended == of->name.blocks;
+    leave_cluster(done);
     if (checking)
         check_end_block(done);
     if (of->name.rank < 0) {
@@ -530,6 +632,7 @@ static void free_blocks(std::vector<block *> &blocks)
         for (thread &of : each->threads)
             if (of.on && of.state != ENDED)
                 fiber_free(of.on);
+        async_forget(each);
         if (checking)
             check_end_block(each);
         slots.unused.push_back(each->shared);
@@ -545,6 +648,8 @@ static void end_thread(thread *done)
 {
     block *of = done->in;
     warp *lanes = warp_of(done);
+    if (done->async)
+        async_end_thread(done);
     done->state = ENDED;
     of->alive--;
     lanes->alive &= ~(1u << done->lane);
@@ -554,6 +659,8 @@ static void end_thread(thread *done)
             i++;
     if (of->arrived && of->arrived == of->alive)
         release_barrier(of);
+    if (!of->together->waiting.empty())
+        release_cluster(of->together.get());
 }
 
 static thread *fresh_thread(block *of)
@@ -632,9 +739,10 @@ static long room_for(const launch *of)
 static void admit_blocks(void)
 {
     for (launch *of : grid.running) {
-        const long room = room_for(of);
-        while (of->next < of->name.blocks && (!of->resident || of->resident + of->threads <= room))
-            begin_block(of);
+        const long room = room_for(of), count = blocks_of(of->how.cluster);
+        while (of->next < of->name.blocks && (!of->resident || of->resident + count * of->threads <= room))
+            for (long i = 0; i < count; i++)
+                begin_block(of);
     }
 }
 
@@ -644,7 +752,7 @@ static void admit_blocks(void)
 static std::string whereabouts(const thread *of)
 {
     if (of->doing)
-        return std::string(of->doing) + " in " + finding_place(of->at);
+        return std::string(of->doing) + " in " + finding_place(of->at) + (of->awaits ? async_awaited(of) : "");
     return of->caller ? "the loop in " + finding_place(of->caller) : "a loop";
 }
 
@@ -665,7 +773,7 @@ static void report_deadlock(const char *title)
     thread *first = nullptr;
     for (const auto &[place, who] : places) {
         text += std::to_string(who.first) + " at " + place + " (" + finding_thread(who.second) + "), ";
-        if (!first || who.second->state == READY)
+        if (!first || who.second->state == READY || (async_lacks_bytes(who.second) && !async_lacks_bytes(first)))
             first = who.second;
     }
     text.resize(text.size() - 2);
@@ -791,12 +899,23 @@ static cudaError_t refuse_configuration(const emu_kernel &kernel, const emu_conf
                     threads, kernel.max_threads);
         return cudaErrorLaunchOutOfResources;
     }
-    if (how.shared > shared_limit) {
+    const size_t limit = shared_limit_of(kernel);
+    if (how.shared > limit) {
         finding_add(
             "dynamic" + place, place,
             "%s gets %zu bytes of dynamic shared memory, more than %zu; allow it more with cudaFuncSetAttribute",
-            kernel.name, how.shared, shared_limit);
+            kernel.name, how.shared, limit);
         return cudaErrorInvalidValue;
+    }
+    const dim3 part = how.cluster;
+    if (!blocks_of(part) || blocks_of(part) > 8 || grid_size.x % part.x || grid_size.y % part.y ||
+        grid_size.z % part.z) {
+        finding_add(
+            "cluster" + place, place,
+            "invalid configuration of %s: %u x %u x %u blocks in clusters of %u x %u x %u; a cluster has 1 to 8 "
+            "blocks, and the grid is a multiple of it",
+            kernel.name, grid_size.x, grid_size.y, grid_size.z, part.x, part.y, part.z);
+        return cudaErrorInvalidConfiguration;
     }
     if (how.cooperative && (unsigned long long)grid_size.x * grid_size.y * grid_size.z * threads > room) {
         finding_add("together" + place, place,
@@ -874,7 +993,7 @@ void emu_launch(const emu_kernel &kernel, void **arguments)
         return;
     }
     const long blocks = (long)how.grid.x * how.grid.y * how.grid.z;
-    launch own = {kernel, how, arguments, {0, blocks, how.grid, how.block, rank}, (int)threads, 0, 0, 0, {}};
+    launch own = {kernel, how, arguments, {0, blocks, how.grid, how.block, rank}, (int)threads, 0, 0, 0, {}, nullptr};
     const cudaError_t error = rank < 0 ? run_alone(&own) : run_as_rank(&own);
     if (error)
         emu_fail(error);

@@ -4,6 +4,7 @@
  *     fiber.cc      stacks and the switch between them
  *     launch.cc     a grid: its blocks, barriers and warps, and the order in which threads run
  *     check.cc      memory: races, bounds, reads of unwritten memory
+ *     tensor_cores.cc   what runs while its thread goes on: copies, mbarriers and wgmma
  *     finding.cc    findings as text with lines of the author's source
  *
  * One thread of the machine runs one grid at a time, under `launching`. Each launch has ended when it returns. Ranks are
@@ -53,6 +54,9 @@ bool fiber_owns(uintptr_t address); /* whether it is on some fiber's stack */
 
 struct block;
 struct clocks;
+struct mbarrier;
+struct async_thread;
+struct async_block;
 
 enum thread_state { FRESH, RUNNING, WAITING, READY, ENDED };
 
@@ -67,6 +71,8 @@ struct thread {
     const void *caller; /* the code of its last access or branch */
     int budget;         /* branches until other threads may run */
     clocks *order;      /* for the checks */
+    async_thread *async;
+    const mbarrier *awaits; /* while it waits at one */
 };
 
 /* Lanes that wait for each other at a shuffle, a vote or __syncwarp. */
@@ -101,6 +107,13 @@ struct launch {
     long next, ended; /* the numbers of blocks that have begun, and that have ended */
     long resident;    /* threads of the blocks between */
     std::vector<thread *> at_grid_barrier;
+    std::shared_ptr<struct cluster> newest;
+};
+
+/* Blocks that begin together. A launch without clusters has one for each block. */
+struct cluster {
+    std::vector<block *> blocks; /* by their ranks; NULL after a block's end */
+    std::vector<thread *> waiting;
 };
 
 struct placed {
@@ -123,13 +136,18 @@ struct block {
     std::vector<warp> warps;
     std::vector<thread *> waiting;
     std::vector<int> order; /* in which its threads begin */
-    char *shared;           /* its slot */
-    size_t used;            /* bytes of it */
+    std::shared_ptr<cluster> together;
+    unsigned rank; /* in the cluster */
+    async_block *async;
+    char *shared;   /* its slot */
+    size_t dynamic; /* where dynamic shared memory begins in it */
+    size_t used;    /* bytes of it */
     std::vector<placed> variables;
     std::vector<char> written; /* for the checks: bytes of shared memory */
 };
 
-enum { SHARED_SLOT = 256 << 10, SHARED_FIRST = 64 }; /* in bytes. Dynamic shared memory begins at SHARED_FIRST */
+/* In bytes. Dynamic shared memory that asks for no alignment begins at SHARED_FIRST, and other one at SHARED_ALIGNED. */
+enum { SHARED_SLOT = 256 << 10, SHARED_FIRST = 64, SHARED_ALIGNED = 1024 };
 
 extern __thread thread *self __attribute__((tls_model("initial-exec")));
 extern bool checking;     /* the grid that runs is compiled with checks */
@@ -140,6 +158,9 @@ extern std::vector<named_launch> named;
 
 unsigned launch_random(unsigned below);
 void launch_progress(void);
+void launch_wait(const char *what, emu_place at); /* until another thread wakes this one */
+void launch_wake(std::vector<thread *> &waiting);
+block *cluster_block(uintptr_t address); /* of the running thread's cluster, by its shared memory; or NULL */
 [[noreturn]] void launch_stop(cudaError_t error);
 bool shared_owns(uintptr_t address);
 bool launch_owns_stack(uintptr_t address); /* whether it is in a variable of a host function that launched */
@@ -147,13 +168,61 @@ bool launch_owns_stack(uintptr_t address); /* whether it is in a variable of a h
 /* ---------------------------------------------------------------------------------------------- */
 /* check.cc                                                                                       */
 
+/* What came before: of blocks, and of threads. */
+typedef std::shared_ptr<const struct happened_before> history;
+
+/*
+ * Copies and products run while their thread goes on, and only a thread that waits learns that they have ended. Their accesses
+ * have numbers of their own: a kind, and a thread, a warpgroup or an mbarrier.
+ */
+enum async : uint32_t {
+    ASYNC = 1u << 31,
+    BY_COPY = ASYNC,             /* cp.async of a thread */
+    BY_STORE = ASYNC | 1u << 29, /* TMA's reads of shared memory for a thread */
+    BY_WGMMA = ASYNC | 2u << 29, /* of a warpgroup */
+    BY_LOAD = ASYNC | 3u << 29   /* TMA's writes that an mbarrier counts */
+};
+
+/* Who accesses memory, and when: with the number of a group of copies or products, or of a phase of an mbarrier. */
+struct actor {
+    uint32_t id, time, epoch;
+};
+
+/* Flags of accesses. NEEDS_OLD: an update that reads what was there. IS_SYSTEM: an atomic that is one for all ranks.
+ * IS_PROXY: by TMA or wgmma, with the swizzle in the two bits from SWIZZLE on. */
+enum { IS_WRITE = 1, IS_ATOMIC = 2, NEEDS_OLD = 4, IS_SYSTEM = 8, IS_PROXY = 16, SWIZZLE = 5 };
+
+actor check_own(void); /* the running thread now */
+bool check_knows(const block *of,
+                 const actor &visit);         /* whether some thread of a block knows that an access has ended */
+actor check_async(async kind, uint32_t time); /* for the running thread */
+void check_access(const void *at, size_t size, int flags, const void *code); /* by the running thread */
+void check_access_async(const void *at, size_t size, int flags, const void *code, actor as);
+void check_landed(const void *at, size_t size, const void *code); /* a copy by cp.async is the thread's own write now */
+void check_done(async kind, uint32_t time);
+void check_proxy_fence(void);
+history check_released(const history &before); /* and what the running thread has done */
+history check_and(const history &before, actor also);
+void check_acquired(const history &handed);
+void check_named_barrier(const std::vector<thread *> &at);
+std::string check_name(const void *shared); /* of a place in shared memory */
 void check_begin_grids(void);
 void check_end_grids(void);
 void check_begin_block(block *fresh);
 void check_end_block(block *done);
 void check_block_barrier(block *at);
 void check_warp_barrier(warp_sync *of);
-void check_grid_barrier(const launch *of, const std::vector<block *> &resident);
+void check_barrier_of(const std::vector<block *> &blocks);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* tensor_cores.cc                                                                                */
+
+void async_end_thread(thread *done);
+void async_end_block(block *done);
+void async_forget(block *of);                                           /* in any state */
+bool async_in_flight(const thread *of, uintptr_t address, size_t size); /* whether wgmma has yet to write there */
+std::string async_awaited(const thread *of);                            /* what an mbarrier lacks */
+bool async_lacks_bytes(const thread *of);                               /* whether it is bytes */
 
 /* ---------------------------------------------------------------------------------------------- */
 /* finding.cc                                                                                     */

@@ -44,7 +44,7 @@ void *emu_allocate_tensor(size_t bytes);
 void emu_free_tensor(void *memory);
 bool emu_is_first_extension(void);
 void (*emu_call_of(const void *function))(void **arguments); /* NULL if it is not a kernel */
-cudaError_t emu_allow_shared(size_t bytes);
+cudaError_t emu_allow_shared(const void *function, size_t bytes);
 int emu_resident_blocks(int threads, size_t shared);
 int emu_multiprocessors(void);
 
@@ -169,6 +169,33 @@ EMU_OWN static cudaError_t cudaDeviceSynchronize(void)
 EMU_OWN static cudaError_t cudaDeviceReset(void)
 {
     return cudaSuccess;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Functions of the driver                                                                        */
+
+/* cuTensorMapEncodeTiled. Returns a CUresult. */
+int emu_encode_tiled(void *map, int type, uint32_t dim, void *data, const uint64_t *sizes, const uint64_t *strides,
+                     const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2, int fill);
+
+enum { cudaEnableDefault = 0 };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
+
+EMU_OWN static cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned,
+                                                            unsigned long long,
+                                                            cudaDriverEntryPointQueryResult *found = nullptr)
+{
+    const bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
+    *function = known ? (void *)&emu_encode_tiled : nullptr;
+    if (found)
+        *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+EMU_OWN static cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
+                                                   cudaDriverEntryPointQueryResult *found = nullptr)
+{
+    return cudaGetDriverEntryPointByVersion(name, function, 12000, flags, found);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -360,10 +387,10 @@ struct cudaFuncAttributes {
 };
 
 template <typename function>
-EMU_OWN cudaError_t cudaFuncSetAttribute(function *, cudaFuncAttribute attribute, int value)
+EMU_OWN cudaError_t cudaFuncSetAttribute(function *kernel, cudaFuncAttribute attribute, int value)
 {
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize)
-        return emu_allow_shared((size_t)value);
+        return emu_allow_shared((const void *)kernel, (size_t)value);
     return cudaSuccess;
 }
 
@@ -401,7 +428,7 @@ EMU_OWN static cudaError_t emu_launch_by_address(const void *function, dim3 grid
     void (*call)(void **) = emu_call_of(function);
     if (!call)
         return emu_fail(cudaErrorInvalidDeviceFunction);
-    emu_configure({grid, block, shared, cooperative, at});
+    emu_configure({grid, block, shared, cooperative, at, dim3()});
     call(arguments);
     return emu_last_error(false);
 }
@@ -413,16 +440,56 @@ EMU_OWN cudaError_t cudaLaunchKernel(function *kernel, dim3 grid, dim3 block, vo
     return emu_launch_by_address((const void *)kernel, grid, block, arguments, shared, false, at);
 }
 
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeCooperative = 2,
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
+
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    union {
+        int cooperative, programmaticStreamSerializationAllowed;
+        struct {
+            unsigned x, y, z;
+        } clusterDim;
+    } val;
+};
+
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
     cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
 };
+
+EMU_OWN static emu_configuration emu_configuration_of(const cudaLaunchConfig_t *how, emu_place at)
+{
+    emu_configuration found = {how->gridDim, how->blockDim, how->dynamicSmemBytes, false, at, dim3()};
+    for (unsigned i = 0; i < how->numAttrs; i++) {
+        const cudaLaunchAttribute &each = how->attrs[i];
+        if (each.id == cudaLaunchAttributeCooperative)
+            found.cooperative = each.val.cooperative != 0;
+        else if (each.id == cudaLaunchAttributeClusterDimension)
+            found.cluster = dim3(each.val.clusterDim.x, each.val.clusterDim.y, each.val.clusterDim.z);
+    }
+    return found;
+}
+
+template <typename function>
+EMU_OWN cudaError_t cudaOccupancyMaxActiveClusters(int *count, function *, const cudaLaunchConfig_t *how)
+{
+    const dim3 size = how->blockDim, cluster = emu_configuration_of(how, EMU_HERE).cluster;
+    const int blocks = emu_resident_blocks((int)(size.x * size.y * size.z), how->dynamicSmemBytes);
+    *count = emu_multiprocessors() * blocks / (int)(cluster.x * cluster.y * cluster.z);
+    return cudaSuccess;
+}
 
 template <typename... types, typename... values>
 EMU_OWN cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *how, void (*kernel)(types...), values &&...arguments)
 {
-    emu_configured(EMU_HERE, how->gridDim, how->blockDim, how->dynamicSmemBytes);
+    emu_configure(emu_configuration_of(how, EMU_HERE));
     kernel(arguments...);
     emu_launched();
     return emu_last_error(false);

@@ -31,7 +31,6 @@ from opjit.store.store import default_store
 RUNTIME = "libopjit_emulate.so"
 _BINARY = "emulated.so"
 _CXX = ["-std=c++17", "-gdwarf-4", "-w", "-fPIC", "-fexceptions"]
-_RUNTIME_SOURCES = ["fiber.cc", "launch.cc", "check.cc", "finding.cc"]
 _RUNTIME_LINK = ["-shared", "-lstdc++", "-ldl", f"-Wl,-soname,{RUNTIME}"]
 _GLUE = ["-shared", "-std=gnu11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
 # A division by 0 ends no process on a GPU.
@@ -45,11 +44,11 @@ _CHECKED = [
 ]
 # Features that are not emulated, by words of an #include or of g++'s first error.
 _NOT_EMULATED = r"""
-mma\.h|wmma|nvcuda|mma_sync: tensor cores are not emulated
+mma\.h|wmma|nvcuda|mma_sync: tensor cores are not emulated, except by the functions of opjit_mma.h
 pipeline|memcpy_async|barrier\.h|cuda/: asynchronous copies and libcu++ are not emulated
 cub/|cub::|thrust: CUB and Thrust are not emulated
 tex[123]D|cudaTexture|'texture'|cudaSurface|surf[123]D: textures are not emulated
-cluster_dims|this_cluster|cluster_group: clusters of blocks are not emulated
+cluster_dims|this_cluster|cluster_group: clusters of blocks are not emulated, except those of opjit_launch_cluster()
 cudaGraph|cudaStreamBeginCapture: CUDA graphs are not emulated
 cublas|cudnn|cufft|curand|cusparse|cusolver|nccl: NVIDIA's libraries are not emulated
 inline PTX: its instructions are not emulated
@@ -126,7 +125,7 @@ def runtime() -> ctypes.CDLL:
 def runtime_folder() -> Path:
     """Return the folder of the runtime library. Raises BuildError if the compiler fails."""
     compiler = toolchain.require_compiler(default_store().notes)
-    sources = [str(device_folder() / name) for name in _RUNTIME_SOURCES]
+    sources = sorted(map(str, device_folder().glob("*.cc")))
     flags = [*_CXX, "-O2", *_RUNTIME_LINK]
 
     def make(staged: Path) -> None:

@@ -196,14 +196,15 @@ class _File:
             r"(?:__align__|alignas|aligned)\s*\(((?:[^()]|\([^()]*\))*)\)",
             self._between(begin, end),
         )
+        alignment = aligned[1] if aligned else "alignof({}_emu_t)"
         every = (at for at in range(begin, end) if at not in self.attributes)
         words = [at for at in every if self.words[at] not in _STORAGE]
         name = self._first_name(words)
         kind = self._between(words[0], words[name - 1] + 1)
         groups = self._declarators(words[name:])
-        declared = [self._declared(kind, group, dynamic, aligned) for group in groups]
+        declared = [self._declared(kind, group, dynamic, alignment) for group in groups]
         if dynamic and self._is_outside(index):
-            declared = [self._outside(kind, groups[0][0])]
+            declared = [self._outside(kind, groups[0][0], alignment)]
         return self.tokens[begin].start, self.tokens[end].start, "; ".join(declared)
 
     def _first_name(self, words: Sequence[int]) -> int:
@@ -221,27 +222,25 @@ class _File:
         ranges = split_at_commas(self.tokens, self.brackets, words[0], words[-1] + 1)
         return [(self.words[first], self._between(first + 1, last)) for first, last in ranges]
 
-    def _declared(
-        self, kind: str, group: tuple[str, str], dynamic: bool, aligned: re.Match[str] | None
-    ) -> str:
+    def _declared(self, kind: str, group: tuple[str, str], dynamic: bool, alignment: str) -> str:
         name, dimensions = group
+        alignment = alignment.format(name)
         if dynamic:
             inner = dimensions[dimensions.find("]") + 1 :]
             pointer = f"{name}_emu_t *"
             return (
                 f"typedef {kind} {name}_emu_t{inner}; "
-                f'{pointer}{name} = ({pointer})emu_dynamic_shared("{name}", alignof({name}_emu_t))'
+                f'{pointer}{name} = ({pointer})emu_dynamic_shared("{name}", {alignment})'
             )
-        alignment = aligned[1] if aligned else f"alignof({name}_emu_t)"
         return (
             f"typedef {kind} {name}_emu_t{dimensions}; static const emu_variable {name}_emu_v = "
             f'{{"{name}", EMU_HERE, sizeof({name}_emu_t), {alignment}}}; '
             f"{name}_emu_t &{name} = *({name}_emu_t *)emu_shared(&{name}_emu_v)"
         )
 
-    def _outside(self, kind: str, name: str) -> str:
+    def _outside(self, kind: str, name: str, alignment: str) -> str:
         """An array of dynamic shared memory that is declared outside of functions."""
-        get = f'({name}_emu_t *)emu_dynamic_shared("{name}", alignof({name}_emu_t))'
+        get = f'({name}_emu_t *)emu_dynamic_shared("{name}", {alignment.format(name)})'
         return (
             f"typedef {kind} {name}_emu_t; static struct {{ "
             f"operator {name}_emu_t *() const {{ return {get}; }} "

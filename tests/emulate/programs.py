@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from opjit import resources
 from opjit.emulate import build
 
 HERE = Path(__file__).parent
@@ -60,11 +61,13 @@ def compiled(source: Path, folder: Path) -> Callable[[int, int, int], Outcome]:
     runtime = build.runtime()
     runtime.emu_set_patience.argtypes = (ctypes.c_double,)
     runtime.emu_finding.restype = ctypes.c_char_p
-    build.write_translated([str(source), str(HERE / "harness.h")], folder, {})
+    include = [str(HERE), resources.include_path()]
+    headers = [str(path) for path in Path(include[1]).glob("*.h")]
+    build.write_translated([str(source), str(HERE / "harness.h"), *headers], folder, {})
     main = folder / "program.cc"
     main.write_text(f'#include "files{source}"\n')
     library = folder / "program.so"
-    flags = [*build.compiler_flags(True), *build.includes(folder, [str(HERE)])]
+    flags = [*build.compiler_flags(True), *build.includes(folder, include)]
     link = ["-shared", f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}", "-lstdc++"]
     compiler = shutil.which("g++")
     assert compiler is not None
