@@ -12,6 +12,7 @@ OPS = (
     "kernels_c/add_custom",
     "kernels_c/allreduce",
     "kernels_c/lltm",
+    "kernels_c/matmul",
     "kernels_c/round_ste",
     "kernels_c/tensor_negate",
     "examples/04_rms_norm_rope",
