@@ -254,12 +254,6 @@ OPJIT_UNUSED static __device__ void opjit_cluster_sync(void)
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* The same without memory: no thread goes on before all are here. */
-OPJIT_UNUSED static __device__ void opjit_cluster_sync_relaxed(void)
-{
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
 /* Read four floats of the shared memory of a block of the cluster: `shared` is their place in this block. */
 OPJIT_UNUSED static __device__ float4 opjit_cluster_load(const float4 *shared, unsigned rank)
 {

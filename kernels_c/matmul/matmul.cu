@@ -53,7 +53,7 @@ static opjit_status launch_wide(const matmul_plan *plan)
 
     const int64_t columns = is_silu ? WIDE_COLUMNS / 2 : WIDE_COLUMNS;
     const int64_t tiles = parts(job->rows, 2 * WIDE_ROWS) * parts(job->columns, columns);
-    const int64_t pairs = tiles < plan->multiprocessors / 2 ? tiles : plan->multiprocessors / 2;
+    const int64_t at_once = parts(plan->multiprocessors, 2), pairs = tiles < at_once ? tiles : at_once;
     auto *kernel = matmul_wide<element, by_rows>;
     OPJIT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(wide_shared)));
     OPJIT_TRY(opjit_launch_cluster(kernel, dim3((unsigned)(2 * pairs)), dim3(WIDE_THREADS), 2, sizeof(wide_shared),
@@ -175,7 +175,7 @@ static opjit_status launch_hopper(const matmul_plan *plan)
     OPJIT_TRY((narrow_best<element, 128, by_rows>(plan, &narrow)));
     const int64_t columns = job->epilogue == MATMUL_SILU_MULTIPLY ? WIDE_COLUMNS / 2 : WIDE_COLUMNS;
     const int64_t pairs = parts(job->rows, 2 * WIDE_ROWS) * parts(job->columns, columns);
-    const int64_t wide = parts(pairs, plan->multiprocessors / 2) * (parts(job->depth, DEPTH) + 8) * WIDE_STEP;
+    const int64_t wide = parts(pairs, parts(plan->multiprocessors, 2)) * (parts(job->depth, DEPTH) + 8) * WIDE_STEP;
     if (job->columns % 8 != 0 || !job->is_packed || narrow.time * NARROW_STEP < wide)
         return launch_narrow<element, 128, by_rows>(plan, narrow.splits);
     return launch_wide<element, by_rows>(plan);

@@ -185,7 +185,7 @@ static __global__ void __launch_bounds__(NARROW_THREADS, NARROW_RESIDENT(rows))
         __syncthreads();
     if (group < 2)
         finish_narrow<element, rows>(job, sums, row, column, (int)rank, (int)splits);
-    opjit_cluster_sync_relaxed(); /* no block ends while another one reads its sums */
+    opjit_cluster_sync(); /* no block ends while another one reads its sums */
 #endif
 }
 
