@@ -7,13 +7,14 @@
  *     mma.sync.m16n8k16           opjit_mma_m16n8k16         cp.async         opjit_cp_async
  *     mbarrier.try_wait.parity    opjit_mbarrier_wait        cp.async.bulk.tensor.2d  opjit_tma_load_2d
  *
- * What needs which GPU: ldmatrix sm_75; mma.sync and cp.async sm_80; fp8 products sm_89; mbarrier, TMA, stmatrix and
- * clusters sm_90; wgmma and setmaxnreg sm_90a. Code for another arch cannot contain them, so guard a kernel's body:
+ * GPUs: ldmatrix, mma.sync and cp.async need sm_80, fp8 products sm_89, mbarrier, TMA, stmatrix and clusters sm_90, wgmma
+ * and setmaxnreg sm_90a. Code for an earlier arch cannot contain them, so guard a kernel's body:
  *
  *     #if OPJIT_HAS_WGMMA
  *
- * and declare the op with archs=("sm_90a",): then opjit builds sm_90a where it would build sm_90. kernels_c/matmul uses
- * all of this. Contents: swizzles; ldmatrix and mma.sync; cp.async; mbarrier; clusters; TMA; wgmma; tensor maps.
+ * and declare the op with archs=["sm_90a"]: then opjit builds sm_90a where it would build sm_90. See kernels_c/matmul.
+ *
+ * Contents: swizzles; ldmatrix and mma.sync; cp.async; mbarrier; clusters; TMA; wgmma; tensor maps.
  */
 #ifndef OPJIT_MMA_H
 #define OPJIT_MMA_H

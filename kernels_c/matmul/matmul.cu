@@ -93,9 +93,9 @@ static opjit_status narrow_clusters(int splits, int *count)
         OPJIT_TRY((allow_narrow<element, rows, by_rows>()));
         OPJIT_TRY(opjit_resident_clusters(matmul_narrow<element, rows, by_rows>, NARROW_THREADS, (unsigned)splits,
                                           narrow_bytes<rows>(), &resident));
-        known[splits] = resident > 0 ? resident : 1;
+        known[splits] = resident + 1;
     }
-    *count = known[splits];
+    *count = known[splits] - 1;
     return OPJIT_OK;
 }
 
@@ -106,12 +106,15 @@ static opjit_status narrow_best(const matmul_plan *plan, narrow_way *best)
     const matmul_job *job = &plan->job;
     const int64_t columns = job->epilogue == MATMUL_SILU_MULTIPLY ? NARROW_COLUMNS / 2 : NARROW_COLUMNS;
     const int64_t tiles = parts(job->columns, columns) * parts(job->rows, rows);
+    best->splits = 1;
     best->time = INT64_MAX;
     for (int splits = 1; splits <= NARROW_CLUSTER; splits *= 2) {
         int clusters;
         if (splits > 1 && splits * 4 * DEPTH > job->depth)
             break;
         OPJIT_TRY((narrow_clusters<element, rows, by_rows>(splits, &clusters)));
+        if (clusters == 0) /* a part of a GPU */
+            break;
         const int64_t time = parts(tiles, clusters) * (parts(job->depth, DEPTH * splits) + NARROW_FIXED + splits);
         if (time < best->time) {
             best->splits = splits;
@@ -149,7 +152,8 @@ static opjit_status launch_sync(const matmul_plan *plan)
 {
     const matmul_job *job = &plan->job;
     const int64_t columns = job->epilogue == MATMUL_SILU_MULTIPLY ? SYNC_COLUMNS / 2 : SYNC_COLUMNS;
-    const dim3 grid((unsigned)parts(job->rows, SYNC_ROWS), (unsigned)parts(job->columns, columns));
+    const int64_t tiles = parts(job->rows, SYNC_ROWS) * parts(job->columns, columns);
+    OPJIT_CHECK(tiles <= INT32_MAX, "matmul: this product is too large for one launch; split it");
     const size_t bytes = SYNC_STAGES * sizeof(sync_tile<element, by_rows>);
     const bool packed_x = is_packed(job->x, job->x_row, job->x_depth, job->rows);
     const bool packed_w = by_rows ? is_packed(job->w, job->w_depth, job->w_column, job->depth) && job->up % 8 == 0
@@ -158,7 +162,7 @@ static opjit_status launch_sync(const matmul_plan *plan)
                   "the sums fit");
     auto *kernel = matmul_sync<element, by_rows>;
     OPJIT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    kernel<<<grid, SYNC_THREADS, bytes, plan->stream>>>(*job, packed_x, packed_w);
+    kernel<<<(unsigned)tiles, SYNC_THREADS, bytes, plan->stream>>>(*job, packed_x, packed_w);
     return OPJIT_LAUNCHED();
 }
 
@@ -223,10 +227,14 @@ static opjit_status takes_hopper(const matmul_plan *plan, bool *takes)
     OPJIT_CUDA_CHECK(cudaGetDevice(&device));
     OPJIT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     OPJIT_CHECK(major >= 8, "matmul needs a GPU of compute capability 8.0 or later; use x @ w on this one");
-    *takes = major == 9 && job->depth > 0 && parts(job->rows, 128) < 65536 &&
-             is_packed(job->x, job->x_row, job->x_depth, 2) &&
-             (plan->by_rows ? is_packed(job->w, job->w_depth, job->w_column, 2) && job->up % 8 == 0
-                            : is_packed(job->w, job->w_column, job->w_depth, 2));
+    const int64_t columns = job->columns + job->up, most_tiles = 65535; /* of a grid in y and z */
+    const bool fits = job->depth > 0 && job->depth <= INT32_MAX && parts(job->rows, 128) <= most_tiles &&
+                      parts(columns, NARROW_COLUMNS / 2) <= most_tiles;
+    const bool x_fits = is_packed(job->x, job->x_row, job->x_depth, 2) && job->x_row >= job->depth;
+    const bool w_fits =
+        plan->by_rows ? is_packed(job->w, job->w_depth, job->w_column, 2) && job->w_depth >= columns && job->up % 8 == 0
+                      : is_packed(job->w, job->w_column, job->w_depth, 2) && job->w_column >= job->depth;
+    *takes = major == 9 && fits && x_fits && w_fits;
     return OPJIT_OK;
 }
 

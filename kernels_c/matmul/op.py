@@ -84,10 +84,9 @@ def _check(name: str, one: Tensor | None, sizes: tuple[int, ...], x: Tensor, w: 
 
 
 def _wrong_size(what: str, found: int, size: int, x: Tensor, w: Tensor) -> str:
-    shapes = (f"({t.shape[0]}, {t.shape[1]})" for t in (x, w))
-    return "matmul: {} is {}, but must be {} for `x` {} and `w` {}".format(
-        what, found, size, *shapes
-    )
+    of_x = f"({x.shape[0]}, {x.shape[1]})"
+    of_w = f"({w.shape[0]}, {w.shape[1]})"
+    return f"matmul: {what} is {found}, but must be {size} for `x` {of_x} and `w` {of_w}"
 
 
 @matmul.reference
@@ -164,21 +163,23 @@ def sharding(
     x: Any, w: Any, bias: Any = None, residual: Any = None, *, epilogue: str = "none"
 ) -> list[tuple[list[Any], list[Any]]]:
     """Rows of x, columns of w except for silu_multiply, and for a plain product also the depth."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
 
     def placed(out: Any, *arguments: Any) -> tuple[list[Any], list[Any]]:
         given = zip((x, w, bias, residual), arguments, strict=True)
         return [out], [None if one is None else placement for one, placement in given]
 
-    whole = Replicate()
+    whole = torch.distributed.tensor.Replicate()
+    by_rows = torch.distributed.tensor.Shard(0)
+    by_columns = torch.distributed.tensor.Shard(1)
     found = [
         placed(whole, whole, whole, whole, whole),
-        placed(Shard(0), Shard(0), whole, whole, Shard(0)),
+        placed(by_rows, by_rows, whole, whole, by_rows),
     ]
     if epilogue != "silu_multiply":
-        found.append(placed(Shard(1), whole, Shard(1), Shard(0), Shard(1)))
+        found.append(placed(by_columns, whole, by_columns, by_rows, by_columns))
     if epilogue == "none" and bias is None and residual is None:
-        found.append(placed(Partial(), Shard(1), Shard(0), None, None))
+        partial_sums = torch.distributed.tensor.Partial()
+        found.append(placed(partial_sums, by_columns, by_rows, None, None))
     return found
 
 

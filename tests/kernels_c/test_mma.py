@@ -7,7 +7,7 @@ import torch
 
 import opjit
 from opjit import request
-from opjit.errors import CompileError
+from opjit.errors import CompileError, DeclarationError
 from opjit.store import elf, inventory
 from opjit.store.store import default_store
 from opjit.wanted import target_of
@@ -220,3 +220,22 @@ def test_without_archs_the_error_says_what_to_declare(
     op = _fenced(tmp_path / "none", "noarchtest")
     with pytest.raises(CompileError, match=r'declare the op with archs=\["sm_90a"\]'):
         request.entry(op, target_of("cuda", "sm_90"))
+
+
+@pytest.mark.parametrize("archs", ["'sm_90a'", "['9.0a']", "['sm_90']"])
+def test_archs_of_another_form_are_refused(tmp_path: Path, archs: str) -> None:
+    with pytest.raises(DeclarationError, match="archs is a list of names such as sm_90a, not"):
+        _fenced(tmp_path / "wrong", "wrongarchtest", f", archs={archs}")
+
+
+@pytest.mark.nvcc
+def test_a_library_has_one_binary_for_two_names_of_an_arch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
+    _fenced(tmp_path / "two", "twicearchtest", ", archs=['sm_90a']")
+    library = opjit.build_library(
+        "twicearchtest::fenced", tmp_path / "out", arch=["sm_90", "sm_90a"], name="fenced"
+    )
+    [binary] = library.parent.rglob("prebuilt/**/*.so")
+    assert elf.inspect(binary.read_bytes()).cuda_archs == {"sm_90a"}
