@@ -42,7 +42,7 @@ def ready(op: OpState, backend: Backend, found: Entry | None = None) -> None:
             if os.environ.get("OPJIT_RECORD"):
                 from opjit.declare import oplist
 
-                oplist.note(op, target)
+                oplist.note(op, op.declaration.target(target))
 
 
 def ready_for_call(op: OpState, backend: Backend) -> None:

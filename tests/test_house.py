@@ -29,7 +29,7 @@ MOST = {
     "modules": 217,
     "floors": 21,  # aim 16
     "classes": 250,  # aim 215
-    "functions": 2_098,  # aim 1,750
+    "functions": 2_095,  # aim 1,750
     "public names": 26,  # of opjit itself
     "environment variables": 19,
     "tokens": 221_780,  # aim 165,000

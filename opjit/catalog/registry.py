@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -414,6 +415,8 @@ def op(
         ...     return torch.empty_like(x)
     """
 
+    if not all(re.fullmatch(r"sm_\d+[af]", arch) for arch in archs):
+        raise DeclarationError(f"archs is a list of names such as sm_90a, not {archs!r}")
     if not all(isinstance(tag, torch.Tag) for tag in tags):
         raise DeclarationError(
             f"{text.partition('(')[0]}: tags is a list of members of torch.Tag, such as "

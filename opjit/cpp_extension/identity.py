@@ -190,7 +190,8 @@ def _places_of_call(
     )
     system = toolchain.system_folders([cxx] if cxx else [])
     own = trusted_folders()
-    include = [*extra, *folders(every), *_folders_of_variables()]
+    seen = [part for value in compilers.honoured().values() for part in value.split(os.pathsep)]
+    include = [*extra, *folders(every), *filter(os.path.isabs, seen)]  # such as CPATH
     include = [each for each in include if not (os.path.realpath(each) + os.sep).startswith(own)]
     library = folders(words["link"], "L", call.build_directory or "")
     return Places(
@@ -200,12 +201,6 @@ def _places_of_call(
         system,
         own_folders(),
     )
-
-
-def _folders_of_variables() -> list[str]:
-    """Return the folders in the variables that an extension's tools see, such as CPATH."""
-    values = compilers.honoured().values()
-    return [part for value in values for part in value.split(os.pathsep) if os.path.isabs(part)]
 
 
 def own_folders() -> tuple[str, ...]:

@@ -230,7 +230,7 @@ class Declaration:
 
     def target(self, wanted: Target) -> Target:
         """Return a target with the op's own archs."""
-        own = {arch.rstrip("af"): arch for arch in self.archs}
+        own = {arch[:-1]: arch for arch in self.archs}
         parts = [own.get(part, part) for part in wanted.arch.split("+")]
         return wanted._replace(arch="+".join(parts))
 

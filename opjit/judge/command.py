@@ -20,7 +20,7 @@ from opjit.declare.sample import tensors_of
 from opjit.errors import BadSetting
 from opjit.judge import referee
 from opjit.judge.scheduler import Judge
-from opjit.judge.task import Expected, Task
+from opjit.judge.task import Task
 from opjit.judge.verdict import Verdict
 
 _COLORS = {"correct": "green", "noisy": "yellow", "cheat": "magenta", "emulated": "cyan"}
@@ -119,7 +119,14 @@ def lint(task: Task) -> list[str]:
     ]
     passed: Counter[str] = Counter()
     for number, call in enumerate(calls):
-        for name, results in _trivial_results(call, calls[number - 1]).items():
+        inputs = call.sample.tensors()
+        trivial = {
+            "zeros": tree_map_only(torch.Tensor, torch.zeros_like, call.results),
+            "ones": tree_map_only(torch.Tensor, torch.ones_like, call.results),
+            "the first input": [inputs[0] if inputs else each for each in call.results],
+            "the result of the call before": calls[number - 1].results,
+        }
+        for name, results in trivial.items():
             on_cpu = tree_map_only(torch.Tensor, torch.Tensor.cpu, results)
             passed[name] += referee.compare(on_cpu, call) is None
     return [
@@ -127,16 +134,6 @@ def lint(task: Task) -> list[str]:
         for name, count in passed.items()
         if count
     ]
-
-
-def _trivial_results(call: Expected, before: Expected) -> dict[str, list[Any]]:
-    inputs = call.sample.tensors()
-    return {
-        "zeros": tree_map_only(torch.Tensor, torch.zeros_like, call.results),
-        "ones": tree_map_only(torch.Tensor, torch.ones_like, call.results),
-        "the first input": [inputs[0] if inputs else each for each in call.results],
-        "the result of the call before": before.results,
-    }
 
 
 def run(judge: Judge, candidates: Sequence[Path], out: Any, path: Path | None) -> None:

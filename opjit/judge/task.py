@@ -200,7 +200,9 @@ class Task:
         declared = [
             each for each in self.op.samples_on(self.device) if each.numel <= _LARGEST_SAMPLE
         ]
-        chosen = _one_of_each_kind_first(declared)[:_MOST_SAMPLES]
+        last = {each.kind: number for number, each in enumerate(declared)}.values()
+        # The last of each kind comes first.
+        chosen = sorted(range(len(declared)), key=lambda number: number not in last)[:_MOST_SAMPLES]
         yield from (declared[number] for number in sorted(chosen))
 
         small = [declared[number] for number in chosen if declared[number].numel <= SMALL]
@@ -245,12 +247,6 @@ class Task:
             chosen = sample, each.bytes, each.flops
         assert chosen is not None
         return chosen
-
-
-def _one_of_each_kind_first(samples: Sequence[Sample]) -> list[int]:
-    """Return the numbers of samples, with the last of each kind first."""
-    last_of_kind = {each.kind: number for number, each in enumerate(samples)}
-    return sorted(range(len(samples)), key=lambda number: number not in last_of_kind.values())
 
 
 def run_file(path: Path) -> Any:

@@ -131,9 +131,9 @@ def put_binary(
     Returns the library's path.
     """
     store = Store(source_folder / layers.FOLDER)
-    own = op.declaration.target(target)
-    folder = store.base / op_folder(op.qualified, own, manifest.document) / entry.key
-    folder.mkdir(parents=True)
+    target = op.declaration.target(target)
+    folder = store.base / op_folder(op.qualified, target, manifest.document) / entry.key
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / manifest.library).write_bytes(entry.library.read_bytes())
     (folder / manifests.NAME).write_bytes(manifest.dump())
     return folder / manifest.library

@@ -13,6 +13,7 @@ import filecmp
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from opjit.recipe.compilers import Compiler
 FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an empty one
 COMPILED = f"{FIRST}.gch"
 TEXT = headers.included(table.CORE)
+_AGAIN = 600.0  # seconds until a core is begun again that nobody finished
 in_background = True  # except for `opjit precompile --warm-compilers`
 _WORDS = "words.json"
 # Flags that put the core's path or date into the binary, or that make a file other than an object file.
@@ -82,12 +84,13 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
 def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     """Return the compiled core, or None if neither the store nor a layer has it.
 
-    Every second build that could use it then begins to make it in the background, unless only one compiler may run. The digest is not
-    verified again while the file is the same. Raises OSError if a directory is not writable.
+    The second build that could use it then begins to make it in the background, unless only one compiler may run, and so does a
+    build after ten minutes without a core. The digest is not verified again while the file is the same. Raises OSError if a
+    directory is not writable.
     """
     text = [word for name in table.CORE for word in ("-include", name)]
-    command = ["-x", "c++-header", "-w", *core.flags, *macros.OWN_FLAGS]
-    command += [*text, os.devnull, "-o", COMPILED]
+    command = ["-x", "c++-header", "-w", *core.flags, *macros.OWN_FLAGS, *text]
+    command += [os.devnull, "-o", COMPILED]
     make = partial(parts.compile_part, cxx, command)
     content = ["core", *vocabulary.versions(cxx), files.digest(cxx.path), *command]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
@@ -96,8 +99,10 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     if place is None and not in_background:
         place = parts.kept(base, content, (COMPILED,), make, is_good)
     if place is None and budget.width(budget.CXX_JOB) > 1:
-        is_second = files.read_checked(note) is False
-        files.write_checked(note, is_second)
-        if is_second:
+        begun = files.read_checked(note)
+        if not isinstance(begun, float):
+            files.write_checked(note, 0.0)
+        elif time.time() - begun > _AGAIN:
+            files.write_checked(note, time.time())
             processes.call_in_background(parts.kept, base, content, (COMPILED,), make, is_good)
     return place and place / COMPILED
