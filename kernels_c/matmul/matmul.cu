@@ -11,6 +11,11 @@
 #include "matmul_sync.h"
 #include "matmul_wide.h"
 
+/* Times for the choice of a kernel, measured on an H200: of a step of a block, and beside the steps, in steps. */
+#define NARROW_STEP 6
+#define WIDE_STEP 8
+#define OTHER_STEPS 8
+
 /* What the launchers know of a call and its GPU. */
 typedef struct matmul_plan {
     matmul_job job;
@@ -31,6 +36,12 @@ static bool is_packed(const void *data, int64_t row_stride, int64_t step, int64_
     return step == 1 && (uintptr_t)data % 16 == 0 && (rows == 1 || (row_stride % 8 == 0 && row_stride > 0));
 }
 
+/* Can TMA read a matrix with rows of some length? */
+static bool is_tiled(const void *data, int64_t row_stride, int64_t step, int64_t length)
+{
+    return is_packed(data, row_stride, step, 2) && row_stride >= length;
+}
+
 /* Can rows of this tensor be read four elements at a time? */
 static bool is_fours(const opjit_tensor *t)
 {
@@ -38,11 +49,16 @@ static bool is_fours(const opjit_tensor *t)
            ((uintptr_t)t->data % 8 == 0 && t->strides[t->dim - 1] == 1 && (t->dim == 1 || t->strides[0] % 4 == 0));
 }
 
+/* Pairs of wide tiles. */
+static int64_t wide_pairs(const matmul_job *job)
+{
+    return parts(job->rows, 2 * WIDE_ROWS) * parts(job->columns, columns_of_tile(*job, WIDE_COLUMNS));
+}
+
 template <typename element, bool by_rows>
 static opjit_status launch_wide(const matmul_plan *plan)
 {
     const matmul_job *job = &plan->job;
-    const bool is_silu = job->epilogue == MATMUL_SILU_MULTIPLY;
     const uint32_t x_box[2] = {WIDE_ROWS, DEPTH}, out_box[2] = {64, CHUNK};
     const uint32_t w_box[2] = {by_rows ? DEPTH : WIDE_COLUMNS / 2, 64};
     const opjit_tiled to = {job->out, plan->x.dtype, 2, {job->rows, job->columns}, {job->columns, 1}};
@@ -51,14 +67,12 @@ static opjit_status launch_wide(const matmul_plan *plan)
     OPJIT_TRY(opjit_tensor_map_encode(&w, &plan->w, w_box, OPJIT_SWIZZLE_128));
     OPJIT_TRY(opjit_tensor_map_encode(&out, &to, out_box, OPJIT_SWIZZLE_128));
 
-    const int64_t columns = is_silu ? WIDE_COLUMNS / 2 : WIDE_COLUMNS;
-    const int64_t tiles = parts(job->rows, 2 * WIDE_ROWS) * parts(job->columns, columns);
-    const int64_t at_once = parts(plan->multiprocessors, 2), pairs = tiles < at_once ? tiles : at_once;
+    const int64_t tiles = wide_pairs(job), at_once = parts(plan->multiprocessors, 2);
+    const int64_t pairs = tiles < at_once ? tiles : at_once;
     auto *kernel = matmul_wide<element, by_rows>;
     OPJIT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(wide_shared)));
-    OPJIT_TRY(opjit_launch_cluster(kernel, dim3((unsigned)(2 * pairs)), dim3(WIDE_THREADS), 2, sizeof(wide_shared),
-                                   plan->stream, x, w, out, *job));
-    return OPJIT_OK;
+    return opjit_launch_cluster(kernel, dim3((unsigned)(2 * pairs)), dim3(WIDE_THREADS), 2, sizeof(wide_shared),
+                                plan->stream, x, w, out, *job);
 }
 
 /* A way to run narrow tiles: blocks that share the depth, and the time in steps of a block. */
@@ -104,7 +118,7 @@ template <typename element, int rows, bool by_rows>
 static opjit_status narrow_best(const matmul_plan *plan, narrow_way *best)
 {
     const matmul_job *job = &plan->job;
-    const int64_t columns = job->epilogue == MATMUL_SILU_MULTIPLY ? NARROW_COLUMNS / 2 : NARROW_COLUMNS;
+    const int64_t columns = columns_of_tile(*job, NARROW_COLUMNS);
     const int64_t tiles = parts(job->columns, columns) * parts(job->rows, rows);
     best->splits = 1;
     best->time = INT64_MAX;
@@ -115,7 +129,7 @@ static opjit_status narrow_best(const matmul_plan *plan, narrow_way *best)
         OPJIT_TRY((narrow_clusters<element, rows, by_rows>(splits, &clusters)));
         if (clusters == 0) /* a part of a GPU */
             break;
-        const int64_t time = parts(tiles, clusters) * (parts(job->depth, DEPTH * splits) + NARROW_FIXED + splits);
+        const int64_t time = parts(tiles, clusters) * (parts(job->depth, DEPTH * splits) + OTHER_STEPS + splits);
         if (time < best->time) {
             best->splits = splits;
             best->time = time;
@@ -128,7 +142,7 @@ template <typename element, int rows, bool by_rows>
 static opjit_status launch_narrow(const matmul_plan *plan, int splits)
 {
     const matmul_job *job = &plan->job;
-    const int64_t columns = job->epilogue == MATMUL_SILU_MULTIPLY ? NARROW_COLUMNS / 2 : NARROW_COLUMNS;
+    const int64_t columns = columns_of_tile(*job, NARROW_COLUMNS);
     const uint32_t x_box[2] = {rows, DEPTH}, w_box[2] = {64, DEPTH};
     opjit_tensor_map x, w;
     OPJIT_TRY(opjit_tensor_map_encode(&x, &plan->x, x_box, OPJIT_SWIZZLE_128));
@@ -151,8 +165,7 @@ template <typename element, bool by_rows>
 static opjit_status launch_sync(const matmul_plan *plan)
 {
     const matmul_job *job = &plan->job;
-    const int64_t columns = job->epilogue == MATMUL_SILU_MULTIPLY ? SYNC_COLUMNS / 2 : SYNC_COLUMNS;
-    const int64_t tiles = parts(job->rows, SYNC_ROWS) * parts(job->columns, columns);
+    const int64_t tiles = parts(job->rows, SYNC_ROWS) * parts(job->columns, columns_of_tile(*job, SYNC_COLUMNS));
     OPJIT_CHECK(tiles <= INT32_MAX, "matmul: this product is too large for one launch; split it");
     const size_t bytes = SYNC_STAGES * sizeof(sync_tile<element, by_rows>);
     const bool packed_x = is_packed(job->x, job->x_row, job->x_depth, job->rows);
@@ -177,15 +190,14 @@ static opjit_status launch_hopper(const matmul_plan *plan)
 
     narrow_way narrow;
     OPJIT_TRY((narrow_best<element, 128, by_rows>(plan, &narrow)));
-    const int64_t columns = job->epilogue == MATMUL_SILU_MULTIPLY ? WIDE_COLUMNS / 2 : WIDE_COLUMNS;
-    const int64_t pairs = parts(job->rows, 2 * WIDE_ROWS) * parts(job->columns, columns);
-    const int64_t wide = parts(pairs, parts(plan->multiprocessors, 2)) * (parts(job->depth, DEPTH) + 8) * WIDE_STEP;
+    const int64_t waves = parts(wide_pairs(job), parts(plan->multiprocessors, 2));
+    const int64_t wide = waves * (parts(job->depth, DEPTH) + OTHER_STEPS) * WIDE_STEP;
     if (job->columns % 8 != 0 || !job->is_packed || narrow.time * NARROW_STEP < wide)
         return launch_narrow<element, 128, by_rows>(plan, narrow.splits);
     return launch_wide<element, by_rows>(plan);
 }
 
-/* Fill the plan. A tensor that no kernel can read fast is copied. */
+/* Fill the plan. */
 static opjit_status make_plan(matmul_plan *plan, const matmul_call *c, cudaStream_t stream)
 {
     matmul_job *job = &plan->job;
@@ -230,11 +242,10 @@ static opjit_status takes_hopper(const matmul_plan *plan, bool *takes)
     const int64_t columns = job->columns + job->up, most_tiles = 65535; /* of a grid in y and z */
     const bool fits = job->depth > 0 && job->depth <= INT32_MAX && parts(job->rows, 128) <= most_tiles &&
                       parts(columns, NARROW_COLUMNS / 2) <= most_tiles;
-    const bool x_fits = is_packed(job->x, job->x_row, job->x_depth, 2) && job->x_row >= job->depth;
-    const bool w_fits =
-        plan->by_rows ? is_packed(job->w, job->w_depth, job->w_column, 2) && job->w_depth >= columns && job->up % 8 == 0
-                      : is_packed(job->w, job->w_column, job->w_depth, 2) && job->w_column >= job->depth;
-    *takes = major == 9 && fits && x_fits && w_fits;
+    const bool reads_x = is_tiled(job->x, job->x_row, job->x_depth, job->depth);
+    const bool reads_w = plan->by_rows ? is_tiled(job->w, job->w_depth, job->w_column, columns) && job->up % 8 == 0
+                                       : is_tiled(job->w, job->w_column, job->w_depth, job->depth);
+    *takes = major == 9 && fits && reads_x && reads_w;
     return OPJIT_OK;
 }
 

@@ -20,6 +20,19 @@ typedef struct matmul_job {
     int64_t up;     /* from a column of w to its partner: F for silu_multiply, otherwise 0 */
 } matmul_job;
 
+/* The columns of out in a tile with some columns of w. */
+OPJIT_HOST_DEVICE int columns_of_tile(const matmul_job &job, int of_w)
+{
+    return job.epilogue == MATMUL_SILU_MULTIPLY ? of_w / 2 : of_w;
+}
+
+/* Go on to the next stage of a ring. The parity of its barriers changes with each round. */
+static __device__ void next_stage(int *stage, unsigned *parity, int stages)
+{
+    *stage = *stage + 1 == stages ? 0 : *stage + 1;
+    *parity ^= *stage == 0;
+}
+
 static __device__ float number(opjit_half value)
 {
     return opjit_half_to_float(value);

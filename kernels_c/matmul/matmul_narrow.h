@@ -10,12 +10,9 @@
 
 #include "matmul_job.h"
 
-#define NARROW_COLUMNS 128 /* of w in a tile: 64 of each warpgroup */
-#define NARROW_THREADS 288 /* two warpgroups multiply, a warp loads */
-#define NARROW_CLUSTER 8   /* blocks that share the depth, at most */
-#define NARROW_FIXED 8     /* a block's other time, in steps */
-#define NARROW_STEP 6      /* ratio of the times of a step */
-#define WIDE_STEP 8
+#define NARROW_COLUMNS 128                 /* of w in a tile: 64 of each warpgroup */
+#define NARROW_THREADS 288                 /* two warpgroups multiply, a warp loads */
+#define NARROW_CLUSTER 8                   /* blocks that share the depth, at most */
 #define NARROW_STRIDE (NARROW_COLUMNS + 4) /* floats between rows of sums, so that a warp writes to all banks */
 #define NARROW_RESIDENT(rows) ((rows) <= 64 ? 2 : 1) /* blocks on a multiprocessor */
 
@@ -66,8 +63,7 @@ static __device__ void load_narrow(narrow_shared<rows> *shared, const opjit_tens
             opjit_tma_load_2d(shared->w[stage] + half * 64 * DEPTH * 2, w, full, by_rows ? at : k, by_rows ? k : at);
         }
         opjit_tma_load_2d(shared->x[stage], x, full, k, (int)row);
-        stage = stage + 1 == narrow_shared<rows>::stages ? 0 : stage + 1;
-        parity ^= stage == 0;
+        next_stage(&stage, &parity, narrow_shared<rows>::stages);
     }
 }
 
@@ -89,8 +85,7 @@ static __device__ void sum_narrow(float (&d)[rows / 2], narrow_shared<rows> *sha
                 opjit_mbarrier_arrive(&shared->empty[before]);
         }
         before = stage;
-        stage = stage + 1 == narrow_shared<rows>::stages ? 0 : stage + 1;
-        parity ^= stage == 0;
+        next_stage(&stage, &parity, narrow_shared<rows>::stages);
     }
     opjit_wgmma_wait_group<0>();
 }
@@ -148,7 +143,7 @@ static __global__ void __launch_bounds__(NARROW_THREADS, NARROW_RESIDENT(rows))
     extern __shared__ __align__(1024) unsigned char memory[];
     narrow_shared<rows> *shared = (narrow_shared<rows> *)memory;
     const bool is_silu = job.epilogue == MATMUL_SILU_MULTIPLY;
-    const int columns = is_silu ? NARROW_COLUMNS / 2 : NARROW_COLUMNS; /* of out */
+    const int columns = columns_of_tile(job, NARROW_COLUMNS);
     const unsigned rank = opjit_cluster_rank(), splits = gridDim.x;
     const int64_t column = (int64_t)blockIdx.y * columns, row = (int64_t)blockIdx.z * rows;
     const int64_t steps = (job.depth + DEPTH - 1) / DEPTH;

@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(SYNC_THREADS, 2)
     extern __shared__ __align__(1024) unsigned char memory[];
     sync_tile<element, by_rows> *tiles = (sync_tile<element, by_rows> *)memory;
     const bool is_silu = job.epilogue == MATMUL_SILU_MULTIPLY;
-    const int columns = is_silu ? SYNC_COLUMNS / 2 : SYNC_COLUMNS, warp = (int)threadIdx.x / 32;
+    const int columns = columns_of_tile(job, SYNC_COLUMNS), warp = (int)threadIdx.x / 32;
     const int64_t down = (job.rows + SYNC_ROWS - 1) / SYNC_ROWS; /* tiles with the same columns follow each other */
     const int64_t row = blockIdx.x % down * SYNC_ROWS, column = blockIdx.x / down * columns;
     const int64_t steps = (job.depth + SYNC_DEPTH - 1) / SYNC_DEPTH;

@@ -130,7 +130,7 @@ static __device__ void store_wide(float (&d)[128], const matmul_job &job, const 
                                   unsigned char (*staging)[64 * CHUNK * 2], int64_t row, int64_t column, int group)
 {
     const int thread = (int)threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const int columns = job.epilogue == MATMUL_SILU_MULTIPLY ? WIDE_COLUMNS / 2 : WIDE_COLUMNS;
+    const int columns = columns_of_tile(job, WIDE_COLUMNS);
     const bool is_plain = job.epilogue == MATMUL_NONE && !job.bias && !job.residual;
 #pragma unroll 1
     for (int chunk = 0; chunk < columns / CHUNK; chunk++) {
@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
     wide_shared *shared = (wide_shared *)memory;
     const unsigned rank = opjit_cluster_rank();
     const int group = (int)threadIdx.x / 128;
-    const int columns = job.epilogue == MATMUL_SILU_MULTIPLY ? WIDE_COLUMNS / 2 : WIDE_COLUMNS;
+    const int columns = columns_of_tile(job, WIDE_COLUMNS);
     const int64_t pairs = (job.rows + 2 * WIDE_ROWS - 1) / (2 * WIDE_ROWS);
     const int64_t across = (job.columns + columns - 1) / columns, tiles = pairs * across;
     const int64_t steps = (job.depth + DEPTH - 1) / DEPTH;
@@ -201,8 +201,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
                                       (int)(place.row + rank * WIDE_ROWS));
                     load_half<by_rows>(shared->w[stage] + rank * (sizeof shared->w[0] / 2), &w, full, half,
                                        step * DEPTH);
-                    stage = stage + 1 == WIDE_STAGES ? 0 : stage + 1;
-                    parity ^= stage == 0;
+                    next_stage(&stage, &parity, WIDE_STAGES);
                 }
             }
     } else {
@@ -223,8 +222,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
                         opjit_mbarrier_arrive_cluster(&shared->empty[before], peer);
                 }
                 before = stage;
-                stage = stage + 1 == WIDE_STAGES ? 0 : stage + 1;
-                parity ^= stage == 0;
+                next_stage(&stage, &parity, WIDE_STAGES);
             }
             opjit_wgmma_wait_group<0>();
             if (arrives)
