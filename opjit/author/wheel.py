@@ -157,7 +157,7 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
                 )
         # Without the time that the build took: the same sources make the same wheel.
         manifest = manifest._replace(built_with={"opjit": opjit.__version__})
-        put_binary(op, target, entry, manifest, to / source.parent.relative_to(root))
+        put_binary(entry, manifest, to / source.parent.relative_to(root))
 
 
 def binary_tag(folder: Path) -> dict[str, Any]:

@@ -415,11 +415,12 @@ def op(
         ...     return torch.empty_like(x)
     """
 
+    name = text.partition("(")[0].strip()
     if not all(re.fullmatch(r"sm_\d+[af]", arch) for arch in archs):
-        raise DeclarationError(f"archs is a list of names such as sm_90a, not {archs!r}")
+        raise DeclarationError(f"{name}: archs is a list of names such as sm_90a, not {archs!r}")
     if not all(isinstance(tag, torch.Tag) for tag in tags):
         raise DeclarationError(
-            f"{text.partition('(')[0]}: tags is a list of members of torch.Tag, such as "
+            f"{name}: tags is a list of members of torch.Tag, such as "
             f"torch.Tag.pointwise, not {tags!r}"
         )
 
@@ -438,8 +439,7 @@ def op(
         if any(extras):
             from opjit.recipe import flags
 
-            extra = flags.check_flags(text.partition("(")[0], folder, *extras)
-        name = text.partition("(")[0].strip()
+            extra = flags.check_flags(name, folder, *extras)
         if "::" not in name and not folder.is_relative_to(resources.folder("kernels_c")):
             raise DeclarationError(
                 f"expected namespace::name, such as mylib::{name or 'scale_add'}, got {name!r}: your own namespace keeps the "

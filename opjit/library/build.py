@@ -15,7 +15,6 @@ from opjit.errors import BuildError, DeclarationError, EntryError, NoKernel
 from opjit.files import StrPath
 from opjit.library import standalone
 from opjit.operators.op import Op
-from opjit.recipe.document import op_folder
 from opjit.store import layers
 from opjit.store import manifest as manifests
 from opjit.store.entry import Entry
@@ -123,16 +122,13 @@ def _targets(
     return sorted(dict.fromkeys(found), key=lambda target: target.backend.name != "cpu")
 
 
-def put_binary(
-    op: OpState, target: Target, entry: Entry, manifest: Manifest, source_folder: Path
-) -> Path:
+def put_binary(entry: Entry, manifest: Manifest, source_folder: Path) -> Path:
     """Write a binary where `layers` looks for it, next to the op's source.
 
     Returns the library's path.
     """
     store = Store(source_folder / layers.FOLDER)
-    target = op.declaration.target(target)
-    folder = store.base / op_folder(op.qualified, target, manifest.document) / entry.key
+    folder = store.base.joinpath(*entry.folder.parts[-3:])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / manifest.library).write_bytes(entry.library.read_bytes())
     (folder / manifests.NAME).write_bytes(manifest.dump())
@@ -207,8 +203,8 @@ def _write_library(
     staged.mkdir(mode=0o755)
     try:
         for op, found in entries.items():
-            for target, entry in found:
-                _copy(op, target, entry, staged)
+            for _, entry in found:
+                _copy(op, entry, staged)
         digests = _digests(staged, seal=True)
         digest = files.sha256(repr(digests))
         place = directory / (name or f"{_dotted(first)}.{targets[0].folder}.{digest[:20]}")
@@ -224,7 +220,7 @@ def _write_library(
         files.remove_tree(staged)
 
 
-def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
+def _copy(op: Op, entry: Entry, root: Path) -> None:
     """Copy an op's folder, unless it is there, and its binary into a library. An op without an op.py gets one, with its schema."""
     to = root / (op.folder.name if _has_op_py(op) else _dotted(op))
     if not to.exists() and _has_op_py(op):
@@ -240,7 +236,7 @@ def _copy(op: Op, target: Target, entry: Entry, root: Path) -> None:
         }
         (to / "op.py").write_text(resources.filled("library/op.py.in", **values), "utf-8")
     manifest = manifests.read_manifest(entry.folder)
-    library = put_binary(op, target, entry, manifest, to)
+    library = put_binary(entry, manifest, to)
     link = root / f"{_dotted(op)}.so"
     if not link.is_symlink():  # the first target's
         link.symlink_to(library.relative_to(root))
