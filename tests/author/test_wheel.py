@@ -211,7 +211,7 @@ def test_a_binary_that_may_not_be_trusted_is_built_anew_with_a_warning(
     assert [line.startswith(str(installed)) for line in done.stdout.split()[1:]] == [False, True]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An op without a CUDA kernel."""
     return new_op("wheeltest::plain", tmp_path_factory.mktemp("plain"))
