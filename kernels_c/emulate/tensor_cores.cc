@@ -586,15 +586,20 @@ void emu_proxy_fence(void)
 /* ---------------------------------------------------------------------------------------------- */
 /* wgmma                                                                                          */
 
-static warpgroup *warpgroup_of(emu_caller by)
+static warpgroup *own_warpgroup(void)
 {
     const size_t index = (size_t)self->number / WARPGROUP;
     std::vector<warpgroup> &all = of_block(self->in)->warpgroups;
-    if (self->in->threads.size() < (index + 1) * WARPGROUP)
-        stop("warpgroup", by, "calls wgmma, which takes 4 warps from a multiple of 128 threads on");
     if (all.size() <= index)
         all.resize(index + 1);
     return &all[index];
+}
+
+static void require_warpgroup(emu_caller by)
+{
+    const size_t end = ((size_t)self->number / WARPGROUP + 1) * WARPGROUP;
+    if (self->in->threads.size() < end)
+        stop("warpgroup", by, "calls wgmma, which takes 4 warps from a multiple of 128 threads on");
 }
 
 void emu_tile_of_wgmma(const void *shared, emu_caller by)
@@ -684,7 +689,7 @@ static product *product_for(float *d, int count, bool add, emu_place at)
 /* Each thread computes its own sums: of two rows, and two columns of eight. */
 void emu_wgmma(float *d, int columns, emu_operand a, emu_operand b, bool add, emu_number numbers, emu_caller by)
 {
-    warpgroup_of(by);
+    require_warpgroup(by);
     if (!own()->has_fenced)
         refuse("fence", by, finding_thread(self) + " calls wgmma without opjit_wgmma_fence() before it");
     const int warp = self->number % WARPGROUP / LANES, lane = self->lane;
@@ -716,11 +721,7 @@ void emu_wgmma(float *d, int columns, emu_operand a, emu_operand b, bool add, em
 void emu_wgmma_commit(void)
 {
     const size_t group = (size_t)++own()->product_groups;
-    std::vector<warpgroup> &all = of_block(self->in)->warpgroups;
-    const size_t index = (size_t)self->number / WARPGROUP;
-    if (all.size() <= index)
-        all.resize(index + 1);
-    warpgroup *of = &all[index];
+    warpgroup *of = own_warpgroup();
     if (of->committed.size() <= group)
         of->committed.resize(group + 1);
     if (++of->committed[group] == WARPGROUP)
@@ -734,8 +735,9 @@ void emu_wgmma_wait(int pending, emu_caller by)
     const int ended = thread->product_groups - pending;
     if (ended <= 0)
         return;
-    while (warpgroup_of(by)->committed[(size_t)ended] < WARPGROUP) {
-        warpgroup_of(by)->waiting.push_back(self);
+    require_warpgroup(by);
+    while (own_warpgroup()->committed[(size_t)ended] < WARPGROUP) {
+        own_warpgroup()->waiting.push_back(self);
         launch_wait("opjit_wgmma_wait_group()", by.at);
     }
     std::vector<product> &all = thread->products;
