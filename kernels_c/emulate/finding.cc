@@ -22,12 +22,15 @@
 static std::recursive_mutex telling;
 static std::set<std::string> known_keys;
 static std::vector<std::string> findings;
+static __thread cudaError_t last_error;
 
+/* The runtime's last error is a finding's consequence, and the next call's launches do not return it. */
 extern "C" void emu_forget_findings(void)
 {
     const std::lock_guard<std::recursive_mutex> alone(telling);
     known_keys.clear();
     findings.clear();
+    last_error = cudaSuccess;
 }
 
 bool finding_is_known(const std::string &key)
@@ -300,8 +303,6 @@ std::string finding_thread(const thread *who)
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Errors of the CUDA runtime                                                                     */
-
-static __thread cudaError_t last_error;
 
 cudaError_t emu_last_error(bool clear)
 {

@@ -44,12 +44,13 @@ CODE = """
             module.turn(torch.ones(size), mode)
         except RuntimeError as error:
             print(error)
+    print(opjit.get("add_custom")(torch.ones(2), torch.ones(2)).tolist())
 """
 
 
 def test_a_program_runs_on_cpu_tensors_and_says_so(no_gpu: None) -> None:
     done = fresh(CODE, {"OPJIT_EMULATE": "1"})
-    warned, right, race, bounds = done.stdout.splitlines()
+    warned, right, race, bounds, later = done.stdout.splitlines()
     assert warned == "['OPJIT_EMULATE is set, so CUDA kernels run em']"
     assert right == "[1.0, 2.0, 3.0]"
     assert re.match(
@@ -60,6 +61,7 @@ def test_a_program_runs_on_cpu_tensors_and_says_so(no_gpu: None) -> None:
         r"at byte \d+ of memory that has 160 bytes",
         bounds,
     )
+    assert later == "[2.0, 2.0]"
     why = command("why", "emulated_turn")
     assert "its CUDA code is emulated on the CPU" in " ".join(why.stdout.split())
 
