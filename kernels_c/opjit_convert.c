@@ -90,6 +90,8 @@ LOOP(store_bfloat16, float, opjit_bfloat16, opjit_float_to_bfloat16(f[i]))
 LOOP(store_float8_e4m3fn, float, opjit_float8_e4m3fn, opjit_float_to_float8_e4m3fn(f[i]))
 LOOP(store_float8_e5m2, float, opjit_float8_e5m2, opjit_float_to_float8_e5m2(f[i]))
 
+CAST(uint8_to_int16, uint8_t, int16_t)
+CAST(int8_to_int16, int8_t, int16_t)
 CAST(int32_to_int64, int32_t, int64_t)
 CAST(int32_to_float32, int32_t, float)
 CAST(int32_to_float64, int32_t, double)
@@ -99,20 +101,12 @@ CAST(int64_to_float64, int64_t, double)
 CAST(float32_to_float64, float, double)
 CAST(float64_to_float32, double, float)
 
-/* float16 has no plain loop that the compiler vectorizes: eight at a time, then the rest. */
-typedef float float4 __attribute__((vector_size(16), aligned(4), may_alias));
-typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
-typedef uint16_t half8 __attribute__((vector_size(16), aligned(2), may_alias));
-
 static void load_float16(int64_t n, const void *from, void *to)
 {
     const opjit_half *f = (const opjit_half *)from;
     float *t = (float *)to;
-#ifdef __F16C__
-    typedef short short8 __attribute__((vector_size(16), aligned(2), may_alias));
     for (; n >= 8; n -= 8, f += 8, t += 8)
-        *(float8 *)t = __builtin_ia32_vcvtph2ps256(*(const short8 *)f);
-#endif
+        opjit_load_halves(f, t);
     EACH(i)
         t[i] = opjit_half_to_float(f[i]);
 }
@@ -121,18 +115,8 @@ static void store_float16(int64_t n, const void *from, void *to)
 {
     const float *f = (const float *)from;
     opjit_half *t = (opjit_half *)to;
-#ifdef __F16C__
     for (; n >= 8; n -= 8, f += 8, t += 8)
-        *(half8 *)t = (half8)__builtin_ia32_vcvtps2ph256(*(const float8 *)f, 0);
-#elif defined(__aarch64__)
-    for (; n >= 8; n -= 8, f += 8, t += 8) {
-        half8 both;
-        __asm__("fcvtn %0.4h, %1.4s\n\tfcvtn2 %0.8h, %2.4s"
-                : "=&w"(both)
-                : "w"(*(const float4 *)f), "w"(*(const float4 *)(f + 4)));
-        *(half8 *)t = both;
-    }
-#endif
+        opjit_store_halves(t, f);
     EACH(i)
         t[i] = opjit_float_to_half(f[i]);
 }
@@ -181,6 +165,19 @@ static loop *change_of(opjit_dtype from, opjit_dtype to)
     }
 }
 
+/* From a dtype of one byte to int16, without a wide dtype between them; NULL for other dtypes. */
+static loop *widening_of(opjit_dtype from, opjit_dtype to)
+{
+    if (to != OPJIT_INT16)
+        return NULL;
+    switch (from) {
+    case OPJIT_BOOL:
+    case OPJIT_UINT8: return uint8_to_int16;
+    case OPJIT_INT8: return int8_to_int16;
+    default: return NULL;
+    }
+}
+
 static bool has_loops(opjit_dtype from, opjit_dtype to)
 {
     if (opjit_is_integral(to))
@@ -208,6 +205,11 @@ static void convert_each(int64_t n, const void *from, opjit_dtype from_dtype, vo
 /* At most BLOCK contiguous elements. */
 static void convert_block(int64_t n, const void *from, opjit_dtype from_dtype, void *to, opjit_dtype to_dtype)
 {
+    loop *const widen = widening_of(from_dtype, to_dtype);
+    if (widen) {
+        widen(n, from, to);
+        return;
+    }
     if (!has_loops(from_dtype, to_dtype)) {
         convert_each(n, from, from_dtype, to, to_dtype);
         return;

@@ -36,6 +36,40 @@ OPJIT_INLINE bool opjit_has_same_bits(opjit_dtype from, opjit_dtype to)
     return from == to || (integers && opjit_dtype_size(from) == opjit_dtype_size(to));
 }
 
+/*
+ * Convert eight contiguous elements from float16, and to it. In a loop over opjit_half_to_float(), gcc converts the
+ * elements one by one.
+ */
+OPJIT_INLINE void opjit_load_halves(const opjit_half *from, float *to)
+{
+#ifdef __F16C__
+    typedef short opjit_halfs_ __attribute__((vector_size(16)));
+    typedef float opjit_floats_ __attribute__((vector_size(32)));
+    opjit_halfs_ halfs;
+    memcpy(&halfs, from, sizeof halfs);
+    const opjit_floats_ floats = __builtin_ia32_vcvtph2ps256(halfs);
+    memcpy(to, &floats, sizeof floats);
+#else
+    for (int i = 0; i < 8; i++)
+        to[i] = opjit_half_to_float(from[i]);
+#endif
+}
+
+OPJIT_INLINE void opjit_store_halves(opjit_half *to, const float *from)
+{
+#ifdef __F16C__
+    typedef short opjit_halfs_ __attribute__((vector_size(16)));
+    typedef float opjit_floats_ __attribute__((vector_size(32)));
+    opjit_floats_ floats;
+    memcpy(&floats, from, sizeof floats);
+    const opjit_halfs_ halfs = __builtin_ia32_vcvtps2ph256(floats, 0); /* 0: to nearest, ties to even */
+    memcpy(to, &halfs, sizeof halfs);
+#else
+    for (int i = 0; i < 8; i++)
+        to[i] = opjit_float_to_half(from[i]);
+#endif
+}
+
 /* Element i of a bool or integer dtype; uint64 wraps around. */
 OPJIT_HOST_DEVICE int64_t opjit_load_int64(const void *data, int64_t i, opjit_dtype dtype)
 {

@@ -1,7 +1,7 @@
 /*
  * lanes.h - add rows of elements at the speed of memory, for allreduce.c.
  *
- * The compiler must not reorder additions of floats, so a plain loop waits for each addition. Here, four vectors
+ * The compiler must not reorder additions of floats, so a plain loop waits for each addition. Here, eight vectors
  * alternate, and each lane of a vector is a separate accumulator. Therefore nothing waits, and rounding errors stay
  * small. After a block of 16 steps, the lanes are added to wider lanes:
  *
@@ -26,8 +26,8 @@
 #else
 #define VECTOR 16
 #endif
-#define STEP (4 * VECTOR) /* bytes */
-#define BLOCK 16          /* steps */
+#define STEP 8   /* vectors */
+#define BLOCK 16 /* steps */
 
 /* In memory, at any address. */
 #define VECTOR_OF(type_, bytes_) type_ __attribute__((vector_size(bytes_), aligned(1), may_alias))
@@ -92,32 +92,43 @@ typedef void kernel(const char *at, int64_t vectors, int64_t rows, int64_t apart
 /* The k-th vector of a type at `at`. */
 #define AT(vector_, k_) (((const vector_ *)(const void *)at)[k_])
 
-/* load_(k) loads the k-th part of a step as vector_, of `parts_` parts; add_() adds the sum of all to the lanes. */
+/*
+ * load_(k) loads the k-th part of what is at `at`, of `parts_` parts in a vector; add_() adds the sum of all to the lanes.
+ * An addition takes four cycles, and two can begin in each.
+ */
 #define KERNEL(name_, vector_, parts_, load_, add_) \
     static void name_(const char *at, int64_t vectors, int64_t rows, int64_t apart, lanes *to) \
     { \
-        const int rest = (int)(vectors % 4) * parts_ / 4; \
-        vector_ a = {0}, b = {0}, c = {0}, d = {0}; \
+        enum { PART = VECTOR / parts_ }; \
+        vector_ a = {0}, b = {0}, c = {0}, d = {0}, e = {0}, f = {0}, g = {0}, h = {0}; \
         for (const char *row = at; rows > 0; rows--, row += apart) { \
-            at = row; \
-            for (int64_t i = vectors / 4; i > 0; i--, at += STEP) \
-                for (int k = 0; k < parts_; k += 4) { \
-                    a += load_(k); \
-                    b += load_(k + 1); \
-                    c += load_(k + 2); \
-                    d += load_(k + 3); \
-                } \
-            for (int k = 0; k < rest; k += 4) { \
-                a += load_(k); \
-                if (k + 1 < rest) \
-                    b += load_(k + 1); \
-                if (k + 2 < rest) \
-                    c += load_(k + 2); \
-                if (k + 3 < rest) \
-                    d += load_(k + 3); \
+            int64_t left = vectors * parts_; \
+            for (at = row; left >= 8; left -= 8, at += 8 * PART) { \
+                a += load_(0); \
+                b += load_(1); \
+                c += load_(2); \
+                d += load_(3); \
+                e += load_(4); \
+                f += load_(5); \
+                g += load_(6); \
+                h += load_(7); \
             } \
+            if (left >= 4) { \
+                a += load_(0); \
+                b += load_(1); \
+                c += load_(2); \
+                d += load_(3); \
+                at += 4 * PART; \
+            } \
+            if (left % 4 >= 2) { \
+                e += load_(0); \
+                f += load_(1); \
+                at += 2 * PART; \
+            } \
+            if (left % 2 == 1) \
+                g += load_(0); \
         } \
-        add_((a + b) + (c + d), to); \
+        add_(((a + b) + (c + d)) + ((e + f) + (g + h)), to); \
     }
 
 #define INT64(k_) AT(words, k_)
@@ -127,11 +138,11 @@ typedef void kernel(const char *at, int64_t vectors, int64_t rows, int64_t apart
 /* A bfloat16 is the upper half of a float, and a word holds two. */
 #define BFLOAT16(k_) (floats)(AT(words32, (k_) / 2) << ((k_) % 2 ? 0 : 16) & 0xffff0000u)
 
-KERNEL(add_int64, words, 4, INT64, add_words)
-KERNEL(add_float64, doubles, 4, FLOAT64, add_doubles)
-KERNEL(add_float32, floats, 4, FLOAT32, add_floats)
-KERNEL(add_float32_as_double, doubles, 8, FLOAT32_AS_DOUBLE, add_doubles)
-KERNEL(add_bfloat16, floats, 8, BFLOAT16, add_floats)
+KERNEL(add_int64, words, 1, INT64, add_words)
+KERNEL(add_float64, doubles, 1, FLOAT64, add_doubles)
+KERNEL(add_float32, floats, 1, FLOAT32, add_floats)
+KERNEL(add_float32_as_double, doubles, 2, FLOAT32_AS_DOUBLE, add_doubles)
+KERNEL(add_bfloat16, floats, 2, BFLOAT16, add_floats)
 
 #ifdef __F16C__
 typedef VECTOR_OF(short, VECTOR / 2) halfs;
@@ -155,12 +166,12 @@ static floats from_float16(const opjit_half *from)
 }
 #define FLOAT16(k_) from_float16((const opjit_half *)(const void *)at + (k_) * VECTOR / 4)
 #endif
-KERNEL(add_float16, floats, 8, FLOAT16, add_floats)
+KERNEL(add_float16, floats, 2, FLOAT16, add_floats)
 
 /* The lower one of each pair of `bits`-wide integers in a word: 0x00ff00ff00ff00ff for 8. */
 #define LOWER(bits_) (UINT64_MAX / ((UINT64_C(1) << (bits_)) + 1))
 
-/* Integers of 8, 16 or 32 bits; `flip` has their sign bits if they are signed. A lane has room for 257 and gets 128. */
+/* Integers of 8, 16 or 32 bits; `flip` has their sign bits if they are signed. A lane has room for 257 and gets 256. */
 static void add_integers(const char *row, int64_t vectors, int64_t rows, int64_t apart, int bits, uint64_t flip,
                          lanes *to)
 {
@@ -274,7 +285,8 @@ static form form_of(opjit_dtype dtype, bool as_double)
 /* Add rows of adjacent vectors. The rows are `apart` bytes apart. */
 static void add_vectors(const form *f, const char *at, int64_t vectors, int64_t rows, int64_t apart, lanes *to)
 {
-    const int64_t most = 4 * BLOCK, steps = (vectors + 3) / 4, height = steps > 0 && steps < BLOCK ? BLOCK / steps : 1;
+    const int64_t most = STEP * BLOCK, steps = (vectors + STEP - 1) / STEP;
+    const int64_t height = steps > 0 && steps < BLOCK ? BLOCK / steps : 1;
     for (int64_t row = 0; row < rows; row += height)
         for (int64_t i = 0; i < vectors; i += most) {
             const char *block = at + row * apart + i * VECTOR;
