@@ -321,7 +321,7 @@ READINGS: dict[str, tuple[Reading, ...]] = {
             every=True,
         ),
         Reading(
-            "`add_custom` of 2^16 elements, 45 pairs of dtypes",
+            "`add_custom` of 2^16 elements, 55 pairs of dtypes",
             (rf"^\w+ \+ \w+  +{OURS}  +{PEER}  ",),
             every=True,
         ),
