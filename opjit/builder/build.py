@@ -109,7 +109,7 @@ def _output(recipe: Recipe, store: Store) -> _Said:
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         work = Path(folder)
         library = compile_library(recipe, work, _tools(recipe, store), store.base)
-        logs = work.rglob(recorder.LOG)
+        logs = work.rglob(f"*{recorder.LOG}")
         return _Said(library.output, [*recorder.read(logs).opened])
 
 
@@ -204,7 +204,7 @@ def _read(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> Reads:
 
     Raises BuildError for a header of torch or Python, Changed for a file that changed.
     """
-    record = recorder.read(work.rglob(recorder.LOG), str(work))
+    record = recorder.read(work.rglob(f"*{recorder.LOG}"), str(work))
     _refuse_torch(recipe, record.opened)
     own = recipe.target.backend.compiler
     shared = recipe.flags.shared

@@ -55,36 +55,24 @@ def run_commands(
     """
     if not steps:
         return ""
-    blocks = ["ninja_required_version = 1.3", "rule run\n  command = $command"]
-    blocks += [_rule(step) for step in steps]
-    text = "\n\n".join([*blocks, ""])
-    (work / FILE).write_text(text, "utf-8", "surrogateescape")
-    environment = compilers.environment(honours, work / "ninja.log")
-    return run_ninja(["ninja", "-v"], work, environment, [step.log for step in steps], need)
-
-
-def run_ninja(
-    command: Sequence[str],
-    work: Path,
-    environment: dict[str, str],
-    logs: Sequence[Path],
-    need: int = budget.C_JOB,
-) -> str:
-    """Run ninja in the folder of a build.ninja, and return the output of the tools.
-
-    `logs` are the records of the tools. Raises as `run_commands` does.
-    """
     program = compilers.which("ninja") or compilers.which(f"{sysconfig.get_path('scripts')}/ninja")
     if program is None:
         raise ToolMissing("ninja", "no ninja on PATH; pip install ninja")
-    words = [program, *command[1:], *_limits(need)]
+    blocks = ["ninja_required_version = 1.3", "rule run\n  command = $command"]
+    blocks += map(_rule, steps)
+    text = "\n\n".join([*blocks, ""])
+    (work / FILE).write_text(text, "utf-8", "surrogateescape")
+    environment = compilers.environment(honours, work / "ninja.log")
+    words = [program, "-v", *_limits(need)]
     done = processes.run_printing(words, cwd=work, env=environment, limit=compilers.time_limit())
     for said in _PROGRESS.findall(done.stdout):
         progress.logger().debug("%s", said)
     output = _PROGRESS.sub("", recorder.without_complaints(done.stdout))
     if done.returncode:
-        recorder.refuse_endless(logs)
+        recorder.refuse_endless(step.log for step in steps)
         compilers.refuse_full_disk(output, work)
+        for step in steps:
+            output = output.replace(_recorded(step), shlex.join(step.command))
         raise CommandFailed(output)
     return output
 
@@ -99,15 +87,19 @@ def _limits(need: int) -> list[str]:
 
 def _rule(command: ToolCommand) -> str:
     needs = " ".join(_named(str(each)) for each in command.needs)
-    recorded = recorder.watching(command.log)
-    variables = [f"{name}={value}" for name, value in recorded.items()]
+    text = _recorded(command).replace("$", "$$")
+    return f"build {_named(str(command.output))}: run {needs}\n  command = {text}"
+
+
+def _recorded(command: ToolCommand) -> str:
+    """Return the line of the shell that runs a command in its folder, under the recorder."""
+    variables = [f"{name}={value}" for name, value in recorder.watching(command.log).items()]
     steps = [
         shlex.join(["cd", str(command.folder)]),
         shlex.join(["env", *variables, *command.command]),
         f": > {shlex.quote(str(command.done))}",
     ]
-    text = " && ".join(steps).replace("$", "$$")
-    return f"build {_named(str(command.output))}: run {needs}\n  command = {text}"
+    return " && ".join(steps)
 
 
 def _named(path: str) -> str:

@@ -11,6 +11,7 @@ from opjit.backends import Shared
 from opjit.builder import (
     compile_warnings,
     glue,
+    ninja,
     runtime_objects,
     torch_builder,
 )
@@ -20,8 +21,9 @@ from opjit.builder.compile_step import (
     by_nvrtc_or_nvcc,
     compile_by_own,
 )
+from opjit.builder.ninja import ToolCommand
 from opjit.errors import BuildError
-from opjit.recipe import compilers, libraries, nvcc_flags, recorder, toolchain
+from opjit.recipe import compilers, libraries, nvcc_flags, toolchain
 from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
@@ -163,7 +165,7 @@ class _Compilation:
     def _build(
         self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str] = ()
     ) -> str:
-        """Compile sources, the glue first, and link them with the kernels' object files, by torch's load and ninja."""
+        """Compile sources, the glue first, and link them with the kernels' object files, as torch's load describes it."""
         try:
             return self._run(sources, kernels, parts, runtime)
         except CompilerFailed as failed:
@@ -193,8 +195,6 @@ class _Compilation:
         }
         environment = {
             **compilers.NEUTRAL,
-            **recorder.watching(self.work / recorder.LOG),
-            "TMPDIR": str(self.work),
             "CC": compiler,  # nvcc's host compiler
             "CXX": compiler,  # the glue is C, so no C++ compiler is needed
             "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
@@ -203,7 +203,14 @@ class _Compilation:
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
             "CUDA_HOME": nvcc.root if nvcc else None,
         }
-        return torch_builder.run_build(arguments, environment, variables)
+        build = torch_builder.describe_build("load", arguments, environment, variables)
+        steps = []
+        for each in build.compilations:
+            tool = f"{nvcc.root}/bin/nvcc" if nvcc and each.by_nvcc else compiler
+            command = build.compile_command(each, [tool])
+            steps.append(ToolCommand(command, self.work / each.out, self.work))
+        link = build.link_step([compiler], self.work)
+        return ninja.run_commands([*steps, link], self.work)
 
     def _in_place(self, flags: Iterable[str]) -> list[str]:
         """Return flags with the paths of this build."""

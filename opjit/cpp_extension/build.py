@@ -264,7 +264,7 @@ class _ExtensionBuild(NamedTuple):
             if nvrtc is None:
                 self.provide_binding(made == steps)
         by_ninja = [self._by_ninja(step) for step in made if step.nvrtc is None]
-        link = self._link(build)
+        link = build.link_step(self.cxx, self.work)
         try:
             if nvrtc is not None:
                 jobs = [partial(self._by_nvrtc, step, nvrtc) for step in made if step.nvrtc]
@@ -305,12 +305,6 @@ class _ExtensionBuild(NamedTuple):
         """Return ninja's step for the compilation of a source."""
         command = step.command(self._light_flags(step.compilation))
         return ninja.ToolCommand(command, self.work / step.compilation.out, self.work)
-
-    def _link(self, build: TorchBuild) -> ninja.ToolCommand:
-        """Return the step that links the object files."""
-        objects = [self.work / each.out for each in build.compilations]
-        library = self.work / build.library
-        return ninja.ToolCommand(build.link_command(self.cxx), library, self.work, objects)
 
     def _by_nvrtc(self, step: _Step, nvrtc: Nvrtc) -> None:
         """Compile a .cu file by NVRTC and the C++ compiler."""
