@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from opjit.builder import compile_warnings
-from opjit.builder.compile_step import BuildTools
 from opjit.builder.op_library import compile_library
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import BuildError, CompileError, ToolMissing
@@ -27,6 +26,7 @@ from opjit.recipe.build_inputs import UNNAMEABLE
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.record_reader import Changed, RecordReader, trusted_prefixes
+from opjit.recipe.toolchain import BuildTools
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.store import Store
@@ -153,7 +153,7 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
                 "that kind",
             )
         own = toolchain.require_own(target.backend, wanted, store.notes) if wanted else None
-        return BuildTools(compiler, None, None, own)
+        return BuildTools(compiler, own=own)
     nvrtc = toolchain.find_nvrtc(target.runtime, store.notes)
     if nvrtc is not None:
         folders = [*nvrtc.headers.split(":"), *libraries.include_folders(recipe.flags.shared)]
@@ -172,7 +172,7 @@ def _tools(recipe: Recipe, store: Store) -> BuildTools:
             f"{recipe} needs a CUDA Toolkit with the major version of torch's CUDA, but the nvcc in {other.root} is that of "
             f"CUDA {other.version}; set CUDA_HOME to another",
         )
-    return BuildTools(compiler, nvcc, nvrtc)
+    return BuildTools(compiler, None, nvcc, nvrtc)
 
 
 def _compile_checked(
@@ -209,11 +209,7 @@ def _read(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> Reads:
     own = recipe.target.backend.compiler
     shared = recipe.flags.shared
     folders = [*(own.folders if own else ()), *libraries.include_folders(shared), *_of_torch()]
-    folders += [os.path.dirname(each.path) for each in shared]
-    if tools.nvcc:
-        folders.append(tools.nvcc.root)
-    if tools.nvrtc:
-        folders += [*tools.nvrtc.headers.split(":"), tools.nvrtc.runtime]
+    folders += [*tools.folders, *(os.path.dirname(each.path) for each in shared)]
     trusted = trusted_prefixes(folders, recipe.places.system)
     reader = RecordReader(str(work), Moment(recipe.texts), trusted, started, recipe.sources)
     return reader.reads_in(record)

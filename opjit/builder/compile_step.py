@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from opjit import progress
 from opjit.errors import BuildError, ToolMissing
 from opjit.recipe import compilers, toolchain
-from opjit.recipe.compilers import Compiler, DeviceCompilerInfo, Nvcc, Nvrtc
+from opjit.recipe.compilers import DeviceCompilerInfo, Nvrtc
 from opjit.recipe.recipe import Recipe
+from opjit.recipe.toolchain import BuildTools
 
 _Result = TypeVar("_Result")
 # In a path, torch escapes only spaces for build.ninja, and nvcc misreads quotes and backslashes.
@@ -38,16 +39,6 @@ class NvccOnly(Exception):
 
 class LayoutDiffers(Exception):
     """The host's and the device's part of CUDA code have different layouts of a type. The message is the compiler's output."""
-
-
-class BuildTools(NamedTuple):
-    """The tools of a build."""
-
-    compiler: Compiler  # of the host's code, which is C in an op and C++ in an extension
-    nvcc: Nvcc | None
-    nvrtc: Nvrtc | None
-    own: DeviceCompilerInfo | None = None  # the device's compiler
-    nvccs: Compiler | None = None  # nvcc's compiler of the host's code in an extension, for the key
 
 
 @contextmanager

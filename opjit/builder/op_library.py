@@ -15,12 +15,7 @@ from opjit.builder import (
     runtime_objects,
     torch_builder,
 )
-from opjit.builder.compile_step import (
-    BuildTools,
-    CompilerFailed,
-    by_nvrtc_or_nvcc,
-    compile_by_own,
-)
+from opjit.builder.compile_step import CompilerFailed, by_nvrtc_or_nvcc, compile_by_own
 from opjit.builder.ninja import ToolCommand
 from opjit.errors import BuildError
 from opjit.recipe import compilers, libraries, nvcc_flags, toolchain
@@ -29,6 +24,7 @@ from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.reads import Reads
 from opjit.recipe.recipe import Recipe
+from opjit.recipe.toolchain import BuildTools
 
 
 class CompiledLibrary(NamedTuple):

@@ -20,7 +20,7 @@ from opjit.recipe import recorder
 from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.record_reader import RecordReader
-from opjit.recipe.toolchain import versions_of
+from opjit.recipe.toolchain import identity
 
 # Linked into every op's library.
 RUNTIME = (
@@ -49,7 +49,7 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     BuildError if the compiler failed.
     """
     include = resources.include_path()
-    tools = versions_of(compiler, "cc")
+    tools = identity(compiler)
     content = [include, tools, compiler.includes, flags.c, _FLAGS, flags.stubs]
     moment = Moment()
 

@@ -20,7 +20,6 @@ import torch
 from opjit import processes, progress
 from opjit.builder import budget, ninja, parts, torch_builder
 from opjit.builder.compile_step import (
-    BuildTools,
     CommandFailed,
     CompilerFailed,
     NvccOnly,
@@ -37,6 +36,7 @@ from opjit.recipe import compilers, gpu_archs, nvcc_flags, recorder, toolchain
 from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.record_reader import RecordReader
+from opjit.recipe.toolchain import BuildTools
 from opjit.shared_library.objects import KeptObjects
 from opjit.store import elf
 from opjit.store.entry import Entry
@@ -54,9 +54,7 @@ def build(
     process, and light.NeedsFullHeaders if torch/extension.h may help.
     """
     tools = _tools(extension, store)
-    extension = replace(
-        extension, toolchain=identity.compiler_identity(tools.compiler, tools.nvccs, tools.nvcc)
-    )
+    extension = replace(extension, toolchain=toolchain.identity(tools.cc, tools.nvcc, tools.cxx))
 
     def compile_in(extension: Extension, work: Path, base: Path, started: int) -> Compiled:
         moment = Moment(extension.texts)
@@ -64,9 +62,7 @@ def build(
         given = (base, work, tools.compiler, extension.pybind11, flags, extension.include)
         prepared = light.Prepared(*given) if extension.light else None
         trusted = identity.trusted_folders(
-            [tools.compiler, tools.nvcc, tools.nvrtc],
-            str(light.headers.OWN),
-            *map(str, parts.part_folders(base)),
+            tools, str(light.headers.OWN), *map(str, parts.part_folders(base))
         )
         more = [
             *light.vocabulary.versions(tools.compiler),
@@ -89,13 +85,13 @@ def build(
 def _tools(extension: Extension, store: Store) -> BuildTools:
     cxx = toolchain.require_cxx(store.notes)
     if extension.archs is None:
-        return BuildTools(cxx, None, None)
+        return BuildTools(None, cxx)
     nvrtc = identity.find_nvrtc(store.notes) if extension.light else None
     nvcc = identity.find_nvcc(store.notes) if nvrtc else toolchain.require_nvcc(store.notes)
     listed = ["sm_" + arch.replace(".", "") for arch in re.findall(r"\d+\.\d", extension.archs)]
     known = gpu_archs.supported_by(nvrtc, store.notes) if nvrtc else set()
     gpu_archs.require_known(listed, known.union(nvcc.archs.split() if nvcc else ()))
-    return BuildTools(cxx, nvcc, nvrtc, nvccs=toolchain.find_compiler(store.notes))
+    return BuildTools(toolchain.find_compiler(store.notes), cxx, nvcc, nvrtc)
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,7 @@ class _ExtensionBuild(NamedTuple):
                 if self.is_final(str(failed), folders):
                     raise self.diagnosed(str(failed)) from None
                 raise
-            return _Linked(read, identity.compiler_identity(tools.compiler, None, nvrtc))
+            return _Linked(read, toolchain.identity(None, nvrtc, tools.cxx))
 
         def by_nvcc() -> _Linked:
             return _Linked(self.compile(build), self.extension.toolchain or {})

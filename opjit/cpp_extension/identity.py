@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from opjit.recipe.build_inputs import EXTENSION, ProjectInputs
 from opjit.recipe.command_line import folders, portable, refused_flag, split, surroundings
 from opjit.recipe.compilers import Compiler, Nvcc, Nvrtc
 from opjit.recipe.reads import INLINE, Places
+from opjit.recipe.toolchain import BuildTools
 
 CUDA = (".cu", ".cuh")
 # Increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do.
@@ -354,8 +355,8 @@ def _find_compilers(memory: Path | None, cuda: bool) -> _Compilers:
         cxx = None
     if cxx is None:
         return _Compilers(None, None, (None,))
-    full = compiler_identity(cxx, compiler, nvcc) if nvcc or not cuda else None
-    light = [compiler_identity(cxx, None, nvrtc)] if nvrtc else []
+    full = toolchain.identity(compiler, nvcc, cxx) if nvcc or not cuda else None
+    light = [toolchain.identity(None, nvrtc, cxx)] if nvrtc else []
     return _Compilers(cxx, full, (*light, full) if full or not light else (*light,))
 
 
@@ -373,38 +374,15 @@ def _runtime() -> str:
     return f"cuda{torch.version.cuda.partition('.')[0]}" if torch.version.cuda else ""
 
 
-def compiler_identity(
-    cxx: Compiler, compiler: Compiler | None, cuda: Nvcc | Nvrtc | None
-) -> dict[str, str]:
-    """The compilers' versions, which enter the key; their paths do not. `compiler` is nvcc's for the host."""
-    of_cuda = (
-        {}
-        if cuda is None
-        else {"nvrtc.version": cuda.version}
-        if isinstance(cuda, Nvrtc)
-        else {"nvcc.build": cuda.build}
-    )
-    of_host = toolchain.versions_of(compiler, "cc") if compiler else {}
-    return {**toolchain.versions_of(cxx, "cxx"), **of_cuda, **of_host}
-
-
-def trusted_folders(
-    tools: Iterable[Compiler | Nvcc | Nvrtc | None] = (), *more: str
-) -> tuple[str, ...]:
+def trusted_folders(tools: BuildTools | None = None, *more: str) -> tuple[str, ...]:
     """The prefixes of real paths that a version in the key covers: of torch, Python, CUDA, and more folders."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
     found = [
         os.path.dirname(torch.__file__),
         os.path.join(sys.base_prefix, "include", version),
         *(sysconfig.get_path(name) for name in ("include", "platinclude")),
+        *(tools.folders if tools else ()),
         *more,
     ]
-    system = []
-    for tool in tools:
-        if isinstance(tool, Nvcc):
-            found.append(tool.root)
-        elif isinstance(tool, Nvrtc):
-            found += [*tool.headers.split(":"), tool.runtime]
-        elif tool is not None:
-            system += tool.includes.split(":")
+    system = tools.compiler.includes.split(":") if tools else ()
     return record_reader.trusted_prefixes(found, system)

@@ -334,8 +334,31 @@ def _find(
     return answer
 
 
+class BuildTools(NamedTuple):
+    """The tools of a build. An op has a C compiler, an extension a C++ compiler and, for the key, nvcc's compiler of the host's code."""
+
+    cc: Compiler | None
+    cxx: Compiler | None = None
+    nvcc: Nvcc | None = None
+    nvrtc: Nvrtc | None = None
+    own: DeviceCompilerInfo | None = None  # the device's compiler
+
+    @property
+    def compiler(self) -> Compiler:
+        """The compiler that links."""
+        found = self.cxx or self.cc
+        assert found is not None
+        return found
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders of CUDA's files, which a version in the key covers."""
+        found = [self.nvcc.root] if self.nvcc else []
+        return [*found, *self.nvrtc.headers.split(":"), self.nvrtc.runtime] if self.nvrtc else found
+
+
 class ToolVersions(dict[str, str]):
-    """The tools of an op in its key, and the folders that the C compiler searches without a
+    """The tools in a key, and the folders that the compilers of the host's code search without a
     flag.
     """
 
@@ -353,20 +376,19 @@ def system_folders(compilers: Iterable[Compiler]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def versions_of(compiler: Compiler, name: str) -> dict[str, str]:
-    """Return the part of a key for a compiler, its assembler and its linker, under names that
-    start with `name`.
-    """
-    return {
-        f"{name}.version": compiler.version,
-        f"{name}.machine": compiler.machine,
-        f"{name}.programs": compiler.programs,
-    }
-
-
-def identity(compiler: Compiler, device: Nvcc | Nvrtc | DeviceCompilerInfo | None) -> ToolVersions:
-    versions = ToolVersions(versions_of(compiler, "cc"))
-    versions.folders = system_folders([compiler])
+def identity(
+    cc: Compiler | None,
+    device: Nvcc | Nvrtc | DeviceCompilerInfo | None = None,
+    cxx: Compiler | None = None,
+) -> ToolVersions:
+    """Return the part of a key for compilers of C and C++, each with its assembler and its linker, and for the compiler of a device."""
+    versions = ToolVersions()
+    hosts = {name: tool for name, tool in (("cc", cc), ("cxx", cxx)) if tool is not None}
+    versions.folders = system_folders(hosts.values())
+    for name, tool in hosts.items():
+        versions[f"{name}.version"] = tool.version
+        versions[f"{name}.machine"] = tool.machine
+        versions[f"{name}.programs"] = tool.programs
     if isinstance(device, Nvrtc):
         versions["nvrtc.version"] = device.version
     elif isinstance(device, Nvcc):

@@ -15,11 +15,12 @@ from opjit.builder.ninja import ToolCommand
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import OpjitError, ToolMissing, UnknownArch
 from opjit.recipe import libraries, nvcc_flags, recorder, toolchain
-from opjit.recipe.compilers import Compiler, Nvcc
+from opjit.recipe.compilers import Nvcc
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.record_reader import RecordReader, trusted_prefixes
+from opjit.recipe.toolchain import BuildTools
 from opjit.shared_library import identity
-from opjit.shared_library.identity import Library, Tools
+from opjit.shared_library.identity import Library
 from opjit.shared_library.objects import KeptObjects
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -60,7 +61,7 @@ def write_commands(library: Library, store: Store, place: Path) -> None:
     place.write_text(json.dumps(listed, indent=1), "utf-8", "surrogateescape")
 
 
-def _compilers(library: Library, tools: Tools, work: Path) -> dict[str, list[str]]:
+def _compilers(library: Library, tools: BuildTools, work: Path) -> dict[str, list[str]]:
     """Return the start of each language's commands."""
     # Keep paths of this machine out of the binary. The last matching map wins.
     folders = [*library.include, library.folder, f"{work}/generated"]
@@ -69,19 +70,16 @@ def _compilers(library: Library, tools: Tools, work: Path) -> dict[str, list[str
         f"-ffile-prefix-map={os.getcwd()}=.",
         *(f"-ffile-prefix-map={folder}/=" for folder in folders),
     ]
-    c = tools.get("c")
-    cxx = tools.get("c++")
-    nvcc = tools.get("cuda")
     found = dict[str, list[str]]()
-    if isinstance(c, Compiler):
-        found["c"] = [c.path, "-O2", *common]
-    if isinstance(cxx, Compiler):
-        found["c++"] = [cxx.path, "-std=c++17", "-O2", *common]
-        if isinstance(nvcc, Nvcc):
+    if tools.cc:
+        found["c"] = [tools.cc.path, "-O2", *common]
+    if tools.cxx:
+        found["c++"] = [tools.cxx.path, "-std=c++17", "-O2", *common]
+        if tools.nvcc:
             found["cuda"] = [
-                f"{nvcc.root}/bin/nvcc",
+                f"{tools.nvcc.root}/bin/nvcc",
                 "-ccbin",
-                cxx.path,
+                tools.cxx.path,
                 "-std=c++17",
                 "-O2",
                 *_gencode(library),
@@ -139,18 +137,15 @@ class _LibraryBuild:
     """One build in the private folder `work`; `base` is the store's, and `started` a time of `files.tick`."""
 
     def __init__(
-        self, library: Library, tools: Tools, work: Path, base: Path, started: int
+        self, library: Library, tools: BuildTools, work: Path, base: Path, started: int
     ) -> None:
         self.library = library
         self.tools = tools
         self.work = work
         self.base = base
-        self.nvcc = tools.get("cuda")
-        self.driver = tools.get("c++") or tools.get("c")
         self.before = _compilers(library, tools, work)
         moment = Moment(library.texts)
-        roots = [self.nvcc.root] if isinstance(self.nvcc, Nvcc) else []
-        trusted = trusted_prefixes(roots, library.places.system)
+        trusted = trusted_prefixes(tools.folders, library.places.system)
         self.objects = KeptObjects(library, base, RecordReader(str(work), moment, trusted, started))
 
     def run(self) -> tuple[str, Reads]:
@@ -176,8 +171,7 @@ class _LibraryBuild:
             self._keep(steps)
             raise self._diagnosed(str(failed)) from None
         self._keep(steps)
-        assert isinstance(self.driver, Compiler)
-        return self.driver.path, self.objects.read_by_all(linking)
+        return self.tools.compiler.path, self.objects.read_by_all(linking)
 
     def _take(self, command: list[str]) -> bool:
         """Take the object of a source from the cache, if it is there."""
@@ -196,13 +190,12 @@ class _LibraryBuild:
         Objects with relocatable device code are first linked for the device.
         """
         library = self.library
-        nvcc = self.nvcc
+        nvcc = self.tools.nvcc
         work = self.work
-        assert isinstance(self.driver, Compiler)
         cuda = []
         steps = []
         paths = [Path(each) for each in objects]
-        if isinstance(nvcc, Nvcc):
+        if nvcc:
             cuda = [f"-L{nvcc.root}/lib64", f"-L{nvcc.root}/lib64/stubs", "-lcudart"]
             if re.search(_RELOCATABLE, " ".join(library.given["cuda_cflags"])):
                 cuda = [f"{work}/device.o", f"-L{nvcc.root}/lib64", "-lcudadevrt", *cuda]
@@ -211,7 +204,7 @@ class _LibraryBuild:
         (work / "cuda").mkdir()
         self._add_cuda_libraries()
         command = [
-            self.driver.path,
+            self.tools.compiler.path,
             "-shared",
             *objects,
             *library.given["ldflags"],
@@ -253,8 +246,8 @@ class _LibraryBuild:
         """Put the CUDA libraries of pip into the directory that the linker searches last."""
         folder = self.work / "cuda"
         named = {flag[2:] for flag in self.library.given["ldflags"] if flag.startswith("-l")}
-        nvcc = self.nvcc
-        runtime = f"cuda{nvcc.version.partition('.')[0]}" if isinstance(nvcc, Nvcc) else ""
+        nvcc = self.tools.nvcc
+        runtime = f"cuda{nvcc.version.partition('.')[0]}" if nvcc else ""
         for name in named & libraries.OF_TORCH:
             found = libraries.find_cuda_library(name, runtime)
             if found is not None:
@@ -262,11 +255,10 @@ class _LibraryBuild:
 
     def _add_driver(self, objects: list[str]) -> None:
         """Make a stub of the GPU driver, which only machines with a GPU have: its soname, and the functions that objects call."""
-        assert isinstance(self.driver, Compiler)
         folder = self.work / "cuda"
         undefined = run_tool(["nm", "-u", *objects], self.work)
         called = sorted({*re.findall(_OF_DRIVER, undefined)})
-        runtime_objects.stub(self.driver, "libcuda.so.1", called, folder)
+        runtime_objects.stub(self.tools.compiler, "libcuda.so.1", called, folder)
         if not (folder / "libcuda.so").is_symlink():
             (folder / "libcuda.so").symlink_to("libcuda.so.1")
 

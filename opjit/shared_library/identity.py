@@ -16,15 +16,13 @@ from opjit.files import StrPath
 from opjit.recipe import nvcc_flags, reads, toolchain
 from opjit.recipe.build_inputs import LIBRARY, UNNAMEABLE, ProjectInputs
 from opjit.recipe.command_line import folders, portable, refused_flag, surroundings
-from opjit.recipe.compilers import Compiler, Nvcc
 from opjit.recipe.reads import GENERATED, Places
-from opjit.recipe.toolchain import system_folders
+from opjit.recipe.toolchain import BuildTools, ToolVersions
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _FILE = re.compile(r"(\w[\w.+-]*/)*\w[\w.+-]*", re.ASCII)
 NAMES_ARCH = re.compile("-gencode|--generate-code|-arch|--gpu-architecture")
-Tools = Mapping[str, Compiler | Nvcc]  # by language
 _ARCH = r"(?:(sm_|compute_)?(\d{2,3})|(\d{1,2})\.(\d))([af]?)(\+PTX)?"
 
 
@@ -108,11 +106,11 @@ def describe(
         GENERATED + each: text.encode("utf-8", "surrogateescape")
         for each, text in sorted(generated.items())
     }
-    found: Tools | None = None
+    tools: ToolVersions | None = None
     with suppress(ToolMissing):
-        found = find_tools(used, notes)
+        tools = versions(find_tools(used, notes))
     headers = tuple(reads.normalized(os.path.join(os.getcwd(), folder)) for folder in include)
-    places = _places(paths, headers, words, found)
+    places = _places(paths, headers, words, getattr(tools, "folders", ()))
     around = [*launcher, *toolchain.split_launcher("CC")[0], *toolchain.split_launcher("CXX")[0]]
     flags = {
         "include": [places.name(folder) for folder in headers],
@@ -125,7 +123,7 @@ def describe(
         texts=texts,
         places=places,
         known={},  # until `now` reads the files
-        toolchain=versions(found) if found is not None else None,
+        toolchain=tools,
         doubt="",
         flags=flags,
         include=headers,
@@ -139,10 +137,8 @@ def _places(
     paths: Sequence[str],
     headers: Sequence[str],
     words: Sequence[str],
-    found: Tools | None,
+    system: tuple[str, ...],
 ) -> Places:
-    compilers = [tool for tool in (found or {}).values() if isinstance(tool, Compiler)]
-    system = system_folders(compilers)
     include = [*headers, *folders(words)]
     folder = os.path.dirname(paths[0]) if paths else os.sep
     library = dict.fromkeys(folders(words, "L"))
@@ -216,25 +212,15 @@ def _archs(name: str, given: Sequence[str] | None, flags: Iterable[str]) -> tupl
     return tuple(dict.fromkeys(found))
 
 
-def find_tools(used: set[str], notes: Path | None) -> Tools:
+def find_tools(used: set[str], notes: Path | None) -> BuildTools:
     """Return the compilers of some languages; nvcc needs one of C++. Raises ToolMissing, with what to install."""
-    found = dict[str, Compiler | Nvcc]()
-    if "c" in used:
-        found["c"] = toolchain.require_compiler(notes)
-    if used & {"c++", "cuda"}:
-        found["c++"] = toolchain.require_cxx(notes)
-    if "cuda" in used:
-        found["cuda"] = toolchain.require_nvcc(notes)
-    return found
+    return BuildTools(
+        toolchain.require_compiler(notes) if "c" in used else None,
+        toolchain.require_cxx(notes) if used & {"c++", "cuda"} else None,
+        toolchain.require_nvcc(notes) if "cuda" in used else None,
+    )
 
 
-def versions(found: Tools) -> dict[str, str]:
+def versions(tools: BuildTools) -> ToolVersions:
     """Return the versions of compilers, by which a key names them."""
-    return {
-        language: tool.build if isinstance(tool, Nvcc) else _version(tool)
-        for language, tool in found.items()
-    }
-
-
-def _version(tool: Compiler) -> str:
-    return f"{tool.version} for {tool.machine}, {tool.programs}"
+    return toolchain.identity(tools.cc, tools.nvcc, tools.cxx)
