@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -62,9 +62,9 @@ class Lock(_RLock):  # type: ignore[misc]
     """A re-entrant lock, which a forked child finds free unless the forking thread holds it.
 
     It is Python's RLock, which is acquired and released in C, so that no Ctrl-C comes between.
-    RLock lacks public names for the two queries below, but threading.Condition and logging use the
-    same two methods. A fork in another thread waits for the lock for `fork_timeout` seconds; 0 is
-    not at all, -1 forever.
+    Two methods of RLock lack public names, but threading.Condition and logging use them, too. A
+    fork in another thread waits for the lock for `fork_timeout` seconds; 0 is not at all, -1
+    forever.
     """
 
     def __init__(self, fork_timeout: float = 0.0) -> None:
@@ -75,10 +75,6 @@ class Lock(_RLock):  # type: ignore[misc]
     def is_held_here(self) -> bool:
         """Return whether this thread holds it."""
         return bool(self._is_owned())
-
-    def free_in_child(self) -> None:
-        """Free it in a forked child, which lacks the thread that held it."""
-        self._at_fork_reinit()
 
 
 # While one of these is held, forks of other threads wait. A fork acquires them in this order, and
@@ -111,7 +107,7 @@ def _in_child() -> None:
     _in_parent()
     for lock in list(_locks):
         if not lock.is_held_here():
-            lock.free_in_child()
+            lock._at_fork_reinit()  # this child lacks the thread that held it
 
 
 def watch_forks() -> None:
@@ -139,7 +135,9 @@ def run(
         import subprocess
 
     late = False
-    with _waiting(), _started(command, settings) as process:
+    with _waiting(), ExitStack() as stack:
+        with starting:
+            process = stack.enter_context(subprocess.Popen(command, **settings))
         _running.add(process)
         try:
             output, errors = process.communicate(timeout=min(limit, _LONGEST) if limit else None)
@@ -372,13 +370,6 @@ def _signal(process: subprocess.Popen[Any], number: signal.Signals) -> None:
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-
-
-def _started(command: Any, settings: dict[str, Any]) -> subprocess.Popen[Any]:
-    import subprocess
-
-    with starting:
-        return subprocess.Popen(command, **settings)
 
 
 @contextmanager

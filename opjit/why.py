@@ -258,13 +258,10 @@ def differences(
     found = [*document_differences(before, inputs.request, sources)]
     same_tools = before.get("toolchain") == inputs.request["toolchain"]
     with suppress(EntryError):  # it does not list what its build read
-        of_build = _of_build(inputs.changes(before, note))
         known = tuple(f"{name} " for name in _mapping(before.get("known", {})))
-        found += [
-            each
-            for each in of_build
-            if not each.text.startswith(known) and (same_tools or not each.text.startswith("<"))
-        ]
+        for text in inputs.changes(before, note):
+            if not text.startswith(known) and (same_tools or not text.startswith("<")):
+                found.append(Difference(_kind_of_file(text.partition(" ")[0]), text))
     if shipped:
         tools = {
             name
@@ -316,13 +313,6 @@ def document_differences(
     return _likely_first(found)
 
 
-def _of_build(changes: Iterator[str]) -> Iterator[Difference]:
-    """Yield what changed of the files that a build read."""
-    for text in changes:
-        name = text.partition(" ")[0]
-        yield Difference("library" if name.endswith((".a", ".o", ".so")) else "header", text)
-
-
 def _inputs(
     before: Mapping[str, Any], now: Mapping[str, str], sources: set[str]
 ) -> Iterator[Difference]:
@@ -330,21 +320,17 @@ def _inputs(
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):
             continue
-        ends = Path(name).suffix
-        is_source = name in sources or backends.of_source(name) is not None
-        what = (
-            "opjit"
-            if name.startswith("<opjit>/")
-            else "source"
-            if is_source
-            else "library"
-            if ends in (".a", ".o", ".so")
-            else "header"
-        )
-        yield Difference(
-            what,
-            f"{name} {'is no longer used' if name not in now else 'is new' if name not in before else 'changed'}",
-        )
+        what = _kind_of_file(name)
+        if name.startswith("<opjit>/"):
+            what = "opjit"
+        elif name in sources or backends.of_source(name) is not None:
+            what = "source"
+        verb = "changed" if name in before else "is new"
+        yield Difference(what, f"{name} {verb if name in now else 'is no longer used'}")
+
+
+def _kind_of_file(name: str) -> str:
+    return "library" if name.endswith((".a", ".o", ".so")) else "header"
 
 
 def _flags(what: str, before: Any, now: list[str]) -> Iterator[Difference]:

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def run_commands(
     """
     if not steps:
         return ""
-    program = compilers.which("ninja") or compilers.which(f"{sysconfig.get_path('scripts')}/ninja")
+    program = shutil.which("ninja") or shutil.which(f"{sysconfig.get_path('scripts')}/ninja")
     if program is None:
         raise ToolMissing("ninja", "no ninja on PATH; pip install ninja")
     blocks = ["ninja_required_version = 1.3", "rule run\n  command = $command"]

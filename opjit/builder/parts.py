@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from opjit import files, processes, progress
 from opjit.builder.compile_step import CompilerFailed, run_tool
@@ -24,21 +25,18 @@ from opjit.store.store import PARTS, Store
 
 _LIST = "parts.json"
 _READS = "reads.json"
+_VALUE = "value.json"
 _MAX_BYTES = 1 << 28  # of a part
 
 
 def keep_reads(place: Path, read: Reads) -> None:
     """Note in a folder of parts what made them."""
-    fields = read._asdict()
-    for name in ("absent", "local_absent"):
-        fields[name] = sorted(fields[name])
-    (place / _READS).write_text(json.dumps(fields, sort_keys=True))
+    (place / _READS).write_text(json.dumps(read._asdict(), sort_keys=True))
 
 
 def kept_reads(place: Path) -> Reads:
     """Return what made the parts in a folder. Raises OSError, EntryError, ValueError or TypeError."""
-    read = Reads(**json.loads(files.read(place / _READS, _MAX_BYTES)))
-    return read._replace(absent=frozenset(read.absent), local_absent=frozenset(read.local_absent))
+    return Reads(**json.loads(files.read(place / _READS, _MAX_BYTES)))
 
 
 def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
@@ -75,6 +73,15 @@ def kept(
 
     with lock.held(f"part-{_key(content)}", on_wait):
         return find_parts(base, content, is_good) or publish_parts(base, content, is_good, make)
+
+
+def kept_json(base: Path, content: object, compute: Callable[[], object]) -> Any:
+    """Return a value in JSON that is computed once for each content."""
+
+    def make(staged: Path) -> None:
+        (staged / _VALUE).write_text(json.dumps(compute()))
+
+    return json.loads((kept(base, content, [_VALUE], make) / _VALUE).read_text())
 
 
 def part_folders(base: Path) -> list[Path]:

@@ -1,6 +1,5 @@
 """An op as its author declared it: schema, functions, flags and sources. A newer declaration replaces it as a whole."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -249,10 +248,7 @@ class Declaration:
 
     def libraries(self, target: Target) -> list[str]:
         """Return the shared libraries to open before the op's library."""
-        flags = self.flags(target)
-        if not flags.shared and not any(map(os.path.isabs, flags.link)):
-            return []
-        return libraries.to_open(flags)
+        return libraries.to_open(self.flags(target))
 
     def backends(self) -> list[str]:
         """Return the names of the backends that the op has a source for."""

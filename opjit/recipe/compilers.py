@@ -131,17 +131,6 @@ def honoured() -> dict[str, str]:
     return {name: os.environ[name] for name in HONOURED if os.environ.get(name)}
 
 
-def which(name: str) -> str | None:
-    """Return a program's path like shutil.which, but ten times faster, because each request for
-    an op searches for three programs.
-    """
-    if os.sep in name:
-        return name if _is_program(name) else None
-    path = os.environ.get("PATH", os.defpath)
-    places = (os.path.join(folder or os.curdir, name) for folder in path.split(os.pathsep))
-    return next(filter(_is_program, places), None)
-
-
 def _is_program(path: str) -> bool:
     return os.access(path, os.X_OK) and os.path.isfile(path)
 

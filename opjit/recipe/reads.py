@@ -11,16 +11,16 @@ import functools
 import json
 import os
 import re
+import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opjit import files, resources
 from opjit.errors import EntryError
-from opjit.recipe import compilers
 
 GENERATED = "/<generated>/"  # the folder of texts that exist only in a build
 INLINE = "/<inline>/"  # the same, of sources that the document lists elsewhere
@@ -118,11 +118,11 @@ class Reads(NamedTuple):
     """The reads of a build, by absolute paths: a digest for each file, and the paths without a file."""
 
     digests: Mapping[str, str]
-    absent: frozenset[str]
+    absent: Sequence[str]  # each once
     doubt: str = ""  # why that may not be all, so that the binary is not cached
     # The same of this machine only: programs, the names in folders, and the folders that PATH lists.
     local: Mapping[str, str] = {}
-    local_absent: frozenset[str] = frozenset()
+    local_absent: Sequence[str] = ()
 
     def document(self, places: Places) -> dict[str, Any]:
         """Return the fields of an entry's document."""
@@ -144,14 +144,19 @@ class Reads(NamedTuple):
     def joined(self, other: Reads) -> Reads:
         return Reads(
             {**self.digests, **other.digests},
-            self.absent | other.absent,
+            sorted({*self.absent, *other.absent}),
             self.doubt or other.doubt,
             {**self.local, **other.local},
-            self.local_absent | other.local_absent,
+            sorted({*self.local_absent, *other.local_absent}),
         )
 
+    def here(self) -> Reads:
+        """Return the same with all that only this machine can compare."""
+        absent = sorted({*self.absent, *self.local_absent})
+        return Reads({**self.digests, **self.local}, absent)
 
-NOTHING = Reads({}, frozenset())
+
+NOTHING = Reads({}, ())
 
 
 def loaded(document: Mapping[str, Any], places: Places) -> Reads:
@@ -161,13 +166,13 @@ def loaded(document: Mapping[str, Any], places: Places) -> Reads:
         for name, digest in document["inputs"].items()
         if (path := places.path(name)) is not None
     }
-    absent = {
+    absent = [
         os.path.join(place, name)
         for folder, names in document["absent"].items()
         if (place := places.path(folder)) is not None
         for name in names
-    }
-    return Reads(digests, frozenset(absent))
+    ]
+    return Reads(digests, absent)
 
 
 # A file's SHA-256, computed once for a signature, which a later write changes: each build reads the compiler's libraries.
@@ -197,7 +202,7 @@ class Moment:
         if path == CWD:
             return os.getcwd()
         if path.startswith(SEARCHED):
-            return compilers.which(path.removeprefix(SEARCHED)) or ""
+            return shutil.which(path.removeprefix(SEARCHED)) or ""
         if path.startswith(REAL):
             folder = path.removeprefix(REAL)
             return os.path.realpath(folder) if os.path.lexists(folder) else ""
@@ -239,16 +244,6 @@ def signature(path: str) -> list[int] | None:
     return numbers if status.st_ctime_ns else None
 
 
-class _Noted(NamedTuple):
-    """A note on the reads of an entry, on one machine."""
-
-    places: list[object]
-    digests: Mapping[str, str]  # by path
-    absent: list[str]
-    # Signatures by path. The signature of a folder covers all names that it lacks.
-    signatures: Mapping[str, Any]
-
-
 def changes(
     document: Mapping[str, Any], places: Places, moment: Moment, note: Path | None = None
 ) -> Iterator[str]:
@@ -259,25 +254,26 @@ def changes(
     """
     if not isinstance(document.get("inputs"), dict) or not isinstance(document.get("absent"), dict):
         raise EntryError("its manifest does not list the files that its build read")
-    found = _noted(note, places) or _as_noted(loaded(document, places))
-    yield from _changes_of(found, places, moment, note)
+    read, known = _noted(note, places) or (loaded(document, places), {})
+    yield from _changes_of(read, known, places, moment, note)
 
 
 def differences(read: Reads, moment: Moment) -> Iterator[str]:
     """Yield the differences between the files now and what the tools of a build read on this machine."""
-    yield from _changes_of(_as_noted(read), EVERYWHERE, moment, None)
+    yield from _changes_of(read.here(), {}, EVERYWHERE, moment, None)
 
 
 def is_unchanged(note: Path) -> bool:
     """Return whether nothing changed since a note on reads under absolute paths."""
     kept = _noted(note, EVERYWHERE)
-    return kept is not None and not any(_changes_of(kept, EVERYWHERE, Moment(), note))
+    return kept is not None and not any(_changes_of(*kept, EVERYWHERE, Moment(), note))
 
 
-def _changes_of(found: _Noted, places: Places, moment: Moment, note: Path | None) -> Iterator[str]:
-    """Yield the differences to noted reads. Without one, renew the note if signatures have changed."""
+def _changes_of(
+    found: Reads, known: Mapping[str, Any], places: Places, moment: Moment, note: Path | None
+) -> Iterator[str]:
+    """Yield the differences to reads, of which the signatures of some are known. Without one, renew the note if signatures have changed."""
     begun = time.time_ns()
-    known = found.signatures
     current = {path for path, each in known.items() if signature(path) == each}
     same = True
     for path, digest in found.digests.items():
@@ -293,12 +289,7 @@ def _changes_of(found: _Noted, places: Places, moment: Moment, note: Path | None
     settled = begun - _SETTLED
     unsigned = [each for path in found.digests.keys() - known.keys() if (each := signature(path))]
     if same and (len(current) < len(known) or any(each[1] < settled for each in unsigned)):
-        _write_note(found, places, note, begun)
-
-
-def _as_noted(read: Reads) -> _Noted:
-    digests = {**read.digests, **read.local}
-    return _Noted([], digests, sorted(read.absent | read.local_absent), {})
+        remember(found, places, note, begun)
 
 
 def _change(path: str, digest: str, places: Places, moment: Moment) -> str:
@@ -315,12 +306,15 @@ def _change(path: str, digest: str, places: Places, moment: Moment) -> str:
     return f"{places.name(path)} {'changed' if there else 'is gone'}"
 
 
-def _noted(note: Path | None, places: Places) -> _Noted | None:
-    """Return the content of a note, or None if it is about files at other paths."""
+def _noted(note: Path | None, places: Places) -> tuple[Reads, Mapping[str, Any]] | None:
+    """Return the reads in a note and their signatures by path, or None if it is about files at other paths.
+
+    The signature of a folder covers all names that it lacks.
+    """
     kept = files.read_checked(note) if note is not None else None
     if not isinstance(kept, dict) or kept.get("places") != _as_json(places):
         return None
-    return _Noted(**kept)
+    return Reads(kept["digests"], kept["absent"]), kept["signatures"]
 
 
 def _as_json(places: Places) -> list[object]:
@@ -328,17 +322,13 @@ def _as_json(places: Places) -> list[object]:
 
 
 def remember(read: Reads, places: Places, note: Path | None, before: int) -> None:
-    """Note the reads of a build. Its tools began at a time `before`."""
-    _write_note(_as_noted(read), places, note, before)
-
-
-def _write_note(found: _Noted, places: Places, note: Path | None, before: int) -> None:
-    """Write a note with the signatures of files and folders that were compared or read after a time `before`.
+    """Note the reads of a build, with the signatures of files and folders that were compared or read after a time `before`.
 
     If a file is not older than the clock's resolution, each look-up compares it.
     """
     if note is None:
         return
+    found = read.here()
     settled = min(before, time.time_ns() - _SETTLED)
     folders = {os.path.dirname(path) for path in found.absent if not path.endswith(os.sep)}
     linked = {os.path.dirname(path) for path in found.absent if os.path.islink(path)}
@@ -347,9 +337,13 @@ def _write_note(found: _Noted, places: Places, note: Path | None, before: int) -
         now = signature(path)
         if now is not None and now[1] < settled:
             signatures[path] = now
-    files.write_checked(
-        note, found._replace(places=_as_json(places), signatures=signatures)._asdict()
-    )
+    content = {
+        "places": _as_json(places),
+        "digests": found.digests,
+        "absent": found.absent,
+        "signatures": signatures,
+    }
+    files.write_checked(note, content)
 
 
 def normalized(path: str) -> str:

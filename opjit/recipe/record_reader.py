@@ -84,10 +84,10 @@ class RecordReader:
         absent |= {path.rstrip(os.sep) + os.sep for path in self._paths(record.folders, record)}
         return Reads(
             digests,
-            frozenset(absent),
+            sorted(absent),
             self._doubt(record),
             local,
-            frozenset(self._absences(tried - of_path, record)),
+            sorted(self._absences(tried - of_path, record)),
         )
 
     def _paths(self, raws: Iterable[str], record: Record) -> set[str]:

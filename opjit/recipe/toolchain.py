@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from opjit import files
@@ -25,7 +26,6 @@ from opjit.recipe.compilers import (
     probe_compiler,
     probe_device_compiler,
     probe_nvcc,
-    which,
 )
 
 if TYPE_CHECKING:

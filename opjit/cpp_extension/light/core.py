@@ -10,7 +10,6 @@ sources by path and date.
 """
 
 import filecmp
-import json
 import os
 import re
 import time
@@ -31,7 +30,6 @@ COMPILED = f"{FIRST}.gch"
 TEXT = headers.included(table.CORE)
 _AGAIN = 600.0  # seconds until a core is begun again that nobody finished
 in_background = True  # except for `opjit precompile --warm-compilers`
-_WORDS = "words.json"
 # Flags that put the core's path or date into the binary, or that make a file other than an object file.
 _REFUSED = re.compile(r"-(?:g|fprofile|fplugin|save-temps|imacros|specs)")
 
@@ -69,13 +67,12 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     around = Surroundings()
     general = macros.after(table.CORE, macros.heeded(flags, None), around, base, cxx)
 
-    def make(staged: Path) -> None:
+    def compute() -> list[str]:
         texts = (Path(path).read_bytes() for path in filter(os.path.isabs, general.read))
-        (staged / _WORDS).write_text(json.dumps(macros.words_of(texts)))
+        return macros.words_of(texts)
 
     content = ["words", *vocabulary.versions(cxx), sorted(general.read)]
-    place = parts.kept(base, content, (_WORDS,), make)
-    words = frozenset(json.loads((place / _WORDS).read_text()))
+    words = frozenset(parts.kept_json(base, content, compute))
     if any(map(headers.is_rewritten, general.read)):
         return None
     return Core(words, general.read, general.texts, tuple(macros.heeded(flags, words)))

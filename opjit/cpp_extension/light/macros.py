@@ -4,7 +4,6 @@ The preprocessor needs a second for torch/extension.h, and 15 ms to define its m
 """
 
 import itertools
-import json
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from opjit.cpp_extension.light import vocabulary
 from opjit.recipe import recorder
 from opjit.recipe.compilers import Compiler
 
-_FILE = "macros.json"
 _DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)
 _DIRECTIVE = re.compile(rb"^[ \t]*#([^\n\\]*(?:\\[\s\S][^\n\\]*)*)", re.MULTILINE)
 _WORD = rb"[A-Za-z_]\w*"
@@ -71,7 +69,7 @@ def after(
     fails, and OSError.
     """
 
-    def make(staged: Path) -> None:
+    def compute() -> list[object]:
         included = "".join(f"#include <{name}>\n" for name in names)
         initial, _ = _dumped(around.before, flags, around, cxx)
         final, read = _dumped(around.before + included, flags, around, cxx)
@@ -79,12 +77,10 @@ def after(
         directives = (b"\n".join(_DIRECTIVE.findall(path.read_bytes())) for path in files)
         asked = words_of(directives)
         before = {name: text for name, text in initial.items() if final.get(name) != text}
-        found = [final, before, asked, sorted(map(str, read))]
-        (staged / _FILE).write_text(json.dumps(found))
+        return [final, before, asked, sorted(map(str, read))]
 
     content = ["macros 4", *vocabulary.versions(cxx), own_folders(), [*names], [*flags], [*around]]
-    place = parts.kept(base, content, (_FILE,), make)
-    texts, before, asked, read = json.loads((place / _FILE).read_text())
+    texts, before, asked, read = parts.kept_json(base, content, compute)
     return Macros(texts, before, frozenset(asked), frozenset(read))
 
 

@@ -1,6 +1,5 @@
 """The names that torch/extension.h declares: an error about any other name is the author's."""
 
-import json
 import os
 import re
 import sysconfig
@@ -9,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from opjit import files
 from opjit.builder import parts
 from opjit.cpp_extension.identity import own_folders
 from opjit.recipe.compilers import Compiler
 
-_FILE = "vocabulary.json"
 _WANTED = "-std=c++20 -w -fPIC -E -P -x c++ -include torch/extension.h"
 _DIRECTIVE = re.compile("^#.*$", re.MULTILINE)
 # Literals may hold brackets.
@@ -34,13 +33,15 @@ def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> frozenset[
     compiler fails, and OSError.
     """
 
-    def make(staged: Path) -> None:
-        names = declared(_preprocessed(cxx, flags, staged))
-        (staged / _FILE).write_text(json.dumps(sorted(names)))
+    def compute() -> list[str]:
+        places = [f"-I{place}" for place in own_folders()]
+        wanted = [*_WANTED.split(), *flags, *places, os.devnull]
+        with files.scratch_folder() as folder:
+            text = parts.compile_part(cxx, wanted, folder)
+        return sorted(declared(_DIRECTIVE.sub("", text)))
 
     content = ["declared names", *versions(cxx), *flags]
-    place = parts.kept(base, content, (_FILE,), make)
-    return frozenset(json.loads((place / _FILE).read_text()))
+    return frozenset(parts.kept_json(base, content, compute))
 
 
 def versions(cxx: Compiler) -> list[str]:
@@ -52,13 +53,6 @@ def versions(cxx: Compiler) -> list[str]:
         cxx.version,
         cxx.machine,
     ]
-
-
-def _preprocessed(cxx: Compiler, flags: Sequence[str], folder: Path) -> str:
-    """Return the text of torch/extension.h."""
-    places = [f"-I{place}" for place in own_folders()]
-    wanted = [*_WANTED.split(), *flags, *places, os.devnull]
-    return _DIRECTIVE.sub("", parts.compile_part(cxx, wanted, folder))
 
 
 def declared(text: str) -> set[str]:
