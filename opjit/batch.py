@@ -37,7 +37,7 @@ def pairs(ops: Iterable[OpState], targets: Sequence[Target]) -> list[tuple[OpSta
     """Pair each op with each target for which it has a kernel, in the given order and without duplicates."""
     found = []
     for op in dict.fromkeys(ops):
-        kernels = op.declaration.backends()
+        kernels = op.backends()
         found += [(op, target) for target in targets if target.backend.name in kernels]
     return found
 

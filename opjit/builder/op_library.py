@@ -26,6 +26,9 @@ from opjit.recipe.reads import Reads
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import BuildTools
 
+# The compilers' identity, their output, and the inputs of opjit's runtime objects.
+_Outcome = tuple[toolchain.ToolVersions, str, Reads]
+
 
 class CompiledLibrary(NamedTuple):
     """A library that was compiled and linked."""
@@ -50,7 +53,7 @@ def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -
     if not recipe.flags.debug:  # nvcc names folders of this machine in line information
         flags = tuple(flag for flag in recipe.flags.cuda if flag not in LINE_INFO)
         plain = replace(recipe, flags=recipe.flags._replace(cuda=flags))
-    library, remark = by_nvrtc_or_nvcc(
+    (versions, output, read), remark = by_nvrtc_or_nvcc(
         str(recipe),
         tools,
         compilation.by_nvrtc,
@@ -59,7 +62,7 @@ def compile_library(recipe: Recipe, work: Path, tools: BuildTools, base: Path) -
     )
     if remark.startswith("nvcc") and plain != recipe:
         remark += "; without line information, in which nvcc names directories of this machine"
-    return library._replace(remark=remark)
+    return CompiledLibrary(path, generated, versions, output, read, remark)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class _Compilation:
     path: Path  # of the library
     generated: list[Path]  # the glue's files
 
-    def by_nvrtc(self, nvrtc: Nvrtc) -> CompiledLibrary:
+    def by_nvrtc(self, nvrtc: Nvrtc) -> _Outcome:
         """Compile with NVRTC and the C++ compiler, and link."""
         from opjit.builder import cuda  # late: no op for a CPU needs it
 
@@ -94,10 +97,9 @@ class _Compilation:
         cudart = f"-l:libcudart.so.{target.runtime.removeprefix('cuda')}"
         sources = [self.generated[0], *registrations]
         built = linking._build(sources, kernels, parts, [f"-L{found.runtime}", cudart])
-        versions = toolchain.identity(compiler, nvrtc)
-        return CompiledLibrary(self.path, self.generated, versions, output + built, read)
+        return toolchain.identity(compiler, nvrtc), output + built, read
 
-    def without_nvrtc(self) -> CompiledLibrary:
+    def without_nvrtc(self) -> _Outcome:
         """Compile C, or let nvcc or the device's compiler compile the kernels, and link."""
         tools = self.tools
         parts, read = self._make_parts()
@@ -112,7 +114,7 @@ class _Compilation:
             sources = sources[:1]
         built = self._build(sources, kernels, parts)
         versions = toolchain.identity(tools.compiler, tools.nvcc or tools.own)
-        return CompiledLibrary(self.path, self.generated, versions, output + built, read)
+        return versions, output + built, read
 
     def diagnosed(self, output: str) -> BuildError:
         """Return the error for the output of a compiler that failed."""
@@ -162,14 +164,6 @@ class _Compilation:
         self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str] = ()
     ) -> str:
         """Compile sources, the glue first, and link them with the kernels' object files, as torch's load describes it."""
-        try:
-            return self._run(sources, kernels, parts, runtime)
-        except CompilerFailed as failed:
-            raise self.diagnosed(str(failed)) from None
-
-    def _run(
-        self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str]
-    ) -> str:
         compiler = self.tools.compiler.path
         nvcc = self.tools.nvcc
         include = [f"-I{folder}" for folder in self.recipe.include_path]
@@ -199,14 +193,17 @@ class _Compilation:
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
             "CUDA_HOME": nvcc.root if nvcc else None,
         }
-        build = torch_builder.describe_build("load", arguments, environment, variables)
         steps = []
-        for each in build.compilations:
-            tool = f"{nvcc.root}/bin/nvcc" if nvcc and each.by_nvcc else compiler
-            command = build.compile_command(each, [tool])
-            steps.append(ToolCommand(command, self.work / each.out, self.work))
-        link = build.link_step([compiler], self.work)
-        return ninja.run_commands([*steps, link], self.work)
+        try:
+            build = torch_builder.describe_build("load", arguments, environment, variables)
+            for each in build.compilations:
+                tool = f"{nvcc.root}/bin/nvcc" if nvcc and each.by_nvcc else compiler
+                command = build.compile_command(each, [tool])
+                steps.append(ToolCommand(command, self.work / each.out, self.work))
+            steps.append(build.link_step([compiler], self.work))
+            return ninja.run_commands(steps, self.work)
+        except CompilerFailed as failed:
+            raise self.diagnosed(str(failed)) from None
 
     def _in_place(self, flags: Iterable[str]) -> list[str]:
         """Return flags with the paths of this build."""

@@ -114,11 +114,7 @@ class _Step:
         return compilation.source, instead + shlex.join(self.command()), work / compilation.out
 
 
-class _Linked(NamedTuple):
-    """The result of a link."""
-
-    read: Reads  # by all tools
-    toolchain: Mapping[str, str]  # the compilers' identity
+_Outcome = tuple[Reads, Mapping[str, str] | None]  # of all tools, and the compilers' identity
 
 
 class _ExtensionBuild(NamedTuple):
@@ -137,7 +133,7 @@ class _ExtensionBuild(NamedTuple):
         extension = self.extension
         work = self.work
         build = self.described()
-        linked, remark = self.compile_all(build)
+        (read, made_by), remark = self.compile_all(build)
         with_headers = (
             self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         )
@@ -158,10 +154,10 @@ class _ExtensionBuild(NamedTuple):
             "headers": f"{with_headers}; {remark}" if remark else with_headers,
         }
         return Compiled(
-            replace(extension, toolchain=linked.toolchain),
+            replace(extension, toolchain=made_by),
             library,
             self.tools.compiler.path,
-            linked.read,
+            read,
             others,
             remarks,
             check=self.check,
@@ -192,11 +188,11 @@ class _ExtensionBuild(NamedTuple):
                 )
             )
 
-    def compile_all(self, build: TorchBuild) -> tuple[_Linked, str]:
-        """Compile and link, with NVRTC if possible. Returns a remark on that, too."""
+    def compile_all(self, build: TorchBuild) -> tuple[_Outcome, str]:
+        """Compile and link, with NVRTC if possible. Returns the reads of all tools, the compilers' identity, and a remark on NVRTC."""
         tools = self.tools
 
-        def by_nvrtc(nvrtc: Nvrtc) -> _Linked:
+        def by_nvrtc(nvrtc: Nvrtc) -> _Outcome:
             try:
                 read = self.compile(build, nvrtc)
             except CompilerFailed as failed:
@@ -206,10 +202,10 @@ class _ExtensionBuild(NamedTuple):
                 if self.is_final(str(failed), folders):
                     raise self.diagnosed(str(failed)) from None
                 raise
-            return _Linked(read, toolchain.identity(None, nvrtc, tools.cxx))
+            return read, toolchain.identity(None, nvrtc, tools.cxx)
 
-        def by_nvcc() -> _Linked:
-            return _Linked(self.compile(build), self.extension.toolchain or {})
+        def by_nvcc() -> _Outcome:
+            return self.compile(build), self.extension.toolchain
 
         if tools.nvrtc is None:
             return by_nvcc(), ""

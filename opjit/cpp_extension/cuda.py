@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from opjit.builder.compile_step import NvccOnly, run_tool
 from opjit.builder.cuda import compile_unit, translated
@@ -93,9 +92,8 @@ def compile_file(
     cxx = prepared.cxx.path
     folder = work / "cuda" / compilation.out
     folder.mkdir(parents=True)
-    with_light = WithLight(prepared, nvrtc.headers, nvrtc.version)
     own = [flag for flag in _joined(flags) if not _is_of_another_release(flag, nvrtc)]
-    unit = _unit(extension, compilation.source, own, folder, with_light)
+    unit = _unit(extension, compilation.source, own, folder, prepared, nvrtc)
     compile_unit(unit, folder, prepared.cxx, nvrtc)
     for command in (
         [cxx, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
@@ -119,7 +117,12 @@ def _is_of_another_release(flag: str, nvrtc: Nvrtc) -> bool:
 
 
 def _unit(
-    extension: Extension, source: str, flags: Sequence[str], folder: Path, with_light: WithLight
+    extension: Extension,
+    source: str,
+    flags: Sequence[str],
+    folder: Path,
+    prepared: Prepared,
+    nvrtc: Nvrtc,
 ) -> CudaFile:
     """The file. `_adapted` adds everything that depends on its text."""
     include, host, device, archs = _sorted(flags)
@@ -128,10 +131,9 @@ def _unit(
     host = [*host, *more, f"-ffile-prefix-map={folder.parents[1]}/="]
 
     def preprocess(told: Sequence[str], scratch: Path) -> str:
-        preprocessor = with_light.preprocessor(source, [*host, *include], told, scratch)
+        given = [*host, *include]
+        preprocessor = _preprocessor(prepared, nvrtc, source, given, told, scratch)
         return preprocessor.text_with_torchs(["-dI"])
-
-    prepared = with_light.prepared
 
     def adapt(unit: CudaFile, text: str) -> CudaFile:
         prepared.write(folder.name, _FILE.findall(text), text)
@@ -157,39 +159,27 @@ def _unit(
     )
 
 
-class WithLight(NamedTuple):
-    """The settings with which the preprocessor sees a .cu file as nvcc does."""
-
-    prepared: Prepared
-    headers: str  # CUDA's folders of headers, with colons between them
-    version: str  # of these headers
-
-    def preprocessor(
-        self, source: str, flags: Sequence[str], told: Sequence[str], scratch: Path
-    ) -> streams.Preprocessor:
-        """Return the preprocessor of a file. `told` are flags that describe nvcc."""
-        prepared = self.prepared
-        own = [f"-I{folder}" for folder in prepared.folders]
-        later = [*told, *folders_of_cuda(self.headers)]
-        around = macros.Surroundings(
-            f'#include "{FIRST}"\n',
-            tuple(later),
-            (self.version, FIRST.read_text()),
-        )
-        given = [flag for flag in flags if flag not in own]
-        given = ["-x", "c++", *given, *later, "-include", str(FIRST)]
-        theirs = (*prepared.theirs, *self.headers.split(":"), str(FIRST.parent))
-        return streams.Preprocessor(
-            prepared.cxx,
-            prepared.base,
-            scratch,
-            scratch,
-            given,
-            source,
-            around,
-            theirs,
-            prepared.users,
-        )
+def _preprocessor(
+    prepared: Prepared,
+    cuda: Nvcc | Nvrtc,
+    source: str,
+    flags: Sequence[str],
+    told: Sequence[str],
+    scratch: Path,
+) -> streams.Preprocessor:
+    """Return the preprocessor that sees a .cu file as nvcc does, with the headers of a compiler. `told` are flags that describe nvcc."""
+    if isinstance(cuda, Nvrtc):
+        headers = cuda.headers
+        version = cuda.version
+    else:
+        headers = f"{cuda.root}/include:{cuda.root}/include/cccl"
+        version = cuda.build
+    later = [*told, *folders_of_cuda(headers)]
+    first = FIRST.read_text()
+    around = macros.Surroundings(f'#include "{FIRST}"\n', tuple(later), (version, first))
+    given = ["-x", "c++", *flags, *later, "-include", str(FIRST)]
+    theirs = (*headers.split(":"), str(FIRST.parent))
+    return prepared.preprocessor(source, given, scratch, scratch, around, theirs)
 
 
 def check_for_nvcc(
@@ -204,15 +194,13 @@ def check_for_nvcc(
     flags = _joined(words)
     include, host, others, archs = _sorted(flags)
     _, more = translated(others)
-    folders = f"{nvcc.root}/include:{nvcc.root}/include/cccl"
-    with_light = WithLight(prepared, folders, nvcc.build)
     passes = []
     for arch in (HOST, *archs):
         told = nvcc_macros(arch, archs, nvcc.build.removeprefix("V"), flags)
         place = scratch / (arch or "host")
         place.mkdir(parents=True, exist_ok=True)
         given = [*host, *more, *include]
-        passes.append(with_light.preprocessor(compilation.source, given, told, place))
+        passes.append(_preprocessor(prepared, nvcc, compilation.source, given, told, place))
     prepared.compare(passes, compilation.out)
 
 

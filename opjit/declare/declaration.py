@@ -1,7 +1,6 @@
 """An op as its author declared it: schema, functions, flags and sources. A newer declaration replaces it as a whole."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 
 import torch
 
-from opjit import backends, files
+from opjit import files
 from opjit.backends import Backend, Flags
 from opjit.backends.targets import Target
 from opjit.declare.gradient_op import GradientOp
 from opjit.declare.inline_code import Code
-from opjit.declare.sample import Sample, Workload
 from opjit.environment import is_on
 from opjit.errors import DeclarationError, NoKernel
 from opjit.recipe import libraries
@@ -144,26 +142,6 @@ class Declaration:
             return True
         return self.differentiable and not self.schema.has_tensor_list
 
-    @property
-    def reference_function(self) -> Function:
-        """The op in plain torch. Raises DeclarationError if the author has not declared it."""
-        return self._required(self.reference, "reference")
-
-    def samples_on(self, device: str) -> Iterator[Sample]:
-        """Yield the samples on a device. Raises DeclarationError if the author has not declared any."""
-        yield from map(Sample.of, self._required(self.samples, "samples")(device))
-
-    def workloads_on(self, device: str) -> Iterator[Workload]:
-        """Yield the workloads on a device. Raises DeclarationError if the author has not declared any."""
-        yield from self._required(self.workloads, "workloads")(device)
-
-    def _required(self, function: Function | None, what: str) -> Function:
-        if function is None:
-            raise DeclarationError(
-                f"{self.qualified} declares no {what}; add @{self.schema.name}.{what} to its op.py"
-            )
-        return function
-
     def stamp_now(self) -> Stamp | None:
         """Return the stamp of its op.py; None for any other file, which a reload does not run again."""
         return stamp_of(self.file)
@@ -249,21 +227,6 @@ class Declaration:
     def libraries(self, target: Target) -> list[str]:
         """Return the shared libraries to open before the op's library."""
         return libraries.to_open(self.flags(target))
-
-    def backends(self) -> list[str]:
-        """Return the names of the backends that the op has a source for."""
-        names = []
-        for backend in backends.all_backends():
-            with suppress(NoKernel):
-                self.source(backend)
-                names.append(backend.name)
-        return names
-
-    def devices(self) -> list[str]:
-        """Return the names of the backends that the op has a source for and that this process can run."""
-        names = self.backends()
-        here = [each.name for each in backends.all_backends() if each.available() is None]
-        return [name for name in here if name in names]
 
 
 def stamp_of(file: Path | None) -> Stamp | None:

@@ -1,6 +1,7 @@
 """An op in this process: its declaration, its operator in torch, and its kernels."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -8,7 +9,7 @@ from opjit import backends, loader, processes
 from opjit.backends import Backend
 from opjit.declare import cpp_autograd
 from opjit.declare.declaration import Declaration
-from opjit.errors import CompileError
+from opjit.errors import CompileError, NoKernel
 from opjit.loader import Loaded
 from opjit.recipe.schema import Schema
 from opjit.store.entry import Entry
@@ -46,6 +47,21 @@ class OpState:
     @property
     def qualified(self) -> str:
         return self.declaration.qualified
+
+    def backends(self) -> list[str]:
+        """Return the names of the backends that the op has a source for."""
+        names = []
+        for backend in backends.all_backends():
+            with suppress(NoKernel):
+                self.declaration.source(backend)
+                names.append(backend.name)
+        return names
+
+    def devices(self) -> list[str]:
+        """Return the names of the backends that the op has a source for and that this process can run."""
+        names = self.backends()
+        here = [each.name for each in backends.all_backends() if each.available() is None]
+        return [name for name in here if name in names]
 
     def variant(self, backend: Backend, label: str) -> "OpState":
         """Return a variant as an op that is not registered with torch; the first variant is the op itself."""

@@ -78,29 +78,29 @@ class Op(OpState):
 
         Raises DeclarationError if the op does not declare one.
         """
-        return self.declaration.reference_function
+        return self._required("reference")
 
     def samples_on(self, device: str) -> Iterator[Sample]:
         """Yield the declared samples on a device.
 
         Raises DeclarationError if the op does not declare any.
         """
-        return self.declaration.samples_on(device)
+        yield from map(Sample.of, self._required("samples")(device))
 
     def workloads_on(self, device: str) -> Iterator[Workload]:
         """Yield the declared workloads on a device.
 
         Raises DeclarationError if the op does not declare any.
         """
-        return self.declaration.workloads_on(device)
+        yield from self._required("workloads")(device)
 
-    def backends(self) -> list[str]:
-        """Return the names of the backends that the op has a source for."""
-        return self.declaration.backends()
-
-    def devices(self) -> list[str]:
-        """Return the names of the backends that the op has a source for and that this process can run."""
-        return self.declaration.devices()
+    def _required(self, what: str) -> Function:
+        function: Function | None = getattr(self.declaration, what)
+        if function is None:
+            raise DeclarationError(
+                f"{self.qualified} declares no {what}; add @{self.schema.name}.{what} to its op.py"
+            )
+        return function
 
     def declare(self, **changes: Any) -> None:
         """Change fields of the declaration."""

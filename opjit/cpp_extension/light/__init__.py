@@ -112,20 +112,24 @@ class Prepared:
         A compiler with `words` compiles `source` to `out` in the directory `work`. Temporary files go to the directory `scratch`.
         Raises CompilerFailed if the preprocessor refuses the text.
         """
+        flags = streams.flags_of(words, source)
+        self.compare([self.preprocessor(source, flags, self.work, scratch)], out)
+
+    def preprocessor(
+        self,
+        source: str,
+        flags: Iterable[str],
+        work: Path,
+        scratch: Path,
+        around: macros.Surroundings = macros.Surroundings(),  # noqa: B008 - never changed
+        theirs: tuple[str, ...] = (),
+    ) -> Preprocessor:
+        """Return the preprocessor of a source. Paths that start with one of `theirs` are also not the author's."""
         light = {f"-I{folder}" for folder in self.folders}
-        flags = [flag for flag in streams.flags_of(words, source) if flag not in light]
-        preprocessor = streams.Preprocessor(
-            self.cxx,
-            self.base,
-            self.work,
-            scratch,
-            flags,
-            source,
-            macros.Surroundings(),
-            self.theirs,
-            self.users,
-        )
-        self.compare([preprocessor], out)
+        given = [flag for flag in flags if flag not in light]
+        theirs = (*self.theirs, *theirs)
+        context = (self.cxx, self.base, work, scratch)
+        return Preprocessor(*context, given, source, around, theirs, self.users)
 
     def compare(self, passes: Sequence[Preprocessor], out: str) -> None:
         """Write the light headers of a source, for all passes of its compiler, and compare its tokens as `check` does."""
