@@ -15,6 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from opjit import files, processes, progress
+from opjit.backends import Backend
+from opjit.backends.targets import Target
 from opjit.environment import is_on
 from opjit.errors import CompileError, LoadError, NotCached
 from opjit.store import usage
@@ -24,8 +26,6 @@ from opjit.wanted import BinaryRequest, W, here, of_op
 
 if TYPE_CHECKING:
     from opjit import loader
-    from opjit.backends import Backend
-    from opjit.backends.targets import Target
     from opjit.declare.op_state import OpState
 
 _Result = TypeVar("_Result")

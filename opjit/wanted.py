@@ -8,19 +8,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from opjit import backends
+from opjit.backends import Backend, targets
+from opjit.backends.targets import Target
 from opjit.errors import CompileError
 from opjit.recipe import gpu_archs, toolchain
 from opjit.recipe.build_inputs import BuildInputs
+from opjit.recipe.recipe import Recipe
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.manifest import Manifest
 from opjit.store.store import Store, default_store
 
 if TYPE_CHECKING:
-    from opjit.backends import Backend
-    from opjit.backends.targets import Target
     from opjit.declare.op_state import OpState
-    from opjit.recipe.recipe import Recipe
 
 W = TypeVar("W", bound="BinaryRequest")
 
@@ -158,16 +159,11 @@ def describe(op: OpState, target: Target, store: Store) -> Recipe:
 
 def here(backend: Backend) -> Target:
     """Return the target of kernels for this process. Raises DeviceUnavailable if it cannot use such a device."""
-    from opjit.backends import targets
-
     return gpu_archs.served(targets.here(backend), default_store().notes)
 
 
 def target_of(device: object, arch: str | None) -> Target:
     """Return the target of an arch or, without one, of this machine's device of that kind."""
-    from opjit import backends
-    from opjit.backends import targets
-
     if arch is None:
         return here(backends.for_device(targets.device_type(device)))
     backend = None if device is None else backends.for_device(targets.device_type(device))

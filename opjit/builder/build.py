@@ -4,8 +4,6 @@ torch's loader describes the build. opjit sets the inputs of compilation and lin
 commands, and checks the result.
 """
 
-from __future__ import annotations
-
 import os
 import sysconfig
 import tempfile
@@ -13,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from opjit.builder import compile_warnings
+from opjit.builder import compile_warnings, kernel_usage
+from opjit.builder.kernel_usage import KernelUsage
 from opjit.builder.op_library import compile_library
 from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import BuildError, CompileError, ToolMissing
@@ -30,9 +29,6 @@ from opjit.recipe.toolchain import BuildTools
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.store import Store
-
-if TYPE_CHECKING:
-    from opjit.builder.kernel_usage import KernelUsage
 
 
 def build(
@@ -91,8 +87,6 @@ def usage_of(recipe: Recipe, store: Store) -> list[KernelUsage]:
 
     Keeps nothing. Raises what `build` raises.
     """
-    from opjit.builder import kernel_usage  # late: no build needs it
-
     reporting = recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))
     return kernel_usage.parse(_output(replace(recipe, flags=reporting), store).output)
 

@@ -7,8 +7,6 @@ by NVRTC, which has other macros. A flat text has the author's files with all ma
 line for each foreign header, which the compiler of each half reads in a separate version.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

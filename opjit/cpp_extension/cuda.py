@@ -7,8 +7,6 @@ only nvcc supports.
     work/a.cuda.o          replaces nvcc's object file
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

@@ -7,23 +7,19 @@ covers also the compilers, the folders that they search, the files that they rep
 and the places where they found none; see FORMAT.md.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from opjit import files
+from opjit.backends.targets import Target
 from opjit.errors import BuildError, EntryError
 from opjit.processes import CachedProperty
 from opjit.recipe import reads
 from opjit.recipe.document import FORMAT, base_key, document_key
 from opjit.recipe.reads import INLINE, Moment, Places, Reads
-
-if TYPE_CHECKING:
-    from opjit.backends.targets import Target
 
 LIBRARY = "opjit.build"
 EXTENSION = "torch.utils.cpp_extension"  # the maker of the document

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from opjit import files, processes, progress
+from opjit.backends import DeviceCompiler
 from opjit.errors import BadSetting, ToolMissing
 from opjit.recipe import recorder
 
 if TYPE_CHECKING:
     import subprocess
-
-    from opjit.backends import DeviceCompiler
 
 
 class Compiler(NamedTuple):

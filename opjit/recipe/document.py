@@ -1,15 +1,11 @@
 """The document that describes a binary, and the keys derived from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opjit import files
-
-if TYPE_CHECKING:
-    from opjit.backends.targets import Target
+from opjit.backends.targets import Target
 
 FORMAT = 5  # increase it when the meaning of a document, or of an entry's files, changes
 _OF_BUILD: Mapping[str, Any] = {"inputs": {}, "absent": {}}  # reported only by a build

@@ -2,19 +2,14 @@
 supported one that the GPU can run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opjit import files
+from opjit.backends.targets import Target
 from opjit.errors import UnknownArch
 from opjit.recipe import compilers, toolchain
-
-if TYPE_CHECKING:
-    from opjit.backends.targets import Target
 
 # Every CUDA 12 and later compiles for these, so that the usual request does not need to query a compiler.
 _ALWAYS_KNOWN = frozenset({"sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90"})

@@ -1,8 +1,6 @@
 """Find the compilers, and identify them by the version and target that they print and by the programs that they run. Asking one costs a
 process, so the cache keeps its answer until something changes that these programs read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,9 +10,11 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from opjit import files
+from opjit.backends import Backend, DeviceCompiler, targets
+from opjit.backends.targets import Target
 from opjit.errors import ToolMissing
 from opjit.recipe import reads, record_reader, recorder
 from opjit.recipe.compilers import (
@@ -27,10 +27,6 @@ from opjit.recipe.compilers import (
     probe_device_compiler,
     probe_nvcc,
 )
-
-if TYPE_CHECKING:
-    from opjit.backends import Backend, DeviceCompiler
-    from opjit.backends.targets import Target
 
 _Tool = TypeVar("_Tool", Compiler, Nvcc, DeviceCompilerInfo)
 
@@ -429,8 +425,6 @@ def target_of(
 
     Raises UnknownArch if no backend builds for it.
     """
-    from opjit.backends import targets
-
     target = targets.named(arch, backend, None, host)
     if not target.backend.uses_nvcc or target.runtime:
         return target

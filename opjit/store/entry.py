@@ -3,22 +3,17 @@
 Its owner, modes, size, hash, machine and arch are verified before the library is loaded.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opjit import files
+from opjit.backends.targets import Target
 from opjit.errors import EntryError
 from opjit.store import elf
 from opjit.store import manifest as manifests
 from opjit.store.manifest import Manifest
-
-if TYPE_CHECKING:
-    from opjit.backends.targets import Target
 
 MAX_BYTES = 1 << 31  # of a library
 # Every op's library defines these.
