@@ -125,17 +125,18 @@ def fetch_or_build(wanted: W, store: Store) -> Entry:
 
     One process per key does so, and the other processes wait and look again.
     """
-    if progress.is_logged():
-        progress.log(wanted.miss(store))
-    if is_on("OPJIT_OFFLINE"):
+    offline = is_on("OPJIT_OFFLINE")
+    if offline or progress.is_logged():
         from opjit import why
+
+        missing = why.compare(wanted.inputs, store)
+        progress.log(missing.reason)
+    if offline:
         from opjit.store import layers, sets
 
-        listed = sets.lists_with(
-            str(wanted).partition(" for ")[0], (store, *map(Store, layers.named()))
-        )
-        found = why.compare(wanted.inputs, store)
-        unusable = f"; {found.reason}" if found.unusable and not found.differences else ""
+        stores = (store, *map(Store, layers.named()))
+        listed = sets.lists_with(str(wanted).partition(" for ")[0], stores)
+        unusable = f"; {missing.reason}" if missing.unusable and not missing.differences else ""
         raise NotCached(
             f"{wanted} is not cached, and OPJIT_OFFLINE forbids building or downloading it; run `opjit precompile` "
             f"without OPJIT_OFFLINE, or unset OPJIT_OFFLINE{listed}{unusable}",

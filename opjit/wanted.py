@@ -52,11 +52,6 @@ class BinaryRequest:
         """The entry's name among processes with the same request: the key of all that is known before a build."""
         return self.ways[0].key
 
-    @property
-    def buildable(self) -> bool:
-        """Whether a compiler is here."""
-        return any(way.toolchain is not None for way in self.ways)
-
     def folder(self, store: Store, manifest: Manifest | None = None) -> Path:
         """Return the folder of its entries, or of the one with a manifest."""
         document = self.ways[0].request if manifest is None else manifest.document
@@ -67,19 +62,9 @@ class BinaryRequest:
         """The names of the requests that its entry answers."""
         return {name for way in self.ways for name in (way.key, way.base)}
 
-    def accepts(self, manifest: Manifest) -> bool:
-        """Return whether an entry with this manifest answers the request."""
-        return any(way.fits(manifest.document) for way in self.ways)
-
     def find(self, store: Store, warn: bool = True) -> Entry | None:
         """Return the verified entry in a layer or the store, or None."""
         return layers.find(self.ways, store, not self.must_store, warn)
-
-    def miss(self, store: Store) -> str:
-        """Explain why nothing was found."""
-        from opjit import why
-
-        return why.compare(self.inputs, store).reason
 
     def in_store(self: W) -> W:
         """Return the request for a binary in the store: a layer's entry or a private folder does not count."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import as_completed
 from typing import NamedTuple, TextIO
 
-from opjit import distributed, files, processes, progress, request
+from opjit import distributed, files, processes, progress, request, why
 from opjit.ahead.plan import Plan, plan_ops, plan_recorded
 from opjit.cpp_extension.autograd_part import make as make_autograd_part
 from opjit.distributed import ranks
@@ -159,7 +159,7 @@ def check_precompiled(
     failed = list(plan.failed)
     for wanted in plan.wanted:
         if wanted.find(plan.store) is None:
-            failed.append((str(wanted), OpjitError(wanted.miss(plan.store))))
+            failed.append((str(wanted), OpjitError(why.compare(wanted.inputs, plan.store).reason)))
     if failed:
         raise PrecompileError(
             f"{os.fspath(recorded)} is not ready; run `opjit precompile --from {os.fspath(recorded)}` with the same "
@@ -204,7 +204,7 @@ def _share(plan: Plan, report: Report) -> None:
     """Build together with the other ranks of the job, one build at a time in this process."""
     tasks = distributed.share(plan.wanted, plan.store, ahead=True)
     for wanted, task in zip(plan.wanted, tasks, strict=True):
-        _add(wanted, task.origin == "built", task.error, report)
+        _add(wanted, task.built, task.error, report)
 
 
 def _build_missing(

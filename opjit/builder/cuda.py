@@ -128,13 +128,12 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
     if unit.adapt:
         unit = unit.adapt(unit, host_text)
     own = _digest(work.name, host_text)
-    halves = host_device_split.split(host_text, {}, f"opjit_unnamed_{own}")
+    halves = host_device_split.split(host_text, f"opjit_unnamed_{own}")
     _write_host(unit, halves, host_text, work)
     with processes.pool(1) as pool:  # NVRTC compiles the device's part meanwhile
         compiled = pool.submit(_compile_host, unit, work, compiler, found, halves.kernels)
         parts = [
-            host_device_split.split(text, {}, f"opjit_unnamed_{own}").device
-            for text in device_texts
+            host_device_split.split(text, f"opjit_unnamed_{own}").device for text in device_texts
         ]
         addresses = {_mangled(one.name): f"&{one.name}" for one in halves.variables}
         instances = []

@@ -77,14 +77,13 @@ class Halves(NamedTuple):
     layouts: tuple[Layout, ...] = ()  # OPJIT_LAYOUT_<index> in the device's part marks a check
 
 
-def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
-    """Return the execution spaces that each macro of some files expands to, such as ``{"HD": {"__host__", "__device__"}}``."""
+def _spaces_of_macros(text: str) -> dict[str, set[str]]:
+    """Return the execution spaces that each macro of a file expands to, such as ``{"HD": {"__host__", "__device__"}}``."""
     bodies = dict[str, set[str]]()
-    for text in texts:
-        for match in re.finditer(
-            r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", text, re.MULTILINE
-        ):
-            bodies.setdefault(match[1], set()).update(re.findall(r"[A-Za-z_]\w*", match[2]))
+    for match in re.finditer(
+        r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", text, re.MULTILINE
+    ):
+        bodies.setdefault(match[1], set()).update(re.findall(r"[A-Za-z_]\w*", match[2]))
     spaces = {name: words & _SPACES for name, words in bodies.items()}
     for _ in range(8):  # a macro may use another
         for name, words in bodies.items():
@@ -93,11 +92,11 @@ def macros_of(texts: Iterable[str]) -> dict[str, set[str]]:
     return {name: found for name, found in spaces.items() if found}
 
 
-def split(text: str, macros: Mapping[str, set[str]], unnamed: str = "opjit_unnamed") -> Halves:
-    """Split a file, given the execution spaces of macros (see `macros_of`), and a name for its unnamed namespaces, the same in its headers
-    and no other file's. Raises NvccOnly if only nvcc compiles it."""
+def split(text: str, unnamed: str = "opjit_unnamed") -> Halves:
+    """Split a file, given a name for its unnamed namespaces, the same in its headers and no other file's. Raises NvccOnly if only nvcc
+    compiles it."""
     try:
-        splitter = _Splitter(text, macros, unnamed)
+        splitter = _Splitter(text, unnamed)
         splitter.scope(0, len(splitter.tokens), ())
     except Malformed as malformed:
         raise NvccOnly(str(malformed)) from None
@@ -125,10 +124,10 @@ def _edited(text: str, edits: list[_Edit]) -> str:
 class _Splitter:
     """One file, on its way to two parts."""
 
-    def __init__(self, text: str, macros: Mapping[str, set[str]], unnamed: str) -> None:
+    def __init__(self, text: str, unnamed: str) -> None:
         every = tokenize(text)
         self.text = text
-        self.macros = macros
+        self.macros = _spaces_of_macros(text)
         self.unnamed = unnamed
         self.tokens = [token for token in every if token.kind != "directive"]
         self.host = list[_Edit]()

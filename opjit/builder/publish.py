@@ -24,11 +24,6 @@ from opjit.store.store import UNCACHED, Store, default_root
 _COVERED = ("<opjit>", "<own ")  # the names of files of opjit, torch and Python
 
 
-def _inspected(content: bytes) -> bytes:
-    elf.inspect(content)
-    return content
-
-
 class Compiled(NamedTuple):
     """The result of the compilers."""
 
@@ -39,7 +34,7 @@ class Compiled(NamedTuple):
     others: Iterable[Path] = ()  # more files for the entry
     remarks: Mapping[str, str] = {}  # for people
     # Returns the library to publish. Raises EntryError if it is not valid.
-    finish: Callable[[bytes], bytes] = _inspected
+    finish: Callable[[bytes], bytes] = lambda content: content
     # Raises an error if the library, at a path, must not be published.
     check: Callable[[Path], None] = lambda _: None
 
@@ -141,6 +136,7 @@ def _make_entry(
             raise Changed(next(name for name in now if now[name] != inputs.known.get(name)))
         try:
             binary = made.finish(made.library.read_bytes())
+            elf.inspect(binary)
         except (FileNotFoundError, EntryError) as error:
             raise inputs.fault(
                 f"{made.linked_by} reported success but left no valid library: {error}",

@@ -259,7 +259,15 @@ class _ExtensionBuild(NamedTuple):
         link = build.link_step(self.cxx, self.work)
         try:
             if nvrtc is not None:
-                jobs = [partial(self._by_nvrtc, step, nvrtc) for step in made if step.nvrtc]
+                from opjit.cpp_extension import cuda
+
+                assert self.prepared is not None  # NVRTC is only for light headers
+                given = (build.nvcc_flags, self.prepared, nvrtc)
+                jobs = [
+                    partial(cuda.compile_file, self.extension, step.compilation, *given)
+                    for step in made
+                    if step.nvrtc
+                ]
                 processes.in_parallel(lambda job: job(), [partial(self._run, by_ninja), *jobs])
                 self.provide_binding(made == steps)  # NVRTC has written the light headers
                 by_ninja = []
@@ -275,16 +283,6 @@ class _ExtensionBuild(NamedTuple):
         """The launcher and the C++ compiler."""
         return [*toolchain.split_launcher("CXX")[0], self.tools.compiler.path]
 
-    def _light_flags(self, compilation: CompiledSource) -> list[str]:
-        """Return the flags for light headers."""
-        out = compilation.out
-        if not self.prepared:
-            return []
-        flags = [f"-Ilight/{out}"]
-        if not compilation.by_nvcc:
-            flags += ["-include", f"light/{out}/{light.core.FIRST}"]
-        return flags
-
     @property
     def nvcc(self) -> list[str]:
         """The words that start nvcc. As for torch, PYTORCH_NVCC is a command of the shell."""
@@ -295,16 +293,11 @@ class _ExtensionBuild(NamedTuple):
 
     def _by_ninja(self, step: _Step) -> ninja.ToolCommand:
         """Return ninja's step for the compilation of a source."""
-        command = step.command(self._light_flags(step.compilation))
-        return ninja.ToolCommand(command, self.work / step.compilation.out, self.work)
-
-    def _by_nvrtc(self, step: _Step, nvrtc: Nvrtc) -> None:
-        """Compile a .cu file by NVRTC and the C++ compiler."""
-        from opjit.cpp_extension import cuda
-
-        assert self.prepared is not None  # NVRTC is only for light headers
-        flags = step.build.nvcc_flags
-        cuda.compile_file(self.extension, step.compilation, flags, self.prepared, nvrtc)
+        out = step.compilation.out
+        flags = [f"-Ilight/{out}"] if self.prepared else []
+        if self.prepared and not step.compilation.by_nvcc:
+            flags += ["-include", f"light/{out}/{light.core.FIRST}"]
+        return ninja.ToolCommand(step.command(flags), self.work / out, self.work)
 
     def _keep(self, made: Sequence[_Step]) -> None:
         """Record what the compilers of sources read, and keep the object files for other builds, even if another source failed."""

@@ -81,12 +81,13 @@ class RankTask:
         self.entry = entry
         self.store = store
         self.name = wanted.name  # the name of the request on all ranks
-        self.able = wanted.buildable and not is_on("OPJIT_OFFLINE")
+        has_compiler = any(way.toolchain is not None for way in wanted.ways)
+        self.able = has_compiler and not is_on("OPJIT_OFFLINE")
         self.error: OpjitError | None = None  # why there is no entry
         self.failure: OpjitError | None = (
             None  # the error after which this rank is not able to build it
         )
-        self.origin = "found"  # in a cache; or "built" by this rank, or "taken" from another rank
+        self.built = False  # by this rank
         self.claim = b""
         self.since = 0.0  # the claim when this rank last read it, and the time at which it changed by this rank's clock
 
@@ -105,13 +106,12 @@ class RankTask:
                 # NFS remembers a missing name for a minute, unless its folder is opened again.
                 os.listdir(each)
         self.entry = self.wanted.find(self.store, warn=False)
-        self.origin = "taken"
         return self.entry is not None
 
     def build(self) -> None:
         try:
             self.entry = request.fetch_or_build(self.wanted, self.store)
-            self.origin = "built"
+            self.built = True
         except OpjitError as error:
             self.error = error
 
@@ -122,7 +122,7 @@ class RankTask:
         """
         received = bundle.parse_bundle(content)
         described = manifest.parse(received.manifest)
-        if not self.wanted.accepts(described):
+        if not any(way.fits(described.document) for way in self.wanted.ways):
             raise EntryError("they belong to another entry")
         place = self.wanted.folder(self.store, described) / described.key
         target = self.wanted.inputs.op_target
@@ -130,7 +130,6 @@ class RankTask:
             self.entry = self.store.receive(received, place, target)
         else:
             self.entry = self.store.receive_or_keep(received, place, target, str(self))
-        self.origin = "taken"
 
 
 class Job:

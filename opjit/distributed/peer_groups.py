@@ -12,13 +12,12 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from opjit import loader, processes
-from opjit.distributed import peer_memory
-from opjit.distributed.peer_memory import PeerMemory
+from opjit.distributed.peer_memory import Members, PeerMemory
 from opjit.errors import BadSetting, PeerLost
 
 MAX_RANKS = 8
@@ -35,7 +34,6 @@ _REASONS = (
 )
 _GROUP_WORDS = 27  # of an opjit_group
 _TIMEOUT_WORD = 7  # of them
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -158,25 +156,23 @@ def peers(
     if members.world > MAX_RANKS:
         raise BadSetting(f"a group has at most {MAX_RANKS} ranks, not {members.world}")
     if known is not None and known.peers.bytes >= bytes:
-        return _with_timeout(known, seconds).peers
+        return _with_timeout(known, seconds)
     wanted = Peers(members.name, members.rank, members.world, where, bytes, seconds)
     _publish(wanted, members)
     members.exchange(None)  # no rank calls before all are ready
     return wanted
 
 
-def _with_timeout(known: _LiveGroup, seconds: float) -> _LiveGroup:
+def _with_timeout(known: _LiveGroup, seconds: float) -> Peers:
     """Set the time limit of a group for its next calls."""
-    if known.peers.timeout == seconds:
-        return known
-    limited = replace(known, peers=replace(known.peers, timeout=seconds))
+    peers = replace(known.peers, timeout=seconds)
     with _lock:
-        _groups[_groups.index(known)] = limited
+        _groups[_groups.index(known)] = replace(known, peers=peers)
         known.words[_TIMEOUT_WORD] = _nanoseconds(seconds)
-    return limited
+    return peers
 
 
-def _publish(wanted: Peers, members: "Members") -> None:
+def _publish(wanted: Peers, members: Members) -> None:
     """Get a group's memory, let libraries find the group, and watch the other ranks."""
     memory = members.obtain(wanted.bytes, wanted.device)
     name = ctypes.create_string_buffer(wanted.name.encode())
@@ -247,30 +243,6 @@ def check(group: Any = None) -> None:
             tuple(lost),
             op,
         )
-
-
-@dataclass(frozen=True)
-class Members:
-    """This process's part in a group of torch.distributed."""
-
-    name: str
-    rank: int
-    world: int
-    group: Any
-
-    def exchange(self, value: _Value) -> list[_Value]:
-        """Exchange a value with all ranks of the group, and return the values of all ranks."""
-        if self.world == 1:
-            return [value]
-        import torch.distributed as dist
-
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self.group)
-        return values
-
-    def obtain(self, size: int, device: torch.device) -> PeerMemory:
-        """Get memory for the group, with a buffer of `size` bytes in each rank. All ranks call it."""
-        return peer_memory.obtain(size, self.rank, device, self.group, self.exchange)
 
 
 def _members(group: Any) -> Members:

@@ -8,9 +8,9 @@ import ctypes
 import mmap
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,8 +25,7 @@ COUNT_BYTES = 1 << 15
 INBOX_BYTES = 24 << 20  # for each rank of the group
 _PATTERN_BYTES = 1 << 12
 _REGISTER_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
-# Exchanges a value with all ranks of a group, and returns the values of all ranks.
-Exchange = Callable[[Any], list[Any]]
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -61,29 +60,47 @@ class PeerMemory:
         return ctypes.string_at(self.ops + number * _NAME_BYTES + 4).decode() or None
 
 
-def obtain(
-    size: int, rank: int, device: torch.device, group: Any, exchange: Exchange
-) -> PeerMemory:
-    """Get memory for a group, with a buffer of `size` bytes in each rank. All ranks call it, and all raise OpjitError if one fails."""
-    pids = exchange(os.getpid())
-    if device.type == "cpu":
-        piece = -(-(SIGNAL_BYTES + size) // mmap.PAGESIZE) * mmap.PAGESIZE
-        shared = _shared(LOST_BYTES + piece * len(pids), rank, exchange)
-        own = ctypes.create_string_buffer(COUNT_BYTES)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(shared)) + LOST_BYTES
-        starts = [start + piece * each for each in range(len(pids))]
-        return PeerMemory(-1, starts, ctypes.addressof(own), words_in(shared), pids, (shared, own))
-    shared = _shared(LOST_BYTES, rank, exchange)
-    lost = words_in(shared)
-    code = torch.cuda.cudart().cudaHostRegister(
-        ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
-    )
-    _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", exchange)
-    piece = SIGNAL_BYTES + INBOX_BYTES * len(pids) + size
-    starts, kept = _on_devices(piece, rank, device, group, exchange)
-    counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
-    _test(starts, rank, device, exchange)
-    return PeerMemory(device.index, starts, counts.data_ptr(), lost, pids, (shared, counts, kept))
+@dataclass(frozen=True)
+class Members:
+    """This process's part in a group of torch.distributed."""
+
+    name: str
+    rank: int
+    world: int
+    group: Any
+
+    def exchange(self, value: _Value) -> list[_Value]:
+        """Exchange a value with all ranks of the group, and return the values of all ranks."""
+        if self.world == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def obtain(self, size: int, device: torch.device) -> PeerMemory:
+        """Get memory for the group, with a buffer of `size` bytes in each rank. All ranks call it, and all raise an OpjitError of one."""
+        pids = self.exchange(os.getpid())
+        if device.type == "cpu":
+            piece = -(-(SIGNAL_BYTES + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+            shared = _shared(LOST_BYTES + piece * self.world, self)
+            own = ctypes.create_string_buffer(COUNT_BYTES)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(shared)) + LOST_BYTES
+            starts = [start + piece * each for each in range(self.world)]
+            kept = (shared, own)
+            return PeerMemory(-1, starts, ctypes.addressof(own), words_in(shared), pids, kept)
+        shared = _shared(LOST_BYTES, self)
+        lost = words_in(shared)
+        code = torch.cuda.cudart().cudaHostRegister(
+            ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
+        )
+        _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", self)
+        starts, memory = _on_devices(SIGNAL_BYTES + INBOX_BYTES * self.world + size, device, self)
+        counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
+        _test(starts, device, self)
+        owners = (shared, counts, memory)
+        return PeerMemory(device.index, starts, counts.data_ptr(), lost, pids, owners)
 
 
 def words_in(shared: mmap.mmap) -> Any:
@@ -91,24 +108,26 @@ def words_in(shared: mmap.mmap) -> Any:
     return (ctypes.c_uint32 * (LOST_BYTES // 4)).from_buffer(shared)
 
 
-def _agree(good: bool, reason: str, exchange: Exchange) -> None:
+def _agree(good: bool, reason: str, members: Members) -> None:
     """Raise the first rank's reason on all ranks, unless all are good."""
-    reasons = [each for each in exchange(None if good else reason) if each is not None]
+    reasons = [each for each in members.exchange(None if good else reason) if each is not None]
     if reasons:
         raise OpjitError(f"the ranks cannot reach each other's memory: {reasons[0]}")
 
 
-def _shared(size: int, rank: int, exchange: Exchange) -> mmap.mmap:
+def _shared(size: int, members: Members) -> mmap.mmap:
     """Map memory of rank 0 in all ranks.
 
     The memory is anonymous, so a killed job leaves nothing behind.
     """
-    descriptor = os.memfd_create("opjit-peers") if rank == 0 else -1
-    if rank == 0:
+    descriptor = -1
+    identity = None
+    if members.rank == 0:
+        descriptor = os.memfd_create("opjit-peers")
         os.truncate(descriptor, size)
-    path = f"/proc/{os.getpid()}/fd/{descriptor}"
-    identity = os.stat(descriptor) if rank == 0 else None
-    first_path, first = exchange((path, identity and (identity.st_dev, identity.st_ino)))[0]
+        status = os.stat(descriptor)
+        identity = status.st_dev, status.st_ino
+    first_path, first = members.exchange((f"/proc/{os.getpid()}/fd/{descriptor}", identity))[0]
     reason = "they must be processes of one machine and one PID namespace"
     shared = None
     try:
@@ -119,38 +138,36 @@ def _shared(size: int, rank: int, exchange: Exchange) -> mmap.mmap:
         os.close(opened)
     except OSError as error:
         reason = f"{reason}: {error}"
-    _agree(shared is not None, reason, exchange)
-    if rank == 0:
+    _agree(shared is not None, reason, members)
+    if members.rank == 0:
         os.close(descriptor)
     assert shared is not None
     return shared
 
 
-def _on_devices(
-    size: int, rank: int, device: torch.device, group: Any, exchange: Exchange
-) -> tuple[list[int], Any]:
+def _on_devices(size: int, device: torch.device, members: Members) -> tuple[list[int], Any]:
     """Get zeroed memory on each rank's GPU: by torch's symmetric memory or, if that is missing or fails on a rank, by CUDA's IPC."""
-    ids = exchange(str(torch.cuda.get_device_properties(device).uuid))
+    ids = members.exchange(str(torch.cuda.get_device_properties(device).uuid))
     overlapping = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"
     if len(set(ids)) < len(ids) and not overlapping:
         raise OpjitError(
             "two ranks of the group have the same GPU; call torch.cuda.set_device(local_rank) before opjit.distributed.peers"
         )
-    if len(ids) == 1:
+    if members.world == 1:
         memory = torch.zeros(size, dtype=torch.uint8, device=device)
         return [memory.data_ptr()], memory
-    name = exchange(secrets.token_hex(8))[0]
+    name = members.exchange(secrets.token_hex(8))[0]
     reason = ""
     found = None
     try:
-        found = _symmetric(size, rank, len(ids), device, group, name)
+        found = _symmetric(size, device, members, name)
     except (ImportError, AttributeError, RuntimeError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-    if all(exchange(found is not None)):
+    if all(members.exchange(found is not None)):
         assert found is not None
         return found
     try:
-        return _by_ipc(size, rank, exchange)
+        return _by_ipc(size, members)
     except OSError as error:
         raise OpjitError(
             f"the ranks' GPUs cannot reach each other: CUDA's IPC failed with {error}, and torch's symmetric memory with {reason}"
@@ -158,7 +175,7 @@ def _on_devices(
 
 
 def _symmetric(
-    size: int, rank: int, world: int, device: torch.device, group: Any, name: str
+    size: int, device: torch.device, members: Members, name: str
 ) -> tuple[list[int], Any]:
     """The ranks meet under a separate name, because torch keeps a group's store by the group's
     name even after the group was replaced.
@@ -166,8 +183,8 @@ def _symmetric(
     from torch._C import _distributed_c10d as c10d
 
     symmetric: Any = c10d._SymmetricMemory
-    store = c10d.PrefixStore(f"opjit-peers/{name}", group.get_group_store())
-    symmetric.set_group_info(name, rank, world, store)
+    store = c10d.PrefixStore(f"opjit-peers/{name}", members.group.get_group_store())
+    symmetric.set_group_info(name, members.rank, members.world, store)
     memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, device)
     memory.zero_()
     torch.cuda.synchronize(device)
@@ -181,7 +198,7 @@ class _IpcHandle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
 
-def _by_ipc(size: int, rank: int, exchange: Exchange) -> tuple[list[int], Any]:
+def _by_ipc(size: int, members: Members) -> tuple[list[int], Any]:
     """Raises OSError if CUDA refuses."""
     major = str(torch.version.cuda).partition(".")[0]
     cudart = ctypes.CDLL(f"libcudart.so.{major}")
@@ -198,9 +215,9 @@ def _by_ipc(size: int, rank: int, exchange: Exchange) -> tuple[list[int], Any]:
     call("cudaDeviceSynchronize")
     call("cudaIpcGetMemHandle", ctypes.byref(handle), own)
     starts = []
-    for number, content in enumerate(exchange(bytes(handle))):
+    for number, content in enumerate(members.exchange(bytes(handle))):
         opened = own
-        if number != rank:
+        if number != members.rank:
             opened = ctypes.c_void_p()
             theirs = _IpcHandle.from_buffer_copy(content)
             call("cudaIpcOpenMemHandle", ctypes.byref(opened), theirs, 1)
@@ -208,11 +225,12 @@ def _by_ipc(size: int, rank: int, exchange: Exchange) -> tuple[list[int], Any]:
     return starts, own
 
 
-def _test(starts: Sequence[int], rank: int, device: torch.device, exchange: Exchange) -> None:
+def _test(starts: Sequence[int], device: torch.device, members: Members) -> None:
     """Let kernels write a pattern to every rank's memory and read the patterns of all ranks
     there, in both directions.
     """
-    world = len(starts)
+    world = members.world
+    rank = members.rank
     places = [
         _tensor_at(start + SIGNAL_BYTES, _PATTERN_BYTES * world, device).view(world, -1)
         for start in starts
@@ -225,7 +243,7 @@ def _test(starts: Sequence[int], rank: int, device: torch.device, exchange: Exch
     for owner, place in enumerate(places):
         place[rank].copy_(pattern(rank, owner))
     torch.cuda.synchronize(device)
-    exchange(None)
+    members.exchange(None)
     wrong = [
         f"rank {rank} read bytes from the GPU of rank {owner} that differ from the bytes that "
         f"rank {writer} wrote"
@@ -233,10 +251,10 @@ def _test(starts: Sequence[int], rank: int, device: torch.device, exchange: Exch
         for writer in range(world)
         if not torch.equal(place[writer], pattern(writer, owner))
     ]
-    _agree(not wrong, "".join(wrong[:1]), exchange)
+    _agree(not wrong, "".join(wrong[:1]), members)
     places[rank].zero_()
     torch.cuda.synchronize(device)
-    exchange(None)
+    members.exchange(None)
 
 
 def _tensor_at(address: int, size: int, device: torch.device) -> torch.Tensor:

@@ -17,12 +17,13 @@ import torch
 from opjit import distributed
 from opjit.catalog import arguments
 from opjit.declare.sample import Sample
-from opjit.distributed.peer_groups import Members, this_thread
+from opjit.distributed.peer_groups import this_thread
 from opjit.distributed.peer_memory import (
     COUNT_BYTES,
     INBOX_BYTES,
     LOST_BYTES,
     SIGNAL_BYTES,
+    Members,
     PeerMemory,
     words_in,
 )

@@ -156,8 +156,7 @@ def _compile(text: str, kernel: str, found: compilers.Nvrtc, arch: str) -> nvrtc
     headers = {"nv/target": nvrtc.own_header("nv_target.h")}
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v"]
     options += [f"--include-path={folder}" for folder in found.headers.split(":")]
-    macros = host_device_split.macros_of([text])
-    device = host_device_split.split(text, macros).device
+    device = host_device_split.split(text).device
     source = f'#include "stdint.h"\n#line 1 "candidate.cu"\n{device}'
     return nvrtc.compile_for(found.library, source, "candidate.cu", headers, options, [kernel])
 

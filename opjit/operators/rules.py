@@ -5,7 +5,6 @@ torch gets functions that look at the op's declaration when they are called, so 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -46,7 +45,7 @@ def bind_late(op: OpState) -> None:
     """
     declaration = op.declaration
     if declaration.sharding is not None or declaration.elementwise:
-        _bind_once(op, "sharding", _bind_sharding)
+        _bind_once(op, "sharding", sharding.bind_sharding)
     if declaration.variants:
         _bind_once(op, "inductor", variants.feed_inductor)
 
@@ -70,13 +69,3 @@ def _bind_once(op: OpState, rule: str, bind_rule: Callable[[OpState], bool]) -> 
 def _bind_vmap(op: OpState) -> bool:
     torch.library.register_vmap(op.qualified, partial(transforms.run_vmap, op), lib=op.library)
     return True
-
-
-def _bind_sharding(op: OpState) -> bool:
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        declared = op.declaration.sharding
-        if declared is None:
-            return sharding.elementwise_rule(op.overload, args)
-        return declared(*args, **kwargs)
-
-    return sharding.register_rule(op.overload, rule)

@@ -5,15 +5,14 @@ kernel for the results' sizes before it looks for a rule, and that call register
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from torch._ops import OpOverload
 
-Function = Callable[..., Any]
+from opjit.declare.op_state import OpState
 
 
-def register_rule(overload: OpOverload, rule: Function) -> bool:
+def bind_sharding(op: OpState) -> bool:
     """Register an op's rule with torch.distributed.tensor.experimental.register_sharding if this
     process uses DTensor.
     """
@@ -21,7 +20,13 @@ def register_rule(overload: OpOverload, rule: Function) -> bool:
         return False
     from torch.distributed.tensor.experimental import register_sharding
 
-    register_sharding(overload)(rule)
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        declared = op.declaration.sharding
+        if declared is None:
+            return _elementwise_rule(op.overload, args)
+        return declared(*args, **kwargs)
+
+    register_sharding(op.overload)(rule)
     return True
 
 
@@ -34,7 +39,7 @@ def forget_rule(overload: OpOverload) -> None:
     debug._clear_fast_path_sharding_prop_cache()
 
 
-def elementwise_rule(
+def _elementwise_rule(
     overload: OpOverload, args: tuple[Any, ...]
 ) -> list[tuple[list[Any], list[Any]]]:
     """Return the rule of an elementwise op: any dimension of the result may be sharded, with the dimensions that it comes from."""

@@ -52,7 +52,7 @@ def test_other_generated_text_has_another_number(
         for backend in (backends.for_device("cpu"), backends.for_device("cuda"), Stub(tmp_path))
         for text in glue.render(schema, backend, "op.c").values()
     ]
-    halves = host_device_split.split(CODE, host_device_split.macros_of([CODE]))
+    halves = host_device_split.split(CODE)
     found += [
         halves.host,
         halves.device,
