@@ -114,7 +114,7 @@ def open_library(entry: Entry, qualified: str, before: Iterable[str] = ()) -> ct
             _interrupts = library.opjit_share_interrupts(_interrupts)
     except (OSError, AttributeError) as error:
         raise LoadError(
-            f"the library of {qualified} cannot be loaded: {with_cache_path(error, path, entry.library)}{advice(error)}"
+            f"the library of {qualified} cannot be loaded: {explained(error, path, entry.library)}"
         ) from None
     return library
 
@@ -176,13 +176,9 @@ def name_as(library: ctypes.CDLL, path: Path) -> None:
     library._name = str(path)
 
 
-def with_cache_path(error: Exception, path: str, library: Path) -> str:
-    """Return an error's text with the path of the library in the cache."""
-    return str(error).replace(path, str(library))
-
-
-def advice(error: Exception) -> str:
-    """Return advice on an error of the dynamic loader, or an empty text."""
+def explained(error: Exception, path: str, library: Path) -> str:
+    """Return the text of the dynamic loader's error with the path of the library in the cache, and with advice."""
+    text = str(error).replace(path, str(library))
     if "failed to map segment" not in f"{error} {error.__cause__}":  # torch wraps it
-        return ""
-    return "; if its filesystem is mounted noexec, set OPJIT_CACHE to a directory on another filesystem"
+        return text
+    return f"{text}; if its filesystem is mounted noexec, set OPJIT_CACHE to a directory on another filesystem"

@@ -214,9 +214,17 @@ def _box_results(schema: Schema) -> list[str]:
 
 
 def _free_results(schema: Schema) -> list[str]:
+    """Return the release of the results of a call that failed."""
     lines = []
     for i in _tensor_results(schema):
-        lines += _free_result(schema.results[i], i)
+        result = schema.results[i]
+        if result.list:
+            lines.append(f"if (box{i}) opjit_free_tensors(box{i});")
+            continue
+        lines.append(f"opjit_free_tensor(opjit_handle_value(out{i}.handle));")
+        if result.optional:
+            free = f"opjit_free_tensor(opjit_cell(box{i})); opjit_free_cell(box{i});"
+            lines.append(f"if (box{i}) {{ {free} }}")
     return lines + [f"opjit_free_tensor(boxed{i});" for i in schema.returned]
 
 
@@ -399,21 +407,6 @@ def _fresh_checks(schema: Schema) -> list[str]:
                 f'{each}{every}status = opjit_check_fresh(status, opjit_handle_value({handle}), {item}, "{name}");'
             )
     return lines
-
-
-def _free_result(result: Result, index: int) -> list[str]:
-    """Return the release of a result of a call that failed."""
-    if result.list:
-        return [f"if (box{index}) opjit_free_tensors(box{index});"]
-    free = [f"opjit_free_tensor(opjit_handle_value(out{index}.handle));"]
-    return (
-        [
-            *free,
-            f"if (box{index}) {{ opjit_free_tensor(opjit_cell(box{index})); opjit_free_cell(box{index}); }}",
-        ]
-        if result.optional
-        else free
-    )
 
 
 def _free(argument: Argument, boxed: str) -> list[str]:

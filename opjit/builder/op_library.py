@@ -17,6 +17,7 @@ from opjit.builder import (
 )
 from opjit.builder.compile_step import CompilerFailed, by_nvrtc_or_nvcc, compile_by_own
 from opjit.builder.ninja import ToolCommand
+from opjit.builder.torch_builder import quoted
 from opjit.errors import BuildError
 from opjit.recipe import compilers, libraries, nvcc_flags, toolchain
 from opjit.recipe.compilers import Nvrtc
@@ -173,11 +174,11 @@ class _Compilation:
         arguments = {
             "name": self.path.name,
             "sources": list(map(str, sources)),
-            "extra_cflags": _quoted(
+            "extra_cflags": quoted(
                 [*include, *compile_warnings.DEFAULT, *self._in_place(self.recipe.flags.c)]
             ),
-            "extra_cuda_cflags": _quoted(nvcc_flags.for_nvcc(include, cuda)),
-            "extra_ldflags": _quoted(self._link_flags(kernels, parts, runtime)),
+            "extra_cuda_cflags": quoted(nvcc_flags.for_nvcc(include, cuda)),
+            "extra_ldflags": quoted(self._link_flags(kernels, parts, runtime)),
             "build_directory": str(self.work),
             "with_cuda": nvcc is not None,
             "is_python_module": False,
@@ -228,7 +229,3 @@ class _Compilation:
             "-Wl,-z,defs",
             "-Wl,--gc-sections",
         ]
-
-
-def _quoted(flags: Iterable[str]) -> list[str]:
-    return list(map(torch_builder.quote, flags))

@@ -18,7 +18,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -292,3 +292,7 @@ def _forward_to_build(name: str, theirs: Callable[..., Any]) -> Callable[..., An
 def quote(flag: str) -> str:
     """Quote a flag for the shell, then for ninja, as torch's functions require."""
     return shlex.quote(flag).replace("$", "$$")
+
+
+def quoted(flags: Iterable[str]) -> list[str]:
+    return list(map(quote, flags))

@@ -255,7 +255,7 @@ def _deliver_and_open(entry: Entry, wanted: ExtensionRequest) -> Any:
         try:
             loaded = _open(name, library, place, entry.key, wanted.call.is_python_module)
         except (ImportError, OSError) as error:
-            error.args = (f"{loader.with_cache_path(error, library, place)}{loader.advice(error)}",)
+            error.args = (loader.explained(error, library, place),)
             raise
     _opened.setdefault(name, set()).add(file)
     return loaded

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from collections.abc import Iterable
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
@@ -15,6 +14,7 @@ from setuptools.errors import CompileError  # type: ignore[import-untyped,unused
 
 from opjit import request
 from opjit.builder import torch_builder
+from opjit.builder.torch_builder import quoted
 from opjit.cpp_extension import binary
 from opjit.cpp_extension.arguments import LoadCall
 from opjit.cpp_extension.identity import Unsupported
@@ -123,11 +123,11 @@ class BuildExtension(_Torchs):  # type: ignore[misc]
         ]
         folders = [os.path.abspath(word[2:]) for word in options if word.startswith("-I")]
         torchs = os.path.dirname(torch.__file__)
-        cflags = _quoted([*_arguments(compiler.compiler_so), *common, *cxx])
-        cuda_cflags = _quoted([*common, *nvcc])
+        cflags = quoted([*_arguments(compiler.compiler_so), *common, *cxx])
+        cuda_cflags = quoted([*common, *nvcc])
         include = [folder for folder in folders if not folder.startswith(torchs)]
         with_cuda = any(os.fspath(source).endswith(".cu") for source in ext.sources)
-        ldflags = _quoted(map(_in_place, self._link_words(ext)))
+        ldflags = quoted(map(_in_place, self._link_words(ext)))
         name = ext.name.rpartition(".")[2]
         folder = os.getcwd()
         return LoadCall(
@@ -177,8 +177,3 @@ def _in_place(word: str) -> str:
         os.path.abspath(part) if os.path.isfile(part) else part
         for part in re.split(r"([,=])", word)
     )
-
-
-def _quoted(words: Iterable[str]) -> list[str]:
-    """Quote words for ninja's shell, which setuptools does without."""
-    return [torch_builder.quote(word) for word in words]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from opjit import files
-from opjit.backends.cuda import capabilities
+from opjit.backends.cuda import Cuda, capabilities
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
 from opjit.recipe import compilers, record_reader, toolchain
@@ -362,16 +362,12 @@ def _find_compilers(memory: Path | None, cuda: bool) -> _Compilers:
 
 def find_nvrtc(memory: Path | None) -> Nvrtc | None:
     """Find the NVRTC of torch's version of CUDA, or return None."""
-    return toolchain.find_nvrtc(_runtime(), memory) if torch.version.cuda else None
+    return toolchain.find_nvrtc(Cuda().runtime(None), memory) if torch.version.cuda else None
 
 
 def find_nvcc(memory: Path | None) -> Nvcc | None:
     """Find the nvcc of torch's version of CUDA, or return None."""
-    return toolchain.nvcc_of(_runtime(), memory)
-
-
-def _runtime() -> str:
-    return f"cuda{torch.version.cuda.partition('.')[0]}" if torch.version.cuda else ""
+    return toolchain.nvcc_of(Cuda().runtime(None), memory)
 
 
 def trusted_folders(tools: BuildTools | None = None, *more: str) -> tuple[str, ...]:

@@ -142,13 +142,11 @@ class Reads(NamedTuple):
         return {"inputs": dict(sorted(inputs.items())), "absent": absent}
 
     def joined(self, other: Reads) -> Reads:
-        return Reads(
-            {**self.digests, **other.digests},
-            sorted({*self.absent, *other.absent}),
-            self.doubt or other.doubt,
-            {**self.local, **other.local},
-            sorted({*self.local_absent, *other.local_absent}),
-        )
+        digests = {**self.digests, **other.digests}
+        absent = sorted({*self.absent, *other.absent})
+        local = {**self.local, **other.local}
+        local_absent = sorted({*self.local_absent, *other.local_absent})
+        return Reads(digests, absent, self.doubt or other.doubt, local, local_absent)
 
     def here(self) -> Reads:
         """Return the same with all that only this machine can compare."""

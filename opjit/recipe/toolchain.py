@@ -401,21 +401,16 @@ def identities_of(target: Target, notes: Path | None) -> list[ToolVersions]:
         compiler = find_compiler(notes, target.host)
         if compiler is None:
             return []
-        tools: list[Nvrtc | Nvcc | DeviceCompilerInfo | None] = [None]
         if backend.uses_nvcc:
-            tools = [
-                find_nvrtc(target.runtime, notes),
-                None if is_cross(target.host) else nvcc_of(target.runtime, notes),
-            ]
-        elif backend.compiler:
-            tools = [find_device_compiler(backend.compiler, notes)]
+            nvcc = None if is_cross(target.host) else nvcc_of(target.runtime, notes)
+            found = [find_nvrtc(target.runtime, notes), nvcc]
+            return [identity(compiler, device) for device in found if device]
+        if backend.compiler:
+            own = find_device_compiler(backend.compiler, notes)
+            return [identity(compiler, own)] if own else []
+        return [identity(compiler)]
     except ToolMissing:
         return []
-    return [
-        identity(compiler, tool)
-        for tool in tools
-        if tool is not None or not (backend.uses_nvcc or backend.compiler)
-    ]
 
 
 def target_of(

@@ -7,7 +7,6 @@ from pathlib import Path
 from opjit import request
 from opjit.files import StrPath
 from opjit.shared_library import identity
-from opjit.shared_library.binary import LibraryRequest
 from opjit.store.store import default_store
 
 __all__ = ["build"]
@@ -71,7 +70,7 @@ def build(
         from opjit.shared_library import compilation
 
         compilation.write_commands(library, store, Path(compile_commands).absolute())
-    wanted = LibraryRequest(library)
+    wanted = identity.LibraryRequest(library)
     entry = request.obtain(wanted, store)
     if os.environ.get("OPJIT_RECORD"):
         from opjit.shared_library import recorded

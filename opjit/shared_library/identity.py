@@ -1,4 +1,4 @@
-"""The shared library that a call of `opjit.build` requests.
+"""The shared library that a call of `opjit.build` requests, and the request.
 
 Its key does not contain torch, Python, paths or dates.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opjit import processes
 from opjit.errors import BuildError, ToolMissing, UnknownArch
 from opjit.files import StrPath
 from opjit.recipe import nvcc_flags, reads, toolchain
@@ -18,6 +19,9 @@ from opjit.recipe.build_inputs import LIBRARY, UNNAMEABLE, ProjectInputs
 from opjit.recipe.command_line import folders, portable, refused_flag, surroundings
 from opjit.recipe.reads import GENERATED, Places
 from opjit.recipe.toolchain import BuildTools, ToolVersions
+from opjit.store.entry import Entry
+from opjit.store.store import Store
+from opjit.wanted import BinaryRequest
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
@@ -110,7 +114,10 @@ def describe(
     with suppress(ToolMissing):
         tools = versions(find_tools(used, notes))
     headers = tuple(reads.normalized(os.path.join(os.getcwd(), folder)) for folder in include)
-    places = _places(paths, headers, words, getattr(tools, "folders", ()))
+    folder = os.path.dirname(paths[0]) if paths else os.sep
+    searched = tuple(dict.fromkeys([*headers, *folders(words)]))
+    linked = tuple(dict.fromkeys(folders(words, "L")))
+    places = Places(folder, searched, linked, getattr(tools, "folders", ()))
     around = [*launcher, *toolchain.split_launcher("CC")[0], *toolchain.split_launcher("CXX")[0]]
     flags = {
         "include": [places.name(folder) for folder in headers],
@@ -131,18 +138,6 @@ def describe(
         archs=tuple(archs),
         launcher=tuple(launcher),
     ).now()
-
-
-def _places(
-    paths: Sequence[str],
-    headers: Sequence[str],
-    words: Sequence[str],
-    system: tuple[str, ...],
-) -> Places:
-    include = [*headers, *folders(words)]
-    folder = os.path.dirname(paths[0]) if paths else os.sep
-    library = dict.fromkeys(folders(words, "L"))
-    return Places(folder, tuple(dict.fromkeys(include)), tuple(library), system)
 
 
 def _problems(
@@ -224,3 +219,16 @@ def find_tools(used: set[str], notes: Path | None) -> BuildTools:
 def versions(tools: BuildTools) -> ToolVersions:
     """Return the versions of compilers, by which a key names them."""
     return toolchain.identity(tools.cc, tools.nvcc, tools.cxx)
+
+
+@dataclass(frozen=True)
+class LibraryRequest(BinaryRequest):
+    """A request for a shared library."""
+
+    inputs: Library
+    by_torch = False
+
+    def build(self, store: Store) -> Entry:
+        with processes.importing:
+            from opjit.shared_library import compilation
+        return compilation.build_library_binary(self.inputs, store, self.must_store)
