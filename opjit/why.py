@@ -6,7 +6,7 @@ A miss is compared with the nearest entry of the same name, which differs in the
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -69,6 +69,13 @@ class Difference(NamedTuple):
 
     what: str
     text: str
+
+
+def shown(differences: Sequence[Difference], before: str = "") -> list[str]:
+    """Return lines about differences, each with a text in front."""
+    lines = [f"    {before}{each.what}: {each.text}" for each in differences[:_MOST_SHOWN]]
+    left = len(differences) - len(lines)
+    return [*lines, f"    and {left} more"] if left else lines
 
 
 @dataclass(frozen=True)
@@ -136,12 +143,7 @@ class Explanation:
             lines.append(
                 f"  compared with the entry built {progress.ago(time.time() - _changed(self.against))}: {self.against}"
             )
-            lines += [
-                f"    {difference.what}: {difference.text}"
-                for difference in self.differences[:_MOST_SHOWN]
-            ]
-            if self.differences[_MOST_SHOWN:]:
-                lines.append(f"    and {len(self.differences) - _MOST_SHOWN} more")
+            lines += shown(self.differences)
         elif self.found is None and not self.unusable and not self.uncached:
             lines.append(f"  never built for {self.target}")
         return "\n".join(lines)

@@ -15,8 +15,6 @@ from opjit.store.entry import verify
 from opjit.store.store import Store
 from opjit.why import Difference
 
-_MOST_SHOWN = 12  # differences in a text
-
 
 class ExtensionEntry(NamedTuple):
     """An entry of an extension or a library. str() describes it for people."""
@@ -62,18 +60,13 @@ class ExtensionEntry(NamedTuple):
             else f"any program on {document['host']}"
         )
         tools = ", ".join(str(version) for version in (document["toolchain"] or {}).values())
-        changes = [
-            f"    changed since the one before: {change.what}: {change.text}"
-            for change in self.differences
-        ]
         return "\n".join(
             [
                 f"  built {progress.ago(time.time() - self.built)}: {self.folder}",
                 f"    from {', '.join([*document['sources'], *inline])}; {'; '.join(flags) or 'no flags'}",
                 f"    for {made_for}{f', CUDA archs {archs}' if archs else ''}; by {tools}",
                 *([f"    with {self.headers}"] if document["made_by"] == EXTENSION else []),
-                *changes[:_MOST_SHOWN],
-                *([f"    and {len(changes) - _MOST_SHOWN} more"] if changes[_MOST_SHOWN:] else []),
+                *why.shown(self.differences, "changed since the one before: "),
             ]
         )
 

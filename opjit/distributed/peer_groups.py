@@ -133,10 +133,9 @@ def peers(
     members = _members(group)
     known = None
     for live in _groups:  # the newest is the last
-        if (live.peers.name, live.peers.device) == (members.name, where):
+        same = (live.peers.name, live.peers.device) == (members.name, where)
+        if same and live.members() is members.group:  # and not of a group that was destroyed
             known = live
-    if known is not None and known.members() is not members.group:
-        known = None  # of a process group that was destroyed
     if known is not None:
         check(members.name)  # a lost rank would not answer
     limit = os.environ.get("OPJIT_PEER_TIMEOUT") or timeout

@@ -150,25 +150,19 @@ def describe(
     tools = compilers[0] if compilers else None
     linked = dict.fromkeys(os.path.dirname(path) for path in libraries.files(flags))
     system = getattr(tools, "folders", ())
-    places = Places(str(source.parent), flags.include, tuple(linked), system)
-    texts = {} if text is None else {str(source): text}
-    name = schema.qualified
-    sources = (str(source), *flags.sources)
-    known: Mapping[str, str] = {}  # until `now` reads the files
-    others = tuple(compilers[1:])
     return Recipe(
-        name=name,
-        sources=sources,
-        texts=texts,
-        places=places,
-        known=known,
+        name=schema.qualified,
+        sources=(str(source), *flags.sources),
+        texts={} if text is None else {str(source): text},
+        places=Places(str(source.parent), flags.include, tuple(linked), system),
+        known={},  # until `now` reads the files
         toolchain=tools,
         doubt="",
         schema=schema,
         target=target,
         flags=flags,
         label=label,
-        others=others,
+        others=tuple(compilers[1:]),
     ).now()
 
 
