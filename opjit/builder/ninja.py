@@ -28,12 +28,16 @@ class ToolCommand:
         output: the file that it makes.
         folder: the folder in which it runs.
         needs: the outputs of other steps that it reads.
+        source: the file that it compiles.
+        key: its text in the key of an object file, if that is not the command.
     """
 
     command: Sequence[str]
     output: Path
     folder: Path
     needs: Sequence[Path] = ()
+    source: str = ""
+    key: str = ""
 
     @property
     def done(self) -> Path:

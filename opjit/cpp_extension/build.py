@@ -9,7 +9,7 @@ import shlex
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -92,26 +92,6 @@ def _tools(extension: Extension, store: Store) -> BuildTools:
     known = gpu_archs.supported_by(nvrtc, store.notes) if nvrtc else set()
     gpu_archs.require_known(listed, known.union(nvcc.archs.split() if nvcc else ()))
     return BuildTools(toolchain.find_compiler(store.notes), cxx, nvcc, nvrtc)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The compilation of a source, by NVRTC if it is given, or by the compiler that torch uses."""
-
-    build: TorchBuild
-    compilation: CompiledSource
-    compiler: list[str]
-    nvrtc: Nvrtc | None
-
-    def command(self, first: Sequence[str] = ()) -> list[str]:
-        """Return the compiler's command, with the flags `first` before torch's."""
-        return self.build.compile_command(self.compilation, self.compiler, first)
-
-    def kept(self, work: Path) -> tuple[str, str, Path]:
-        """Return the source, the command and the object file in the folder `work`, for `KeptObjects`."""
-        instead = "NVRTC " if self.nvrtc else ""
-        compilation = self.compilation
-        return compilation.source, instead + shlex.join(self.command()), work / compilation.out
 
 
 _Outcome = tuple[Reads, Mapping[str, str] | None]  # of all tools, and the compilers' identity
@@ -240,43 +220,64 @@ class _ExtensionBuild(NamedTuple):
 
         Object files are kept even if another source fails.
         """
+        steps = {}
         # C++ comes first, because nvcc cannot fix an error in it.
-        steps = []
         for compilation in sorted(build.compilations, key=attrgetter("by_nvcc")):
-            by_nvrtc = nvrtc if compilation.by_nvcc else None
-            compiler = self.nvcc if compilation.by_nvcc else self.cxx
-            steps.append(_Step(build, compilation, compiler, by_nvrtc))
-        several = len(steps) > 1 and not self.extension.stable
-        made = [
-            step for step in steps if not (several and self.objects.take(*step.kept(self.work)))
-        ]
-        progress.log(f"{len(steps) - len(made)} of {len(steps)} object files are in the cache")
+            steps[compilation] = self._step(build, compilation, nvrtc)
+        every = [*steps.values()]
+        missing = every if self.extension.stable else self.objects.missing(every)
+        progress.log(f"{len(every) - len(missing)} of {len(every)} object files are in the cache")
+        made = {each: step for each, step in steps.items() if step in missing}
+        is_complete = missing == every
+        for step in (step for each, step in made.items() if each.by_nvcc):
+            step.done.unlink(missing_ok=True)  # of NVRTC, which nvcc may follow
+            step.log.unlink(missing_ok=True)
         if self.prepared:
-            self.check_text(made)
+            self.check_text(build, made, nvrtc)
             if nvrtc is None:
-                self.provide_binding(made == steps)
-        by_ninja = [self._by_ninja(step) for step in made if step.nvrtc is None]
+                self.provide_binding(is_complete)
+        by_ninja = [step for each, step in made.items() if not (nvrtc and each.by_nvcc)]
         link = build.link_step(self.cxx, self.work)
         try:
             if nvrtc is not None:
-                from opjit.cpp_extension import cuda
-
-                assert self.prepared is not None  # NVRTC is only for light headers
-                given = (build.nvcc_flags, self.prepared, nvrtc)
-                jobs = [
-                    partial(cuda.compile_file, self.extension, step.compilation, *given)
-                    for step in made
-                    if step.nvrtc
-                ]
+                job = partial(self._by_nvrtc, build, nvrtc)
+                jobs = [partial(job, *each) for each in made.items() if each[0].by_nvcc]
                 processes.in_parallel(lambda job: job(), [partial(self._run, by_ninja), *jobs])
-                self.provide_binding(made == steps)  # NVRTC has written the light headers
+                self.provide_binding(is_complete)  # NVRTC has written the light headers
                 by_ninja = []
             self._run([*by_ninja, link])
         except CommandFailed as failed:
-            self._keep(made)
+            self.objects.keep(missing)  # even if another source failed
             raise self.refused(str(failed)) from None
-        self._keep(made)
+        self.objects.keep(missing)
         return self.objects.read_by_all([link])
+
+    def _step(
+        self, build: TorchBuild, compilation: CompiledSource, nvrtc: Nvrtc | None
+    ) -> ninja.ToolCommand:
+        """Return the step that compiles a source, for ninja unless NVRTC compiles it."""
+        compiler = self.nvcc if compilation.by_nvcc else self.cxx
+        out = compilation.out
+        flags = [f"-Ilight/{out}"] if self.prepared else []
+        if self.prepared and not compilation.by_nvcc:
+            flags += ["-include", f"light/{out}/{light.core.FIRST}"]
+        command = build.compile_command(compilation, compiler, flags)
+        key = shlex.join(build.compile_command(compilation, compiler))
+        if nvrtc and compilation.by_nvcc:
+            key = f"NVRTC {key}"
+        return ninja.ToolCommand(command, self.work / out, self.work, (), compilation.source, key)
+
+    def _by_nvrtc(
+        self, build: TorchBuild, nvrtc: Nvrtc, compilation: CompiledSource, step: ninja.ToolCommand
+    ) -> None:
+        """Compile a .cu file by NVRTC and the C++ compiler."""
+        from opjit.cpp_extension import cuda
+
+        assert self.prepared is not None  # NVRTC is only for light headers
+        cuda.compile_file(self.extension, compilation, build.nvcc_flags, self.prepared, nvrtc)
+        logs = (self.work / "cuda" / compilation.out).rglob(recorder.LOG)
+        step.log.write_bytes(b"".join(map(Path.read_bytes, logs)))
+        step.done.touch()
 
     @property
     def cxx(self) -> list[str]:
@@ -290,25 +291,6 @@ class _ExtensionBuild(NamedTuple):
             return ["sh", "-c", f'{command} "$@"', "sh"]
         root = self.tools.nvcc.root if self.tools.nvcc else ""
         return [f"{root}/bin/nvcc"]
-
-    def _by_ninja(self, step: _Step) -> ninja.ToolCommand:
-        """Return ninja's step for the compilation of a source."""
-        out = step.compilation.out
-        flags = [f"-Ilight/{out}"] if self.prepared else []
-        if self.prepared and not step.compilation.by_nvcc:
-            flags += ["-include", f"light/{out}/{light.core.FIRST}"]
-        return ninja.ToolCommand(step.command(flags), self.work / out, self.work)
-
-    def _keep(self, made: Sequence[_Step]) -> None:
-        """Record what the compilers of sources read, and keep the object files for other builds, even if another source failed."""
-        for step in made:
-            command = self._by_ninja(step)
-            if not (command.done if step.nvrtc is None else command.output).exists():
-                continue
-            logs = [command.log]
-            if step.nvrtc is not None:
-                logs = [*(self.work / "cuda" / step.compilation.out).rglob(recorder.LOG)]
-            self.objects.keep(*step.kept(self.work), logs)
 
     def _run(self, steps: Sequence[ninja.ToolCommand]) -> None:
         """Run steps of the build, and show their output if the call asks for that."""
@@ -334,13 +316,16 @@ class _ExtensionBuild(NamedTuple):
             raise self.lacks("it includes none of torch's headers")
         self.prepared.provide_binding()
 
-    def check_text(self, steps: Iterable[_Step]) -> None:
+    def check_text(
+        self, build: TorchBuild, made: Iterable[CompiledSource], nvrtc: Nvrtc | None
+    ) -> None:
         """Raise light.NeedsFullHeaders if a source has other tokens with torch/extension.h than with light headers."""
-        for step in steps:
-            scratch = self.work / "preprocessed" / step.compilation.out
+        for compilation in made:
+            scratch = self.work / "preprocessed" / compilation.out
             scratch.mkdir(parents=True, exist_ok=True)
             try:
-                self._check_source(step, scratch)
+                if not (nvrtc and compilation.by_nvcc):  # NVRTC's text is made with torch's macros
+                    self._check_source(build, compilation, scratch)
             except (light.streams.Different, NvccOnly) as different:
                 raise self.lacks(str(different)) from None
             except CompilerFailed as failed:
@@ -358,17 +343,16 @@ class _ExtensionBuild(NamedTuple):
         error = BuildError(reason, op=self.extension.name, target=self.extension.purpose)
         return light.NeedsFullHeaders(error)
 
-    def _check_source(self, step: _Step, scratch: Path) -> None:
-        """Write a source's headers and compare its text. The text of a CUDA file for NVRTC is made with torch's macros."""
+    def _check_source(self, build: TorchBuild, compilation: CompiledSource, scratch: Path) -> None:
+        """Write a source's headers and compare its text."""
         assert self.prepared is not None
-        compilation = step.compilation
         if not compilation.by_nvcc:
-            words = step.build.compile_command(compilation, [])
+            words = build.compile_command(compilation, [])
             self.prepared.check(compilation.source, words, compilation.out, scratch)
-        elif step.nvrtc is None and self.tools.nvcc is not None:
+        elif self.tools.nvcc is not None:
             from opjit.cpp_extension import cuda
 
-            flags = step.build.nvcc_flags
+            flags = build.nvcc_flags
             cuda.check_for_nvcc(self.prepared, self.tools.nvcc, compilation, flags, scratch)
 
     def torch_call(self) -> LoadCall | InlineCall:

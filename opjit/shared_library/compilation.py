@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -155,9 +154,8 @@ class _LibraryBuild:
         source's complaint.
         """
         commands = _sources(self.library, self.before, self.work)
-        several = len(commands) > 1
-        made = [each for each in commands if not (several and self._take(each))]
-        steps = [ToolCommand(each, Path(each[-1]), Path.cwd()) for each in made]
+        every = [ToolCommand(each, Path(each[-1]), Path.cwd(), (), each[-3]) for each in commands]
+        steps = self.objects.missing(every)
         linking = self._link([command[-1] for command in commands])
         try:
             if "-lcuda" in self.library.given["ldflags"]:
@@ -168,21 +166,10 @@ class _LibraryBuild:
             else:
                 ninja.run_commands([*steps, *linking], self.work, need=budget.CXX_JOB)
         except CompilerFailed as failed:
-            self._keep(steps)
+            self.objects.keep(steps)
             raise self._diagnosed(str(failed)) from None
-        self._keep(steps)
+        self.objects.keep(steps)
         return self.tools.compiler.path, self.objects.read_by_all(linking)
-
-    def _take(self, command: list[str]) -> bool:
-        """Take the object of a source from the cache, if it is there."""
-        return self.objects.take(command[-3], shlex.join(command), Path(command[-1]))
-
-    def _keep(self, steps: Sequence[ToolCommand]) -> None:
-        """Keep the objects that were made, even if another source failed."""
-        for step in steps:
-            if step.done.exists():
-                command = shlex.join(step.command)
-                self.objects.keep(step.command[-3], command, step.output, [step.log])
 
     def _link(self, objects: list[str]) -> list[ToolCommand]:
         """Return the steps that link objects.

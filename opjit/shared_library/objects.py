@@ -7,6 +7,7 @@ read, and the paths that named none, by absolute paths. An object is taken only 
 
 import functools
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,22 +37,33 @@ class KeptObjects:
     more: object = None
     read: dict[Path, Reads] = field(default_factory=dict)  # what made each object, by its place
 
-    def take(self, source: str, command: str, place: Path) -> bool:
+    def missing(self, steps: Sequence[ToolCommand]) -> list[ToolCommand]:
+        """Put the kept objects of several sources in their places, and return the steps of the others."""
+        several = len(steps) > 1
+        return [step for step in steps if not (several and self._take(step))]
+
+    def _take(self, step: ToolCommand) -> bool:
         """Put a kept object in its place, if there is one. A build with unknown inputs does without."""
         if self.inputs.doubt:
             return False
-        folder = parts.find_parts(self.base, self._key(source, command), self._fits)
+        folder = parts.find_parts(self.base, self._key(step), self._fits)
         if folder is None:
             return False
         with suppress(OSError, EntryError, ValueError, TypeError):  # it is being removed
-            place.write_bytes(files.read(folder / _OBJECT, _MAX_BYTES))
-            self.read[place] = parts.kept_reads(folder)
+            step.output.write_bytes(files.read(folder / _OBJECT, _MAX_BYTES))
+            self.read[step.output] = parts.kept_reads(folder)
             return True
         return False
 
-    def keep(self, source: str, command: str, place: Path, logs: Iterable[Path]) -> None:
-        """Note the files that the compilation of an object read, by its records, and keep the object for other builds."""
-        self.read[place] = read = replace(self.reader, sources=(source,)).reads(logs)
+    def keep(self, steps: Iterable[ToolCommand]) -> None:
+        """Note the files that the compilations which succeeded read, by their records, and keep the objects for other builds."""
+        for step in steps:
+            if step.done.exists():
+                self._keep(step)
+
+    def _keep(self, step: ToolCommand) -> None:
+        place = step.output
+        self.read[place] = read = replace(self.reader, sources=(step.source,)).reads([step.log])
         with suppress(OSError, UntrustedFolder):
             if (
                 read.doubt
@@ -64,7 +76,7 @@ class KeptObjects:
                 (staged / _OBJECT).write_bytes(place.read_bytes())
                 parts.keep_reads(staged, read)
 
-            parts.publish_parts(self.base, self._key(source, command), self._fits, make)
+            parts.publish_parts(self.base, self._key(step), self._fits, make)
 
     def read_by_all(self, linking: Sequence[ToolCommand]) -> Reads:
         """Return what the compilers of all objects and the linkers read."""
@@ -77,11 +89,11 @@ class KeptObjects:
         """Whether an object is unchanged, and what its compiler read is."""
         return parts.is_current(folder, [_OBJECT], self.reader.moment)
 
-    def _key(self, source: str, command: str) -> list[object]:
+    def _key(self, step: ToolCommand) -> list[object]:
         """Return the inputs of an object, apart from the files that its compiler reads."""
         work = self.reader.work
-        path = source.replace(f"{work}/generated/", reads.GENERATED)
-        words = command.replace(work, "<work>")
+        path = step.source.replace(f"{work}/generated/", reads.GENERATED)
+        words = (step.key or shlex.join(step.command)).replace(work, "<work>")
         digest = self.reader.moment.digest(path)
         inputs = self.inputs
         return [
