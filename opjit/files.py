@@ -400,16 +400,19 @@ def write_note(path: Path, text: str) -> None:
         write_whole(path, text.encode("utf-8", "backslashreplace"), synced=False)
 
 
-def write_checked(path: Path, value: object) -> None:
-    """Write a note in JSON with a digest, so that `read_checked` detects damage."""
-    text = json.dumps(value)
-    write_note(path, f"{sha256(text)}\n{text}")
+def write_checked(path: Path | None, value: object) -> None:
+    """Write a note in JSON with a digest, so that `read_checked` detects damage. Without a path, it does nothing."""
+    if path is not None:
+        text = json.dumps(value)
+        write_note(path, f"{sha256(text)}\n{text}")
 
 
-def read_checked(path: Path) -> object:
+def read_checked(path: Path | None) -> object:
     """Return the value in a note, or None if the note does not exist, is damaged, or can have
     been written by another user.
     """
+    if path is None:
+        return None
     try:
         digest, _, text = read(path, _NOTE_BYTES).partition(b"\n")
         whole = sha256(text) == digest.decode()

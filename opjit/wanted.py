@@ -57,11 +57,6 @@ class BinaryRequest:
         document = self.ways[0].request if manifest is None else manifest.document
         return store.base / self.inputs.place_of(document)
 
-    @property
-    def names(self) -> set[str]:
-        """The names of the requests that its entry answers."""
-        return {name for way in self.ways for name in (way.key, way.base)}
-
     def find(self, store: Store, warn: bool = True) -> Entry | None:
         """Return the verified entry in a layer or the store, or None."""
         return layers.find(self.ways, store, not self.must_store, warn)

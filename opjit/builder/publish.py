@@ -174,9 +174,9 @@ def _private(inputs: BuildInputs, store: Store, must_store: bool, doubt: str) ->
     """Return a store of this process for an entry that must not be cached, and note the reason."""
     if must_store:
         raise inputs.fault(f"it cannot be kept in a store, because {doubt}")
-    if store.notes is not None:
-        note = {"name": inputs.name, "reason": doubt}
-        files.write_checked(store.notes / f"{UNCACHED}{inputs.key}", note)
+    notes = store.notes
+    note = {"name": inputs.name, "reason": doubt}
+    files.write_checked(notes and notes / f"{UNCACHED}{inputs.key}", note)
     warn_of_cache(f"{inputs.name} is built for this process only, because {doubt}")
     return Store(files.temporary_folder())
 

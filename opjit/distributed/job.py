@@ -235,8 +235,10 @@ class Job:
                     f"bytes/{entry.key}/{parts}", content[start : start + _PART_BYTES]
                 )
                 parts += 1
-        for name in task.wanted.names:
-            self.jobstore.set(f"result/{name}", RankResult(entry.key, parts).dump())
+        result = RankResult(entry.key, parts).dump()
+        for way in task.wanted.ways:  # the entry answers requests with and without a compiler
+            self.jobstore.set(f"result/{way.key}", result)
+            self.jobstore.set(f"result/{way.base}", result)
 
     def _wait(self, task: RankTask, left: int) -> None:
         """Check once for another rank's result.

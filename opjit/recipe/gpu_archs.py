@@ -77,8 +77,8 @@ def _compilable(runtime: str, notes: Path | None) -> set[str]:
 def supported_by(nvrtc: compilers.Nvrtc, notes: Path | None) -> set[str]:
     """Return NVRTC's architectures. A note keeps them, because loading the library costs time."""
     stamp = files.sha256(f"{nvrtc.library} {nvrtc.version}")[:16]
-    note = notes / f"nvrtc-archs-{stamp}" if notes is not None else None
-    kept = files.read_checked(note) if note is not None else None
+    note = notes and notes / f"nvrtc-archs-{stamp}"
+    kept = files.read_checked(note)
     if isinstance(kept, list):
         return set(kept)
 
@@ -90,6 +90,5 @@ def supported_by(nvrtc: compilers.Nvrtc, notes: Path | None) -> set[str]:
     numbers = (ctypes.c_int * count.value)()
     library.nvrtcGetSupportedArchs(numbers)
     found = [f"sm_{number}" for number in numbers]
-    if note is not None:
-        files.write_checked(note, found)
+    files.write_checked(note, found)
     return set(found)

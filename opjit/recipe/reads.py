@@ -309,7 +309,7 @@ def _noted(note: Path | None, places: Places) -> tuple[Reads, Mapping[str, Any]]
 
     The signature of a folder covers all names that it lacks.
     """
-    kept = files.read_checked(note) if note is not None else None
+    kept = files.read_checked(note)
     if not isinstance(kept, dict) or kept.get("places") != _as_json(places):
         return None
     return Reads(kept["digests"], kept["absent"]), kept["signatures"]

@@ -73,14 +73,14 @@ def without_complaints(output: str) -> str:
 def digest_of_program(path: str, signature: str) -> str:
     """Return the digest of a program or a library with a signature. A cache keeps it, because a compiler has 30 MB."""
     with _lock:
-        if not _digests and _notes is not None:
-            kept = files.read_checked(_notes / _DIGESTS)
+        note = _notes and _notes / _DIGESTS
+        if not _digests:
+            kept = files.read_checked(note)
             _digests.update(kept if isinstance(kept, dict) else {})
         known = _digests.get(path)
         if known is None or known[0] != signature:
             _digests[path] = known = [signature, files.digest(path)]
-            if _notes is not None:
-                files.write_checked(_notes / _DIGESTS, _digests)
+            files.write_checked(note, _digests)
         return known[1]
 
 

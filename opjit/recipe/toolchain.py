@@ -312,7 +312,7 @@ def _find(
         return None
     path = os.path.abspath(found)  # the build runs in another folder
     note = notes and notes / f"{kind}-{files.sha256(os.fsencode(path))[:16]}"
-    known = files.read_checked(note) if note else None
+    known = files.read_checked(note)
     seen = note and note.with_suffix(".reads")
     noted = known if isinstance(known, dict) and tuple(known) == tool._fields else None
     if noted is not None and seen and reads.is_unchanged(seen):

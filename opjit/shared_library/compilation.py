@@ -54,8 +54,13 @@ def write_commands(library: Library, store: Store, place: Path) -> None:
     before = _compilers(library, tools, place.parent)
     folder = os.getcwd()
     listed = [
-        {"directory": folder, "file": command[-3], "output": command[-1], "arguments": command}
-        for command in _sources(library, before, place.parent)
+        {
+            "directory": folder,
+            "file": step.source,
+            "output": str(step.output),
+            "arguments": step.command,
+        }
+        for step in _sources(library, before, place.parent)
     ]
     place.write_text(json.dumps(listed, indent=1), "utf-8", "surrogateescape")
 
@@ -93,8 +98,8 @@ def _gencode(library: Library) -> list[str]:
     ]
 
 
-def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> list[list[str]]:
-    """Write the generated files, and return the commands for the current folder, each ending with the source, -o and the object."""
+def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> list[ToolCommand]:
+    """Write the generated files, and return the steps that compile sources."""
     for name, content in library.generated.items():
         place = work / "generated" / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -117,18 +122,10 @@ def _sources(library: Library, before: Mapping[str, list[str]], work: Path) -> l
             launcher = (
                 library.launcher or toolchain.split_launcher("CC" if language == "c" else "CXX")[0]
             )
-            found.append(
-                [
-                    *launcher,
-                    *before[language],
-                    *include,
-                    *flags,
-                    "-c",
-                    source,
-                    "-o",
-                    f"{work}/{number}.o",
-                ]
-            )
+            output = work / f"{number}.o"
+            command = [*launcher, *before[language], *include, *flags]
+            command += ["-c", source, "-o", str(output)]
+            found.append(ToolCommand(command, output, Path.cwd(), (), source))
     return found
 
 
@@ -153,14 +150,14 @@ class _LibraryBuild:
         Returns the linker, and the files that all tools read. Raises CompileError with the first
         source's complaint.
         """
-        commands = _sources(self.library, self.before, self.work)
-        every = [ToolCommand(each, Path(each[-1]), Path.cwd(), (), each[-3]) for each in commands]
+        every = _sources(self.library, self.before, self.work)
         steps = self.objects.missing(every)
-        linking = self._link([command[-1] for command in commands])
+        objects = [str(step.output) for step in every]
+        linking = self._link(objects)
         try:
             if "-lcuda" in self.library.given["ldflags"]:
                 ninja.run_commands(steps, self.work, need=budget.CXX_JOB)
-                self._add_driver([command[-1] for command in commands])
+                self._add_driver(objects)
                 ninja.run_commands(linking, self.work)
                 linking = self._link_archives(linking)
             else:
