@@ -7,11 +7,10 @@ commands, and checks the result.
 import os
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -29,6 +28,9 @@ from opjit.recipe.toolchain import BuildTools
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library
 from opjit.store.store import Store
+
+# The output of a build's tools, and the files that they read.
+_Said = tuple[str, Iterable[str]]
 
 
 def build(
@@ -52,7 +54,7 @@ def build(
         )
     if recipe.doubt and must_store:
         raise recipe.fault(f"{recipe.doubt}; make it readable")
-    said = _Said("", [])
+    said: _Said = ("", ())
 
     def compile_in(recipe: Recipe, work: Path, base: Path, started: int) -> Compiled:
         nonlocal said
@@ -88,14 +90,7 @@ def usage_of(recipe: Recipe, store: Store) -> list[KernelUsage]:
     Keeps nothing. Raises what `build` raises.
     """
     reporting = recipe.flags._replace(cuda=(*recipe.flags.cuda, "-Xptxas=-v"))
-    return kernel_usage.parse(_output(replace(recipe, flags=reporting), store).output)
-
-
-class _Said(NamedTuple):
-    """The output of a build's tools."""
-
-    output: str
-    read: Sequence[str]  # the files that they list
+    return kernel_usage.parse(_output(replace(recipe, flags=reporting), store)[0])
 
 
 def _output(recipe: Recipe, store: Store) -> _Said:
@@ -104,16 +99,17 @@ def _output(recipe: Recipe, store: Store) -> _Said:
         work = Path(folder)
         library = compile_library(recipe, work, _tools(recipe, store), store.base)
         logs = work.rglob(f"*{recorder.LOG}")
-        return _Said(library.output, [*recorder.read(logs).opened])
+        return library.output, recorder.read(logs).opened
 
 
 def _warn(recipe: Recipe, said: _Said) -> None:
     """Give the compilers' warnings about the author's files."""
-    read = dict.fromkeys([*recipe.sources, *map(reads.normalized, said.read)])
+    output, listed = said
+    read = dict.fromkeys([*recipe.sources, *map(reads.normalized, listed)])
     paths = [path for path in read if _is_authors(path, recipe)]
     names = {path: path for path in paths}
     names |= {os.path.basename(path): path for path in paths}  # NVRTC's names of files
-    found = compile_warnings.find_warnings(said.output, names.get, recipe.sources[0])
+    found = compile_warnings.find_warnings(output, names.get, recipe.sources[0])
     if recipe.target.backend.uses_nvcc:
         from opjit.builder import cuda_mistakes  # late: no op for a CPU needs it
 
@@ -176,7 +172,7 @@ def _compile_checked(
     library = compile_library(recipe, work, tools, base)
     made = replace(recipe, toolchain=library.toolchain)
     read = _read(made, tools, work, started)
-    listed = [*read.digests]
+    said = library.output, read.digests
     read = read.joined(library.parts)
     remarks = {"torch": str(torch.__version__)}
     if library.remark:
@@ -190,7 +186,7 @@ def _compile_checked(
     kept = [*library.generated, work / "build.ninja"]
     compiler = tools.compiler.path
     compiled = Compiled(made, library.path, compiler, read, kept, remarks, finish)
-    return compiled, _Said(library.output, listed)
+    return compiled, said
 
 
 def _read(recipe: Recipe, tools: BuildTools, work: Path, started: int) -> Reads:

@@ -147,13 +147,21 @@ class Store(NamedTuple):
         self, staged: Path, place: Path, manifest: Manifest, target: Target | None
     ) -> Entry:
         """Publish a staged folder at `place`, unless a good entry is there. Raises OSError, or EntryError if it fails verification."""
+
+        def is_good(there: Path) -> bool:
+            with suppress(EntryError, OSError):
+                verify(there, target, manifest.key)
+                return True
+            return False
+
         for _ in range(_TRIES):
+            aside = self.base / "staging" / files.random_name()
             files.make_private(place.parent)
             self._require_trusted(place.parent.parent, place.parent)
             with suppress(FileNotFoundError):  # another process is clearing the cache
-                return _publish_atomically(
-                    staged, place, self.base / "staging" / files.random_name(), target, manifest.key
-                )
+                files.put_in_place(staged, place, aside, is_good)
+                # By its path, because another process may have been first.
+                return verify(place, target, manifest.key)[0]
             if not staged.is_dir():
                 break
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
@@ -237,21 +245,3 @@ def first(
             if warn:
                 warn_of_cache(f"the cache entry {place} is not used: {error}; opjit rebuilds it")
     return None
-
-
-def _publish_atomically(
-    staged: Path, place: Path, aside: Path, target: Target | None, key: str
-) -> Entry:
-    """Rename a complete folder to its place.
-
-    Then verify the path, because another process may have been first.
-    """
-
-    def is_good(there: Path) -> bool:
-        with suppress(EntryError, OSError):
-            verify(there, target, key)
-            return True
-        return False
-
-    files.put_in_place(staged, place, aside, is_good)
-    return verify(place, target, key)[0]

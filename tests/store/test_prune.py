@@ -452,9 +452,9 @@ def test_a_cache_that_is_cleared_during_a_publication_gives_a_working_op(
 ) -> None:
     shutil.rmtree(entry.folder.parents[1])
     hook = (
-        "from opjit.store import store\nplain = store._publish_atomically\ndef appear(*arguments):\n"
-        "    store._publish_atomically = plain\n    stop()\n"
-        "    return plain(*arguments)\nstore._publish_atomically = appear\n"
+        "from opjit import files\nplain = files.put_in_place\ndef appear(*arguments):\n"
+        "    files.put_in_place = plain\n    stop()\n"
+        "    return plain(*arguments)\nfiles.put_in_place = appear\n"
     )
     child = stopped(helpers.declare(op) + STOP + hook + GET)
     remove()
