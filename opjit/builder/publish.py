@@ -142,16 +142,24 @@ def _make_entry(
                 f"{made.linked_by} reported success but left no valid library: {error}",
                 made.linked_by,
             ) from None
-        manifest = write_entry(
-            staged / "entry",
+        folder = staged / "entry"
+        folder.mkdir(mode=0o700)
+        for path in made.others:
+            files.write_synced(folder / path.name, path.read_bytes())
+        files.write_synced(folder / inputs.file_name, binary)
+        document = _document(made)
+        built_with = {"seconds": f"{seconds:.3f}", **made.remarks}
+        manifest = Manifest(
+            document_key(document),
+            document,
             inputs.file_name,
-            binary,
-            made.others,
-            _document(made),
-            {"seconds": f"{seconds:.3f}", **made.remarks},
+            len(binary),
+            files.sha256(binary),
+            built_with,
         )
+        files.write_synced(folder / NAME, manifest.dump())
         # This comes before publication, because other processes do not check again.
-        made.check(staged / "entry" / inputs.file_name)
+        made.check(folder / inputs.file_name)
         return manifest, made.read
 
 
@@ -196,28 +204,3 @@ def _refuse_or_warn(inputs: BuildInputs, store: Store, must_store: bool, reason:
         f"the cache cannot be used, so {inputs.name} is built for this process only: {reason}; set OPJIT_CACHE to "
         "a directory that only you can write"
     )
-
-
-def write_entry(
-    folder: Path,
-    library: str,
-    content: bytes,
-    others: Iterable[Path],
-    document: dict[str, Any],
-    built_with: Mapping[str, str],
-) -> Manifest:
-    """Make the folder of an entry with its files, and return its manifest. The hash of `document` is the key; people read `built_with`."""
-    folder.mkdir(mode=0o700)
-    for path in others:
-        files.write_synced(folder / path.name, path.read_bytes())
-    files.write_synced(folder / library, content)
-    manifest = Manifest(
-        document_key(document),
-        document,
-        library,
-        len(content),
-        files.sha256(content),
-        {**built_with},
-    )
-    files.write_synced(folder / NAME, manifest.dump())
-    return manifest

@@ -319,13 +319,20 @@ class _ExtensionBuild(NamedTuple):
     def check_text(
         self, build: TorchBuild, made: Iterable[CompiledSource], nvrtc: Nvrtc | None
     ) -> None:
-        """Raise light.NeedsFullHeaders if a source has other tokens with torch/extension.h than with light headers."""
+        """Write the light headers of sources. Raise light.NeedsFullHeaders if a source has other tokens with torch/extension.h."""
+        assert self.prepared is not None
         for compilation in made:
             scratch = self.work / "preprocessed" / compilation.out
             scratch.mkdir(parents=True, exist_ok=True)
             try:
-                if not (nvrtc and compilation.by_nvcc):  # NVRTC's text is made with torch's macros
-                    self._check_source(build, compilation, scratch)
+                if not compilation.by_nvcc:
+                    words = build.compile_command(compilation, [])
+                    self.prepared.check(compilation.source, words, compilation.out, scratch)
+                elif nvrtc is None and self.tools.nvcc:  # NVRTC's text is made with torch's macros
+                    from opjit.cpp_extension import cuda
+
+                    given = (compilation, build.nvcc_flags, scratch)
+                    cuda.check_for_nvcc(self.prepared, self.tools.nvcc, *given)
             except (light.streams.Different, NvccOnly) as different:
                 raise self.lacks(str(different)) from None
             except CompilerFailed as failed:
@@ -342,18 +349,6 @@ class _ExtensionBuild(NamedTuple):
         """Return the error of a program that light headers cannot compile."""
         error = BuildError(reason, op=self.extension.name, target=self.extension.purpose)
         return light.NeedsFullHeaders(error)
-
-    def _check_source(self, build: TorchBuild, compilation: CompiledSource, scratch: Path) -> None:
-        """Write a source's headers and compare its text."""
-        assert self.prepared is not None
-        if not compilation.by_nvcc:
-            words = build.compile_command(compilation, [])
-            self.prepared.check(compilation.source, words, compilation.out, scratch)
-        elif self.tools.nvcc is not None:
-            from opjit.cpp_extension import cuda
-
-            flags = build.nvcc_flags
-            cuda.check_for_nvcc(self.prepared, self.tools.nvcc, compilation, flags, scratch)
 
     def torch_call(self) -> LoadCall | InlineCall:
         """Return the call of torch's function that describes the build in this folder."""
