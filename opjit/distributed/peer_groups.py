@@ -164,6 +164,8 @@ def peers(
 
 def _with_timeout(known: _LiveGroup, seconds: float) -> Peers:
     """Set the time limit of a group for its next calls."""
+    if known.peers.timeout == seconds:
+        return known.peers
     peers = replace(known.peers, timeout=seconds)
     with _lock:
         _groups[_groups.index(known)] = replace(known, peers=peers)

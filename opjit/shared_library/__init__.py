@@ -7,6 +7,7 @@ from pathlib import Path
 from opjit import request
 from opjit.files import StrPath
 from opjit.shared_library import identity
+from opjit.shared_library.binary import LibraryRequest
 from opjit.store.store import default_store
 
 __all__ = ["build"]
@@ -70,7 +71,7 @@ def build(
         from opjit.shared_library import compilation
 
         compilation.write_commands(library, store, Path(compile_commands).absolute())
-    wanted = identity.LibraryRequest(library)
+    wanted = LibraryRequest(library)
     entry = request.obtain(wanted, store)
     if os.environ.get("OPJIT_RECORD"):
         from opjit.shared_library import recorded

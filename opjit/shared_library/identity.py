@@ -1,4 +1,4 @@
-"""The shared library that a call of `opjit.build` requests, and the request.
+"""The shared library that a call of `opjit.build` requests.
 
 Its key does not contain torch, Python, paths or dates.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opjit import processes
 from opjit.errors import BuildError, ToolMissing, UnknownArch
 from opjit.files import StrPath
 from opjit.recipe import nvcc_flags, reads, toolchain
@@ -19,9 +18,6 @@ from opjit.recipe.build_inputs import LIBRARY, UNNAMEABLE, ProjectInputs
 from opjit.recipe.command_line import folders, portable, refused_flag, surroundings
 from opjit.recipe.reads import GENERATED, Places
 from opjit.recipe.toolchain import BuildTools, ToolVersions
-from opjit.store.entry import Entry
-from opjit.store.store import Store
-from opjit.wanted import BinaryRequest
 
 LANGUAGES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cu": "cuda"}
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
@@ -219,16 +215,3 @@ def find_tools(used: set[str], notes: Path | None) -> BuildTools:
 def versions(tools: BuildTools) -> ToolVersions:
     """Return the versions of compilers, by which a key names them."""
     return toolchain.identity(tools.cc, tools.nvcc, tools.cxx)
-
-
-@dataclass(frozen=True)
-class LibraryRequest(BinaryRequest):
-    """A request for a shared library."""
-
-    inputs: Library
-    by_torch = False
-
-    def build(self, store: Store) -> Entry:
-        with processes.importing:
-            from opjit.shared_library import compilation
-        return compilation.build_library_binary(self.inputs, store, self.must_store)

@@ -38,7 +38,7 @@ class KeptObjects:
     read: dict[Path, Reads] = field(default_factory=dict)  # what made each object, by its place
 
     def missing(self, steps: Sequence[ToolCommand]) -> list[ToolCommand]:
-        """Put the kept objects of several sources in their places, and return the steps of the others."""
+        """Put the kept objects of several sources in their places, and return the steps without a kept object."""
         several = len(steps) > 1
         return [step for step in steps if not (several and self._take(step))]
 

@@ -12,7 +12,8 @@ from opjit.declare.oplist import RecordedExtension
 from opjit.errors import RecordError
 from opjit.progress import logger
 from opjit.shared_library import identity
-from opjit.shared_library.identity import Library, LibraryRequest
+from opjit.shared_library.binary import LibraryRequest
+from opjit.shared_library.identity import Library
 from opjit.store.store import Store
 
 FUNCTION = "build"
