@@ -519,7 +519,7 @@ def test_bytes_that_are_not_the_entry_are_refused_and_it_is_built(shared: Any, d
         match="add1 for cpu .* is built here, because the bytes that another rank sent cannot be used",
     ):
         outcome = shared(fill)
-    assert (outcome.origin, outcome.error) == ("built", None)
+    assert (outcome.built, outcome.error) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -574,7 +574,7 @@ def test_a_claim_without_a_result_and_a_result_without_bytes_or_an_entry_are_bui
             f"{kind}/{asked()}", content % good.key if kind == "result" else content
         )
     )
-    assert (outcome.origin, outcome.error) == ("built", None)
+    assert (outcome.built, outcome.error) == (True, None)
 
 
 MADE = "dist.init_process_group('gloo')\n"
