@@ -189,8 +189,9 @@ def unit_of(code: str, folder: Path, flags: list[str]) -> CudaFile:
             programs={"cuda": SimpleNamespace(code="")},
         ),
     )
-    with_light = cuda.WithLight(prepared, "", "")
-    unit = cuda._unit(alone, str(source), flags, folder / "work" / "cuda", with_light)
+    place = folder / "work" / "cuda"
+    unused = cast("Any", None)
+    unit = cuda._unit(alone, str(source), flags, place, prepared, unused)
     return unit._replace(preprocess=lambda told, scratch: f'# 1 "{source}" 1\n{code}\n')
 
 
