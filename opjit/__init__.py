@@ -104,14 +104,14 @@ _LATER = {
     "aoti_compile_and_package": "library",
     "build_library": "library",
     "load_library": "library",
-    "inline": "live.inline",
+    "inline": "catalog.inline",
     "load": "cpp_extension",
     "load_inline": "cpp_extension",
     "include_path": "resources",
     "check_precompiled": "ahead.precompile",
     "precompile": "ahead.precompile",
-    "reload": "live.reload",
-    "watch": "live.watch",
+    "reload": "catalog.reload",
+    "watch": "catalog.watch",
     "load_ipython_extension": "author.notebook",
     "registry": "catalog.registry",
 }
@@ -121,13 +121,13 @@ if TYPE_CHECKING:
     from opjit.ahead.precompile import check_precompiled, precompile
     from opjit.api import explain, get
     from opjit.backends import register_backend
+    from opjit.catalog.inline import inline
     from opjit.catalog.registry import add_path, op
+    from opjit.catalog.reload import reload
+    from opjit.catalog.watch import watch
     from opjit.cpp_extension import load, load_inline
     from opjit.declare.sample import Sample, Workload
     from opjit.library import aoti_compile_and_package, build_library, load_library
-    from opjit.live.inline import inline
-    from opjit.live.reload import reload
-    from opjit.live.watch import watch
     from opjit.operators.op import Op
     from opjit.resources import include_path
     from opjit.shared_library import build

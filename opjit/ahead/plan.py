@@ -226,7 +226,7 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> Op:
             "was edited or is damaged: run `opjit record` again"
         )
     if recorded.code is not None:
-        from opjit.live import inline
+        from opjit.catalog import inline
 
         flags = [recorded.flags[kind] for kind in oplist.FLAGS]
         op = inline.make(

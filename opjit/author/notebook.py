@@ -27,11 +27,10 @@ from rich.table import Table
 
 from opjit import progress, request
 from opjit.backends import Backend
-from opjit.catalog import registry
+from opjit.catalog import inline, registry, reload
 from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, OpjitError
-from opjit.live import inline, reload
 from opjit.measure.plan import Inputs, Measurement
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_time

@@ -1,1 +1,1 @@
-"""The ops of this process, and the folders and packages that they are found in."""
+"""The ops of this process: the folders, packages and strings that they come from, and their replacement while they are in use."""

@@ -96,7 +96,7 @@ def verify(print_json: PrintJson) -> None:
     """
     from opjit import cache
     from opjit.cache.verification import BAD, GOOD
-    from opjit.doctor.checks import open_folders
+    from opjit.doctor import open_folders
     from opjit.store.store import default_store
 
     found = cache.verify()

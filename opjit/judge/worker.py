@@ -18,6 +18,7 @@ import torch
 
 from opjit import api, backends, cpp_extension, loader, request
 from opjit.builder import build
+from opjit.catalog import inline, reload
 from opjit.declare.sample import tensors_of
 from opjit.emulate import build as emulation
 from opjit.errors import DeclarationError
@@ -28,7 +29,6 @@ from opjit.judge.inputs import DeliveredInputs
 from opjit.judge.protocol import TensorSpec, describe_result
 from opjit.judge.task import run_file
 from opjit.judge.verdict import VerdictReached
-from opjit.live import inline, reload
 from opjit.measure.timing import wait
 from opjit.operators.op import Op
 from opjit.store.entry import Entry

@@ -403,7 +403,7 @@ import sys, opjit
 report = opjit.precompile([{str(tmp_path / "ops")!r}], {ARCHS!r})
 assert len(report.there) == 2 * {len(ARCHS)}, report
 print([name for name in ("rich", "click", "filelock", "torch.utils.cpp_extension", "opjit.builder.build",
-                         "opjit.live.inline", "opjit.ahead.record") if name in sys.modules])
+                         "opjit.catalog.inline", "opjit.ahead.record") if name in sys.modules])
 """
     assert fresh(code).stdout == "[]\n"
     assert helpers.snapshot(here) == before

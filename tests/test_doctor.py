@@ -13,8 +13,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from opjit import backends, doctor
-from opjit.doctor import checks
-from opjit.doctor.checks import NOTE, OK, PROBLEM, WARNING, Observation
+from opjit.doctor import NOTE, OK, PROBLEM, WARNING, Observation
 from opjit.errors import CacheWarning
 from opjit.recipe import toolchain
 from opjit.recipe.compilers import Nvrtc
@@ -139,9 +138,9 @@ def test_a_broken_compiler_is_a_problem_and_no_op_is_tried(
     make: Callable[[Path], Path], seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", str(make(tmp_path / "bin" / "broken-cc")))
-    found = only(checks.tools(), PROBLEM)
+    found = only(doctor.tools(), PROBLEM)
     assert (found.about, seen in found.seen) == ("C compiler", True)
-    assert list(checks.c_op()) == [
+    assert list(doctor.c_op()) == [
         Observation("C op", NOTE, "not tried, because a tool is missing")
     ]
 
@@ -157,7 +156,7 @@ def test_a_compiler_that_makes_nothing_is_a_problem(
         "CC",
         str(fake_compiler(tmp_path / "bin" / "broken-cc", before=f"if {phase}; then exit 0; fi")),
     )
-    assert seen in only(checks.c_op(), PROBLEM).seen
+    assert seen in only(doctor.c_op(), PROBLEM).seen
 
 
 def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(
@@ -165,8 +164,8 @@ def test_a_compiler_that_hangs_is_a_problem_in_bounded_time_and_does_not_go_on(
 ) -> None:
     pid = tmp_path / "pid"
     on_compile(f"echo $$ > '{pid}'; exec sleep 1000")
-    monkeypatch.setattr(checks, "TIMEOUT", 5.0)
-    found = only(checks.c_op(), PROBLEM)
+    monkeypatch.setattr(doctor, "TIMEOUT", 5.0)
+    found = only(doctor.c_op(), PROBLEM)
     assert "still compiling or running after 5 s" in found.seen
     # A slow machine is not so far in 5 s.
     until(lambda: not pid.exists() or not is_alive(int(pid.read_text())))
@@ -177,8 +176,8 @@ def test_a_process_that_dies_is_a_problem_with_its_signal(monkeypatch: pytest.Mo
         "opjit.processes.run",
         lambda command, **more: subprocess.CompletedProcess(command, -signal.SIGILL, "", ""),
     )
-    monkeypatch.setattr(checks, "tools", list)  # none
-    assert "signal 4, Illegal instruction: no output" in only(checks.c_op(), PROBLEM).seen
+    monkeypatch.setattr(doctor, "tools", list)  # none
+    assert "signal 4, Illegal instruction: no output" in only(doctor.c_op(), PROBLEM).seen
 
 
 def test_an_op_is_compiled_although_the_cache_has_it(
@@ -189,7 +188,7 @@ def test_an_op_is_compiled_although_the_cache_has_it(
     monkeypatch.setenv("CC", str(fake_compiler(tmp_path / "bin" / "cc", before=before)))
     helpers.fresh("import opjit; opjit.get('tensor_negate', 'cpu')")
     assert log.read_text() == "compiled\n"
-    assert only(checks.c_op(), OK).about == "C op"
+    assert only(doctor.c_op(), OK).about == "C op"
     assert log.read_text() == "compiled\ncompiled\n"
 
 
@@ -197,7 +196,7 @@ def test_a_machine_without_a_c_plus_plus_compiler_has_a_warning_and_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "none"))
-    found = next(iter(checks.programs()))
+    found = next(iter(doctor.programs()))
     assert (found.about, found.state) == ("C++ program", WARNING)
     assert "none" in found.seen
     assert found.todo
@@ -210,14 +209,14 @@ def test_a_program_that_takes_the_slow_way_is_a_warning_with_the_reason(
     refuses = "case $* in *opjit_bind*) echo no binding >&2; exit 1;; esac"
     compiler = program(tmp_path / "bin" / "c++", f'#!/bin/sh\n{refuses}\nexec g++ "$@"\n')
     monkeypatch.setenv("CXX", str(compiler))
-    found = next(iter(checks.programs()))
+    found = next(iter(doctor.programs()))
     assert (found.about, found.state) == ("C++ program", WARNING)
     assert re.search("with torch's own headers: .*no binding", found.seen)
 
 
 @pytest.mark.nvcc
 def test_a_cuda_op_is_really_built() -> None:
-    found = list(checks.cuda_op())
+    found = list(doctor.cuda_op())
     assert those(found, PROBLEM) == []
     last = found[-1]
     assert (last.about, last.state) == ("CUDA op", OK)
@@ -231,7 +230,7 @@ def test_no_nvcc_is_a_note_where_nvrtc_or_no_gpu_is(monkeypatch: pytest.MonkeyPa
     nvrtc = Nvrtc("/lib/libnvrtc.so.13", "/include", "/lib", "13.0 0123")
     monkeypatch.setattr(toolchain, "find_nvcc", lambda notes: None)
     monkeypatch.setattr(
-        checks, "_in_subprocess", lambda about, where: Observation(about, OK, where)
+        doctor, "_in_subprocess", lambda about, where: Observation(about, OK, where)
     )
     for missing, found, states in (
         ("no GPU", None, [NOTE, NOTE]),
@@ -242,7 +241,7 @@ def test_no_nvcc_is_a_note_where_nvrtc_or_no_gpu_is(monkeypatch: pytest.MonkeyPa
             type(backends.for_device("cuda")), "available", lambda self, missing=missing: missing
         )
         monkeypatch.setattr(toolchain, "find_nvrtc", lambda runtime, notes, found=found: found)
-        assert [observation.state for observation in checks.cuda_op()] == states
+        assert [observation.state for observation in doctor.cuda_op()] == states
 
 
 def test_an_nvcc_that_does_not_work_is_a_problem(
@@ -250,7 +249,7 @@ def test_an_nvcc_that_does_not_work_is_a_problem(
 ) -> None:
     program(tmp_path / "cuda" / "bin" / "nvcc", "#!/bin/sh\necho broken\n")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    found = only(checks.cuda_op(), PROBLEM)
+    found = only(doctor.cuda_op(), PROBLEM)
     assert "is not a working nvcc" in found.seen
 
 
@@ -258,7 +257,7 @@ def test_an_nvcc_that_does_not_work_is_a_problem(
 @helpers.no_exec
 def test_a_noexec_mount_is_a_problem_for_the_op(cache: Path) -> None:
     with tmpfs(cache, "size=200m,noexec"):
-        found = only(checks.c_op(), PROBLEM)
+        found = only(doctor.c_op(), PROBLEM)
         assert "noexec" in found.todo
         assert list(cache.iterdir()) == []
 
@@ -267,15 +266,15 @@ def test_a_noexec_mount_is_a_problem_for_the_op(cache: Path) -> None:
 def test_a_read_only_cache_is_a_warning_and_ops_work(cache: Path) -> None:
     with tmpfs(cache, "size=200m"):
         subprocess.run(["mount", "-o", "remount,ro", str(cache)], check=True)
-        found = only(checks.cache(), WARNING, PROBLEM)
+        found = only(doctor.cache(), WARNING, PROBLEM)
         assert (found.state, "Read-only file system" in found.seen) == (WARNING, True)
-        assert those(checks.c_op(), WARNING, PROBLEM) == []  # its own cache is elsewhere then
+        assert those(doctor.c_op(), WARNING, PROBLEM) == []  # its own cache is elsewhere then
 
 
 @as_root
 def test_a_full_cache_is_a_warning(cache: Path) -> None:
     with tmpfs(cache, "size=64k"):
-        unwritable, low = those(checks.cache(), WARNING, PROBLEM)
+        unwritable, low = those(doctor.cache(), WARNING, PROBLEM)
         assert (
             unwritable.state,
             "cannot be written (No space left on device)" in unwritable.seen,
@@ -288,7 +287,7 @@ def test_a_full_cache_is_a_warning(cache: Path) -> None:
 def test_a_folder_of_another_user_is_a_warning(cache: Path, what: str) -> None:
     (cache / what).mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chown(cache / what, SOMEBODY, SOMEBODY)
-    found = only(checks.cache(), WARNING)
+    found = only(doctor.cache(), WARNING)
     assert f"{(cache / what)} belongs to user {SOMEBODY}" in found.seen
     assert "OPJIT_CACHE" in found.todo
 
@@ -298,7 +297,7 @@ def test_a_cache_or_a_parent_that_others_can_write_is_a_warning_with_the_command
 ) -> None:
     for folder, mode in ((cache, 0o702), (cache.parent, 0o777)):
         folder.chmod(mode)
-        found = only(checks.cache(), WARNING)
+        found = only(doctor.cache(), WARNING)
         assert f"{folder} can be written by other users (mode {mode:o})" in found.seen
         assert found.todo == f"chmod go-w {folder}"
         folder.chmod(0o700)
@@ -309,9 +308,9 @@ def test_a_cache_that_is_a_file_is_a_warning_and_one_that_is_not_there_is_not_ma
 ) -> None:
     (cache / "file").write_text("mine")
     monkeypatch.setenv("OPJIT_CACHE", str(cache / "file"))
-    assert "is not a directory" in only(checks.cache(), WARNING).seen
+    assert "is not a directory" in only(doctor.cache(), WARNING).seen
     monkeypatch.setenv("OPJIT_CACHE", str(cache / "a" / "b"))
-    found = list(checks.cache())
+    found = list(doctor.cache())
     assert those(found, WARNING, PROBLEM) == []
     assert found[0].seen == f"{cache / 'a' / 'b'}, to be created in {cache}"
     assert [path.name for path in cache.iterdir()] == ["file"]
@@ -320,12 +319,12 @@ def test_a_cache_that_is_a_file_is_a_warning_and_one_that_is_not_there_is_not_ma
 def test_a_known_variable_is_fine_a_mistyped_one_or_value_is_found_and_a_password_is_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert those(checks.variables(), WARNING, PROBLEM) == []
+    assert those(doctor.variables(), WARNING, PROBLEM) == []
     monkeypatch.setenv("OPJIT_OFLINE", "1")
     monkeypatch.setenv("OPJIT_ENTIRELY_ELSE", "1")
     monkeypatch.setenv("OPJIT_FAST", "OFF")
     monkeypatch.setenv("OPJIT_REMOTE", "https://me:secret@host/x")
-    found = list(checks.variables())
+    found = list(doctor.variables())
     assert {each.seen.split()[0]: each.todo.split(";")[0] for each in those(found, WARNING)} == {
         "OPJIT_OFLINE": "did you mean OPJIT_OFFLINE?",
         "OPJIT_ENTIRELY_ELSE": "unset it",
@@ -340,32 +339,32 @@ def test_a_layer_that_is_no_cache_is_a_warning(
     (cache / "v2").mkdir()
     monkeypatch.setenv("OPJIT_LAYERS", f"{cache}{os.pathsep}{cache / 'gone'}")
     assert (
-        only(checks.variables(), WARNING).seen == f"{cache / 'gone'} in OPJIT_LAYERS is not a cache"
+        only(doctor.variables(), WARNING).seen == f"{cache / 'gone'} in OPJIT_LAYERS is not a cache"
     )
 
 
 def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert list(checks.remote()) == []
+    assert list(doctor.remote()) == []
     monkeypatch.setattr(remote, "_IN_ALL", 5.0)
     remotes.forget(monkeypatch)
     monkeypatch.setenv("OPJIT_REMOTE", (tmp_path / "remote").as_uri())
-    assert "nothing from it is trusted" in only(checks.remote(), WARNING, PROBLEM).seen
+    assert "nothing from it is trusted" in only(doctor.remote(), WARNING, PROBLEM).seen
     _, public = trust.keygen("ci", tmp_path / "keys")
     monkeypatch.setenv("OPJIT_TRUST", public)
-    assert "answers in" in only(checks.remote(), OK).seen
+    assert "answers in" in only(doctor.remote(), OK).seen
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")
     with pytest.warns(CacheWarning, match="anyone who can write"):
         assert (
             "anyone who can write to the remote can run code here"
-            in only(list(checks.remote()), WARNING).seen
+            in only(list(doctor.remote()), WARNING).seen
         )
     monkeypatch.setenv("OPJIT_TRUST", public)
     with remotes.black_hole() as url:
         monkeypatch.setenv("OPJIT_REMOTE", url.replace("//", "//me:secret@"))
         monkeypatch.setattr(remote, "_IN_ALL", 0.5)
-        found = only(checks.remote(), WARNING, PROBLEM)
+        found = only(doctor.remote(), WARNING, PROBLEM)
     assert found.state == WARNING
     assert f"{url} cannot be used, so ops are built here" in found.seen
     assert "secret" not in str(found)
@@ -374,13 +373,13 @@ def test_a_remote_that_answers_is_fine_and_one_that_does_not_is_a_warning_in_bou
 def test_a_torch_below_the_floor_and_another_machine_are_problems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert those(checks.versions(), WARNING, PROBLEM) == []
+    assert those(doctor.versions(), WARNING, PROBLEM) == []
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", TorchVersion("2.9.1+cu128"))
-        found = only(checks.versions(), PROBLEM)
+        found = only(doctor.versions(), PROBLEM)
         assert "torch 2.9.1+cu128: opjit needs 2.10 or later" in found.seen
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    assert "riscv64" in only(checks.versions(), PROBLEM).seen
+    assert "riscv64" in only(doctor.versions(), PROBLEM).seen
 
 
 @pytest.mark.parametrize("name", ["parts", "sets", "tuned", "opjit.allreduce"])
@@ -388,6 +387,6 @@ def test_a_folder_of_the_cache_that_others_can_write_is_named(cache: Path, name:
     folder = Store(cache).base / name
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    assert str(folder) in only(checks.cache(), WARNING).seen
+    assert str(folder) in only(doctor.cache(), WARNING).seen
     verified = helpers.command("cache", "verify")
     assert f"warning: {folder}" in verified.stderr

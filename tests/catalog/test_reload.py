@@ -15,9 +15,8 @@ import torch
 
 import opjit
 from opjit import backends, request
-from opjit.catalog import registry
+from opjit.catalog import registry, reload
 from opjit.errors import CompileError, DeclarationError, NoKernel, SchemaError, UnknownOp
-from opjit.live import reload
 from opjit.store.entry import Entry
 from tests import helpers
 from tests.helpers import fresh, until

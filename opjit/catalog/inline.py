@@ -9,12 +9,12 @@ import torch
 
 from opjit import backends
 from opjit.builder import glue
+from opjit.catalog import reload
 from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration, Function
 from opjit.declare.inline_code import Code
 from opjit.errors import DeclarationError, OpjitError
 from opjit.files import StrPath
-from opjit.live import reload
 from opjit.operators.op import Op
 from opjit.recipe import flags
 from opjit.recipe.schema import Schema, parse

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from opjit import backends, files
-from opjit.catalog import registry
+from opjit.catalog import registry, reload
 from opjit.errors import OpjitError
 from opjit.files import StrPath
-from opjit.live import reload
 from opjit.operators.op import Op
 from opjit.recipe.recipe import Recipe
 from opjit.store import layers

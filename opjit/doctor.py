@@ -1,4 +1,7 @@
-"""The checks of ``opjit doctor``. Each yields observations."""
+"""``opjit doctor``: find out why ops cannot be built, cached or loaded on this machine, and how to fix it.
+
+The checks run one after another, and each line is printed immediately. If a filesystem or driver hangs, the status line names the check.
+"""
 
 import difflib
 import json
@@ -9,12 +12,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import torch
+from rich.console import Console
 
 import opjit
 from opjit import backends, files, processes, request
@@ -23,6 +30,7 @@ from opjit.cpp_extension.entries import entries
 from opjit.environment import SWITCHES, VARIABLES
 from opjit.errors import OpjitError, ToolMissing
 from opjit.measure.load import busy_note
+from opjit.progress import readable
 from opjit.recipe import toolchain
 from opjit.store import layers
 from opjit.store.store import Store, default_root, default_store
@@ -32,6 +40,7 @@ OK = "ok"
 NOTE = "note"
 WARNING = "warning"
 PROBLEM = "problem"
+_COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", PROBLEM: "red"}
 TIMEOUT = 50.0  # seconds for one op, which needs two to five
 _ARCH = "sm_90"  # the arch of the CUDA op on a machine without a GPU
 _OP = "tensor_negate"
@@ -194,7 +203,7 @@ def _in_subprocess(about: str, where: str) -> Observation:
     """Build and run an op in a subprocess, which may crash, with a separate cache on the user's filesystem, to find its limits."""
     if any(tool.state == PROBLEM for tool in tools()):
         return Observation(about, NOTE, "not tried, because a tool is missing")
-    with _temporary_folder(nearest_existing(default_root())) as cache:
+    with _hidden_folder(nearest_existing(default_root())) as cache:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("OPJIT_")
         }
@@ -206,7 +215,7 @@ def _in_subprocess(about: str, where: str) -> Observation:
         command = [
             sys.executable,
             "-c",
-            f"from opjit.doctor import checks; checks.print_observation({about!r}, {where!r})",
+            f"from opjit import doctor; doctor.print_observation({about!r}, {where!r})",
         ]
         folder = Path(opjit.__file__).parents[1]
         done = processes.run_printing(command, limit=limit, env=environment, cwd=folder)
@@ -230,7 +239,7 @@ def _in_subprocess(about: str, where: str) -> Observation:
     )
 
 
-def _temporary_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
+def _hidden_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
     """Make a folder in `parent`, or in the system's temporary folder if that cannot be."""
     make = partial(tempfile.TemporaryDirectory, prefix=".opjit-doctor-", ignore_cleanup_errors=True)
     try:
@@ -402,3 +411,68 @@ def variables() -> Iterator[Observation]:
                 f"{layer} in OPJIT_LAYERS is not a cache",
                 "remove it from OPJIT_LAYERS, or mount it",
             )
+
+
+CHECKS = (
+    versions,
+    tools,
+    c_op,
+    gpus,
+    cuda_op,
+    programs,
+    cache,
+    remote,
+    variables,
+)
+
+
+def examine(before: Callable[[str], object] = lambda name: None) -> Iterator[Observation]:
+    """Run every check, and yield its observations. `before` is called with the name of each check first.
+
+    Example:
+        >>> [observation for observation in opjit.doctor.examine() if observation.state == "problem"]
+        []
+    """
+    for check in CHECKS:
+        before(check.__name__)
+        try:
+            yield from check()
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            yield Observation(
+                check.__name__,
+                WARNING,
+                f"this check failed: {type(error).__name__}: {error} ({where.name})",
+                "check it by hand; if the machine is not at fault, report a bug",
+            )
+
+
+def show(print_json: Callable[[object], None] | None = None) -> int:
+    """Run every check, and print a report or, by `print_json`, the observations. Returns the exit code: 1 if there is a problem."""
+    found = []
+    with warnings.catch_warnings(), Console(stderr=True).status("checking") as status:
+        warnings.simplefilter("ignore")  # the checks report the reasons of torch's warnings
+        for observation in examine(lambda name: status.update(f"checking: {name}")):
+            found.append(observation)
+            if print_json is None:
+                _print(observation)
+    states = [observation.state for observation in found]
+    if print_json is not None:
+        print_json([observation._asdict() for observation in found])
+    else:
+        click.echo(
+            ", ".join(
+                f"{states.count(state)} {state}{'s' * (states.count(state) != 1)}"
+                for state in (PROBLEM, WARNING)
+            )
+        )
+    return 1 if PROBLEM in states else 0
+
+
+def _print(observation: Observation) -> None:
+    """Print an observation in 80 columns, with the state in color."""
+    state = f"{observation.state:<8}"
+    text = readable(f"{state} {observation.about}: {observation.seen}")
+    click.echo(click.style(state, _COLOURS[observation.state]) + text.removeprefix(state))
+    if observation.todo:
+        click.echo(readable(f"{'':<8} do: {observation.todo}"))

@@ -1,1 +1,0 @@
-"""New code for ops in use: reload, watch, inline sources and the notebook magic."""
