@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -24,11 +23,8 @@ from opjit.testing.samples import declared_samples, expected_of, results_of
 _TIMEOUT = 60.0  # seconds that a rank may be late
 
 
-class _RankRun(NamedTuple):
-    """The number of a rank's calls that were right, and its error, empty for none."""
-
-    calls: int
-    error: str
+# Of a rank: the number of calls that were right, and its error, empty for none.
+RankOutcome = tuple[int, str]
 
 
 def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -> int:
@@ -55,9 +51,9 @@ def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -
             run = partial(_rank, op, ranks, chosen, folder)
             children = [stack.enter_context(Child(partial(run, rank))) for rank in range(ranks)]
             found = list(map(_received, children))
-        calls = min(each.calls for each in found)
+        calls = min(right for right, _ in found)
         title = f"{op.qualified} on {ranks} ranks ({chosen})"
-        errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(found) if each.error]
+        errors = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(found) if error]
         failed |= not print_outcome(title, calls, tally(calls, "sample"), errors)
     return int(failed)
 
@@ -72,11 +68,11 @@ def print_outcome(title: str, calls: int, note: str, errors: Sequence[str]) -> b
     return not errors
 
 
-def _received(child: Child) -> _RankRun:
+def _received(child: Child) -> RankOutcome:
     try:
-        result: _RankRun = child.messages.recv()
+        result: RankOutcome = child.messages.recv()
     except EOFError:
-        return _RankRun(0, f"the process {child.end()}")
+        return 0, f"the process {child.end()}"
     child.end()
     return result
 
@@ -105,5 +101,5 @@ def _rank(op: Op, ranks: int, device: str, folder: str, rank: int, sender: Conne
         error = str(reason)
     except Exception:  # in the op or in its op.py
         error = traceback.format_exc().splitlines()[-1]
-    sender.send(_RankRun(calls, error))
+    sender.send((calls, error))
     os._exit(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from opjit.operators.op import Op
-from opjit.testing.samples import Skipped, watch
+from opjit.testing.samples import CallWatch, Skipped, watch
 
 BUILD = "build"  # the line of an op that cannot be built
 _LONGEST = 400  # characters of a failure's text
@@ -44,7 +44,8 @@ class Check(NamedTuple):
         if self.device not in (None, device):
             raise Skipped(f"for {self.device} only")
 
-        calls = watch.get().again()
+        before = watch.get()
+        calls = CallWatch(before.say, before.only)
         watch.set(calls)
         note = self.run(op, device)
         if not calls.calls:
@@ -97,6 +98,9 @@ class Line:
         number: the number of the failed call among the calls of the check.
         seconds: the duration of the check.
         death: the end of the process, if the check ended it.
+        subject: the op and the device, ``mylib::scale on cpu``.
+        place: the author's line that failed.
+        command: repeats the failed call.
     """
 
     name: str
@@ -105,6 +109,15 @@ class Line:
     number: int | None = None
     seconds: float = 0.0
     death: Death | None = None
+    subject: str = ""
+    place: str = ""
+    command: str = ""
+
+    def fields(self) -> dict[str, object]:
+        """Return the attributes for JSON."""
+        fields = dict(vars(self))
+        del fields["death"]
+        return fields
 
 
 def outcome_of(name: str, run: Callable[[], str]) -> Line:

@@ -24,7 +24,6 @@ from opjit.operators.op import Op
 from opjit.testing import compare, integration, report, sanitize, sanitized
 from opjit.testing.checks import BUILD, Check, Line, outcome_of, tally
 from opjit.testing.isolation import supervise
-from opjit.testing.report import CheckResult
 from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers
 
@@ -116,7 +115,7 @@ class Options(NamedTuple):
 
 def run_checks(
     names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None
-) -> tuple[list[CheckResult], int]:
+) -> tuple[list[Line], int]:
     """Print a table for each op and device of the named ops or folders. `before` receives all ops first.
 
     Returns the table's lines, and the exit code: 1 if a check failed, or if an op or a check that was asked for made no call.
@@ -228,7 +227,7 @@ class _Table:
     def __init__(self, options: Options, sanitizers: Sequence[Sanitizers | Line]) -> None:
         self.options = options
         self.sanitizers = sanitizers
-        self.results = list[CheckResult]()
+        self.results = list[Line]()
         self._asked = {
             *options.only
         }  # the checks, or without --only the ops, of which each must make a call
@@ -367,7 +366,7 @@ class _Table:
 
         If the cause of a failure was shown twice, the failure is not printed.
         """
-        self.results.append(CheckResult(self._subject, line, place, command))
+        self.results.append(replace(line, subject=self._subject, place=place, command=command))
         op = self._subject.partition(" on ")[0]
         if not self.options.only:
             self._asked.add(op)
@@ -399,7 +398,7 @@ class _Table:
                 if name not in self._ran:
                     self.add(Line(name, "failed", note))
 
-        counts = Counter(result.line.status for result in self.results)
+        counts = Counter(line.status for line in self.results)
         verdict = [f"{counts[status]} {status}" for status in _COLORS if counts[status]]
         untested = sorted(self._asked - self._tested)
         if not counts["failed"] and (untested or not self.results):

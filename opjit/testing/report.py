@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 from opjit import files
@@ -12,36 +11,20 @@ from opjit.store.store import default_store
 from opjit.testing.checks import Line
 
 
-class CheckResult(NamedTuple):
-    """The line of a check, and the op and device that it is about. `subject` is ``mylib::scale on cpu``."""
-
-    subject: str
-    line: Line
-    place: str = ""  # the author's line
-    command: str = ""  # repeats the failed call
-
-    def fields(self) -> dict[str, object]:
-        """Return the attributes for JSON."""
-        fields = {**self._asdict(), **vars(self.line)}
-        del fields["line"], fields["death"]
-        return fields
-
-
-def write_junit(results: Iterable[CheckResult], path: Path) -> None:
+def write_junit(results: Iterable[Line], path: Path) -> None:
     """Write results as JUnit's XML, which CI systems read: a suite for each op and device, a case for each check."""
     root = ElementTree.Element("testsuites")
-    for subject, of_subject in groupby(results, attrgetter("subject")):
+    for subject, lines in groupby(results, attrgetter("subject")):
         suite = ElementTree.SubElement(root, "testsuite", name=subject)
-        for result in of_subject:
-            name, line, place, command = result
+        for line in lines:
             seconds = f"{line.seconds:.3f}"
             case = ElementTree.SubElement(
-                suite, "testcase", classname=name, name=line.name, time=seconds
+                suite, "testcase", classname=subject, name=line.name, time=seconds
             )
             if line.status != "ok":
                 tag = "failure" if line.status == "failed" else "skipped"
                 outcome = ElementTree.SubElement(case, tag, message=line.note)
-                outcome.text = "\n".join(filter(None, [line.note, place, command]))
+                outcome.text = "\n".join(filter(None, [line.note, line.place, line.command]))
         suite.set("tests", str(len(suite)))
         suite.set("failures", str(len(suite.findall("testcase/failure"))))
         suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
@@ -56,16 +39,16 @@ def last_failed() -> dict[str, list[str]]:
     return found if isinstance(found, dict) else {}
 
 
-def keep_failed(results: Iterable[CheckResult]) -> None:
+def keep_failed(results: Iterable[Line]) -> None:
     """Keep for `last_failed` which checks failed. Checks that did not run keep their state."""
     note = _note()
     if note is None:
         return
     known = last_failed()
-    for result in results:
-        others = {*known.get(result.subject, [])} - {result.line.name}
-        failed = [result.line.name] * (result.line.status == "failed")
-        known[result.subject] = sorted([*others, *failed])
+    for line in results:
+        others = {*known.get(line.subject, [])} - {line.name}
+        failed = [line.name] * (line.status == "failed")
+        known[line.subject] = sorted([*others, *failed])
     files.write_checked(note, {subject: names for subject, names in known.items() if names})
 
 

@@ -53,10 +53,6 @@ class CallWatch:
     calls: int = 0
     largest: int = 0
 
-    def again(self) -> "CallWatch":
-        """Return a watch that has seen no call, for the next check."""
-        return CallWatch(self.say, self.only)
-
     def record(self, number: int, sample: Sample) -> None:
         """Count a call, and report it before it is made: it may end the process."""
         self.number = number
