@@ -276,7 +276,7 @@ def check_sample(
 
 def _print_table(make: Callable[[], Op], reference: Function, sample: Sample, device: str) -> None:
     """Declare the op in the process, and print its table."""
-    from opjit.testing import command
+    from opjit.author import test
 
     op = make()
     reload.install([op])
@@ -284,7 +284,7 @@ def _print_table(make: Callable[[], Op], reference: Function, sample: Sample, de
     op.samples(lambda where: iter([sample.map(lambda tensor: tensor.to(where))]))
     with click.Context(click.Command("test")) as context:
         context.color = True  # the notebook shows colors
-        command.show(op, device)
+        test.show_op(op, device)
 
 
 def compare(sides: Sides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Measurement]:

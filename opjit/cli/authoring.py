@@ -157,10 +157,10 @@ def test(
     checks must call an op.
     """
     from opjit import backends
+    from opjit.author import report
+    from opjit.author.test import Options, run_checks
     from opjit.cli import diagnostics
-    from opjit.emulate.checks import EMULATOR
-    from opjit.testing import isolation, report
-    from opjit.testing.command import Options, run_checks
+    from opjit.testing import isolation
     from opjit.testing.sanitize import parse_tools
 
     lacks_gpu = device == "cuda" and backends.for_device(device).available() is not None
@@ -176,7 +176,6 @@ def test(
         device="cuda" if emulated else device,
         sanitizers=parse_tools(sanitizers),
         demanded=source is ParameterSource.COMMANDLINE,
-        emulator=EMULATOR,
         emulated=emulated,
         **chosen,
     )

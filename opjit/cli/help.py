@@ -201,9 +201,9 @@ def _backends() -> Iterable[Backend]:
 
 def _check_names() -> Iterator[str]:
     from opjit import testing
-    from opjit.emulate.checks import EMULATOR
+    from opjit.emulate import checks as emulated
 
-    yield from map(str, (*testing.CHECKS, *testing.OPTIONAL, *EMULATOR.checks))
+    yield from map(str, (*testing.CHECKS, *testing.OPTIONAL, *emulated.CHECKS))
 
 
 def ops(ctx: Context, parameter: Parameter, text: str) -> list[CompletionItem]:

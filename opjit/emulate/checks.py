@@ -10,7 +10,6 @@ from opjit.errors import NoKernel
 from opjit.operators.op import Op
 from opjit.testing import refuse_unknown_waivers
 from opjit.testing.checks import Check, add
-from opjit.testing.command import Emulator
 from opjit.testing.samples import (
     SMALL,
     Skipped,
@@ -79,6 +78,3 @@ def prepare(op: Op, checked: bool) -> None:
     samples = [each for each in declared_samples(op, "cpu") if each.numel <= _LARGEST]
     op.samples(lambda device: iter(samples))
     op.waive("rejects", "a CUDA kernel cannot raise an error for an index")
-
-
-EMULATOR = Emulator(CHECKS, build.warn_of_mistakes, compile_both, prepare)

@@ -18,10 +18,13 @@ import click
 from click import echo
 
 from opjit import backends, request, testing, wanted
+from opjit.author import report
 from opjit.catalog import arguments
+from opjit.emulate import build
+from opjit.emulate import checks as emulated
 from opjit.errors import BadSetting, CompileError, OpjitError
 from opjit.operators.op import Op
-from opjit.testing import compare, integration, report, sanitize, sanitized
+from opjit.testing import compare, integration, sanitize, sanitized
 from opjit.testing.checks import BUILD, Check, Line, outcome_of, tally
 from opjit.testing.isolation import supervise
 from opjit.testing.samples import Skipped
@@ -33,22 +36,6 @@ _CLEAR = "\r\x1b[K"  # removes the terminal's last line
 _TIMED = 0.1  # seconds from which a check's time is shown
 _SHOWN = 2  # failures of one cause
 _EMULATED = "emulated on the CPU: results, races and bounds; no timing"
-
-
-class Emulator(NamedTuple):
-    """CUDA kernels on the CPU; see `opjit.emulate`.
-
-    Attributes:
-        checks: the checks that need a kernel with checks of its accesses.
-        warn: gives the warnings about an op's kernel that a build for a GPU gives.
-        build: compiles an op's kernel; raises Skipped for a feature that is not emulated.
-        prepare: makes torch call an op's kernel for CPU tensors, with or without these checks.
-    """
-
-    checks: Sequence[Check]
-    warn: Callable[[Op], None]
-    build: Callable[[Op], str]
-    prepare: Callable[[Op, bool], None]
 
 
 class Options(NamedTuple):
@@ -63,8 +50,7 @@ class Options(NamedTuple):
         demanded: whether a sanitizer that does not run is a failure.
         fail_fast: whether the first failure ends the run.
         last_failed: whether only the checks that failed in the last run are run.
-        emulator: can run CUDA kernels in the place of a GPU.
-        emulated: whether it does.
+        emulated: whether CUDA kernels run on the CPU; see `opjit.emulate`.
     """
 
     device: str | None = None
@@ -75,7 +61,6 @@ class Options(NamedTuple):
     demanded: bool = False
     fail_fast: bool = False
     last_failed: bool = False
-    emulator: Emulator | None = None
     emulated: bool = False
 
     def checks(self, device: str) -> list[Check]:
@@ -83,14 +68,15 @@ class Options(NamedTuple):
 
         Raises BadSetting if a name is unknown, or if its check needs an emulated kernel.
         """
-        emulated = self.emulator.checks if self.emulator else ()
-        known = {check.name: check for check in (*testing.CHECKS, *testing.OPTIONAL, *emulated)}
+        known = {
+            check.name: check for check in (*testing.CHECKS, *testing.OPTIONAL, *emulated.CHECKS)
+        }
         for name in self.only:
             if name not in known:
                 raise BadSetting(
                     f"there is no check {name!r}; use {', '.join(known)}; the sanitizers of --sanitize repeat the calls of these checks"
                 )
-            if known[name] in emulated and not self.emulated:
+            if known[name] in emulated.CHECKS and not self.emulated:
                 raise BadSetting(
                     f"the check {name!r} needs --emulate, because it runs a CUDA kernel on the CPU"
                 )
@@ -110,7 +96,7 @@ class Options(NamedTuple):
             if (name in self.only if self.only else check not in testing.OPTIONAL)
         ]
         here = [check for check in chosen if check.device in (None, device)]
-        return [check for check in here if self.emulated or check not in emulated]
+        return [check for check in here if self.emulated or check not in emulated.CHECKS]
 
 
 def run_checks(
@@ -157,8 +143,8 @@ def _test_on_devices(table: _Table, op: Op, name: str) -> None:
     inner = os.path.join(name, op.folder.name)
     name = inner if os.path.isdir(inner) else name
     options = table.options
-    if options.emulator is not None and options.emulated:
-        table.emulate(op, name, options.emulator)
+    if options.emulated:
+        table.emulate(op, name)
         return
     devices = [options.device] if options.device else op.devices()
     for device in devices:
@@ -170,7 +156,7 @@ def _test_on_devices(table: _Table, op: Op, name: str) -> None:
         table.add(Line(BUILD, "skipped", arguments.without_device(op)))
 
 
-def show(op: Op, device: str) -> None:
+def show_op(op: Op, device: str) -> None:
     """Print the table of an op that no file declares, such as a notebook's, and the verdict; without sanitizers, which need an op.py."""
     table = _Table(Options(sanitizers=()), [])
     _import_for(table.options.checks(device))
@@ -313,22 +299,22 @@ class _Table:
                 note = f"the same in {tally(len(more), 'other check')} as in {first}"
                 self._print("failed", f"{len(more)} more", note, ", ".join(more))
 
-    def emulate(self, op: Op, name: str, emulator: Emulator) -> None:
+    def emulate(self, op: Op, name: str) -> None:
         """Run the checks of an op's CUDA kernel on the CPU. Each line reports that, because no line is a run on a GPU."""
         title = f"{op.qualified} on cuda, {_EMULATED}"
         checks = self._chosen(title, "cpu")
         if self.stopped or not checks:
             return
-        emulator.warn(op)
+        build.warn_of_mistakes(op)
         self.begin(title)
-        built = outcome_of(BUILD, partial(emulator.build, op))
+        built = outcome_of(BUILD, partial(emulated.compile_both, op))
         if built.status != "ok":
             self.add(built)
             return
         self._remarks.add("CUDA emulated and not run on a GPU")
         for checked in (True, False):
-            part = [check for check in checks if (check in emulator.checks) is checked]
-            prepare = partial(emulator.prepare, op, checked)
+            part = [check for check in checks if (check in emulated.CHECKS) is checked]
+            prepare = partial(emulated.prepare, op, checked)
             for line in supervise(
                 op, "cpu", part, self.options.seconds, prepare, self.options.sample
             ):
