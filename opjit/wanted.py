@@ -79,7 +79,7 @@ class BinaryRequest:
             return None
         from opjit.share import remote
 
-        return remote.fetch(remote.query_for(ways), store)
+        return remote.fetch(ways, store)
 
     def build(self, store: Store) -> Entry:
         """Build it and publish the entry."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from opjit import files, progress
 from opjit.backends.targets import Target
@@ -46,35 +46,8 @@ _Result = TypeVar("_Result")
 _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST at that time
 
 
-class Query(NamedTuple):
-    name: str  # its name in messages
-    folder: str  # the common prefix of its objects' names
-    pointers: Sequence[str]  # the names of pointers, in the order in which to read them
-    target: Target | None  # the op's; None for a C++ extension
-    # Whether to use the entry with this document. Raises EntryError if no honest remote has the entry there.
-    fits: Callable[[dict[str, Any]], bool]
-
-
-def query_for(ways: Sequence[BuildInputs]) -> Query:
-    """Return the query for an entry of any of `ways`, which have one base key."""
-    base = ways[0].base
-    target = ways[0].op_target
-
-    def fits(document: dict[str, Any]) -> bool:
-        if base_key(document) != base:
-            raise EntryError(MISMATCH)
-        return any(way.fits(document) for way in ways)
-
-    keys = [way.key for way in ways]  # without compilers, the key is the base key
-    if target is not None and target.backend.uses_nvcc:
-        keys.append(base)  # of binaries of compilers that are not here
-    pointers = [f"{key}.key" for key in dict.fromkeys(keys)]
-    folder = f"{VERSION}/{ways[0].place_of_entries}"
-    return Query(str(ways[0]), folder, pointers, target, fits)
-
-
-def fetch(wanted: Query, store: Store) -> Entry | None:
-    """Fetch an entry from OPJIT_REMOTE.
+def fetch(ways: Sequence[BuildInputs], store: Store) -> Entry | None:
+    """Fetch an entry of any of `ways`, which have one base key, from OPJIT_REMOTE.
 
     Returns None if it is not there. After a failure, it warns once, returns None, and stops using
     the remote.
@@ -84,7 +57,7 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
     if identity in _failed:
         return None
     try:
-        found = _ask(wanted, objects)
+        found = _ask(ways, objects)
     except Exception as error:  # a failing network or hostile bytes must not prevent the build
         if identity not in _failed:
             _failed.add(identity)
@@ -96,30 +69,40 @@ def fetch(wanted: Query, store: Store) -> Entry | None:
     if found is None:
         return None
     key, received = found
+    first = ways[0]
+    folder = store.base / first.place_of_entries / key
     try:
-        entry = store.receive_or_keep(
-            received, store.root / wanted.folder / key, wanted.target, wanted.name
-        )
+        entry = store.receive_or_keep(received, folder, first.op_target, str(first))
     except (OSError, EntryError):
         return None  # the build will report the problem with the temporary folder
     usage.count(store.base, "fetches")
-    progress.log(f"{wanted.name} came from the remote: {entry.folder}")
+    progress.log(f"{first} came from the remote: {entry.folder}")
     return replace(entry, origin="remote")
 
 
-def _ask(wanted: Query, objects: Objects) -> tuple[str, Bundle] | None:
+def _ask(ways: Sequence[BuildInputs], objects: Objects) -> tuple[str, Bundle] | None:
     """Look up an entry within the time limits above. An extension's gets more time once a pointer shows that the remote answers."""
-    keys = dict.fromkeys(_read_from(objects, lambda read, trusted: [*_keys(wanted, read)]))
+    keys = dict.fromkeys(_read_from(objects, lambda read, trusted: [*_keys(ways, read)]))
     if not keys:
         return None
-    seconds = _EXTENSION if wanted.target is None else _AT_LEAST
-    return _read_from(objects, lambda read, trusted: _look_up(wanted, keys, read, trusted), seconds)
+    seconds = _EXTENSION if ways[0].op_target is None else _AT_LEAST
+    return _read_from(objects, lambda read, trusted: _look_up(ways, keys, read, trusted), seconds)
 
 
-def _keys(wanted: Query, read: _Read) -> Iterator[str]:
-    for pointer in wanted.pointers:
+def _object(ways: Sequence[BuildInputs], name: str) -> str:
+    """Return the whole name of an object: a pointer, or an entry."""
+    return f"{VERSION}/{ways[0].place_of_entries}/{name}"
+
+
+def _keys(ways: Sequence[BuildInputs], read: _Read) -> Iterator[str]:
+    """Yield the keys of entries in the pointers of a request, the preferred first."""
+    keys = [way.key for way in ways]  # without compilers, the key is the base key
+    target = ways[0].op_target
+    if target is not None and target.backend.uses_nvcc:
+        keys.append(ways[0].base)  # of binaries of compilers that are not here
+    for key in dict.fromkeys(keys):
         with suppress(FileNotFoundError):
-            yield from pointed(read(f"{wanted.folder}/{pointer}", _POINTER_BYTES))
+            yield from pointed(read(_object(ways, f"{key}.key"), _POINTER_BYTES))
 
 
 def problem() -> str | None:
@@ -167,7 +150,7 @@ def _read_from(
 
 
 def _look_up(
-    wanted: Query, keys: Iterable[str], read: _Read, trusted: Trust
+    ways: Sequence[BuildInputs], keys: Iterable[str], read: _Read, trusted: Trust
 ) -> tuple[str, Bundle] | None:
     """Return the key and the requested entry, checked, or None.
 
@@ -176,12 +159,14 @@ def _look_up(
 
     for key in keys:
         try:
-            content = read(f"{wanted.folder}/{key}.opjit", MAX_BYTES)
+            content = read(_object(ways, f"{key}.opjit"), MAX_BYTES)
         except FileNotFoundError:
             continue
         found, manifest = trusted.opened(content)
-        examine(manifest, found.library, key, wanted.target)
-        if wanted.fits(manifest.document):
+        examine(manifest, found.library, key, ways[0].op_target)
+        if base_key(manifest.document) != ways[0].base:
+            raise EntryError(MISMATCH)
+        if any(way.fits(manifest.document) for way in ways):
             return key, found
     return None
 

@@ -28,7 +28,7 @@ def main() -> None:
         warnings.simplefilter("always")
         started = time.perf_counter()
         entry = (
-            remote.fetch(remote.query_for(recipe.ways), store)
+            remote.fetch(recipe.ways, store)
             if sys.argv[1] == "fetch"
             else request.entry(op, target)
         )

@@ -125,8 +125,8 @@ def test_one_remote_serves_nodes_of_both_processors_without_compilers_in_every_o
     monkeypatch.setattr("opjit.share.trust._warned", {"unsigned"})
     with cache_warnings() as texts:
         for host in HOSTS:
-            query = remote.query_for(recipe(op, target_of(device, host), False).ways)
-            assert machine_of(remote.fetch(query, Store(tmp_path / "node" / host))) == host
+            ways = recipe(op, target_of(device, host), False).ways
+            assert machine_of(remote.fetch(ways, Store(tmp_path / "node" / host))) == host
     assert texts == []
 
 

@@ -176,7 +176,7 @@ def test_an_object_store_is_a_remote_before_and_after_a_fork(
         assert _succeeded(_started(published, tmp_path / "child"))
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "again"))
         objects._system(published.pointer)[0].rm(objects._system(published.name)[1])
-        missing = remote.query_for(published.recipe(tmp_path / "again").ways)
+        missing = published.recipe(tmp_path / "again").ways
         assert remote.fetch(missing, Store(tmp_path / "again")) is None  # not there is no failure
     finally:
         server.stop()
@@ -216,7 +216,7 @@ def test_a_child_forked_while_the_remote_is_asked_asks_for_itself(
     with remote_at(behave):
         recipe = published.recipe(tmp_path / "first")
         thread = threading.Thread(
-            target=remote.fetch, args=(remote.query_for(recipe.ways), Store(tmp_path / "first"))
+            target=remote.fetch, args=(recipe.ways, Store(tmp_path / "first"))
         )
         thread.start()
         assert asked.wait(10)
@@ -304,7 +304,7 @@ FAULTS: dict[str, Behaviour] = {
 
 def refused(published: Published, tmp_path: Path, recipe: Recipe | None = None) -> str:
     """The one warning of a request that the remote did not serve; nothing was written."""
-    wanted = remote.query_for((recipe or published.recipe(tmp_path / "nothing")).ways)
+    wanted = (recipe or published.recipe(tmp_path / "nothing")).ways
     with cache_warnings() as texts:
         assert remote.fetch(wanted, Store(tmp_path / "fresh")) is None
     assert not (tmp_path / "fresh").exists()
@@ -327,7 +327,7 @@ def test_a_remote_that_fails_costs_one_warning_and_a_moment_and_is_not_asked_aga
         if behave is FAULTS["500"]:
             assert (again := ask(other.op)).was_built
             assert again.warnings == []
-        assert remote.fetch(remote.query_for(other.recipe(tmp_path).ways), Store(tmp_path)) is None
+        assert remote.fetch(other.recipe(tmp_path).ways, Store(tmp_path)) is None
         assert len(server.asked) == asked
 
 
@@ -338,7 +338,7 @@ def test_a_request_that_was_given_up_ends_by_itself(
     before = threading.enumerate()
     with remote_at(behave):
         with pytest.warns(CacheWarning):
-            remote.fetch(remote.query_for(published.recipe(tmp_path).ways), Store(tmp_path))
+            remote.fetch(published.recipe(tmp_path).ways, Store(tmp_path))
         # The server goes on for 600 s.
         until(
             lambda: (
