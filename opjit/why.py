@@ -48,6 +48,8 @@ _NAMES = {
     "kernel": "source's name",
     "debug": "debug build",
 }
+# Parts of a document that have rules of their own, or that a request does not know.
+_COMPARED_APART = {"known", "inputs", "absent", "flags", "toolchain", "glue"}
 # The kinds of differences, the most frequent first; all remaining kinds come last.
 _LIKELY = (
     "source",
@@ -92,12 +94,12 @@ class Explanation:
     op: str
     target: str
     key: str | None
-    found: Path | None
-    place: str
-    against: Path | None
-    differences: tuple[Difference, ...]
-    unusable: tuple[tuple[Path, str], ...]
     outcome: str
+    found: Path | None = None
+    place: str = ""
+    against: Path | None = None
+    differences: tuple[Difference, ...] = ()
+    unusable: tuple[tuple[Path, str], ...] = ()
     compiler: str = ""
     uncached: str = ""
 
@@ -149,7 +151,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-_Found = tuple[Location, Path]  # an entry's folder, and where it is
 # An entry's folder, and how it differs from the request.
 _Candidate = tuple[Path, tuple[Difference, ...]]
 
@@ -157,30 +158,19 @@ _Candidate = tuple[Path, tuple[Difference, ...]]
 def compare(inputs: BuildInputs, root: Store, found: Path | None = None) -> Explanation:
     """Explain the result of a request; `found` is the folder of the entry that it found."""
     locations = [*layers.locations(inputs, root)]
-    explanation = Explanation(
-        inputs.name,
-        inputs.purpose,
-        None if inputs.toolchain is None else inputs.key,
-        found,
-        "",
-        None,
-        (),
-        (),
-        _outcome(inputs, found),
-    )
+    key = None if inputs.toolchain is None else inputs.key
+    explanation = Explanation(inputs.name, inputs.purpose, key, _outcome(inputs, found))
     if found is not None:
         places = (each.name for each in locations if each.store.base in found.parents)
         # The key of an entry has all that its build read.
         return replace(
-            explanation, key=found.name, place=next(places, ""), compiler=_compiler(found)
+            explanation,
+            key=found.name,
+            found=found,
+            place=next(places, ""),
+            compiler=_compiler(found),
         )
-    every = [
-        (location, folder)
-        for location in locations
-        for place in layers.others_like(location.store.base / inputs.place_of_entries)
-        for folder in place.glob("[!.]*")
-    ]
-    candidates, unusable = _candidates(every, inputs, root)
+    candidates, unusable = _candidates(locations, inputs, root)
     wanted = root.base / inputs.place_of_entries
     problem = root.problem(wanted.parent, wanted)
     if problem is not None:
@@ -220,13 +210,19 @@ def _for_other_hosts(place: Path, host: str) -> list[Path]:
 
 
 def _candidates(
-    entries: list[_Found], inputs: BuildInputs, root: Store
+    locations: Iterable[Location], inputs: BuildInputs, root: Store
 ) -> tuple[list[_Candidate], list[tuple[Path, str]]]:
     """Return the usable entries of the same name and target, and the unusable ones with reasons; the newest first."""
     usable = []
     unusable = []
-    newest = sorted(entries, key=lambda entry: -_changed(entry[1]))
-    for location, folder in newest[:_MOST_CANDIDATES]:
+    entries = [
+        (location, folder)
+        for location in locations
+        for place in layers.others_like(location.store.base / inputs.place_of_entries)
+        for folder in place.glob("[!.]*")
+    ]
+    entries.sort(key=lambda entry: -_changed(entry[1]))
+    for location, folder in entries[:_MOST_CANDIDATES]:
         try:
             _, manifest = verify(folder, inputs.op_target, trusted_as=location.source)
             shipped = location.source is not None
@@ -260,10 +256,10 @@ def differences(
     found = [*document_differences(before, inputs.request, sources)]
     same_tools = before.get("toolchain") == inputs.request["toolchain"]
     with suppress(EntryError):  # it does not list what its build read
-        known = tuple(f"{name} " for name in _mapping(before.get("known", {})))
+        known = tuple(f"{name} " for name in _mapping(before.get("known")))
         for text in inputs.changes(before, note):
             if not text.startswith(known) and (same_tools or not text.startswith("<")):
-                found.append(Difference(_kind_of_file(text.partition(" ")[0]), text))
+                found.append(Difference(_kind(text.partition(" ")[0]), text))
     if shipped:
         tools = {
             name
@@ -283,36 +279,30 @@ def document_differences(
     before: Mapping[str, Any], now: Mapping[str, Any], sources: set[str]
 ) -> tuple[Difference, ...]:
     """Return how two documents differ, the likeliest reason for a miss first; `sources` names inputs that are not headers."""
-    before = dict(before)
-    now = dict(now)
-    found = [*_inputs(_mapping(before.pop("known", {})), now.pop("known"), sources)]
-    for part in ("inputs", "absent"):
-        before.pop(part, None)
-        now.pop(part, None)
-    then_flags = _mapping(before.pop("flags", {}))
-    now_flags = now.pop("flags")
-    for kind in sorted({*then_flags, *now_flags}, key=str):
-        found += _flags(
-            _FLAGS.get(kind, f"{kind} flag"), then_flags.get(kind, []), now_flags.get(kind, [])
-        )
-    tools = _mapping(before.pop("toolchain", {}))
-    wanted_tools = now.pop("toolchain")
-    if wanted_tools is not None:  # without a compiler, any compiler's binary matches
-        before = {**tools, **before}
-        now = {**wanted_tools, **now}
-    if before.pop("glue", None) != now.pop("glue", None):
+    found = [*_inputs(_mapping(before.get("known")), now["known"], sources)]
+    flags = _mapping(before.get("flags"))
+    for kind in sorted({*flags, *now["flags"]}, key=str):
+        what = _FLAGS.get(kind, f"{kind} flag")
+        found += _flags(what, flags.get(kind, []), now["flags"].get(kind, []))
+    if before.get("glue") != now.get("glue"):
         found.append(Difference("opjit", "the glue's template changed"))
-    for name in sorted({*before, *now}):
-        then_and_now = [
-            "none" if value in (None, "") else str(value)[:200]
-            for value in (now.get(name), before.get(name))
-        ]
-        found += (
-            [Difference(_NAMES.get(name, name), f"{', '.join(then_and_now)} before")]
-            if before.get(name) != now.get(name)
-            else []
-        )
+    if now["toolchain"] is not None:  # without a compiler, any compiler's binary matches
+        before = {**_mapping(before.get("toolchain")), **before}
+        now = {**now["toolchain"], **now}
+    for name in sorted({*before, *now} - _COMPARED_APART):
+        if before.get(name) != now.get(name):
+            text = f"{_shown(now.get(name))}, {_shown(before.get(name))} before"
+            found.append(Difference(_NAMES.get(name, name), text))
     return _likely_first(found)
+
+
+def _shown(value: object) -> str:
+    return "none" if value in (None, "") else str(value)[:200]
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a file that a build read."""
+    return "library" if name.endswith((".a", ".o", ".so")) else "header"
 
 
 def _inputs(
@@ -322,17 +312,17 @@ def _inputs(
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):
             continue
-        what = _kind_of_file(name)
+        what = _kind(name)
         if name.startswith("<opjit>/"):
             what = "opjit"
         elif name in sources or backends.of_source(name) is not None:
             what = "source"
-        verb = "changed" if name in before else "is new"
-        yield Difference(what, f"{name} {verb if name in now else 'is no longer used'}")
-
-
-def _kind_of_file(name: str) -> str:
-    return "library" if name.endswith((".a", ".o", ".so")) else "header"
+        change = "changed"
+        if name not in now:
+            change = "is no longer used"
+        elif name not in before:
+            change = "is new"
+        yield Difference(what, f"{name} {change}")
 
 
 def _flags(what: str, before: Any, now: list[str]) -> Iterator[Difference]:

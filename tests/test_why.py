@@ -404,12 +404,10 @@ def test_an_explanation_fits_a_screen_whatever_changed(op: Path, tmp_path: Path)
         "a::b",
         "cpu x",
         "k",
-        None,
-        "",
-        tmp_path,
-        found.differences,
-        ((tmp_path, "why"),) * 60,
         "would",
+        against=tmp_path,
+        differences=found.differences,
+        unusable=((tmp_path, "why"),) * 60,
     )
     assert len(str(everything).splitlines()) <= 24
 
