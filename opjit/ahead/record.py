@@ -20,21 +20,17 @@ def record(command: Sequence[str], output: Path) -> int:
     """Run a command, write the list of its ops, and return its exit code, or 128 plus its signal. Raises RecordError if either fails."""
     # Next to the list, so that a job's other nodes may see it.
     raw = output.absolute().with_name(f".{output.name}.{files.random_name()}")
-    document = raw.with_name(f"{raw.name}.json")
     try:
-        try:
-            os.close(os.open(raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            code = _run_command(command, {**os.environ, "OPJIT_RECORD": str(raw)})
-            files.write_synced(document, oplist.dump_list(*_gather(raw)).encode("ascii"))
-            os.replace(document, output)
-        except OSError as error:
-            raise RecordError(
-                f"the list cannot be written to {output}: {error}; name another file with -o"
-            ) from error
+        os.close(os.open(raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        code = _run_command(command, {**os.environ, "OPJIT_RECORD": str(raw)})
+        files.write_whole(output, oplist.dump_list(*_gather(raw)).encode("ascii"))
+    except OSError as error:
+        raise RecordError(
+            f"the list cannot be written to {output}: {error}; name another file with -o"
+        ) from error
     finally:
-        for path in (raw, document):
-            with suppress(OSError):
-                path.unlink()
+        with suppress(OSError):
+            raw.unlink()
     return code
 
 

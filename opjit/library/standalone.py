@@ -27,8 +27,8 @@ _FLAGS = ("-shared", "-fPIC", "-x", "c", "-std=gnu11", "-O2", "-fexceptions", "-
 _LINK = ("-L.", "-ltorch_cpu", "-ldl", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-Wl,-s")
 
 
-def require_one_host(name: str, targets: Sequence[Target]) -> str:
-    """Return the host CPU of a library's binaries. Raises BuildError if there are two."""
+def require_one_host(name: str, targets: Sequence[Target]) -> None:
+    """Raise BuildError if a library's binaries are for two host CPUs."""
     hosts = {target.host for target in targets}
     if len(hosts) > 1:
         shown = " and ".join(sorted(hosts))
@@ -37,15 +37,15 @@ def require_one_host(name: str, targets: Sequence[Target]) -> str:
             op=name,
             target=shown,
         )
-    return hosts.pop()
 
 
 def write_standalone(place: Path, binaries: Binaries) -> None:
-    """Write the library of some ops, unless the same one is there. Raises BuildError if the path has another file or a compiler fails."""
-    host = require_one_host(
-        place.stem, [target for found in binaries.values() for target, _ in found]
-    )
-    compiler = toolchain.require_compiler(default_store().notes, host)
+    """Write the library of some ops for one host CPU, unless the same one is there.
+
+    Raises BuildError if the path has another file or a compiler fails.
+    """
+    first, _ = next(iter(binaries.values()))[0]
+    compiler = toolchain.require_compiler(default_store().notes, first.host)
     with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
         _publish(_compiled(binaries, compiler, Path(folder)), place)
 

@@ -36,11 +36,11 @@ class NvidiaClock:
     def peaks(self, element_size: int) -> tuple[float, float]:
         """Return memory clock times bus width, and the rate of matrix instructions at the highest clock."""
         gpu = torch.cuda.get_device_properties()
-        memory_kilohertz = getattr(gpu, "memory_clock_rate", 0)
-        bandwidth = 2e3 * memory_kilohertz * getattr(gpu, "memory_bus_width", 0) / 8
+        bandwidth = 2e3 * gpu.memory_clock_rate * gpu.memory_bus_width / 8
         in_a_cycle = _MATRIX_OPERATIONS.get((gpu.major, gpu.minor), 0) * gpu.multi_processor_count
-        kilohertz = getattr(gpu, "clock_rate", 0)
-        return bandwidth, 1e3 * kilohertz * in_a_cycle * _BY_ELEMENT_SIZE.get(element_size, 2.0)
+        return bandwidth, 1e3 * gpu.clock_rate * in_a_cycle * _BY_ELEMENT_SIZE.get(
+            element_size, 2.0
+        )
 
     def model(self, index: int | None = None) -> str:
         return torch.cuda.get_device_name(index)
