@@ -70,19 +70,14 @@ class FolderWatch(AbstractContextManager["FolderWatch"]):
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
             for op in self._ops():
-                if _is_saved(op, self._seen[op.qualified]):
-                    _reload_saved(op)
-
-
-def _reload_saved(op: Op) -> None:
-    try:
-        reload.refresh(op)
-        logger.info("%s is up to date with its files", op.qualified)
-    except (
-        Exception
-    ) as error:  # op.py may raise anything; logged once for each time that files are saved
-        trace = not isinstance(error, OpjitError)
-        logger.error("%s stays as it was: %s", op.qualified, error, exc_info=trace)
+                if not _is_saved(op, self._seen[op.qualified]):
+                    continue
+                try:
+                    reload.refresh(op)
+                    logger.info("%s is up to date with its files", op.qualified)
+                except Exception as error:  # op.py may raise anything
+                    trace = not isinstance(error, OpjitError)
+                    logger.error("%s stays as it was: %s", op.qualified, error, exc_info=trace)
 
 
 def _is_saved(op: Op, seen: _Seen) -> bool:

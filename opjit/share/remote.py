@@ -139,9 +139,8 @@ def _read_from(
     objects: Objects, call: Callable[[_Read, Trust], _Result], at_least: float = _AT_LEAST
 ) -> _Result:
     started = time.monotonic()
-    objects.check()  # first, because a key is useless without a remote
+    objects.load()  # first, because a key is useless without a remote
     trusted = required_trust()
-    objects.load()
     seconds = max(_IN_ALL - (time.monotonic() - started), at_least)
     until = time.monotonic() + seconds
     return with_timeout(

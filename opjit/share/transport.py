@@ -43,15 +43,13 @@ class Objects(NamedTuple):
             return self.scheme + "://…"
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
-    def check(self) -> None:
+    def load(self) -> None:
+        """Import the package for the URL's protocol. Raises RemoteError if the URL is invalid, or a package is missing."""
         if "://" not in self.url or (self.is_http and ("?" in self.url or "#" in self.url)):
             raise RemoteError(
                 f"expected a URL such as https://host/opjit, s3://bucket/opjit or file:///folder, got {self.shown!r}"
             )
 
-    def load(self) -> None:
-        """Import the package for the URL's protocol. Raises RemoteError if the URL is invalid, or a package is missing."""
-        self.check()
         if self.is_http:
             return
         try:
