@@ -30,7 +30,7 @@ from opjit.cpp_extension.entries import entries
 from opjit.environment import SWITCHES, VARIABLES
 from opjit.errors import OpjitError, ToolMissing
 from opjit.measure.load import busy_note
-from opjit.progress import readable
+from opjit.progress import readable, tally
 from opjit.recipe import toolchain
 from opjit.store import layers
 from opjit.store.store import Store, default_root, default_store
@@ -460,12 +460,7 @@ def show(print_json: Callable[[object], None] | None = None) -> int:
     if print_json is not None:
         print_json([observation._asdict() for observation in found])
     else:
-        click.echo(
-            ", ".join(
-                f"{states.count(state)} {state}{'s' * (states.count(state) != 1)}"
-                for state in (PROBLEM, WARNING)
-            )
-        )
+        click.echo(", ".join(tally(states.count(state), state) for state in (PROBLEM, WARNING)))
     return 1 if PROBLEM in states else 0
 
 

@@ -111,6 +111,12 @@ def ago(seconds: float) -> str:
     return "just now"
 
 
+def tally(number: int, noun: str) -> str:
+    """``"1 sample"``, ``"2 samples"``, ``"2 entries"``."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
 def readable(text: str) -> str:
     """Return lines for people: 80 columns wide, with ``~`` for the home directory and 12 digits of a key.
 

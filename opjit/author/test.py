@@ -24,8 +24,9 @@ from opjit.emulate import build
 from opjit.emulate import checks as emulated
 from opjit.errors import BadSetting, CompileError, OpjitError
 from opjit.operators.op import Op
+from opjit.progress import tally
 from opjit.testing import compare, integration, sanitize, sanitized
-from opjit.testing.checks import BUILD, Check, Line, outcome_of, tally
+from opjit.testing.checks import BUILD, Check, Line, outcome_of
 from opjit.testing.isolation import supervise
 from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers

@@ -21,7 +21,6 @@ from opjit.cli.help import (
     archs,
     archs_option,
     device_option,
-    entry_count,
     flag,
     interruptible,
     json_option,
@@ -31,7 +30,7 @@ from opjit.cli.help import (
 )
 from opjit.environment import is_on
 from opjit.errors import OpjitError, UnknownOp
-from opjit.progress import readable
+from opjit.progress import readable, tally
 
 if TYPE_CHECKING:  # help and completion don't import torch
     from opjit.backends.targets import Target
@@ -225,17 +224,16 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
     extensions = entries(name, root)
     log = failed_build(name, root)
     is_extension = bool(extensions) or log is not None
-    found: list[Op] = []
-    if name == op:
-        try:
-            found = arguments.ops(op)
-        except UnknownOp:
-            if not is_extension:
-                raise
-    elif not is_extension:
+    if name != op and not is_extension:
         raise OpjitError(
             f"no entry of a C++ extension {name!r} in the cache {root.root}; run `opjit cache ls` to list the entries"
         )
+    found: list[Op] = []
+    try:
+        found = arguments.ops(op)
+    except UnknownOp:
+        if not is_extension:
+            raise
     if not found and (device or arch):
         raise UsageError(
             f"--device and --arch need an op, but {name} is a C++ extension; leave them out"
@@ -253,7 +251,7 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
             f"{name}, a C++ extension: the last build failed {progress.ago(time.time() - log.stat().st_mtime)}; full output: {log}"
         )
     if extensions:
-        echo(f"{name}, a C++ extension: {entry_count(len(extensions))} in the cache")
+        echo(f"{name}, a C++ extension: {tally(len(extensions), 'entry')} in the cache")
     for each in rows:
         echo(readable(str(each)))
     if found and is_on("OPJIT_EMULATE"):

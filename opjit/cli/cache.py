@@ -12,7 +12,6 @@ from opjit.cli.help import (
     FILE,
     Group,
     PrintJson,
-    entry_count,
     flag,
     json_option,
     ops_argument,
@@ -20,7 +19,7 @@ from opjit.cli.help import (
     reporter,
     subcommand,
 )
-from opjit.progress import ago
+from opjit.progress import ago, tally
 
 _KEY_DIGITS = 12  # of a key's 64; `opjit cache ls --json` has all
 
@@ -60,7 +59,7 @@ def ls(print_json: PrintJson) -> None:
         rest = f"{arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key[:_KEY_DIGITS]}"
         echo(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")
     if items:
-        echo(f"{entry_count(len(items))}, {_size(sum(item.size for item in items))}")
+        echo(f"{tally(len(items), 'entry')}, {_size(sum(item.size for item in items))}")
     sizes = [part.size for part in inventory.parts(default_store())]
     if sizes:
         echo(f"parts of builds: {len(sizes)}, {_size(sum(sizes))}")
@@ -105,7 +104,7 @@ def verify(print_json: PrintJson) -> None:
             echo(f"{verdict}: {item.op}  {item.arch}  {item.key}: {reason}")
     counts = Counter(each.verdict for each in found)
     parts = [f"{counts[verdict]} {verdict}" for verdict in (GOOD, BAD) if counts[verdict]]
-    echo(f"{entry_count(len(found))}: {', '.join(parts)}".removesuffix(": "))
+    echo(f"{tally(len(found), 'entry')}: {', '.join(parts)}".removesuffix(": "))
     for problem in open_folders(default_store().base):
         remark(f"warning: {problem}, so opjit does not use it")
     if print_json is not None:
@@ -137,14 +136,14 @@ def prune(size: str | None, age: str | None) -> None:
 
     done = cache.prune(size, age)
     echo(
-        f"removed {entry_count(done.removed)}, {_size(done.freed)}; {entry_count(done.kept)}, {_size(done.size)}, remain"
+        f"removed {tally(done.removed, 'entry')}, {_size(done.freed)}; {tally(done.kept, 'entry')}, {_size(done.size)}, remain"
     )
     if done.fresh:
         echo(
-            f"kept {entry_count(done.fresh)} from the last hour; `opjit cache clear` removes everything"
+            f"kept {tally(done.fresh, 'entry')} from the last hour; `opjit cache clear` removes everything"
         )
     if done.failed:
-        raise ClickException(f"{entry_count(done.failed)} could not be removed")
+        raise ClickException(f"{tally(done.failed, 'entry')} could not be removed")
 
 
 @subcommand("opjit cache clear allreduce", declares=False)
@@ -157,9 +156,9 @@ def clear(ops: tuple[str, ...]) -> None:
     from opjit import cache
 
     done = cache.clear(*ops)
-    echo(f"removed {entry_count(done.removed)}, {_size(done.freed)}, from {cache.path()}")
+    echo(f"removed {tally(done.removed, 'entry')}, {_size(done.freed)}, from {cache.path()}")
     if done.failed:
-        raise ClickException(f"{entry_count(done.failed)} could not be removed")
+        raise ClickException(f"{tally(done.failed, 'entry')} could not be removed")
 
 
 @subcommand("opjit cache push s3://bucket/opjit --sign keys/ci.key")

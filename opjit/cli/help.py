@@ -46,10 +46,14 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 class Command(click.Command):
-    """A command or a group with the options that all of them have: -h, -q and -v."""
+    """A command or a group with the options that all of them have: -h, -q and -v.
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    With `declares`, all ops are declared when it runs. Help and completion don't, so they don't import torch.
+    """
+
+    def __init__(self, *arguments: Any, declares: bool = False, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self._declares = declares
         for name, (callback, text) in _COMMON.items():
             option = click.Option(
                 [f"-{name[0]}", f"--{name}"],
@@ -60,11 +64,9 @@ class Command(click.Command):
             )
             self.params.append(option)
 
-
-class OpCommand(Command):
-    """A command that declares all ops when it runs. Help and completion don't, so they don't import torch."""
-
     def invoke(self, ctx: Context) -> Any:
+        if not self._declares:
+            return super().invoke(ctx)
         named = ctx.params.get("ops", ())
         if len(named) == 1 and os.sep in named[0] and "://" not in named[0]:
             place = os.path.abspath(named[0])
@@ -105,9 +107,8 @@ def subcommand(
 
     With `declares`, all ops are declared before it runs.
     """
-    kind = OpCommand if declares else Command
     examples = "\n  ".join(("\b\nExamples:", *lines))
-    return click.command(name, cls=kind, epilog=examples, **settings)
+    return click.command(name, cls=Command, epilog=examples, declares=declares, **settings)
 
 
 def _be_quiet(ctx: Context, _: Parameter, asked: bool) -> None:
@@ -132,11 +133,6 @@ _COMMON = {
     "quiet": (_be_quiet, "Print results and errors only, without progress and warnings."),
     "verbose": (_be_verbose, "Report each step to stderr, as OPJIT_VERBOSE=1 does."),
 }
-
-
-def entry_count(count: int) -> str:
-    """``"1 entry"``, ``"2 entries"``."""
-    return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 
 def remark(text: object) -> None:

@@ -31,8 +31,8 @@ from opjit.emulate import build
 from opjit.emulate.checks import compile_both
 from opjit.errors import BadSetting, PeerLost
 from opjit.operators.op import Op
+from opjit.progress import tally
 from opjit.testing.across_ranks import print_outcome
-from opjit.testing.checks import tally
 from opjit.testing.compare import assert_same
 from opjit.testing.isolation import Child
 from opjit.testing.samples import Skipped, declared_samples, effects

@@ -15,7 +15,7 @@ from opjit import api, distributed
 from opjit.catalog import arguments
 from opjit.errors import BadSetting, OpjitError
 from opjit.operators.op import Op
-from opjit.testing.checks import tally
+from opjit.progress import tally
 from opjit.testing.compare import assert_same
 from opjit.testing.isolation import Child
 from opjit.testing.samples import declared_samples, expected_of, results_of

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from opjit.operators.op import Op
+from opjit.progress import tally
 from opjit.testing.samples import CallWatch, Skipped, watch
 
 BUILD = "build"  # the line of an op that cannot be built
@@ -69,12 +70,6 @@ def add(
         return run
 
     return register
-
-
-def tally(number: int, noun: str) -> str:
-    """``"1 sample"``, ``"2 samples"``."""
-    plural = "" if number == 1 else "s"
-    return f"{number:,} {noun}{plural}"
 
 
 @dataclass(frozen=True)

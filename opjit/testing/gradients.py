@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample, tensors_of
 from opjit.operators.op import Op
-from opjit.testing.checks import Check, add, tally
+from opjit.progress import tally
+from opjit.testing.checks import Check, add
 from opjit.testing.compare import Tolerance, assert_same, dtype_name
 from opjit.testing.samples import (
     Skipped,

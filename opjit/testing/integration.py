@@ -9,7 +9,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.sample import Sample, tensors_of
 from opjit.operators.op import Op
-from opjit.testing.checks import Check, add, tally
+from opjit.progress import tally
+from opjit.testing.checks import Check, add
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.gradients import assert_same_gradients, with_gradients
 from opjit.testing.samples import (

@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 from opjit import backends
 from opjit.declare.sample import Sample
 from opjit.operators.op import Op
-from opjit.testing.checks import Check, add, tally
+from opjit.progress import tally
+from opjit.testing.checks import Check, add
 from opjit.testing.compare import Tolerance, as_list, assert_same, dtype_name
 from opjit.testing.samples import (
     FLOAT8,

@@ -24,9 +24,10 @@ import torch
 
 from opjit.catalog import registry
 from opjit.operators.op import Op
+from opjit.progress import tally
 from opjit.recipe import compilers, toolchain
 from opjit.testing import compare, numerics, sanitize
-from opjit.testing.checks import BUILD, Check, Death, Line, add, outcome_of, tally
+from opjit.testing.checks import BUILD, Check, Death, Line, add, outcome_of
 from opjit.testing.isolation import supervise
 from opjit.testing.samples import (
     SMALL,
