@@ -29,7 +29,7 @@ from opjit.catalog import registry
 from opjit.cpp_extension.entries import entries
 from opjit.environment import SWITCHES, VARIABLES
 from opjit.errors import OpjitError, ToolMissing
-from opjit.measure.load import busy_note
+from opjit.measure.units import busy_note
 from opjit.progress import readable, tally
 from opjit.recipe import toolchain
 from opjit.store import layers

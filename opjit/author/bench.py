@@ -17,10 +17,9 @@ from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample, Workload, tensors_of
 from opjit.errors import BadSetting
 from opjit.measure import machine
-from opjit.measure.load import busy_note
 from opjit.measure.plan import Inputs, Measurement, ratio
 from opjit.measure.timing import measure, plan_of
-from opjit.measure.units import format_rate, format_time
+from opjit.measure.units import busy_note, format_rate, format_time
 from opjit.operators.op import Op
 from opjit.testing.samples import effects, expected_of
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opjit.errors import OpjitError
-from opjit.measure.load import busy_note
-from opjit.measure.units import format_time
+from opjit.measure.units import busy_note, format_time
 from opjit.store.store import default_root
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """``opjit new``: a folder to start from, filled from templates/."""
 
-import errno
 import json
 import keyword
 import os
@@ -158,21 +157,19 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Make a folder of files, and of settings for editors, by one rename."""
     staged = folder.parent / f".{folder.name}.{files.random_name()}"
     try:
-        if folder.exists() or folder.is_symlink():
-            raise DeclarationError(
-                f"{folder} exists already; nothing was written. Choose another name, or another directory to put it in"
-            )
         settings = resources.filled(
             "clangd.in", include=json.dumps(f"-I{resources.include_path()}")
         )
         for name, text in {**texts, ".clangd": settings}.items():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
             (staged / name).write_text(text, "utf-8")
-        os.rename(staged, folder)
+        if folder.exists() or not files.put_if_free(staged, folder):
+            raise DeclarationError(
+                f"{folder} exists already; nothing was written. Choose another name, or another directory to put it in"
+            )
     except OSError as error:
-        why = "it exists already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else str(error)
         raise DeclarationError(
-            f"{folder} cannot be written: {why}; choose another directory"
+            f"{folder} cannot be written: {error}; choose another directory"
         ) from error
     finally:
         files.remove_tree(staged)

@@ -93,10 +93,6 @@ class _OpBinary:
         """The op's folder."""
         return self.entry.library.parents[5]
 
-    @property
-    def use(self) -> tuple[str, str]:
-        return self.schema.qualified, self.target.backend.name
-
 
 def _manifests(place: Path, shown: Path, path: StrPath) -> list[Path]:
     """Return the manifests of a library: of all op folders, or of the one of a ``.so``."""
@@ -185,8 +181,9 @@ def _usable(shown: Path, place: Path, binaries: Sequence[_OpBinary]) -> list[_Op
                 raise
             refused[each.schema.qualified] = error
             continue
-        if each.use not in best or rank(each.target) > rank(best[each.use].target):
-            best[each.use] = each
+        use = each.schema.qualified, each.target.backend.name
+        if use not in best or rank(each.target) > rank(best[use].target):
+            best[use] = each
     for qualified in refused.keys() - {op for op, _ in best}:
         raise refused[qualified]
     return list(best.values())

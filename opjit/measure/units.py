@@ -1,4 +1,6 @@
-"""Times and rates as people read them. Imports no torch."""
+"""Times, rates and the load of the machine as people read them. Without torch, which takes seconds to import."""
+
+import os
 
 
 def format_time(seconds: float) -> str:
@@ -20,3 +22,14 @@ def format_rate(rate: float, unit: str) -> str:
     if rate >= 1e12:
         return f"{_three_digits(rate / 1e12)} T{unit}/s"
     return f"{_three_digits(rate / 1e9)} G{unit}/s"
+
+
+def busy_note() -> str | None:
+    """Return a line about a machine that had more to run than it has CPUs during the last minute; None for any other machine."""
+    load = os.getloadavg()[0]
+    cpus = os.cpu_count() or 1
+    if load <= cpus:
+        return None
+    return (
+        f"the machine is busy: load {load:.1f} on {cpus} CPUs, so times and ratios are unreliable"
+    )

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from opjit.measure import machine
-from opjit.measure.load import busy_note
 from opjit.measure.plan import Inputs, Measurement, TimingPlan, copies, ratio
 from opjit.measure.timing import measure, plan_of
-from opjit.measure.units import format_rate, format_time
+from opjit.measure.units import busy_note, format_rate, format_time
 
 
 def small(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
