@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ import click
 from click import echo
 
 from opjit import backends, request, testing, wanted
-from opjit.author import report
+from opjit.author import diagnostics, report
 from opjit.catalog import arguments
 from opjit.emulate import build
 from opjit.emulate import checks as emulated
@@ -27,7 +27,7 @@ from opjit.operators.op import Op
 from opjit.progress import tally
 from opjit.testing import compare, integration, sanitize, sanitized
 from opjit.testing.checks import BUILD, Check, Line, outcome_of
-from opjit.testing.isolation import supervise
+from opjit.testing.isolation import apart, supervise
 from opjit.testing.samples import Skipped
 from opjit.testing.sanitized import Sanitizers
 
@@ -100,10 +100,8 @@ class Options(NamedTuple):
         return [check for check in here if self.emulated or check not in emulated.CHECKS]
 
 
-def run_checks(
-    names: Sequence[str], options: Options, before: Callable[[list[Op]], object] = lambda ops: None
-) -> tuple[list[Line], int]:
-    """Print a table for each op and device of the named ops or folders. `before` receives all ops first.
+def run_checks(names: Sequence[str], options: Options) -> tuple[list[Line], int]:
+    """Print the warnings of -Wall -Wextra, unless checks were chosen, and a table for each op and device of the named ops or folders.
 
     Returns the table's lines, and the exit code: 1 if a check failed, or if an op or a check that was asked for made no call.
     """
@@ -113,7 +111,9 @@ def run_checks(
     os.environ["OPJIT_TUNE"] = "0"
     _import_for(options.checks("cpu"))
     declared = {name: _declared(name, alone=len(names) == 1) for name in names}
-    before([op for found in declared.values() if not isinstance(found, str) for op in found])
+    ops = [op for found in declared.values() if not isinstance(found, str) for op in found]
+    if not options.only and not options.emulated:
+        apart(partial(diagnostics.show_all_warnings, ops, options.device))
 
     with ExitStack() as stack:
         table = _Table(options, _sanitizers(options, stack))

@@ -159,8 +159,6 @@ def test(
     from opjit import backends
     from opjit.author import report
     from opjit.author.test import Options, run_checks
-    from opjit.cli import diagnostics
-    from opjit.testing import isolation
     from opjit.testing.sanitize import parse_tools
 
     lacks_gpu = device == "cuda" and backends.for_device(device).available() is not None
@@ -180,11 +178,7 @@ def test(
         **chosen,
     )
 
-    def warn(found: list[Any]) -> None:
-        if not options.only and not emulated:
-            isolation.apart(partial(diagnostics.show_all_warnings, found, device))
-
-    results, code = run_checks(ops, options, warn)
+    results, code = run_checks(ops, options)
     if junit is not None:
         report.write_junit(results, junit)
     if print_json is not None:

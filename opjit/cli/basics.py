@@ -134,8 +134,8 @@ def get(
     Debug builds are cached separately, and are never added to a wheel or a remote cache. To use one, run
     OPJIT_DEBUG=1 gdb --args python program.py.
     """
+    from opjit.author import diagnostics
     from opjit.catalog import arguments
-    from opjit.cli import diagnostics
     from opjit.wanted import target_of
 
     if debug:

@@ -1,4 +1,3 @@
 """Modules whose tests are not in the file of their name, and where these are:
 authoring basics programs: cli/test_cli.py
-cache: cache/test_cache.py cache/test_transfer.py
-diagnostics: builder/test_compile_warnings.py builder/test_kernel_usage.py"""
+cache: cache/test_cache.py cache/test_transfer.py"""
