@@ -117,8 +117,14 @@ def _targets(
         devices = [*sorted({each for op in requested for each in op.devices()})] or devices
     archs = [arch] if isinstance(arch, str | None) else list(arch)
     found = [target_of(kind, each) for kind in devices for each in archs or [None]]
-    if name is not None:
-        standalone.require_one_host(name, found)
+    hosts = sorted({target.host for target in found})
+    if name is not None and len(hosts) > 1:
+        shown = " and ".join(hosts)
+        raise BuildError(
+            f"the library {name} cannot hold binaries for {shown}: a shared library is for one of them; choose a name for each",
+            op=name,
+            target=shown,
+        )
     return sorted(dict.fromkeys(found), key=lambda target: target.backend.name != "cpu")
 
 

@@ -27,18 +27,6 @@ _FLAGS = ("-shared", "-fPIC", "-x", "c", "-std=gnu11", "-O2", "-fexceptions", "-
 _LINK = ("-L.", "-ltorch_cpu", "-ldl", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-Wl,-s")
 
 
-def require_one_host(name: str, targets: Sequence[Target]) -> None:
-    """Raise BuildError if a library's binaries are for two host CPUs."""
-    hosts = {target.host for target in targets}
-    if len(hosts) > 1:
-        shown = " and ".join(sorted(hosts))
-        raise BuildError(
-            f"the library {name} cannot hold binaries for {shown}: a shared library is for one of them; choose a name for each",
-            op=name,
-            target=shown,
-        )
-
-
 def write_standalone(place: Path, binaries: Binaries) -> None:
     """Write the library of some ops for one host CPU, unless the same one is there.
 
