@@ -181,9 +181,7 @@ def build_plan(
     report = Report([], [], plan.skipped, list(plan.failed), 0.0)
     try:
         if rank is not None and rank.needs_store:
-            tasks = distributed.share(plan.wanted, plan.store, ahead=True)
-            for wanted, task in zip(plan.wanted, tasks, strict=True):
-                _add(wanted, task.origin == "built", task.error, report)
+            _share(plan, report)
         else:
             _build_missing(plan, jobs, report, stream, write)
         of_ops = [wanted for wanted in plan.wanted if isinstance(wanted, OpRequest)]
@@ -200,6 +198,13 @@ def build_plan(
     if plan.listed is not None and not report.failed:
         sets.mark_complete(plan.store, plan.listed, sorted(map(str, plan.wanted)), plan.shared)
     return report._replace(seconds=time.perf_counter() - started)
+
+
+def _share(plan: Plan, report: Report) -> None:
+    """Build together with the other ranks of the job, one build at a time in this process."""
+    tasks = distributed.share(plan.wanted, plan.store, ahead=True)
+    for wanted, task in zip(plan.wanted, tasks, strict=True):
+        _add(wanted, task.origin == "built", task.error, report)
 
 
 def _build_missing(
