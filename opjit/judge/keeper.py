@@ -21,7 +21,7 @@ from opjit.errors import (
 from opjit.judge import sandbox
 from opjit.judge.bench import Bench
 from opjit.judge.protocol import Ask, Channel, Done, Failed, Fork, Stopped
-from opjit.judge.verdict import VerdictReached, Word
+from opjit.judge.verdict import Failure, VerdictReached
 from opjit.judge.worker import CandidateWorker
 from opjit.testing.isolation import Child
 
@@ -138,7 +138,7 @@ def _watch(process: Child, control: Channel) -> Failed:
                 os.kill(process.pid, number)
 
 
-def _ended(word: Word, message: str) -> Failed:
+def _ended(word: Failure, message: str) -> Failed:
     return Failed(word, message, False, {})
 
 
@@ -176,7 +176,7 @@ def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
 def _failure(error: Exception) -> Failed:
     if isinstance(error, VerdictReached):
         return Failed(error.word, error.message[:4000], error.reusable, error.facts)
-    word: Word = "wrong"
+    word: Failure = "wrong"
     message = str(error)
     if isinstance(error, (CompileError, DeclarationError, SyntaxError)):
         word = "compile"

@@ -17,7 +17,7 @@ import torch
 from typing_extensions import dataclass_transform  # of torch's
 
 from opjit.declare.sample import tensors_of
-from opjit.judge.verdict import VerdictReached, Word
+from opjit.judge.verdict import Failure, VerdictReached
 from opjit.typed_json import typed
 
 _INLINE = 60_000  # bytes of a message. Longer messages go into a file of memory
@@ -109,7 +109,7 @@ class Facts(Message):
 class Failed(Message):
     """The candidate is judged. The first line of the message gives the reason. `reusable`: its worker can judge other candidates."""
 
-    word: Word
+    word: Failure  # a candidate can forge the message
     message: str
     reusable: bool
     facts: dict[str, Any]

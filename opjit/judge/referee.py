@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from opjit.judge.task import Expected
-from opjit.judge.verdict import Word
+from opjit.judge.verdict import Failure
 from opjit.testing.compare import Tolerance, assert_same
 
 # The largest error of a few operations in half precision, relative to the largest element.
@@ -34,7 +34,7 @@ def max_difference(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 def compare(
     got: list[Any], call: Expected, others: Iterable[list[Any]] = ()
-) -> tuple[Word, str] | None:
+) -> tuple[Failure, str] | None:
     """Compare a call's results with the reference's, and wrong ones with the results of other calls.
 
     Returns None, or a verdict and its reason.

@@ -78,7 +78,8 @@ class Trial:
         except VerdictReached as reached:
             word = reached.word
             message = reached.message
-            self.facts |= reached.facts
+            if self.tier == "device":  # any other process has run the candidate's code
+                self.facts |= reached.facts
             line = re.search(_LINE, message)
             if (word == "compile" or " emulated: " in message) and line:
                 self.facts["line"] = int(line[line.lastindex or 1])

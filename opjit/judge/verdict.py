@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 from opjit import resources
 
-Word = Literal[
-    "correct", "wrong", "compile", "crash", "timeout", "cheat", "noisy", "emulated", "unavailable"
-]
+Failure = Literal["wrong", "compile", "crash", "timeout", "cheat", "unavailable"]
+Word = Literal["correct", "noisy", "emulated", Failure]
 Tier = Literal["device", "op", "python", "emulated", ""]
 
 
@@ -19,10 +18,10 @@ class VerdictReached(Exception):
         word: the verdict.
         message: the reason.
         reusable: whether the worker can judge other candidates.
-        facts: fields of the verdict.
+        facts: fields of the verdict, from a process that is trusted.
     """
 
-    def __init__(self, word: Word, message: str, reusable: bool = False, **facts: Any) -> None:
+    def __init__(self, word: Failure, message: str, reusable: bool = False, **facts: Any) -> None:
         super().__init__(message)
         self.word = word
         self.message = message

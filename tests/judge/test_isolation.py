@@ -255,6 +255,7 @@ def test_a_message_has_its_class_and_the_types_of_its_fields() -> None:
         b'["Described", {"results": [], "changed": 1, "elements": {}, "evidence": ""}]',
         b'["Described", {"results": []}]',
         b'["Failed", {"word": "excellent"}]',
+        b'["Failed", {"word": "correct", "message": "", "reusable": false, "facts": {}}]',
         protocol.encode(protocol.Done()),
     ):
         with pytest.raises(Untrusted):
