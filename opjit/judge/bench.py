@@ -210,8 +210,7 @@ class Bench:
                     "tolerance": [*call.within[0]],
                 }
                 if found is not None:
-                    raise VerdictReached(*found, reusable=not wrote_outside, **facts)
+                    raise VerdictReached(*found, not wrote_outside, facts)
                 if wrote_outside:
-                    raise VerdictReached(
-                        "wrong", "writes to its inputs, or outside its results", **facts
-                    )
+                    message = "writes to its inputs, or outside its results"
+                    raise VerdictReached("wrong", message, False, facts)

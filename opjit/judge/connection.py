@@ -14,12 +14,9 @@ from opjit.judge.protocol import (
     Ask,
     Channel,
     Described,
-    Done,
-    Failed,
     Message,
     Ran,
-    Stopped,
-    TensorSpec,
+    Signaled,
     Untrusted,
     read_sealed,
 )
@@ -76,14 +73,14 @@ class WorkerConnection:
         Only the time of its turns counts, and that of each stop, which it may delay.
         """
         left = seconds * load_factor()
-        self._command("freeze", Stopped)
+        self._command("freeze")
         while left > 0:
             with lock.shared():
                 started = time.monotonic()
-                self._command("resume", Done)
+                self._command("resume")
                 if select.select([self._requests.end], [], [], _TURN)[0]:
                     return
-                self._command("freeze", Stopped)
+                self._command("freeze")
                 left -= time.monotonic() - started
         raise VerdictReached("timeout", f"did not return within {seconds:g} s")
 
@@ -94,28 +91,16 @@ class WorkerConnection:
     def _receive(self, channel: Channel, kind: type[A], seconds: float) -> tuple[A, list[int]]:
         """Wait for a message, longer on a busy machine."""
         seconds *= load_factor()
-        kinds: list[type[A | Failed]] = [kind, Failed]
+        kinds: list[type[A | VerdictReached]] = [kind, VerdictReached]
         try:
             answer, files = channel.receive(kinds, seconds)
         except TimeoutError:
             raise VerdictReached("timeout", f"did not return within {seconds:g} s") from None
         except EOFError:
             raise self._death() from None
-        if isinstance(answer, Failed):
-            raise answer.reached()
+        if isinstance(answer, VerdictReached):
+            raise answer
         return answer, files
-
-    def prepare(
-        self,
-        inputs: PackedInputs,
-        count: int,
-        results: Sequence[TensorSpec],
-        seconds: float,
-        **options: bool,
-    ) -> None:
-        """Let the worker prepare the first calls of a burst without their values."""
-        files = [inputs.places] if inputs.key is None else [inputs.places, inputs.content]
-        self.ask(Done, seconds, "prepare", *files, count=count, results=results, **options)
 
     def run(
         self, inputs: PackedInputs, limit: int, seconds: float
@@ -125,20 +110,19 @@ class WorkerConnection:
         Returns the seconds until the worker was stopped, and the results, which are read before it
         goes on. If it cannot be read, the worker has copied them, and `describe` returns them.
         """
-        files = [inputs.content] if inputs.key is None else []
         started = time.perf_counter()
-        ran = self.ask(Ran, seconds, "run", *files, key=inputs.key, limit=limit)
+        ran = self.ask(Ran, seconds, "run", *inputs.late, key=inputs.key, limit=limit)
         if inputs.key is not None:
             return time.perf_counter() - started, None
-        stopped = self._command("freeze", Stopped)
+        pid = self._command("freeze")
         took = time.perf_counter() - started
         if min(ran.sizes, default=0) < 0 or sum(ran.sizes) > limit:
             raise Untrusted(f"results of {ran.sizes} bytes, where at most {limit} are expected")
         try:
-            results = read_memory(stopped.pid, ran.addresses, ran.sizes)
+            results = read_memory(pid, ran.addresses, ran.sizes)
         except (OSError, OverflowError, ValueError) as error:
             raise Untrusted(f"results at addresses that cannot be read: {error}") from None
-        self._command("resume", Done)
+        self._command("resume")
         return took, results
 
     def describe(self, limit: int, seconds: float) -> tuple[Described, bytearray]:
@@ -149,17 +133,16 @@ class WorkerConnection:
             raise Untrusted(f"expected a file of results, got {len(files)}")
         return described, read_sealed(files[0], limit)
 
-    def _command(self, method: str, kind: type[A]) -> A:
-        """Let the keeper stop the worker, or let it go on."""
+    def _command(self, method: str) -> int:
+        """Let the keeper stop the worker, or let it go on. Returns the worker's process."""
         with suppress(ConnectionError):  # the answer gives the reason
             self._control.send(Ask(method, {}))
-        return self._receive(self._control, kind, _STOP)[0]
+        return self._receive(self._control, Signaled, _STOP)[0].pid
 
     def _death(self) -> VerdictReached:
         """Return why the worker ended, if the keeper reports it in time."""
         with suppress(EOFError, TimeoutError):
-            died, _ = self._control.receive([Failed], _LAST_WORDS)
-            return died.reached()
+            return self._control.receive([VerdictReached], _LAST_WORDS)[0]
         return VerdictReached("crash", "its process ended")
 
     @property

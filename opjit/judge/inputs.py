@@ -37,10 +37,10 @@ class TensorPlace:
 
 
 class PackedInputs(NamedTuple):
-    """Files with the places and the bytes of calls' tensors, and the key of the bytes' mask, if any."""
+    """The files that a worker gets before and after the clock has started, and the key of the bytes' mask, if any."""
 
-    places: int
-    content: int
+    early: list[int]
+    late: list[int]
     key: int | None
 
     @classmethod
@@ -67,12 +67,14 @@ class PackedInputs(NamedTuple):
             content += ctypes.string_at(on_cpu.data_ptr(), len(on_cpu))
             content += bytes(_padded(len(on_cpu)) - len(on_cpu))
         places = pickle.dumps(([len(each) for each in memories], placed))
-        return cls(sealed(places), sealed(content), key)
+        if key is None:
+            return cls([sealed(places)], [sealed(content)], None)
+        return cls([sealed(places), sealed(content)], [], key)
 
     def close(self) -> None:
         """Remove the files."""
-        os.close(self.places)
-        os.close(self.content)
+        for each in [*self.early, *self.late]:
+            os.close(each)
 
 
 class DeliveredInputs:

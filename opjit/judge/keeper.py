@@ -20,7 +20,7 @@ from opjit.errors import (
 )
 from opjit.judge import sandbox
 from opjit.judge.bench import Bench
-from opjit.judge.protocol import Ask, Channel, Done, Failed, Fork, Stopped
+from opjit.judge.protocol import Ask, Channel, Fork, Signaled
 from opjit.judge.verdict import Failure, VerdictReached
 from opjit.judge.worker import CandidateWorker
 from opjit.testing.isolation import Child
@@ -104,7 +104,7 @@ def _first_of_namespace(asked: Fork) -> int:
     return first
 
 
-def _watch(process: Child, control: Channel) -> Failed:
+def _watch(process: Child, control: Channel) -> VerdictReached:
     """Stop the worker's group of processes and let it go on as the judge asks, until the worker ends, or until the judge lets go.
 
     No kernel needs to be stopped or continued by anybody else.
@@ -123,34 +123,27 @@ def _watch(process: Child, control: Channel) -> Failed:
                 os.read(signals, 512)
             while event := os.waitid(os.P_PID, process.pid, _STOPS):
                 if event.si_code != awaited:
-                    return _ended("cheat", "stops or continues its process")
+                    return VerdictReached("cheat", "stops or continues its process")
                 awaited = 0
                 # Only now: a process cannot stop while it waits for a program that is stopped before its start.
                 os.killpg(process.pid, number)
-                is_stopped = event.si_code == os.CLD_STOPPED
-                control.send(Stopped(process.pid) if is_stopped else Done())
+                control.send(Signaled(process.pid))
             if control.end in ready:
                 try:
                     asked, _ = control.receive([Ask])
                 except EOFError:
-                    return _ended("crash", "was ended")
+                    return VerdictReached("crash", "was ended")
                 number, awaited = _SIGNALS[asked.method]
                 os.kill(process.pid, number)
 
 
-def _ended(word: Failure, message: str) -> Failed:
-    return Failed(word, message, False, {})
-
-
-def _death(process: Child) -> Failed:
+def _death(process: Child) -> VerdictReached:
     how = process.end()
     if "SIGSYS" in how:
-        return _ended(
-            "cheat",
-            "makes a system call that computing does not need, for which the kernel ended it",
-        )
+        refused = "makes a system call that computing does not need, for which the kernel ended it"
+        return VerdictReached("cheat", refused)
     last_line = process.stderr()[-2000:].strip().splitlines()[-1:]
-    return _ended("crash", ": ".join([how, *last_line]))
+    return VerdictReached("crash", ": ".join([how, *last_line]))
 
 
 def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
@@ -173,9 +166,9 @@ def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
                 os.close(each)
 
 
-def _failure(error: Exception) -> Failed:
+def _failure(error: Exception) -> VerdictReached:
     if isinstance(error, VerdictReached):
-        return Failed(error.word, error.message[:4000], error.reusable, error.facts)
+        return error
     word: Failure = "wrong"
     message = str(error)
     if isinstance(error, (CompileError, DeclarationError, SyntaxError)):
@@ -187,4 +180,4 @@ def _failure(error: Exception) -> Failed:
         message = message.splitlines()[0]  # without torch's advice
     if not isinstance(error, OpjitError):
         message = f"{type(error).__name__}: {message}"
-    return Failed(word, message[:4000], word in ("compile", "unavailable"), {})
+    return VerdictReached(word, message[:4000], word in ("compile", "unavailable"))

@@ -17,7 +17,6 @@ import torch
 from typing_extensions import dataclass_transform  # of torch's
 
 from opjit.declare.sample import tensors_of
-from opjit.judge.verdict import Failure, VerdictReached
 from opjit.typed_json import typed
 
 _INLINE = 60_000  # bytes of a message. Longer messages go into a file of memory
@@ -106,31 +105,14 @@ class Facts(Message):
     facts: dict[str, Any]
 
 
-class Failed(Message):
-    """The candidate is judged. The first line of the message gives the reason. `reusable`: its worker can judge other candidates."""
-
-    word: Failure  # a candidate can forge the message
-    message: str
-    reusable: bool
-    facts: dict[str, Any]
-
-    def reached(self) -> VerdictReached:
-        return VerdictReached(self.word, self.message, self.reusable, **self.facts)
-
-
-class Stopped(Message):
-    """The worker was stopped by the keeper's signal."""
+class Signaled(Message):
+    """The worker was stopped or continued by the keeper's signal."""
 
     pid: int
 
 
 class Untrusted(Exception):
     """A malformed or hostile message."""
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as JSON: the name of its class, and its fields."""
-    return json.dumps([type(message).__name__, vars(message)], default=vars).encode()
 
 
 M = TypeVar("M")
@@ -160,8 +142,9 @@ class Channel:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
-    def send(self, message: Message, *descriptors: int) -> None:
-        body = encode(message)
+    def send(self, message: object, *descriptors: int) -> None:
+        """Send a message as JSON: the name of its class, and its fields."""
+        body = json.dumps([type(message).__name__, vars(message)], default=vars).encode()
         if len(body) <= _INLINE:
             socket.send_fds(self.end, [body], descriptors)
         else:

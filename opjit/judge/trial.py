@@ -245,7 +245,8 @@ class Trial:
     def _prepare(self, burst: PackedBurst, count: int, **options: bool) -> int:
         """Let the worker prepare calls. Returns the most bytes that results may have."""
         spec = protocol.specs(burst.calls[0].results)
-        self.worker.prepare(burst.inputs, count, spec, 2 * self.seconds, **options)
+        given = {"count": count, "results": spec, **options}
+        self.worker.ask(protocol.Done, 2 * self.seconds, "prepare", *burst.inputs.early, **given)
         return 4 * count * sum(each.nbytes for each in spec) + _SLACK
 
     def _compare(

