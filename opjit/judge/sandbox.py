@@ -63,20 +63,14 @@ class Test(NamedTuple):
     offset: int
     instruction: int
     value: int
-    passes: bool  # if the instruction jumps
 
 
 def equals(argument: int, value: int) -> Test:
-    return Test(_ARGUMENTS + 8 * argument, _IF_EQUAL, value, True)
+    return Test(_ARGUMENTS + 8 * argument, _IF_EQUAL, value)
 
 
 def lacks(argument: int, bits: int) -> Test:
-    return Test(_ARGUMENTS + 8 * argument, _IF_ANY_BIT, bits, False)
-
-
-def is_null(argument: int) -> tuple[Test, Test]:
-    low = equals(argument, 0)
-    return low, low._replace(offset=low.offset + 4)
+    return Test(_ARGUMENTS + 8 * argument, _IF_ANY_BIT, bits)
 
 
 def allow_if(number: int, *tests: Test) -> list[_Instruction]:
@@ -84,42 +78,22 @@ def allow_if(number: int, *tests: Test) -> list[_Instruction]:
     code: list[_Instruction] = [(_RETURN, 0, 0, _ALLOW), _LOAD_NUMBER]  # for the next rule
     for test in reversed(tests):
         skipped = len(code) - 1
-        jumps = (0, skipped) if test.passes else (skipped, 0)
+        jumps = (0, skipped) if test.instruction == _IF_EQUAL else (skipped, 0)
         code = [(_LOAD, 0, 0, test.offset), (test.instruction, *jumps, test.value), *code]
     return [(_IF_EQUAL, 0, len(code), number), *code]
 
 
-def _answer(table: str, action: int) -> list[_Instruction]:
-    code = []
-    for number in system_calls.numbers(table).values():
-        code += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, action)]
-    return code
-
-
-def _allow_conditions(conditions: dict[str, Sequence[Test]]) -> list[_Instruction]:
-    numbers = system_calls.numbers(system_calls.CONDITIONAL)
-    code = []
-    for command in _FCNTL:
-        code += allow_if(numbers["fcntl"], equals(1, command))
-    for name, tests in conditions.items():
-        code += allow_if(numbers[name], *tests)
-    return code
-
-
 def allow_loading() -> bool:
     """Kill this process for a call that neither computing nor opening a library needs."""
-    code = _allow_conditions(
-        {
-            "mmap": (),
-            "mprotect": (),
-            "tgkill": [equals(0, os.getpid())],
-            "rt_sigaction": (),
-            "prctl": [equals(0, _PR_SET_NO_NEW_PRIVS)],  # for `allow_computing`
-        }
-    )
-    code += _answer(system_calls.COMPUTING, _ALLOW)
-    code += _answer(system_calls.LOADING, _ALLOW)
-    return _install(code, _KILL)
+    conditions: dict[str, Sequence[Test]] = {
+        "mmap": (),
+        "mprotect": (),
+        "tgkill": [equals(0, os.getpid())],
+        "rt_sigaction": (),
+        "prctl": [equals(0, _PR_SET_NO_NEW_PRIVS)],  # for `allow_computing`
+    }
+    actions = {system_calls.COMPUTING: _ALLOW, system_calls.LOADING: _ALLOW}
+    return _install(actions, _KILL, conditions)
 
 
 def allow_computing() -> bool:
@@ -127,17 +101,14 @@ def allow_computing() -> bool:
 
     No memory becomes executable. A signal can be sent to this process only, for abort().
     """
-    code = _allow_conditions(
-        {
-            "mmap": [lacks(2, _PROT_EXEC)],
-            "mprotect": [lacks(2, _PROT_EXEC)],
-            "tgkill": [equals(0, os.getpid())],
-            "rt_sigaction": [equals(0, signal.SIGINT)],  # opjit_interrupted()
-        }
-    )
-    code += _answer(system_calls.COMPUTING, _ALLOW)
-    code += _answer(system_calls.LOADING, _FAIL | errno.EACCES)
-    return _install(code, _KILL)
+    conditions: dict[str, Sequence[Test]] = {
+        "mmap": [lacks(2, _PROT_EXEC)],
+        "mprotect": [lacks(2, _PROT_EXEC)],
+        "tgkill": [equals(0, os.getpid())],
+        "rt_sigaction": [equals(0, signal.SIGINT)],  # opjit_interrupted()
+    }
+    actions = {system_calls.COMPUTING: _ALLOW, system_calls.LOADING: _FAIL | errno.EACCES}
+    return _install(actions, _KILL, conditions)
 
 
 def allow_programs() -> bool:
@@ -145,29 +116,32 @@ def allow_programs() -> bool:
 
     Calls that change a file's mode, owner or attributes do nothing. Its time can become the present.
     """
+    low = equals(2, 0)  # half of a pointer
+    # The processes that it may signal are Landlock's matter.
     conditions: dict[str, Sequence[Test]] = {
+        **dict.fromkeys(("mmap", "mprotect", "tgkill", "rt_sigaction", "prctl"), ()),
         "clone": [lacks(0, _NAMESPACES)],
         "socketpair": [lacks(1, _DATAGRAM)],
         "prlimit64": [equals(0, 0)],  # of this process
-        "utimensat": is_null(2),
+        "utimensat": [low, low._replace(offset=low.offset + 4)],
     }
-    # The processes that it may signal are Landlock's matter.
-    for name in ("mmap", "mprotect", "tgkill", "rt_sigaction", "prctl"):
-        conditions[name] = ()
-    code = _allow_conditions(conditions)
-    code += _answer(system_calls.IGNORED, _FAIL)
-    for table in (system_calls.COMPUTING, system_calls.LOADING, system_calls.PROGRAMS):
-        code += _answer(table, _ALLOW)
-    return _install(code, _FAIL | errno.ENOSYS)
+    allowed = (system_calls.COMPUTING, system_calls.LOADING, system_calls.PROGRAMS)
+    actions = {system_calls.IGNORED: _FAIL, **dict.fromkeys(allowed, _ALLOW)}
+    return _install(actions, _FAIL | errno.ENOSYS, conditions)
 
 
 def stay_in_group() -> bool:
     """Keep what this process starts in its group of processes: calls that leave it do nothing."""
-    return _install(_answer(system_calls.LEAVING, _FAIL), _ALLOW)
+    return _install({system_calls.LEAVING: _FAIL}, _ALLOW, {})
 
 
-def _install(rules: list[_Instruction], otherwise: int) -> bool:
-    """Install a filter in all threads of this process."""
+def _install(
+    actions: dict[str, int], otherwise: int, conditions: dict[str, Sequence[Test]]
+) -> bool:
+    """Install a filter in all threads of this process.
+
+    A call is allowed if it passes the tests of `conditions`. Otherwise, the table that lists it decides.
+    """
     machine = platform.machine()
     if machine not in _AUDIT:
         return False
@@ -177,9 +151,16 @@ def _install(rules: list[_Instruction], otherwise: int) -> bool:
         (_IF_EQUAL, 1, 0, _AUDIT[machine]),
         (_RETURN, 0, 0, _KILL),
         _LOAD_NUMBER,
-        *rules,
-        (_RETURN, 0, 0, otherwise),
     ]
+    numbers = system_calls.numbers(system_calls.CONDITIONAL)
+    for command in _FCNTL:
+        code += allow_if(numbers["fcntl"], equals(1, command))
+    for name, tests in conditions.items():
+        code += allow_if(numbers[name], *tests)
+    for table, action in actions.items():
+        for number in system_calls.numbers(table).values():
+            code += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, action)]
+    code.append((_RETURN, 0, 0, otherwise))
     packed = b"".join(struct.pack("<HBBI", *each) for each in code)
     program = ctypes.create_string_buffer(packed)
     header = struct.pack("<H6xQ", len(code), ctypes.addressof(program))
