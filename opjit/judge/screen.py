@@ -62,7 +62,7 @@ def check_objects(work: Path, on_gpu: bool) -> None:
         registration = 8 if by_nvcc else 0  # bytes of a pointer to nvcc's function
         for section, size in _sections(table):
             if re.fullmatch(_AT_LOAD, section) and size > registration:
-                raise _cheat(f"runs code when it is loaded: section {section}")
+                raise VerdictReached("cheat", f"runs code when it is loaded: section {section}")
 
         _check_instructions(path, work)
 
@@ -73,7 +73,7 @@ def _check_instructions(path: Path, work: Path) -> None:
         listing = run_tool(["objdump", "-d", "--no-show-raw-insn", str(path)], work)
         found = re.search(r"\t(syscall|sysenter|int\s+\$0x80|svc\s.*)", listing)
         if found:
-            raise _cheat(f"makes system calls: the instruction {found[1]}")
+            raise VerdictReached("cheat", f"makes system calls: the instruction {found[1]}")
 
 
 def _objects(work: Path) -> Iterator[Path]:
@@ -100,12 +100,10 @@ def _check_imports(names: list[str], on_gpu: bool, by_nvcc: bool) -> None:
     for reason, pattern in _REFUSED.items():
         found = [name for name in unknown if re.fullmatch(pattern, name)]
         if found:
-            raise _cheat(f"{reason}: {', '.join(found)[:1000]}")
+            raise VerdictReached("cheat", f"{reason}: {', '.join(found)[:1000]}")
     if on_gpu and unknown:
         shown = ", ".join(unknown)[:1000]
-        raise VerdictReached(
-            "compile", f"imports {shown}, which judged CUDA code cannot use", reusable=True
-        )
+        raise VerdictReached("compile", f"imports {shown}, which judged CUDA code cannot use")
 
 
 def _is_known(name: str) -> bool:
@@ -124,7 +122,3 @@ def _of_glue() -> frozenset[str]:
     stream = "aoti_torch_get_current_cuda_stream"
     allocator = "aoti_torch_cuda_caching_allocator_raw_"
     return frozenset([*tags, stream, f"{allocator}alloc", f"{allocator}delete"])
-
-
-def _cheat(message: str) -> VerdictReached:
-    return VerdictReached("cheat", message, reusable=True)
