@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakSet
 
 from opjit import files
 from opjit.builder import budget
@@ -66,7 +67,7 @@ class WorkerPool:
         self._waiting = deque[WorkerConnection]()  # forked ahead
         self._benches = deque[WorkerConnection]()
         self._forks, self._for_zygote = Channel.pair()
-        self._open_ends = [self._forks, self._for_zygote]
+        self._ends = WeakSet([self._forks, self._for_zygote])
 
     def start(self) -> None:
         """Start the process that forks workers, and prepare the task. Raises the errors of `Task`."""
@@ -79,7 +80,11 @@ class WorkerPool:
             if self.task.op is None:
                 if self.emulated:
                     raise DeviceUnavailable(_NOT_EMULATED)
-                self._compile_binding()
+                store = default_store()
+                compiler = toolchain.find_cxx(store.notes)
+                if compiler is not None:
+                    with suppress(OSError):
+                        light.compiled_binding(store.base, compiler)  # for all workers
         except BaseException:
             self.close()
             raise
@@ -106,18 +111,10 @@ class WorkerPool:
         )
         end.close()
 
-    def _compile_binding(self) -> None:
-        """Compile the binding of C++ extensions for all workers."""
-        store = default_store()
-        compiler = toolchain.find_cxx(store.notes)
-        if compiler is not None:
-            with suppress(OSError):
-                light.compiled_binding(store.base, compiler)
-
     def close(self) -> None:
         """End all workers, and remove their files."""
         with self._forking:  # no worker is forked after this
-            for each in self._open_ends:
+            for each in self._ends:
                 with suppress(OSError):
                     each.end.shutdown(2)  # which also wakes threads that wait for an answer
                 each.end.close()
@@ -184,17 +181,13 @@ class WorkerPool:
         waiting = self._benches if bench else self._waiting
         wanted = 1 if bench else 1 + min(_AHEAD, self.workers)
         with self._forking:
-            if not bench:
-                self._prepare()
+            if not bench:  # every trial needs these, which are computed once
+                _ = self.task.operators
+                if not self.emulated:
+                    _ = self.bursts, self.timed_call
             while len(waiting) < wanted:
                 waiting.append(self._fork(bench))
             return waiting.popleft()
-
-    def _prepare(self) -> None:
-        """Compute once what every trial needs."""
-        _ = self.task.operators
-        if not self.emulated:
-            _ = self.bursts, self.timed_call
 
     def _fork(self, bench: bool) -> WorkerConnection:
         control, for_keeper = Channel.pair()
@@ -204,7 +197,5 @@ class WorkerPool:
         with for_keeper.end as one, for_worker.end as other:
             message = protocol.Fork(self.device, bench, programs, memory)
             self._forks.send(message, one.fileno(), other.fileno())
-        worker = WorkerConnection(control, requests)
-        still_open = [each for each in self._open_ends if each.end.fileno() >= 0]
-        self._open_ends = [*still_open, *worker.ends]
-        return worker
+        self._ends |= {control, requests}
+        return WorkerConnection(control, requests)
