@@ -59,8 +59,8 @@ class Bench:
                     "Draw random values with torch's generator"
                 )
 
-        schema = self.task.op.schema
-        self.new_results = len(c_names(schema)) - len(schema.arguments)
+        self.schema = self.task.op.schema
+        self.new_results = len(c_names(self.schema)) - len(self.schema.arguments)
         results = self.task.results(self.task.timed.sample)
         self.spec = protocol.specs(results)
         self.within = tolerances(self.task.timed.sample, results)
@@ -76,25 +76,21 @@ class Bench:
     def compile(self, *, text: str) -> Facts:
         """Compile and load device code."""
         self._forget()
-        assert self.task.op is not None
         arch = wanted.here(backends.for_device("cuda")).arch
-        compiled = launch.compile_text(text, self.task.op.schema.text, arch)
+        compiled = launch.compile_text(text, self.schema.text, arch)
         self.kernel = compiled.load()
-        return Facts({"registers": compiled.registers, "spills": compiled.spills})
+        usage = {"registers": compiled.registers, "spills": compiled.spills}
+        return Facts({**usage, "isolation": ["no host code"]})
 
     def check(self, *, seed: int) -> Facts:
         """Make each hidden call twice and compare the results, then prepare the timed calls."""
         batches = [self._call_twice(sample) for sample in self.task.hidden(seed)]
         differences = []
-        for batch in batches:
-            if batch is not None:
-                for one, other in zip(*self._results(batch), strict=True):
-                    differences.append(referee.differ(one, other, _EXACT))
-        nondeterministic = torch.stack(differences).any()
-
         calls = []
         for batch, sample in zip(batches, self.task.hidden(seed), strict=True):
             if batch is not None:
+                for one, other in zip(*self._results(batch), strict=True):
+                    differences.append(referee.differ(one, other, _EXACT))
                 results = self.task.results(sample)
                 call = Expected(sample, results, tolerances(sample, results))
                 calls.append((batch, [call] * 2))
@@ -104,23 +100,23 @@ class Bench:
         self.bursts = [
             Burst(each.functions, each.inputs, self.spec, self.device) for each in self.batches
         ]
-        return Facts({"nondeterministic": bool(nondeterministic)})
+        return Facts({"nondeterministic": bool(torch.stack(differences).any())})
 
-    def time(self, *, seed: int) -> Facts:
+    def measure(self, *, seed: int) -> Facts:
         """Time the bursts of the candidate and of the reference in turns."""
-        times = []
-        references = []
+        self.times = list[float]()
+        self.reference_times = list[float]()
         for number, batch in enumerate(self.batches):
             # No kernel has seen these values.
             for memory, values in storages(batch.inputs, self._calls(seed + 1 + number)):
                 memory.copy_(values)
             batch.results.clear()
-            references.append(self.references[number].seconds_of_call())
-            times.append(self.bursts[number].seconds_of_call())
-        return Facts({"times": times, "references": references})
+            self.reference_times.append(self.references[number].seconds_of_call())
+            self.times.append(self.bursts[number].seconds_of_call())
+        return Facts({})
 
     def compare(self, *, seed: int) -> Facts:
-        """Compare the results of all timed calls."""
+        """Compare the results of all timed calls. Only then, tell their times."""
         calls = []
         for number, batch in enumerate(self.batches):
             samples = self.task.burst(seed + 1 + number, _CALLS)
@@ -128,7 +124,8 @@ class Bench:
             calls.append((batch, expected))
         error = max(self.max_error, self._compared(calls))
         self._forget()
-        return Facts({"max_error": error})
+        timed = {"times": self.times, "references": self.reference_times}
+        return Facts({**timed, "max_error": error})
 
     def _call_twice(self, sample: Sample) -> _Batch | None:
         """Call with a sample's tensors in other memory. Returns None if the reference refuses the sample.
@@ -204,13 +201,12 @@ class Bench:
                 found = referee.compare(
                     results, call, (other.results for other in expected[:index])
                 )
-                facts: dict[str, Any] = {
-                    "max_error": referee.max_error(results, call.results),
-                    "sample": str(call.sample),
-                    "tolerance": [*call.within[0]],
-                }
+                if found is None and wrote_outside:
+                    found = "wrong", "writes to its inputs, or outside its results"
                 if found is not None:
+                    facts = {
+                        "max_error": referee.max_error(results, call.results),
+                        "sample": str(call.sample),
+                        "tolerance": [*call.within[0]],
+                    }
                     raise VerdictReached(*found, not wrote_outside, facts)
-                if wrote_outside:
-                    message = "writes to its inputs, or outside its results"
-                    raise VerdictReached("wrong", message, False, facts)

@@ -60,10 +60,10 @@ class Trial:
         self.tier: Tier = "op"
         if self.task.op is None:
             self.tier = "python"
-        elif self.pool.emulated:
-            self.tier = "emulated"
         elif launch.RULE.search(self.text):
             self.tier = "device"
+        elif self.pool.emulated:
+            self.tier = "emulated"
         self.facts: dict[str, Any] = {"seconds": {}}
         self.worker: WorkerConnection
         self.calls: list[Expected] = []  # that the candidate made
@@ -71,9 +71,6 @@ class Trial:
     def run(self) -> Verdict:
         word: Word
         try:
-            needs_gpu = self.task.op is not None and launch.RULE.search(self.text)
-            if needs_gpu and self.pool.device == "cpu":
-                raise VerdictReached("unavailable", _NEEDS_GPU)
             word, message = self._on_bench() if self.tier == "device" else self._in_worker()
         except VerdictReached as reached:
             word = reached.word
@@ -91,25 +88,25 @@ class Trial:
     def _on_bench(self) -> tuple[Word, str]:
         """Judge a kernel in a process that stays. None of the candidate's host code runs there, so its answers are trusted."""
         pool = self.pool
+        if pool.device == "cpu":
+            raise VerdictReached("unavailable", _NEEDS_GPU)
         # An earlier kernel may have kept values in the device's memory.
         seed = random.Random(f"{pool.seed} {self.text}").getrandbits(31)
         limit = 4 * self.seconds  # of all calls of a stage
-        lock = self.device_lock
+        shared = self.device_lock.shared
+        alone = self.device_lock.exclusive
         with pool.worker(bench=True) as worker:
             worker.ask(
                 protocol.Done, _BUILD, "open", task=pool.task_path, op=pool.op_name, seed=pool.seed
             )
             with self._stage("build"):
                 compiled = worker.ask(protocol.Facts, _BUILD, "compile", text=self.text)
-            self.facts |= {**compiled.facts, "isolation": ["no host code"]}
-            with lock.shared(), self._stage("check"):
-                checked = worker.ask(protocol.Facts, limit, "check", seed=seed)
-            with lock.exclusive(), self._stage("measure"):
-                timed = worker.ask(protocol.Facts, limit, "time", seed=seed)
-            with lock.shared(), self._stage("compare"):
-                compared = worker.ask(protocol.Facts, limit, "compare", seed=seed)
-        self.facts |= {**checked.facts, **compared.facts}
-        return self._rated(**timed.facts)
+            self.facts |= compiled.facts
+            for stage, hold in ("check", shared), ("measure", alone), ("compare", shared):
+                with hold(), self._stage(stage):
+                    done = worker.ask(protocol.Facts, limit, stage, seed=seed)
+                self.facts |= done.facts
+        return self._rated(self.facts.pop("times"), self.facts.pop("references"))
 
     def _in_worker(self) -> tuple[Word, str]:
         """Judge in a process that ends with the candidate, and that is not trusted."""
@@ -159,13 +156,15 @@ class Trial:
     def _send_candidate(self) -> None:
         task = self.task
         if task.op is not None:
-            origin = {
-                "name": self.name,
-                "schema": task.op.schema.text.partition("::")[2],
-                "folder": str(task.op.folder),
-            }
-            how = {"mutates": task.mutates, "emulate": self.pool.emulated}
-            self.worker.send("load_op", text=self.text, **origin, **how)
+            self.worker.send(
+                "load_op",
+                text=self.text,
+                name=self.name,
+                schema=task.op.schema.text.partition("::")[2],
+                folder=str(task.op.folder),
+                mutates=task.mutates,
+                emulate=self.pool.emulated,
+            )
             return
         with protocol.closing(protocol.sealed(pickle.dumps(task.init))) as init:
             self.worker.send(
@@ -197,7 +196,9 @@ class Trial:
         """
         times = list[float]()
         references = list[float]()
-        count = min(len(bursts[0].calls), self._calls_of_burst(checked))
+        # A busy machine can make any one call look slow.
+        fewest = 1 if _FEW_CALLS * checked > self.seconds / 2 else _FEW_CALLS
+        count = min(len(bursts[0].calls), max(fewest, int(_SLOW_BURST / checked)))
         limit = max(_SHORTEST_LIMIT, min(2 * self.seconds, 10 * checked * count))
         for number, burst in enumerate(bursts):
             if number % _GROUP == 0:
@@ -211,11 +212,6 @@ class Trial:
             if len(times) > _BURSTS and max(spreads) <= _STEADY:
                 break
         return self._rated(times, references)
-
-    def _calls_of_burst(self, checked: float) -> int:
-        """Return how many calls a slow candidate makes. A busy machine can make any one call look slow."""
-        fewest = 1 if _FEW_CALLS * checked > self.seconds / 2 else _FEW_CALLS
-        return max(fewest, int(_SLOW_BURST / checked))
 
     def _call(
         self, burst: PackedBurst, count: int, limit: float, **options: bool
