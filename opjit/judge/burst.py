@@ -115,14 +115,11 @@ _flusher = cache(machine.flusher)
 
 def copied(tensors: list[torch.Tensor], memory: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copy tensors, into memory that fits if possible, so that later work on them changes nothing."""
-    if not tensors or list(map(_layout, tensors)) != list(map(_layout, memory)):
+    needed, reserved = ([(each.dtype, each.shape) for each in group] for group in (tensors, memory))
+    if not tensors or needed != reserved:
         return [each.clone() for each in tensors]
     torch._foreach_copy_(memory, tensors)
     return memory
-
-
-def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
-    return tensor.dtype, tensor.shape
 
 
 def fill_with_sentinel(results: Any, inputs: Any = ()) -> None:

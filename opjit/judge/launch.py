@@ -19,8 +19,9 @@ import torch
 
 from opjit.builder import host_device_split, kernel_usage, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
-from opjit.errors import CompileError, ToolMissing
+from opjit.errors import DeclarationError, ToolMissing
 from opjit.judge.protocol import DTYPES, TensorSpec
+from opjit.judge.verdict import VerdictReached
 from opjit.recipe import compilers, toolchain
 from opjit.recipe.schema import Schema, c_names, parse
 from opjit.store.store import default_store
@@ -119,13 +120,12 @@ def _three_integers(text: str, given: dict[str, Any]) -> list[int]:
 def compile_text(text: str, schema: str, arch: str) -> Kernel:
     """Compile CUDA text without its host functions, for an arch such as ``"sm_90"``.
 
-    Raises CompileError, or ToolMissing without NVRTC.
+    Raises DeclarationError if the configuration does not fit, VerdictReached if NVRTC refuses the text, or ToolMissing without NVRTC.
     """
-    op = schema.partition("(")[0]
     rule = RULE.search(text)
     if rule is None:
         expected = "// opjit: launch NAME(ARGUMENTS) grid=... block=..."
-        raise CompileError(f"expected a launch configuration: {expected}", op=op, target=arch)
+        raise DeclarationError(f"expected a launch configuration: {expected}")
     found = toolchain.find_nvrtc("", default_store().notes)
     if found is None:
         raise ToolMissing(
@@ -136,15 +136,14 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
     try:
         compiled = _compile(text, kernel, found, arch)
     except (CompilerFailed, NvccOnly) as error:
-        raise CompileError(str(error), op=op, target=arch) from None
+        raise VerdictReached("compile", str(error)[:4000], reusable=True) from None
 
     types = _parameter_types(text, kernel.partition("<")[0])
     given = len(_expressions(rule["arguments"]))
     if len(types) != given:
-        message = (
+        raise DeclarationError(
             f"the launch configuration passes {given} arguments to {kernel}, which has {len(types)}"
         )
-        raise CompileError(message, op=op, target=arch)
     usage = kernel_usage.parse(compiled.log)
     registers = max((each.registers for each in usage), default=None)
     spills = max((each.spilled for each in usage), default=None)

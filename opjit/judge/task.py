@@ -200,12 +200,12 @@ class Task:
         declared = [
             each for each in self.op.samples_on(self.device) if each.numel <= _LARGEST_SAMPLE
         ]
-        last = {each.kind: number for number, each in enumerate(declared)}.values()
-        # The last of each kind comes first.
-        chosen = sorted(range(len(declared)), key=lambda number: number not in last)[:_MOST_SAMPLES]
-        yield from (declared[number] for number in sorted(chosen))
+        last = {each.kind: id(each) for each in declared}.values()
+        declared.sort(key=lambda each: id(each) not in last)  # the last of each kind comes first
+        chosen = declared[:_MOST_SAMPLES]
+        yield from chosen
 
-        small = [declared[number] for number in chosen if declared[number].numel <= SMALL]
+        small = [each for each in chosen if each.numel <= SMALL]
         for sample in draw.sample(small, min(8, len(small))):
             yield from _perturbed(sample, generator)
             other = resized(sample, draw.sample(_SIZES, 4))
