@@ -110,6 +110,8 @@ async def _reply(judge: Judge, line: bytes) -> str:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         expected = 'expected a line such as {"candidate": "a.c", "text": "..."}'
         return json.dumps({"error": f"{expected}: {error!r}"})
+    except Exception as error:  # the client waits for an answer
+        return json.dumps({"error": f"the judge failed: {error!r}"})
 
 
 def lint(task: Task) -> list[str]:

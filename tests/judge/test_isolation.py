@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 from opjit.declare.sample import Sample
-from opjit.errors import BadSetting, DeclarationError
+from opjit.errors import BadSetting, DeclarationError, DeviceUnavailable
 from opjit.judge import Judge, command, connection, pool, protocol, sandbox, screen
 from opjit.judge.burst import copied
 from opjit.judge.inputs import DeliveredInputs, PackedInputs
@@ -393,6 +394,15 @@ def test_serve_removes_no_file_that_it_did_not_make(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     asyncio.run(serve_briefly(path))
     assert not path.exists()
+
+
+def test_a_client_gets_an_answer_if_the_judge_fails() -> None:
+    class Failing:
+        async def __call__(self, text: str, name: str) -> Verdict:
+            raise DeviceUnavailable("its process ended")
+
+    answer = asyncio.run(command._reply(Failing(), b'{"text": "a candidate"}'))  # type: ignore[arg-type]
+    assert "its process ended" in json.loads(answer)["error"]
 
 
 def test_a_task_that_others_can_change_is_not_run(tmp_path: Path) -> None:
