@@ -143,8 +143,3 @@ def storages(values: Any, others: Any) -> list[tuple[torch.Tensor, torch.Tensor]
         if one.numel():
             pairs[one.untyped_storage().data_ptr()] = storage_bytes(one), storage_bytes(other)
     return [*pairs.values()]
-
-
-def changed(before: Any, after: Any) -> bool:
-    """Return whether the bytes of tensors differ, or the bytes between their elements."""
-    return not all(torch.equal(one, other.to(one.device)) for one, other in storages(before, after))

@@ -84,16 +84,14 @@ class WorkerConnection:
                 left -= time.monotonic() - started
         raise VerdictReached("timeout", f"did not return within {seconds:g} s")
 
-    def answer(self, kind: type[A], seconds: float) -> tuple[A, list[int]]:
-        """Wait for an answer and its files."""
-        return self._receive(self._requests, kind, seconds)
-
-    def _receive(self, channel: Channel, kind: type[A], seconds: float) -> tuple[A, list[int]]:
-        """Wait for a message, longer on a busy machine."""
+    def answer(
+        self, kind: type[A], seconds: float, channel: Channel | None = None
+    ) -> tuple[A, list[int]]:
+        """Wait for an answer and its files, longer on a busy machine: the worker's or, from `channel`, the keeper's."""
         seconds *= load_factor()
         kinds: list[type[A | VerdictReached]] = [kind, VerdictReached]
         try:
-            answer, files = channel.receive(kinds, seconds)
+            answer, files = (channel or self._requests).receive(kinds, seconds)
         except TimeoutError:
             raise VerdictReached("timeout", f"did not return within {seconds:g} s") from None
         except EOFError:
@@ -137,7 +135,7 @@ class WorkerConnection:
         """Let the keeper stop the worker, or let it go on. Returns the worker's process."""
         with suppress(ConnectionError):  # the answer gives the reason
             self._control.send(Ask(method, {}))
-        return self._receive(self._control, Signaled, _STOP)[0].pid
+        return self.answer(Signaled, _STOP, self._control)[0].pid
 
     def _death(self) -> VerdictReached:
         """Return why the worker ended, if the keeper reports it in time."""

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,7 +65,7 @@ class WorkerPool:
         self._forking = threading.Lock()
         self._bench_slots = threading.Semaphore(_BENCHES)
         self._waiting = deque[WorkerConnection]()  # forked ahead
-        self._benches = deque[WorkerConnection]()
+        self._benches = list[WorkerConnection]()  # that wait for a kernel
         self._forks, self._for_zygote = Channel.pair()
         self._ends = WeakSet([self._forks, self._for_zygote])
 
@@ -149,9 +149,10 @@ class WorkerPool:
         try:
             mapped = Path(f"/proc/{self.zygote.pid}/maps").read_text("ascii")
             first = int(mapped.partition("-")[0], 16)
-            return len(read_memory(self.zygote.pid, [first], [8])) == 8
+            read_memory(self.zygote.pid, [first], [8])
         except OSError:
             return False
+        return True
 
     @cached_property
     def timed_call(self) -> Expected:
@@ -160,34 +161,33 @@ class WorkerPool:
         return Expected.of(sample, self.task.results(sample))
 
     @contextmanager
-    def worker(self, bench: bool = False) -> Iterator[WorkerConnection]:
-        """Yield a pre-forked worker, with its CUDA context, or a long-lived bench for kernels without host code."""
-        with self._bench_slots if bench else nullcontext():
-            worker = self._next_worker(bench)
+    def bench(self) -> Iterator[WorkerConnection]:
+        """Yield a long-lived process for kernels without host code."""
+        with self._bench_slots:
+            with self._forking:
+                bench = self._benches.pop() if self._benches else self._fork(bench=True)
             keep = False
             try:
-                yield worker
-                keep = bench
+                yield bench
+                keep = True
             except VerdictReached as reached:
-                keep = bench and reached.reusable
+                keep = reached.reusable
                 raise
             finally:
                 if keep:
-                    self._benches.appendleft(worker)
+                    self._benches.append(bench)
                 else:
-                    worker.close()
+                    bench.close()
 
-    def _next_worker(self, bench: bool) -> WorkerConnection:
-        waiting = self._benches if bench else self._waiting
-        wanted = 1 if bench else 1 + min(_AHEAD, self.workers)
+    def worker(self) -> WorkerConnection:
+        """Return a pre-forked worker for one candidate, with its CUDA context."""
         with self._forking:
-            if not bench:  # every trial needs these, which are computed once
-                _ = self.task.operators
-                if not self.emulated:
-                    _ = self.bursts, self.timed_call
-            while len(waiting) < wanted:
-                waiting.append(self._fork(bench))
-            return waiting.popleft()
+            _ = self.task.operators  # what every trial needs is computed once
+            if not self.emulated:
+                _ = self.bursts, self.timed_call
+            while len(self._waiting) <= min(_AHEAD, self.workers):
+                self._waiting.append(self._fork(bench=False))
+            return self._waiting.popleft()
 
     def _fork(self, bench: bool) -> WorkerConnection:
         control, for_keeper = Channel.pair()

@@ -78,9 +78,9 @@ class Done(Message):
 class LoadedCandidate(Message):
     """The candidate can be called."""
 
-    isolation: tuple[str, ...]
-    key: str | None
-    cached: bool
+    isolation: list[str]
+    key: str | None = None
+    cached: bool = False
 
 
 class Ran(Message):

@@ -120,16 +120,14 @@ class Judge:
         known = self._known.get(digest)
         if known is not None:
             return replace(known, candidate=name, cached=True, seconds={})
-        verdict = (self.processes.judge if self.processes else self._judge_here)(text, name)
-        if verdict.verdict not in ("noisy", "timeout"):
-            self._known[digest] = verdict
-            for old in [*self._known][:-_REMEMBERED]:
-                self._known.pop(old, None)
-        return verdict
-
-    def _judge_here(self, text: str, name: str) -> Verdict:
+        if self.processes is not None:
+            verdict = self.processes.judge(text, name)
         for pool in self.pools:
             verdict = Trial(pool, text, name).run()
             if verdict.verdict not in ("emulated", "unavailable"):
                 break
+        if verdict.verdict not in ("noisy", "timeout"):
+            self._known[digest] = verdict
+            for old in [*self._known][:-_REMEMBERED]:
+                self._known.pop(old, None)
         return verdict

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from opjit.declare.sample import tensors_of
 from opjit.judge import launch, protocol, referee
 from opjit.judge.connection import WorkerConnection
 from opjit.judge.inputs import PackedInputs
@@ -22,7 +21,6 @@ from opjit.judge.task import BURSTS, Expected
 from opjit.judge.verdict import Tier, Verdict, VerdictReached, Word
 from opjit.measure import machine
 from opjit.measure.plan import median_and_spread
-from opjit.testing.compare import tolerance
 from opjit.testing.samples import SMALL, replica
 
 _BURSTS = 5  # that are timed, unless they differ
@@ -95,7 +93,7 @@ class Trial:
         limit = 4 * self.seconds  # of all calls of a stage
         shared = self.device_lock.shared
         alone = self.device_lock.exclusive
-        with pool.worker(bench=True) as worker:
+        with pool.bench() as worker:
             worker.ask(
                 protocol.Done, _BUILD, "open", task=pool.task_path, op=pool.op_name, seed=pool.seed
             )
@@ -110,7 +108,7 @@ class Trial:
 
     def _in_worker(self) -> tuple[Word, str]:
         """Judge in a process that ends with the candidate, and that is not trusted."""
-        with self.pool.worker() as self.worker:
+        with closing(self.pool.worker()) as self.worker:
             if self.tier == "emulated":
                 return self._emulated()
             empty, *bursts = _SYSTEM_RANDOM.sample(self.pool.bursts, BURSTS)
@@ -156,14 +154,11 @@ class Trial:
     def _send_candidate(self) -> None:
         task = self.task
         if task.op is not None:
+            how = {"mutates": task.mutates, "emulate": self.pool.emulated}
+            schema = task.op.schema.text.partition("::")[2]
+            folder = str(task.op.folder)
             self.worker.send(
-                "load_op",
-                text=self.text,
-                name=self.name,
-                schema=task.op.schema.text.partition("::")[2],
-                folder=str(task.op.folder),
-                mutates=task.mutates,
-                emulate=self.pool.emulated,
+                "load_op", text=self.text, name=self.name, schema=schema, folder=folder, **how
             )
             return
         with protocol.closing(protocol.sealed(pickle.dumps(task.init))) as init:
@@ -278,9 +273,8 @@ class Trial:
         error = referee.max_error(got, call.results)
         self.facts["max_error"] = max(error, self.facts.get("max_error", 0.0))
         if found is not None:
-            tensors = tensors_of(call.results)
             self.facts["sample"] = str(call.sample)
-            self.facts["tolerance"] = [*tolerance(tensors[0], call.sample)] if tensors else None
+            self.facts["tolerance"] = [*call.within[0]] if call.within else None
             raise VerdictReached(*found)
 
     def _rated(self, times: Sequence[float], references: Sequence[float]) -> tuple[Word, str]:

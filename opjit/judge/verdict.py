@@ -8,7 +8,7 @@ from opjit import resources
 
 Failure = Literal["wrong", "compile", "crash", "timeout", "cheat", "unavailable"]
 Word = Literal["correct", "noisy", "emulated", Failure]
-Tier = Literal["device", "op", "python", "emulated", ""]
+Tier = Literal["device", "op", "python", "emulated"]
 
 
 @dataclasses.dataclass(eq=False)

@@ -115,7 +115,7 @@ class CandidateWorker:
         )
         if emulate:
             self._load_emulated(op)
-            return protocol.LoadedCandidate(tuple(self.isolation), None, False)
+            return protocol.LoadedCandidate(self.isolation)
 
         target = target_of(self.device, None)
         store = default_store()
@@ -133,7 +133,7 @@ class CandidateWorker:
         self.call = op.overload
         if on_cpu and "seccomp" in self.isolation:
             sandbox.allow_computing()
-        return protocol.LoadedCandidate(tuple(self.isolation), entry.key, found is not None)
+        return protocol.LoadedCandidate(self.isolation, entry.key, found is not None)
 
     def _load_emulated(self, op: Op) -> None:
         """Load an emulated library. It may start programs, because a program reads the lines of findings."""
@@ -177,7 +177,7 @@ class CandidateWorker:
             if not self.mutates:
                 torch.manual_seed(seed)
                 self.call = self.call(*args, **kwargs).to(self.device).eval()
-        return protocol.LoadedCandidate(tuple(self.isolation), None, False)
+        return protocol.LoadedCandidate(self.isolation)
 
     def _give_up(self, *writable: str) -> None:
         self._hold("landlock", sandbox.restrict_files(sandbox.all_but_devices(), writable))

@@ -490,6 +490,36 @@ def test_bursts_that_are_logged_differ_in_nothing_and_can_be_any() -> None:
     assert seen >= set(range(8))
 
 
+def test_a_kernel_is_timed_alone_and_its_facts_are_those_of_the_bench() -> None:
+    lock = ReadWriteLock()
+    facts: dict[str, dict[str, Any]] = {
+        "compile": {"registers": 8, "isolation": ["no host code"]},
+        "check": {"nondeterministic": False},
+        "measure": {},
+        "compare": {"max_error": 0.5, "times": [1.0, 2.0], "references": [3.0]},
+    }
+    asked: list[tuple[str, int, int]] = []
+
+    def ask(kind: type, seconds: float, method: str, **arguments: object) -> object:
+        asked.append((method, lock._readers, lock._writers))
+        if method == "compare" and asked.count(asked[-1]) == 2:
+            raise VerdictReached("wrong", "returns all zeros", True, {"max_error": 7.0})
+        return protocol.Facts(facts.get(method, {}))
+
+    trials = Mock(device="cuda", seconds=1, device_lock=lock)
+    trials.bench = lambda: contextlib.nullcontext(Mock(ask=ask))
+    text = "// opjit: launch scale(x, out) grid=1 block=64"
+    with patch.object(Trial, "_rated", return_value=("correct", "")) as rated:
+        right = Trial(trials, text, "a.cu").run()
+        wrong = Trial(trials, text, "b.cu").run()
+    stages = [("open", 0, 0), ("compile", 0, 0), ("check", 1, 0), ("measure", 0, 1)]
+    assert asked == 2 * [*stages, ("compare", 1, 0)]
+    rated.assert_called_once_with([1.0, 2.0], [3.0])
+    assert (right.tier, right.registers, right.max_error) == ("device", 8, 0.5)
+    assert [*right.seconds] == ["build", "check", "measure", "compare"]
+    assert (wrong.verdict, wrong.max_error, wrong.isolation) == ("wrong", 7.0, ["no host code"])
+
+
 def test_what_a_candidate_starts_stands_still_with_it() -> None:
     text = "import subprocess\nsubprocess.Popen(['sleep', '99'], start_new_session=True)\nwhile True: pass"
     judge = Judge(MODEL, device="cpu", workers=1)
@@ -502,7 +532,7 @@ def test_what_a_candidate_starts_stands_still_with_it() -> None:
 
     try:
         trial = Trial(judge.pools[0], text, "candidate.py")
-        with judge.pools[0].worker() as trial.worker:
+        with contextlib.closing(judge.pools[0].worker()) as trial.worker:
             trial._send_candidate()
             found: list[str] = []
             while len(found) < 2:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -637,7 +637,7 @@ def test_the_process_that_forks_has_one_thread() -> None:
     judge = Judge(SCALE, device="cpu", workers=1)
     try:
         judge.start()
-        with judge.pools[0].worker():
+        with closing(judge.pools[0].worker()):
             while (
                 len([*Path(f"/proc/{judge.pools[0].zygote.pid}/task").iterdir()]) > 1
             ):  # the others end before it forks
