@@ -24,6 +24,17 @@ from opjit.progress import ago, tally
 _KEY_DIGITS = 12  # of a key's 64; `opjit cache ls --json` has all
 
 
+def _split_roots(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, Path]:
+    """Split VARIABLE=DIR."""
+    roots = {}
+    for word in words:
+        variable, equals, root = word.partition("=")
+        if not equals:
+            raise click.BadParameter(f"expected VARIABLE=DIR, got {word!r}")
+        roots[variable] = Path(root)
+    return roots
+
+
 @click.group(cls=Group)
 def cache() -> None:
     """Inspect, maintain and exchange the cache's entries."""
@@ -198,23 +209,40 @@ def pull(ops: tuple[str, ...]) -> None:
     _print_report("fetched", *transfer.pull(url, ops=names, say=reporter()))
 
 
-@subcommand("opjit cache pack ops.tar --sign keys/ci.key")
+@subcommand(
+    "opjit cache pack ops.tar --sign keys/ci.key",
+    "opjit cache pack engines.tree --tree TRITON_CACHE_DIR=$HOME/.triton/cache --sign keys/ci.key",
+)
 @argument("file", type=FILE)
 @ops_argument("[OP]...")
+@option(
+    "--tree",
+    "roots",
+    metavar="VARIABLE=DIR",
+    multiple=True,
+    callback=_split_roots,
+    help="Pack this cache of another compiler instead, for `opjit run --tree`. VARIABLE leads the compiler to it.",
+)
 @option(
     "--sign",
     type=FILE,
     help="Sign with the private key in this file. Only OPJIT_TRUST=unsigned accepts unsigned entries.",
 )
-def pack(file: Path, ops: tuple[str, ...], sign: Path | None) -> None:
+def pack(file: Path, ops: tuple[str, ...], roots: dict[str, Path], sign: Path | None) -> None:
     """Write entries into one archive.
 
     The command writes a tar file with all entries, or the entries of each OP, for every host CPU and
-    architecture.
+    architecture. With --tree, it writes a tree of other compilers' caches.
     """
+    from opjit.adapters import trees
     from opjit.cache import transfer
 
-    _print_report("packed", *transfer.pack(file, sign=sign, ops=ops))
+    if roots and ops:
+        raise click.UsageError("expected OPs or --tree, got both")
+    if roots:
+        _print_report("packed", *trees.pack_tree(file, roots, sign))
+    else:
+        _print_report("packed", *transfer.pack(file, sign=sign, ops=ops))
 
 
 @subcommand("opjit cache unpack ops.tar")

@@ -1,5 +1,6 @@
 """The commands for existing programs and many machines: run, record, port, precompile and keygen."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +27,13 @@ from opjit.cli.help import (
 @subcommand(
     "opjit run train.py --epochs 3",
     "opjit run setup.py build_ext --inplace",
+    "opjit run --tree engines.tree serve.py",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@option(
+    "--tree",
+    type=FILE,
+    help="Use the caches in this file from `opjit cache pack --tree`. OPJIT_TRUST must contain the public key of its signer.",
 )
 @argument(
     "program",
@@ -35,7 +42,7 @@ from opjit.cli.help import (
     required=True,
     type=click.UNPROCESSED,
 )
-def run(program: tuple[str, ...]) -> None:
+def run(program: tuple[str, ...], tree: Path | None) -> None:
     """Run a program with its C++ extensions from the cache.
 
     The command runs PROGRAM as python does. When the program or a child process loads an extension
@@ -44,6 +51,10 @@ def run(program: tuple[str, ...]) -> None:
     """
     from opjit import cpp_extension
 
+    if tree is not None:
+        from opjit.adapters import trees
+
+        os.environ.update(trees.open_tree(tree))
     cpp_extension.run_program(program)
 
 

@@ -32,13 +32,14 @@ class Bundle(NamedTuple):
         )
 
 
-def parse_bundle(content: bytes) -> Bundle:
-    """Split a bundle into its parts, without checking them. Raises EntryError if it is not a bundle, or was cut off before its library."""
+def parse_bundle(content: bytes, limit: int = manifests.MAX_BYTES) -> Bundle:
+    """Split a bundle into its parts, without checking them. Raises EntryError if it is not a bundle, if its manifest has more than `limit`
+    bytes, or if it was cut off before its library."""
     header = re.match(_HEADER, content)
     if header is None:
         raise EntryError("it does not start with the header of an opjit entry")
     length = int(header[1])
-    if length > manifests.MAX_BYTES or len(content) <= header.end() + length:
+    if length > limit or len(content) <= header.end() + length:
         raise EntryError("it is shorter than the length in its header, or its manifest is too long")
     split = header.end() + length
     signature = None if header[2] == b"-" else bytes.fromhex(header[2].decode("ascii"))

@@ -31,8 +31,9 @@ UNCACHED = (
 )
 SEEN = "seen"  # the folder of signatures of the files that builds read
 TUNED = "tuned"  # the folder of choices among variants
+TREES = "trees"  # the folder of the copies of other compilers' caches
 # Folders that hold no entries.
-SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", SEEN, SETS, TUNED})
+SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", SEEN, SETS, TREES, TUNED})
 KEY = re.compile(r"[0-9a-f]{64}")  # the name of an entry's folder
 DAY = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders
