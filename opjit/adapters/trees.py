@@ -7,7 +7,7 @@ A tree is a bundle (store/bundle.py). Its manifest lists the files of each direc
 
     <root>/v2/trees/<SHA-256 of the manifest>/<variable>/    the copy of a directory, to which the variable leads the program
 
-`open_tree` writes the copy once. Later, it compares the signatures of the files from stat, and writes again only the files that differ.
+`open_tree` writes the copy once. Later, it compares signatures of the files from stat, and restores the files that have changed.
 The program may add files to the copy. The tree itself never changes.
 """
 
@@ -33,7 +33,7 @@ from opjit.store.store import TREES, default_store
 from opjit.typed_json import typed
 
 _FORMAT = 1
-_MAX_MANIFEST = 64 << 20  # bytes
+_MAX_MANIFEST = 16 << 20  # bytes
 _MAX_FILE = 1 << 31  # bytes
 _VARIABLE = r"[A-Z][A-Z0-9_]*"
 _PATH = _VARIABLE + r"(/(?!\.\.?(/|$))[^/\0]+)*"  # of a variable's directory, or of a file in it
@@ -63,7 +63,7 @@ class PackedFile(NamedTuple):
 class Tree(NamedTuple):
     """The manifest of a tree: its format, the packed directories by their variables, and their files."""
 
-    tree: int
+    format: int
     roots: dict[str, str]
     files: list[PackedFile]
 
@@ -73,11 +73,11 @@ class Tree(NamedTuple):
 
     def moved(self, content: bytes, place: Path) -> bytes:
         """Replace the paths of the packed directories in a text by the paths of their copies."""
-        for variable in sorted(self.roots, key=lambda name: -len(self.roots[name])):
-            content = re.sub(
-                _in_text(self.roots[variable]), str(place / variable).encode(), content
-            )
-        return content
+        copies = {
+            os.fsencode(root): os.fsencode(place / variable)
+            for variable, root in self.roots.items()
+        }
+        return re.sub(_paths(self.roots), lambda found: copies[found[0]], content)
 
 
 def pack_tree(path: StrPath, roots: Mapping[str, Path], sign: Path | None) -> TransferReport:
@@ -162,14 +162,10 @@ def _listed(roots: Mapping[str, str], problems: list[str]) -> Iterator[PackedFil
 def _described(place: Path, path: str, roots: Mapping[str, str]) -> PackedFile:
     content = files.read(place, _MAX_FILE)
     status = place.stat()
-    return PackedFile(
-        path,
-        len(content),
-        files.sha256(content),
-        status.st_mtime_ns,
-        bool(status.st_mode & stat.S_IXUSR),
-        _is_text(content) and any(re.search(_in_text(root), content) for root in roots.values()),
-    )
+    runs = bool(status.st_mode & stat.S_IXUSR)
+    has_paths = _is_text(content) and bool(re.search(_paths(roots), content))
+    digest = files.sha256(content)
+    return PackedFile(path, len(content), digest, status.st_mtime_ns, runs, has_paths)
 
 
 def _is_text(content: bytes) -> bool:
@@ -178,9 +174,11 @@ def _is_text(content: bytes) -> bool:
     return False
 
 
-def _in_text(root: str) -> bytes:
-    """Return the pattern of a path that is not a part of a longer name."""
-    return rb"(?<![\w./-])" + re.escape(root.encode()) + rb"(?![\w.-])"
+def _paths(roots: Mapping[str, str]) -> bytes:
+    """Return the pattern of the paths of directories in a text, if they are not parts of other names."""
+    longest_first = sorted(roots.values(), key=len, reverse=True)
+    either = "|".join(map(re.escape, longest_first))
+    return rb"(?<![\w./-])(" + os.fsencode(either) + rb")(?![\w.-])"
 
 
 def _read_same(roots: Mapping[str, str], packed: PackedFile) -> bytes:
@@ -203,8 +201,8 @@ def _read_manifest(file: BinaryIO, trusted: Trust) -> tuple[Tree, str]:
         tree: Tree = typed(json.loads(found.manifest), Tree)
     except (ValueError, TypeError, RecursionError) as error:
         raise EntryError(f"expected a file from `opjit cache pack --tree`: {error}") from error
-    if tree.tree != _FORMAT:
-        raise EntryError(f"its format is {tree.tree}, and this version of opjit reads {_FORMAT}")
+    if tree.format != _FORMAT:
+        raise EntryError(f"its format is {tree.format}, and this version of opjit reads {_FORMAT}")
     for path in (*tree.roots, *(each.path for each in tree.files)):
         if not re.fullmatch(_PATH, path) or path.partition("/")[0] not in tree.roots:
             raise EntryError(f"{path!r} is neither a variable nor the path of a file below one")
@@ -212,7 +210,7 @@ def _read_manifest(file: BinaryIO, trusted: Trust) -> tuple[Tree, str]:
 
 
 def _repair(file: BinaryIO, tree: Tree, place: Path) -> None:
-    """Write the files of the copy that are missing or differ from the ones that were written before."""
+    """Write the files of the copy that are missing or have changed."""
     known = files.read_checked(place / _NOTE)
     signatures = known if isinstance(known, dict) else {}
     changed = False
@@ -223,8 +221,8 @@ def _repair(file: BinaryIO, tree: Tree, place: Path) -> None:
             file.seek(packed.size, os.SEEK_CUR)
             continue
         content = file.read(packed.size)
-        if files.sha256(content) != packed.sha256:
-            raise EntryError(f"{packed.path} does not have the SHA-256 in the signed list")
+        if (len(content), files.sha256(content)) != (packed.size, packed.sha256):
+            raise EntryError(f"{packed.path} does not have the size and the SHA-256 in the list")
         files.make_private(target.parent)
         content = tree.moved(content, place) if packed.has_paths else content
         files.write_whole(target, content, synced=False)

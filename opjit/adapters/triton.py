@@ -70,7 +70,8 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
 
     def _verified(self, filename: str) -> Iterator[str]:
         """Yield the paths of the verified files of a name."""
-        for store in (*map(Store, layers.named()), default_store()):
+        own = default_store()
+        for store in (*map(Store, layers.named()), own):
             folder = store.base / PARTS / self._name
             names = []
             with suppress(OSError):
@@ -78,8 +79,9 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
             places = [folder / name for name in names if name[_PREFIX:] == filename]
             if not places or not store.trusted(folder.parent, folder):
                 continue
-            with suppress(OSError):
-                os.utime(folder)  # `opjit cache prune` removes the least recently used ones
+            if store == own:
+                with suppress(OSError):
+                    os.utime(folder)  # `opjit cache prune` removes the least recently used ones
             yield from (str(place) for place in places if _is_whole(place))
 
     def _write(self, store: Store, content: bytes, filename: str) -> str:
