@@ -54,7 +54,9 @@ class Trust(NamedTuple):
         if not self.keys:
             return
         if bundle.signature is None:
-            raise EntryError("it is not signed; its publisher signs it with the option --sign KEY of `opjit cache`")
+            raise EntryError(
+                "it is not signed; its publisher signs it with the option --sign KEY of `opjit cache`"
+            )
         exceptions, ed25519, _ = _cryptography()
         for key in self.keys:
             with suppress(exceptions.InvalidSignature):
