@@ -285,7 +285,7 @@ def _built(about: str) -> Observation:
     seconds = time.perf_counter() - started
     [entry] = entries(_NAME, default_store())
     seen = f"built in {seconds:.1f} s with {entry.headers}"
-    if "own headers" in entry.headers or ", as " in entry.headers:  # by nvcc, for a reason
+    if not re.fullmatch("light headers(; [^,]*)?", entry.headers):  # another way has a reason
         return Observation(
             about, WARNING, seen, "change what the reason names; it slows each build"
         )
@@ -341,14 +341,11 @@ def cache() -> Iterator[Observation]:
 def open_folders(base: Path) -> Iterator[str]:
     """Yield a reason for each folder of a cache that another user can write."""
     folders = [base, *sorted(base.glob("*/"))] if base.exists() else []
-    for folder in folders:
-        problem = files.trust_problem(folder)
-        if problem is not None:
-            yield problem
+    yield from filter(None, map(files.trust_problem, folders))
 
 
 def nearest_existing(path: Path) -> Path:
-    return next(each for each in (path, *path.parents) if os.path.exists(each))
+    return next(filter(os.path.exists, (path, *path.parents)))
 
 
 def remote() -> Iterator[Observation]:

@@ -447,6 +447,17 @@ def test_a_preprocessor_that_refuses_a_right_program_is_a_warning(
 
 
 @pytest.mark.slow
+def test_a_binding_that_does_not_compile_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"#!/bin/sh\ncase $* in *opjit_bind.cpp*) echo it broke; exit 1;; esac\nexec '{shutil.which('c++')}' \"$@\"\n"
+    monkeypatch.setenv("CXX", str(helpers.program(tmp_path / "c++", text)))
+    with pytest.warns(CompileWarning, match="opjit's binding does not compile .*it broke"):
+        assert loaded("unbound", COUNT, functions="count").count(torch.ones(2)) == 2
+    assert described("unbound")[0].built_with["headers"] == "light headers with pybind11"
+
+
+@pytest.mark.slow
 def test_a_program_that_light_headers_cannot_compile_is_built_with_torchs_own() -> None:
     text = """
         bool count(const torch::Tensor &x) {

@@ -6,19 +6,20 @@ torch/extension.h would not fix.
 """
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from opjit import files, processes, progress
+from opjit import files, processes
 from opjit.builder import parts
 from opjit.cpp_extension.identity import LIGHT, own_folders
 from opjit.cpp_extension.light import core, headers, macros, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.streams import Preprocessor
-from opjit.errors import BuildError, OpjitError
+from opjit.errors import BuildError, CompileWarning, OpjitError
 from opjit.processes import CachedProperty
 from opjit.recipe.compilers import Compiler
 
@@ -210,8 +211,10 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
             try:
                 parts.compile_part(cxx, [*flags.split(), *places, str(source)], staged)
             except BuildError as error:
-                progress.log(
-                    f"opjit's binding does not fit torch {torch.__version__}, so pybind11's is used: {error}"
+                warnings.warn(
+                    f"opjit's binding does not compile with torch {torch.__version__}, so pybind11's is used, which is slower: {error}",
+                    CompileWarning,
+                    stacklevel=2,
                 )
                 (staged / _OBJECT).write_bytes(b"")  # don't try again
 
