@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import opjit
 from opjit import backends, request
@@ -24,6 +25,30 @@ from tests import helpers
 from tests.helpers import built, cuda_target, declare, describe, fresh, no_nvcc, no_nvrtc, write_op
 
 GDB = shutil.which("gdb")
+# A tool as Nsight Systems is, for NVTX: it writes the name of each range that a program opens. 1: the table of tables, and of the core's
+# functions; 9: nvtxRangePushA.
+NVTX_TOOL = r"""
+#include <stdint.h>
+#include <stdio.h>
+struct tables {
+    size_t size;
+    int (*find)(int module, void (****functions)(void), unsigned int *count);
+};
+static int open_range(const char *name)
+{
+    return printf("range %s\n", name);
+}
+int InitializeInjectionNvtx2(const struct tables *(*find)(uint32_t));
+int InitializeInjectionNvtx2(const struct tables *(*find)(uint32_t))
+{
+    void (***functions)(void);
+    unsigned int count;
+    if (!find(1)->find(1, &functions, &count) || count <= 9)
+        return 0;
+    *functions[9] = (void (*)(void))open_range;
+    return 1;
+}
+"""
 NVRTC = toolchain.find_nvrtc("", None)
 CALL = "print(torch.ops.keytest.plus(torch.arange(4.)).tolist())\n"
 
@@ -76,6 +101,30 @@ def test_gdb_stops_at_the_author_s_line_and_shows_variables(
     assert "$1 = 4\n" in done.stdout
     assert "#1 " in done.stdout
     assert re.search(r"^10\t.*\+ AMOUNT;$", done.stdout, re.MULTILINE), "the author's source"
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_each_call_opens_an_nvtx_range_with_the_op_s_name(device: str, tmp_path: Path) -> None:
+    """With autograd and without, as for any operator of torch, and also in the kernel that opjit registers for calls without a gradient."""
+    tool = tmp_path / "tool.so"
+    words = [helpers.real_compiler(), "-shared", "-fPIC", "-x", "c", "-", "-o", str(tool)]
+    subprocess.run(words, input=NVTX_TOOL, text=True, check=True)
+    code = f"""
+        import torch, opjit
+        if {device!r} == "cpu":
+            torch.cuda.synchronize = lambda: None  # emit_nvtx waits for a GPU, which may not be there
+        x = torch.ones(3, device={device!r})
+        y = torch.ones(3, device={device!r}, requires_grad=True)
+        with torch.autograd.profiler.emit_nvtx():
+            torch.ops.opjit.add_custom(x, x)
+            with torch.inference_mode():
+                torch.ops.opjit.add_custom(x, x)
+            torch.ops.opjit.add_custom(y, y).sum().backward()
+    """
+    done = fresh(code, {"NVTX_INJECTION64_PATH": str(tool)}, cold=True)
+    ranges = re.findall(r"^range opjit::(\w+),", done.stdout, re.MULTILINE)
+    assert ranges == [*["add_custom"] * 3, "add_custom_backward"]
 
 
 def test_a_debug_build_has_a_key_of_its_own_and_is_asked_for_by_the_variable(
