@@ -377,8 +377,9 @@ def remote() -> Iterator[Observation]:
 
 def variables() -> Iterator[Observation]:
     """Report the OPJIT_* variables that are set, misspelled ones included, and layers that are no caches."""
-    given = {name: value for name, value in sorted(os.environ.items()) if name.startswith("OPJIT_")}
-    for name, value in given.items():
+    for name, value in sorted(os.environ.items()):
+        if not name.startswith("OPJIT_"):
+            continue
         if name not in VARIABLES:
             close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
             yield Observation(

@@ -8,6 +8,7 @@ line for each foreign header, which the compiler of each half reads in a separat
 """
 
 import functools
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,10 @@ _MARKER = re.compile(r'^# (\d+) "((?:[^"\\\n]|\\.)*)"([ \d]*)\n', re.MULTILINE)
 MACRO = re.compile(r"^#(define|undef) (\w+)(.*)$", re.MULTILINE)
 _INCLUDE = r'#[ ]*(?:include|include_next|import)\b\s*([<"])([^>"]+)[>"]'
 _UPWARDS = r"^(?:\.\.?/)+"
-_LACKING = re.compile(r"^(/[^\n:]+):\d+:\d+: fatal error: ([\w./-]+): No such file", re.MULTILINE)
+_LACKING = re.compile(
+    r"^(/[^\n:]+):\d+:\d+: fatal error: '?([\w./-]+)(?:: No such file|' file not found)",
+    re.MULTILINE,
+)
 _FILLED = 8  # lines that are skipped without a directive, like by the C++ compiler
 
 
@@ -34,6 +38,7 @@ def run_preprocessor(
     either.
 
     `theirs` are the prefixes of the paths of these headers. Raises CompilerFailed if the author's text is refused."""
+    theirs += tuple(map(os.path.realpath, theirs))  # by which GCC names headers of the system
     while True:
         try:
             run_tool(command, work)

@@ -1,6 +1,7 @@
 """NVRTC and the C++ compiler compile the text that nvcc would: its macros, its branches, its types."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from opjit import backends
 from opjit.backends.targets import Target
 from opjit.builder import cuda, cuda_text, nvrtc, preprocessed
+from opjit.builder.compile_step import CompilerFailed
 from opjit.errors import CompileError
 from opjit.recipe import toolchain
 from tests.builder.test_cuda import (
@@ -32,6 +34,29 @@ def flat(output: str) -> str:
     return preprocessed.flatten(
         output, lambda piece: not piece.system, lambda path: path, {"GIVEN": "GIVEN 1"}
     )
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang", "clang-19"])
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_header_that_a_foreign_header_lacks_is_empty(
+    compiler: str, by_link: bool, tmp_path: Path
+) -> None:
+    """GCC names a header of the system by its real path where that is shorter than the link's."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/torch.h").write_text("#include <thrust/complex.h>\nint torch;\n")
+    folder = tmp_path / ("a-link-with-a-long-name" if by_link else "real")
+    if by_link:
+        folder.symlink_to(tmp_path / "real")
+    (tmp_path / "a.c").write_text("#include <torch.h>\n")
+    lacking = tmp_path / "lacking"
+    command = [compiler, "-E", "-isystem", str(folder), "-idirafter", str(lacking), "a.c"]
+    preprocessed.run_preprocessor(command, tmp_path, lacking, (str(folder),))
+    assert (lacking / "thrust/complex.h").read_text() == ""
+    shutil.rmtree(lacking)
+    with pytest.raises(CompilerFailed, match="complex"):
+        preprocessed.run_preprocessor(command, tmp_path, lacking, ("/elsewhere",))
 
 
 def test_a_flat_text_has_the_author_s_lines_at_their_numbers() -> None:
