@@ -87,8 +87,7 @@ def _from_error(about: str, error: Exception, todo: str) -> Observation:
 
 
 def versions() -> Iterator[Observation]:
-    note = busy_note()
-    if note:
+    if note := busy_note():
         yield Observation("load", NOTE, note, "repeat it when other programs have ended")
     yield Observation(
         "opjit",
@@ -105,8 +104,7 @@ def versions() -> Iterator[Observation]:
     else:
         yield Observation("torch", OK, f"{torch.__version__} in {Path(torch.__file__).parent}")
     cpu = backends.for_device("cpu")
-    missing = cpu.available()
-    if missing:
+    if missing := cpu.available():
         yield Observation("machine", PROBLEM, missing, "use an x86-64 or aarch64 machine")
     else:
         yield Observation(
