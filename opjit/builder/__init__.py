@@ -22,8 +22,8 @@ To watch a build, run `OPJIT_CACHE="$(mktemp -d)" OPJIT_VERBOSE=1 opjit get allr
 17. builder/compile_step.py, by_nvrtc_or_nvcc: choose the compiler; for a CPU, call the next function
 18. builder/op_library.py, without_nvrtc: compile C, CUDA with nvcc, or code of another device
 19. builder/op_library.py, _build: pass sources and flags to torch
-20. builder/torch_builder.py, describe_build: let torch describe the build
-21. builder/ninja.py, run_commands: run its commands under the recorder, within limits
+20. builder/torch_builder.py, run_build: let torch write build.ninja and run ninja
+21. builder/ninja.py, run_ninja: run commands under the recorder, within limits
 
 When the entry is published, `_load_kernel` opens its library with `load` of loader.py. For CUDA, cuda.py splits a .cu file
 (host_device_split.py, tokens.py), computes its text as nvcc would see it (cuda_text.py), and compiles the halves (nvrtc.py).

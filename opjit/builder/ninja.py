@@ -60,24 +60,42 @@ def run_commands(
     """
     if not steps:
         return ""
-    program = shutil.which("ninja") or shutil.which(f"{sysconfig.get_path('scripts')}/ninja")
-    if program is None:
-        raise ToolMissing("ninja", "no ninja on PATH; pip install ninja")
     blocks = ["ninja_required_version = 1.3", "rule run\n  command = $command"]
     blocks += map(_rule, steps)
     text = "\n\n".join([*blocks, ""])
     (work / FILE).write_text(text, "utf-8", "surrogateescape")
     environment = compilers.environment(honours, work / "ninja.log")
-    words = [program, "-v", *_limits(need)]
+    try:
+        return run_ninja(["ninja", "-v"], work, environment, [step.log for step in steps], need)
+    except CommandFailed as failed:
+        output = str(failed)
+        for step in steps:
+            output = output.replace(_recorded(step), shlex.join(step.command))
+        raise CommandFailed(output) from None
+
+
+def run_ninja(
+    command: Sequence[str],
+    work: Path,
+    environment: dict[str, str],
+    logs: Sequence[Path],
+    need: int = budget.C_JOB,
+) -> str:
+    """Run ninja in the folder of a build.ninja, and return the output of the tools.
+
+    `logs` are the records of the tools. Raises as `run_commands` does.
+    """
+    program = shutil.which("ninja") or shutil.which(f"{sysconfig.get_path('scripts')}/ninja")
+    if program is None:
+        raise ToolMissing("ninja", "no ninja on PATH; pip install ninja")
+    words = [program, *command[1:], *_limits(need)]
     done = processes.run_printing(words, cwd=work, env=environment, limit=compilers.time_limit())
     for said in _PROGRESS.findall(done.stdout):
         progress.logger().debug("%s", said)
     output = _PROGRESS.sub("", recorder.without_complaints(done.stdout))
     if done.returncode:
-        recorder.refuse_endless(step.log for step in steps)
+        recorder.refuse_endless(logs)
         compilers.refuse_full_disk(output, work)
-        for step in steps:
-            output = output.replace(_recorded(step), shlex.join(step.command))
         raise CommandFailed(output)
     return output
 

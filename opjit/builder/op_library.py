@@ -11,15 +11,13 @@ from opjit.backends import Shared
 from opjit.builder import (
     compile_warnings,
     glue,
-    ninja,
     runtime_objects,
     torch_builder,
 )
 from opjit.builder.compile_step import CompilerFailed, by_nvrtc_or_nvcc, compile_by_own
-from opjit.builder.ninja import ToolCommand
 from opjit.builder.torch_builder import quoted
 from opjit.errors import BuildError
-from opjit.recipe import compilers, libraries, nvcc_flags, toolchain
+from opjit.recipe import compilers, libraries, nvcc_flags, recorder, toolchain
 from opjit.recipe.compilers import Nvrtc
 from opjit.recipe.flags import for_debugger
 from opjit.recipe.nvcc_flags import LINE_INFO
@@ -164,7 +162,7 @@ class _Compilation:
     def _build(
         self, sources: list[Path], kernels: list[Path], parts: Path, runtime: Sequence[str] = ()
     ) -> str:
-        """Compile sources, the glue first, and link them with the kernels' object files, as torch's load describes it."""
+        """Compile sources, the glue first, and link them with the kernels' object files, by torch's load and ninja."""
         compiler = self.tools.compiler.path
         nvcc = self.tools.nvcc
         include = [f"-I{folder}" for folder in self.recipe.include_path]
@@ -186,6 +184,8 @@ class _Compilation:
         }
         environment = {
             **compilers.NEUTRAL,
+            **recorder.watching(self.work / recorder.LOG),
+            "TMPDIR": str(self.work),
             "CC": compiler,  # nvcc's host compiler
             "CXX": compiler,  # the glue is C, so no C++ compiler is needed
             "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # C has one ABI
@@ -194,15 +194,8 @@ class _Compilation:
             "TORCH_LIB_PATH": "'$$ORIGIN'",  # makes the run path that torch adds a constant; it is removed from the library
             "CUDA_HOME": nvcc.root if nvcc else None,
         }
-        steps = []
         try:
-            build = torch_builder.describe_build("load", arguments, environment, variables)
-            for each in build.compilations:
-                tool = f"{nvcc.root}/bin/nvcc" if nvcc and each.by_nvcc else compiler
-                command = build.compile_command(each, [tool])
-                steps.append(ToolCommand(command, self.work / each.out, self.work))
-            steps.append(build.link_step([compiler], self.work))
-            return ninja.run_commands(steps, self.work)
+            return torch_builder.run_build(arguments, environment, variables)
         except CompilerFailed as failed:
             raise self.diagnosed(str(failed)) from None
 

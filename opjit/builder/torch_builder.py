@@ -1,5 +1,5 @@
-"""Let load and load_inline of torch.utils.cpp_extension describe a build, although their internals change between versions. opjit runs
-the commands.
+"""Let load and load_inline of torch.utils.cpp_extension build, although their internals change between versions. An op's load writes
+build.ninja and runs ninja. For an extension, it describes the build, and opjit runs the commands.
 
 opjit calls the function in torch's module, so a program that patched it sees every build. Each
 build has a private copy of the module, whose functions see the environment of this build and note
@@ -12,6 +12,7 @@ import builtins
 import errno
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import re
@@ -29,10 +30,10 @@ from typing import Any
 import torch.utils
 
 from opjit import builder, processes
+from opjit.builder import ninja
 from opjit.builder.compile_step import CommandFailed
-from opjit.builder.ninja import ToolCommand
 from opjit.errors import OpjitError
-from opjit.recipe import compilers
+from opjit.recipe import compilers, recorder
 
 _NAME = "torch.utils.cpp_extension"
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -68,11 +69,12 @@ class TorchBuild:
         lists = ["-MD" if compilation.by_nvcc else "-MMD", "-MF", f"{out}.d"]
         return [*compiler, *lists, *first, *flags, "-c", compilation.source, "-o", out]
 
-    def link_step(self, compiler: Sequence[str], work: Path) -> ToolCommand:
+    def link_step(self, compiler: Sequence[str], work: Path) -> ninja.ToolCommand:
         """Return the step that links the object files in the folder of the build."""
         objects = [compilation.out for compilation in self.compilations]
         command = [*compiler, *objects, *self.link_flags, "-o", self.library]
-        return ToolCommand(command, work / self.library, work, [work / each for each in objects])
+        needs = [work / each for each in objects]
+        return ninja.ToolCommand(command, work / self.library, work, needs)
 
 
 def private_copy() -> ModuleType:
@@ -175,6 +177,35 @@ def _without_cuda() -> Iterator[None]:
             os.environ.pop(_ASK_NVML, None)
 
 
+def run_build(
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str | None],
+    variables: Mapping[str, Any],
+) -> str:
+    """Let torch's load write build.ninja in ``arguments["build_directory"]`` and run ninja there, and return the output of the tools.
+
+    Only torch and the tools see the `environment`, where None removes a variable, and only torch the `variables` of its module. Raises
+    CommandFailed if a command fails, OSError if the disk is full.
+    """
+    copied = vars(private_copy())
+    work = Path(arguments["build_directory"])
+    surroundings = _surroundings(environment)
+    del surroundings["_run_ninja_build"]
+    outputs = list[str]()
+
+    def run_ninja(command: Sequence[str], *, env: dict[str, str], **_: Any) -> None:
+        outputs.append(ninja.run_ninja(command, work, env, [work / recorder.LOG]))
+
+    surroundings["subprocess"].run = run_ninja
+    # torch flushes the streams, which a program may have closed.
+    surroundings["sys"] = SimpleNamespace(
+        **{**vars(sys), "stdout": io.StringIO(), "stderr": io.StringIO()}
+    )
+    copied.update(variables, **surroundings)
+    _call("load", arguments, copied, outputs)
+    return outputs[-1]
+
+
 def describe_build(
     function: str,
     arguments: Mapping[str, Any],
@@ -195,6 +226,17 @@ def describe_build(
         described.append(_torch_build(**inputs))
 
     copied.update(variables, **_surroundings(environment), _write_ninja_file=note)
+    _call(function, arguments, copied, described)
+    return described[-1]
+
+
+def _call(
+    function: str, arguments: Mapping[str, Any], copied: dict[str, Any], done: Sequence[object]
+) -> None:
+    """Call the program's load or load_inline, with the inner functions of a copied module, and torch's if `done` is still empty.
+
+    Raises CommandFailed if torch refuses the build, OSError if the disk is full.
+    """
     builder.torch_call.names = copied
     public = vars(_imported() or SimpleNamespace())
     for name in ("_jit_compile", "remove_extension_h_precompiler_headers"):
@@ -205,7 +247,7 @@ def describe_build(
     work = arguments["build_directory"]
     try:
         public.get(function, copied[function])(**arguments)
-        if not described:  # the program's function did not call torch's
+        if not done:  # the program's function did not call torch's
             copied[function](**arguments)
     except UnicodeEncodeError as error:
         raise OSError(
@@ -221,7 +263,6 @@ def describe_build(
         raise CommandFailed(str(error)) from None
     finally:
         del builder.torch_call.names
-    return described[-1]
 
 
 def _surroundings(environment: Mapping[str, str | None]) -> dict[str, Any]:
