@@ -457,7 +457,7 @@ def show(print_json: Callable[[object], None] | None = None) -> int:
         print_json([observation._asdict() for observation in found])
     else:
         click.echo(", ".join(tally(states.count(state), state) for state in (PROBLEM, WARNING)))
-    return 1 if PROBLEM in states else 0
+    return int(PROBLEM in states)
 
 
 def _print(observation: Observation) -> None:

@@ -291,12 +291,12 @@ def document_differences(
         now = {**now["toolchain"], **now}
     for name in sorted({*before, *now} - _COMPARED_APART):
         if before.get(name) != now.get(name):
-            text = f"{_shown(now.get(name))}, {_shown(before.get(name))} before"
+            text = f"{_value_shown(now.get(name))}, {_value_shown(before.get(name))} before"
             found.append(Difference(_NAMES.get(name, name), text))
     return _likely_first(found)
 
 
-def _shown(value: object) -> str:
+def _value_shown(value: object) -> str:
     return "none" if value in (None, "") else str(value)[:200]
 
 

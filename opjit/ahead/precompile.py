@@ -204,7 +204,7 @@ def _share(plan: Plan, report: Report) -> None:
     """Build together with the other ranks of the job, one build at a time in this process."""
     tasks = distributed.share(plan.wanted, plan.store, ahead=True)
     for wanted, task in zip(plan.wanted, tasks, strict=True):
-        _add(wanted, task.origin == "built", task.error, report)
+        _add(wanted, task.built, task.error, report)
 
 
 def _build_missing(
