@@ -5,6 +5,8 @@ Readers do not lock or write anything. If an entry cannot be read or trusted, it
 users could replace the root or a folder below it, every entry is a miss.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import re
@@ -13,15 +15,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from opjit import files, progress
 from opjit.backends.targets import Target
 from opjit.errors import EntryError, UntrustedFolder, warn_of_cache
 from opjit.store import manifest as manifests
-from opjit.store.bundle import Bundle
 from opjit.store.entry import Entry, NotWanted, verify
 from opjit.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from opjit.store.bundle import Bundle  # a warm path imports no bundles
 
 VERSION = "v2"  # the folder of all other folders; its number changes with the layout of the folders
 SETS = "sets"  # the folder of complete sets
