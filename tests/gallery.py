@@ -115,7 +115,8 @@ CASES = [
         'opjit.build_library("allreduce", "build", arch="sm90")',
         "'sm90'",
         "known: ",
-        cause="No backend builds for this architecture.",
+        cause="No backend builds for this architecture, or the installed CUDA compilers don't support it. opjit checks `arch=`, "
+        "`--arch` and `TORCH_CUDA_ARCH_LIST` before it builds anything.",
         fix="Use one of the names in the message. Architectures of NVIDIA GPUs have an underscore, as in `sm_90`.",
     ),
     Case(
