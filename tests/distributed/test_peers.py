@@ -379,7 +379,8 @@ def test_a_time_limit_is_seconds_above_0(timeout: str, monkeypatch: pytest.Monke
 def test_the_command_tests_an_op_on_several_ranks() -> None:
     done = helpers.command("test", "reduce_scatter_ranks", "--ranks", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "opjit::reduce_scatter_ranks on 2 ranks (cpu): ok, 60 samples" in done.stdout
+    # Twelve more are empty, and test nothing.
+    assert "opjit::reduce_scatter_ranks on 2 ranks (cpu): ok, 48 samples" in done.stdout
 
 
 @pytest.mark.slow
