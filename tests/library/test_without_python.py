@@ -41,24 +41,26 @@ import warnings
 import torch, opjit
 warnings.simplefilter("ignore")
 if {device!r} == "cpu":
-    opjit.inline("pt2test::mix(Tensor x, float a, float? b, float? c, int k, int? n, int? m, ScalarType d, bool t=True) -> Tensor",
+    opjit.inline("pt2test::mix(Tensor x, Tensor? u, Tensor? v,"
+                 " float a, float? b, float? c, int k, int? n, int? m, ScalarType d, bool t=True) -> Tensor",
                  like="x", c='''
-opjit_status mix_cpu(const opjit_tensor *x, double a, const double *b, const double *c, int64_t k, const int64_t *n, const int64_t *m,
+opjit_status mix_cpu(const opjit_tensor *x, const opjit_tensor *u, const opjit_tensor *v,
+                     double a, const double *b, const double *c, int64_t k, const int64_t *n, const int64_t *m,
                      opjit_dtype d, bool t, opjit_tensor *out)
 {{
-    OPJIT_CHECK(b && !c && n && !m && d == OPJIT_FLOAT64 && t, "an argument is lost");
+    OPJIT_CHECK(u && !v && b && !c && n && !m && d == OPJIT_FLOAT64 && t, "an argument is lost");
     OPJIT_CHECK(*(const float *)x->data >= 0, "the first element is negative");
     OPJIT_TRY(opjit_empty_like(out, x, x->dtype));
     for (int64_t i = 0; i < x->numel; i++)
-        ((float *)out->data)[i] = (float)(a * ((const float *)x->data)[i] + *b * (double)k + (double)*n);
+        ((float *)out->data)[i] = (float)(a * ((const float *)x->data)[i] + ((const float *)u->data)[i] + *b * (double)k + (double)*n);
     return OPJIT_OK;
 }}''')
 class Model(torch.nn.Module):
     def forward(self, x):
         rows = [x[None, i:i + 1] for i in range(3)]
-        grads = torch.ops.opjit.lltm_backward(None, rows[0], x[None], rows[1], x.new_ones(3, 2), rows[2], [True, False, False, True, False])
-        mixed = torch.ops.pt2test.mix(x, 0.5, 0.25, None, -3, 7, None, torch.float64) if x.is_cpu else x
-        return torch.ops.opjit.allreduce(x, dtype=torch.float64), torch.ops.opjit.allreduce(x), grads[0], grads[4], mixed
+        cells = torch.ops.opjit.lltm_forward(rows[0], x.new_ones(3, 2), x[:3], rows[1], rows[2])
+        mixed = torch.ops.pt2test.mix(x, 2 * x, None, 0.5, 0.25, None, -3, 7, None, torch.float64) if x.is_cpu else x
+        return torch.ops.opjit.allreduce(x, dtype=torch.float64), torch.ops.opjit.allreduce(x), *cells, mixed
 x = torch.arange(1.0, 5, device={device!r})
 opjit.aoti_compile_and_package(torch.export.export(Model(), (x,)), package_path={path!r})
 print([each.tolist() for each in Model()(x)])
