@@ -201,7 +201,7 @@ class _ExtensionBuild(NamedTuple):
         if self.extension.archs:
             environment["TORCH_CUDA_ARCH_LIST"] = self.extension.archs
         if compiler := toolchain.split_launcher("CC")[1]:
-            environment["CC"] = compiler
+            environment["CC"] = torch_builder.quote(compiler)
         variables = torch_builder.settings()
         # torch's guess of CUDA_HOME is wrong if nvcc is a wrapper script.
         if self.tools.nvcc is not None:
