@@ -25,14 +25,14 @@ MODULES = {
 
 # Each number is what the tree has, or the aim behind it once the tree is below the aim. No number goes up, whatever is being built.
 MOST = {
-    "packages": 24,
+    "packages": 23,
     "modules": 217,
     "floors": 21,  # aim 16
-    "classes": 250,  # aim 215
-    "functions": 2_095,  # aim 1,750
+    "classes": 242,  # aim 215
+    "functions": 2_065,  # aim 1,750
     "public names": 26,  # of opjit itself
     "environment variables": 19,
-    "tokens": 221_729,  # aim 165,000
+    "tokens": 221_617,  # aim 165,000
 }
 MOST_PER_LINE = 8.5
 LONGEST_STATEMENT = 60  # tokens
