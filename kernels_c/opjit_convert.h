@@ -64,6 +64,15 @@ OPJIT_INLINE void opjit_store_halves(opjit_half *to, const float *from)
     memcpy(&floats, from, sizeof floats);
     const opjit_halfs_ halfs = __builtin_ia32_vcvtps2ph256(floats, 0); /* 0: to nearest, ties to even */
     memcpy(to, &halfs, sizeof halfs);
+#elif defined(__aarch64__) && !defined(__CUDACC__)
+    typedef short opjit_halfs_ __attribute__((vector_size(16)));
+    typedef float opjit_floats_ __attribute__((vector_size(16)));
+    opjit_floats_ lower, upper;
+    opjit_halfs_ halfs;
+    memcpy(&lower, from, sizeof lower);
+    memcpy(&upper, from + 4, sizeof upper);
+    __asm__("fcvtn %0.4h, %1.4s\n\tfcvtn2 %0.8h, %2.4s" : "=&w"(halfs) : "w"(lower), "w"(upper));
+    memcpy(to, &halfs, sizeof halfs);
 #else
     for (int i = 0; i < 8; i++)
         to[i] = opjit_float_to_half(from[i]);
