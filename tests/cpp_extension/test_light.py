@@ -436,12 +436,18 @@ def test_a_compiler_behind_a_launcher_takes_light_headers(
     assert described("launched")[0].built_with["headers"] == "light headers"
 
 
+def broken_compiler(path: Path, pattern: str) -> str:
+    """Make a C++ compiler that fails if its arguments, between spaces, match a pattern of the shell."""
+    fails = f'case " $* " in {pattern}) echo it broke; exit 1;; esac'
+    compiler = f"exec '{shutil.which('c++')}' \"$@\""
+    return str(helpers.program(path, f"#!/bin/sh\n{fails}\n{compiler}\n"))
+
+
 @pytest.mark.slow
 def test_a_preprocessor_that_refuses_a_right_program_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f"#!/bin/sh\ncase \" $* \" in *' -E '*main.cpp*) echo it broke; exit 1;; esac\nexec '{shutil.which('c++')}' \"$@\"\n"
-    monkeypatch.setenv("CXX", str(helpers.program(tmp_path / "c++", text)))
+    monkeypatch.setenv("CXX", broken_compiler(tmp_path / "c++", "*' -E '*main.cpp*"))
     with pytest.warns(CompileWarning, match="opjit's preprocessor failed: .*it broke"):
         assert loaded("broken", COUNT, functions="count").count(torch.ones(2)) == 2
 
@@ -450,8 +456,7 @@ def test_a_preprocessor_that_refuses_a_right_program_is_a_warning(
 def test_a_binding_that_does_not_compile_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f"#!/bin/sh\ncase $* in *opjit_bind.cpp*) echo it broke; exit 1;; esac\nexec '{shutil.which('c++')}' \"$@\"\n"
-    monkeypatch.setenv("CXX", str(helpers.program(tmp_path / "c++", text)))
+    monkeypatch.setenv("CXX", broken_compiler(tmp_path / "c++", "*opjit_bind.cpp*"))
     # The next program of the cache does not compile the binding again.
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     with pytest.warns(CompileWarning, match="opjit's binding does not compile .*it broke"):
