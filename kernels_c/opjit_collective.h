@@ -138,6 +138,102 @@ struct opjit_sums {
     }
 };
 
+/* The packs of a tile that a thread sends or adds. Neighboring threads have neighboring packs. They are kept as words,
+ * because each 16-bit element would take a register. */
+enum { OPJIT_PACKS = 4 };
+
+template <typename element>
+struct opjit_packs {
+    typedef opjit_some<element, OPJIT_PACK_BYTES> some;
+    uint4 at[OPJIT_PACKS];
+
+    /* The place of a pack in a tile, in packs. */
+    static __device__ int place(int k) { return (int)(k * blockDim.x + threadIdx.x); }
+
+    /* Whether a pack can be loaded and stored at once. */
+    static __device__ bool is_whole(int k, int64_t first, int64_t n, bool aligned)
+    {
+        return aligned && first + (place(k) + 1) * some::width <= n;
+    }
+
+    /* From or to the tile of a tensor that begins with the element `first`, with zeros after the n-th element. */
+    __device__ void load(const element *x, int64_t first, int64_t n, bool aligned)
+    {
+#pragma unroll
+        for (int k = 0; k < OPJIT_PACKS; k++)
+            if (is_whole(k, first, n, aligned))
+                at[k] = *(const uint4 *)(x + first + place(k) * some::width);
+            else
+                keep(k, opjit_load_some<element, OPJIT_PACK_BYTES>(x, first + place(k) * some::width, n, false));
+    }
+
+    __device__ void store(element *to, int64_t first, int64_t n, bool aligned) const
+    {
+#pragma unroll
+        for (int k = 0; k < OPJIT_PACKS; k++)
+            if (is_whole(k, first, n, aligned))
+                *(uint4 *)(to + first + place(k) * some::width) = at[k];
+            else
+                opjit_store_some(to, first + place(k) * some::width, n, false, elements(at[k]));
+    }
+
+    /* From or to a tile of an inbox. */
+    __device__ void load(const void *tile)
+    {
+#pragma unroll
+        for (int k = 0; k < OPJIT_PACKS; k++)
+            at[k] = ((const uint4 *)tile)[place(k)];
+    }
+
+    __device__ void store(void *tile) const
+    {
+#pragma unroll
+        for (int k = 0; k < OPJIT_PACKS; k++)
+            ((uint4 *)tile)[place(k)] = at[k];
+    }
+
+    /* These are the elements of this rank. Add the tiles of the other ranks to them. */
+    __device__ void add(const opjit_peers *p, uint32_t count)
+    {
+#pragma unroll
+        for (int k = 0; k < OPJIT_PACKS; k += 2) /* the sums of more packs do not fit into the registers */
+            add_two(p, count, k);
+    }
+
+    __device__ void add_two(const opjit_peers *p, uint32_t count, int k)
+    {
+        opjit_sums<element, OPJIT_PACK_BYTES> sums[2];
+        for (int r = 0; r < p->world; r++) {
+            uint4 x[2] = {at[k], at[k + 1]};
+            if (r != p->rank) {
+                const uint4 *tile = (const uint4 *)opjit_tile(p, OPJIT_RING_A, p->rank, r, count);
+                x[0] = tile[place(k)];
+                x[1] = tile[place(k + 1)];
+            }
+            sums[0].add(elements(x[0]), r == 0);
+            sums[1].add(elements(x[1]), r == 0);
+        }
+        keep(k, sums[0].rounded());
+        keep(k + 1, sums[1].rounded());
+    }
+
+    __device__ void keep(int k, const some &x) { memcpy(&at[k], &x, sizeof x); }
+
+    static __device__ some elements(uint4 words)
+    {
+        some x;
+        memcpy(&x, &words, sizeof x);
+        return x;
+    }
+};
+
+/* The number of threads of a block, of which each has OPJIT_PACKS packs of a tile. */
+OPJIT_UNUSED static int64_t opjit_tile_threads(int64_t packs, int world)
+{
+    const int64_t most = opjit_tile_bytes(world) / (OPJIT_PACK_BYTES * OPJIT_PACKS);
+    return opjit_least(opjit_parts(packs, OPJIT_BLOCKS * OPJIT_PACKS * 32) * 32, most);
+}
+
 /* Get a word from each rank. It looks for all words before it waits for one, so that the loads overlap. */
 static __device__ __forceinline__ bool opjit_pull_all(const opjit_peers *p, uint32_t count, int i,
                                                       opjit_word (&words)[OPJIT_RANKS])

@@ -13,9 +13,15 @@
  * call doesn't end with a barrier. The inbox of each rank contains
  *
  *     words   [2 turns][from rank][block][OPJIT_WORDS_OF_BLOCK]    16 bytes each: 12 of data, and the count
- *     tiles   [2 rings][from rank][block][4 turns]                 OPJIT_TILE_BYTES bytes each
+ *     tiles   [2 rings][from rank][block][4 turns]                 opjit_tile_bytes() each
  */
-enum { OPJIT_BLOCKS = 256, OPJIT_WORDS_OF_BLOCK = 1024, OPJIT_TILE_BYTES = 8192, OPJIT_TURNS = 4 };
+enum { OPJIT_BLOCKS = 256, OPJIT_WORDS_OF_BLOCK = 1024, OPJIT_TURNS = 4 };
+
+/* A signal takes longer than the data of a small tile, so tiles are as large as the inboxes of a group allow: 128 MiB. */
+OPJIT_HOST_DEVICE int opjit_tile_bytes(int world)
+{
+    return world <= 2 ? 32 * 1024 : world <= 4 ? 16 * 1024 : 8 * 1024;
+}
 
 /*
  * Words are the fastest way to send few bytes. The 16 bytes of a word are stored and loaded in one step, and contain
@@ -121,7 +127,7 @@ OPJIT_PEER_FUNCTION void *opjit_tile(const opjit_peers *p, int ring, int at, int
 {
     const int64_t words = (int64_t)2 * p->world * OPJIT_BLOCKS * OPJIT_WORDS_OF_BLOCK * 16;
     const int64_t block = ((int64_t)(ring - OPJIT_RING_A) * p->world + from) * OPJIT_BLOCKS + blockIdx.x;
-    return (char *)p->inbox[at] + words + (block * OPJIT_TURNS + count % OPJIT_TURNS) * OPJIT_TILE_BYTES;
+    return (char *)p->inbox[at] + words + (block * OPJIT_TURNS + count % OPJIT_TURNS) * opjit_tile_bytes(p->world);
 }
 
 OPJIT_PEER_FUNCTION uint32_t opjit_begin_tiles(const opjit_peers *p, int ring)

@@ -73,72 +73,29 @@ static __global__ void __launch_bounds__(THREADS) sum_words(const opjit_peers p,
     (void)opjit_end_words(&p, count, came);
 }
 
-/* A thread's 16 bytes of a tile. */
-template <typename element>
-struct pack {
-    typedef opjit_some<element, OPJIT_PACK_BYTES> some;
-    some x;
-
-    /* From the tile with the first element `first`. */
-    __device__ void load(const job<element> &j, int64_t first)
-    {
-        x = opjit_load_some<element, OPJIT_PACK_BYTES>(j.x, first + place(), opjit_least(first + j.share, j.n),
-                                                       j.aligned);
-    }
-
-    __device__ void store(const job<element> &j, int64_t first) const
-    {
-        opjit_store_some(j.out, first + place(), opjit_least(first + j.share, j.n), j.aligned, x);
-    }
-
-    __device__ void load(const void *tile) { x = ((const some *)tile)[threadIdx.x]; }
-
-    __device__ void store(void *tile) const { ((some *)tile)[threadIdx.x] = x; }
-
-    /* The sums of a tile: x has this rank's elements, and the tiles of the count have the elements of the other
-     * ranks. */
-    __device__ void add(const opjit_peers *p, uint32_t count)
-    {
-        const some own = x;
-        opjit_sums<element, OPJIT_PACK_BYTES> sums;
-        for (int r = 0; r < p->world; r++) {
-            x = own;
-            if (r != p->rank)
-                load(opjit_tile(p, OPJIT_RING_A, p->rank, r, count));
-            sums.add(x, r == 0);
-        }
-        x = sums.rounded();
-    }
-
-    static __device__ int64_t place() { return threadIdx.x * (int64_t)some::width; }
-};
-
-/* Three tiles overlap: one is loaded, one is on its way, one is added. */
+/* A tile is sent while the one before is added. */
 template <typename element>
 static __global__ void __launch_bounds__(THREADS, 2) one_shot(const opjit_peers p, const job<element> j)
 {
     const int64_t tiles = opjit_parts(j.n, j.share), step = gridDim.x;
     const uint32_t begin = opjit_begin_tiles(&p, OPJIT_RING_A);
     uint32_t count = begin;
-    pack<element> next, sent, last;
-    next.load(j, blockIdx.x * j.share);
+    opjit_packs<element> some;
     for (int64_t tile = blockIdx.x; tile - step < tiles; tile += step, count++) {
-        last = sent;
-        sent = next;
         if (tile < tiles) {
+            some.load(j.x, tile * j.share, j.n, j.aligned);
             for (int r = 0; r < p.world; r++)
                 if (r != p.rank)
-                    sent.store(opjit_tile(&p, OPJIT_RING_A, r, p.rank, count));
-            if (tile + step < tiles)
-                next.load(j, (tile + step) * j.share);
+                    some.store(opjit_tile(&p, OPJIT_RING_A, r, p.rank, count));
             opjit_send_tiles(&p, OPJIT_RING_A, count);
         }
         if (count == begin)
             continue;
+        some.load(j.x, (tile - step) * j.share, j.n, j.aligned);
         if (!opjit_await_tiles(&p, OPJIT_RING_A, count - 1))
             return;
-        last.add(&p, count - 1);
-        last.store(j, (tile - step) * j.share);
+        some.add(&p, count - 1);
+        some.store(j.out, (tile - step) * j.share, j.n, j.aligned);
     }
     opjit_end_tiles(&p, OPJIT_RING_A, count - 1);
 }
@@ -150,25 +107,25 @@ static __global__ void __launch_bounds__(THREADS, 2) two_shots(const opjit_peers
     const int64_t of_step = j.share * p.world, steps = opjit_parts(j.n, of_step), grid = gridDim.x;
     const uint32_t a = opjit_begin_tiles(&p, OPJIT_RING_A), b = opjit_begin_tiles(&p, OPJIT_RING_B);
     uint32_t done = 0;
-    pack<element> some;
+    opjit_packs<element> some;
     for (int64_t step = blockIdx.x; step - 2 * grid < steps; step += grid, done++) {
         if (step < steps) {
             for (int k = 1; k < p.world; k++) {
                 const int r = (p.rank + k) % p.world;
-                some.load(j, step * of_step + r * j.share);
+                some.load(j.x, step * of_step + r * j.share, j.n, j.aligned);
                 some.store(opjit_tile(&p, OPJIT_RING_A, r, p.rank, a + done));
             }
             opjit_send_tiles(&p, OPJIT_RING_A, a + done);
         }
         if (done >= 1 && step - grid < steps) {
             const int64_t own = (step - grid) * of_step + p.rank * j.share;
+            some.load(j.x, own, j.n, j.aligned);
             if (!opjit_await_tiles(&p, OPJIT_RING_A, a + done - 1))
                 return;
-            some.load(j, own);
             some.add(&p, a + done - 1);
             for (int k = 1; k < p.world; k++)
                 some.store(opjit_tile(&p, OPJIT_RING_B, (p.rank + k) % p.world, p.rank, b + done - 1));
-            some.store(j, own);
+            some.store(j.out, own, j.n, j.aligned);
             opjit_send_tiles(&p, OPJIT_RING_B, b + done - 1);
         }
         if (done < 2)
@@ -178,7 +135,7 @@ static __global__ void __launch_bounds__(THREADS, 2) two_shots(const opjit_peers
         for (int k = 1; k < p.world; k++) {
             const int r = (p.rank + k) % p.world;
             some.load(opjit_tile(&p, OPJIT_RING_B, p.rank, r, b + done - 2));
-            some.store(j, (step - 2 * grid) * of_step + r * j.share);
+            some.store(j.out, (step - 2 * grid) * of_step + r * j.share, j.n, j.aligned);
         }
     }
     opjit_end_tiles(&p, OPJIT_RING_A, a + done - 2);
@@ -231,11 +188,10 @@ static opjit_status reduce_as(opjit_peers *p, const void *x, void *out, int64_t 
     }
     const bool twice = way == TWO_SHOTS;
     const int64_t packs = opjit_parts(bytes, OPJIT_PACK_BYTES * (twice ? p->world : 1));
-    const int64_t of_tile =
-        opjit_least(opjit_parts(packs, OPJIT_BLOCKS * 32) * 32, OPJIT_TILE_BYTES / OPJIT_PACK_BYTES);
+    const int64_t threads = opjit_tile_threads(packs, p->world), of_tile = threads * OPJIT_PACKS;
     j.share = of_tile * (OPJIT_PACK_BYTES / (int64_t)sizeof(element));
     j.aligned = opjit_is_aligned(x, OPJIT_PACK_BYTES) && opjit_is_aligned(out, OPJIT_PACK_BYTES);
-    return launch(p, &j, twice ? two_shots<element> : one_shot<element>, opjit_parts(packs, of_tile), of_tile, stream);
+    return launch(p, &j, twice ? two_shots<element> : one_shot<element>, opjit_parts(packs, of_tile), threads, stream);
 }
 
 static opjit_status reduce(const opjit_tensor *x, const char *group, void *out, cudaStream_t stream)

@@ -7,7 +7,7 @@
  */
 #include "opjit_collective.h"
 
-#define THREADS (OPJIT_TILE_BYTES / OPJIT_PACK_BYTES)
+#define THREADS 512
 
 #if defined OPJIT_OP_all_gather_ranks
 #define FUNCTION all_gather_ranks_cuda
@@ -24,35 +24,40 @@ template <typename element>
 static __global__ void __launch_bounds__(THREADS, 2)
     exchange(const opjit_peers p, const element *x, element *out, int64_t chunk, bool aligned)
 {
-    typedef opjit_some<element, OPJIT_PACK_BYTES> some;
-    const int64_t tile = THREADS * (int64_t)some::width, tiles = opjit_parts(chunk, tile), step = gridDim.x;
+    const int64_t tile = blockDim.x * (int64_t)(OPJIT_PACKS * opjit_packs<element>::some::width);
+    const int64_t tiles = opjit_parts(chunk, tile), step = gridDim.x;
+    const element *own = x + (GATHERS ? 0 : p.rank * chunk);
     const uint32_t begin = opjit_begin_tiles(&p, OPJIT_RING_A);
     uint32_t count = begin;
+    opjit_packs<element> some;
     for (int64_t t = blockIdx.x; t - step < tiles; t += step, count++) {
-        for (int r = 0; r < p.world && t < tiles; r++)
-            if (r != p.rank)
-                ((some *)opjit_tile(&p, OPJIT_RING_A, r, p.rank, count))[threadIdx.x] =
-                    opjit_load_some<element, 16>(x + (GATHERS ? 0 : r * chunk), t * tile + threadIdx.x * some::width,
-                                                 chunk, aligned);
+        for (int r = 0; r < p.world && t < tiles; r++) {
+            if (r == p.rank)
+                continue;
+            some.load(x + (GATHERS ? 0 : r * chunk), t * tile, chunk, aligned);
+            some.store(opjit_tile(&p, OPJIT_RING_A, r, p.rank, count));
+        }
         if (t < tiles)
             opjit_send_tiles(&p, OPJIT_RING_A, count);
         if (count == begin)
             continue;
+        const int64_t first = (t - step) * tile;
+        some.load(own, first, chunk, aligned);
+        if (!ADDS)
+            some.store(out + p.rank * chunk, first, chunk, aligned);
         if (!opjit_await_tiles(&p, OPJIT_RING_A, count - 1))
             return;
-        const int64_t first = (t - step) * tile + threadIdx.x * some::width;
-        opjit_sums<element, OPJIT_PACK_BYTES> sums;
-        for (int r = 0; r < p.world; r++) {
-            some got = opjit_load_some<element, 16>(x + (GATHERS ? 0 : p.rank * chunk), first, chunk, aligned);
-            if (r != p.rank)
-                got = ((const some *)opjit_tile(&p, OPJIT_RING_A, p.rank, r, count - 1))[threadIdx.x];
-            if (ADDS)
-                sums.add(got, r == 0);
-            else
-                opjit_store_some(out + r * chunk, first, chunk, aligned, got);
+        if (ADDS) {
+            some.add(&p, count - 1);
+            some.store(out, first, chunk, aligned);
+        } else {
+            for (int r = 0; r < p.world; r++) {
+                if (r == p.rank)
+                    continue;
+                some.load(opjit_tile(&p, OPJIT_RING_A, p.rank, r, count - 1));
+                some.store(out + r * chunk, first, chunk, aligned);
+            }
         }
-        if (ADDS)
-            opjit_store_some(out, first, chunk, aligned, sums.rounded());
     }
     opjit_end_tiles(&p, OPJIT_RING_A, count - 1);
 }
@@ -61,11 +66,13 @@ template <typename element>
 static opjit_status launch(opjit_peers *p, const void *x, void *out, int64_t bytes, cudaStream_t stream)
 {
     const bool aligned = opjit_is_aligned(x, 16) && opjit_is_aligned(out, 16) && bytes % 16 == 0;
+    const int64_t packs = opjit_parts(bytes, OPJIT_PACK_BYTES);
+    const int threads = (int)opjit_tile_threads(packs, p->world);
     int most;
-    OPJIT_TRY(opjit_most_blocks((const void *)exchange<element>, THREADS, 0, &most));
-    const int blocks = (int)opjit_least(opjit_parts(bytes, OPJIT_TILE_BYTES), opjit_least(most, OPJIT_BLOCKS));
-    OPJIT_TRY(opjit_peers_launch(p, (const void *)exchange<element>, blocks, THREADS, 0, stream));
-    exchange<<<blocks, THREADS, 0, stream>>>(*p, (const element *)x, (element *)out, bytes / (int64_t)sizeof(element),
+    OPJIT_TRY(opjit_most_blocks((const void *)exchange<element>, threads, 0, &most));
+    const int blocks = (int)opjit_least(opjit_parts(packs, threads * OPJIT_PACKS), opjit_least(most, OPJIT_BLOCKS));
+    OPJIT_TRY(opjit_peers_launch(p, (const void *)exchange<element>, blocks, threads, 0, stream));
+    exchange<<<blocks, threads, 0, stream>>>(*p, (const element *)x, (element *)out, bytes / (int64_t)sizeof(element),
                                              aligned);
     return OPJIT_LAUNCHED();
 }
@@ -87,8 +94,8 @@ opjit_status FUNCTION(const opjit_tensor *x, const char *group, opjit_tensor *ou
         return OPJIT_OK;
     OPJIT_TRY(opjit_contiguous(&packed, x));
     opjit_agree(&p, x->numel << 8 | x->dtype);
-    const int64_t size = (int64_t)opjit_dtype_size(x->dtype), bytes = x->numel * size / (GATHERS ? 1 : p.world);
-    if (!ADDS && size % 4 == 0)
+    const int64_t bytes = x->numel * (int64_t)opjit_dtype_size(x->dtype) / (GATHERS ? 1 : p.world);
+    if (!ADDS && bytes % 4 == 0 && opjit_is_aligned(packed.data, 4))
         return launch<uint32_t>(&p, packed.data, out->data, bytes, stream);
     if (!ADDS)
         return launch<uint8_t>(&p, packed.data, out->data, bytes, stream);

@@ -102,8 +102,8 @@ def peers(
 
     Call it once on every rank of the group, outside a CUDA graph. Ops with a ``str group`` argument find the group by the returned
     `name`. On CUDA, each rank has one GPU, and the GPUs reach each other by NVLink or PCIe, which a test with patterns in both directions
-    confirms. In addition to the buffer, each rank allocates 24 MiB for each rank of the group for opjit's collectives. On the CPU, ranks
-    are processes that share memory.
+    confirms. In addition to the buffer, each rank allocates 192 MiB for opjit's collectives. On the CPU, ranks are processes that share
+    memory.
 
     All ranks also make later calls together. If their group has enough bytes, such a call returns it, with the new `timeout`. If a wait
     lasts longer than `timeout`, all ranks lose the group. If a rank may only be late, for example because it compiles, choose a longer

@@ -22,7 +22,7 @@ _NAME_BYTES = 96  # of an opjit_named
 _MAX_OPS = 32
 SIGNAL_BYTES = 1 << 17
 COUNT_BYTES = 1 << 15
-INBOX_BYTES = 24 << 20  # for each rank of the group
+INBOX_BYTES = 192 << 20  # enough for eight ranks
 _PATTERN_BYTES = 1 << 12
 _REGISTER_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 _Value = TypeVar("_Value")
@@ -47,7 +47,7 @@ class PeerMemory:
     @property
     def buffer(self) -> int:
         """The place of the buffer in a rank's piece. CPU ranks have no inbox."""
-        return SIGNAL_BYTES + (INBOX_BYTES * len(self.starts) if self.device >= 0 else 0)
+        return SIGNAL_BYTES + (INBOX_BYTES if self.device >= 0 else 0)
 
     @property
     def ops(self) -> int:
@@ -96,7 +96,7 @@ class Members:
             ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
         )
         _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", self)
-        starts, memory = _on_devices(SIGNAL_BYTES + INBOX_BYTES * self.world + size, device, self)
+        starts, memory = _on_devices(SIGNAL_BYTES + INBOX_BYTES + size, device, self)
         counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
         _test(starts, device, self)
         owners = (shared, counts, memory)

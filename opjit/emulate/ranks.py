@@ -107,7 +107,7 @@ class _ThreadRank(Members):
 
     def obtain(self, size: int, device: torch.device) -> PeerMemory:
         """Get memory as a group has it on GPUs, and make it known to the checks."""
-        piece = SIGNAL_BYTES + INBOX_BYTES * self.world + size
+        piece = SIGNAL_BYTES + INBOX_BYTES + size
         own = mmap.mmap(-1, piece)
         counts = mmap.mmap(-1, COUNT_BYTES)
         lost = self.exchange(mmap.mmap(-1, LOST_BYTES))[0]
@@ -116,7 +116,7 @@ class _ThreadRank(Members):
         see = build.runtime().emu_see
         parts = (
             ("signals", start, SIGNAL_BYTES),
-            ("inbox", start + SIGNAL_BYTES, INBOX_BYTES * self.world),
+            ("inbox", start + SIGNAL_BYTES, INBOX_BYTES),
             ("buffer", start + piece - size, size),
             ("counts", _address(counts), COUNT_BYTES),
         )

@@ -34,7 +34,7 @@ from opjit.testing.samples import effects
 
 CALLS = 50
 ROUNDS = 9
-KILOBYTES = (1, 4, 8, 32, 64, 128, 256, 512, 1024, 2048, 8192, 32768)
+KILOBYTES = (1, 4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072, 262144)
 WAYS = ("WORDS", "ONE_SHOT", "TWO_SHOTS")
 DTYPES = (
     torch.float32,
@@ -47,19 +47,10 @@ DTYPES = (
 Call = Callable[[], Any]
 
 
-def source(way: str | None = None, limited: bool = True) -> str:
-    """The bundled op's .cu file with a fixed way, or without the time limit of its waits."""
-    folder = resources.folder("kernels_c")
-    text = (folder / "all_reduce_ranks" / "all_reduce_ranks.cu").read_text()
-    if way:
-        text = f"#define ALL_REDUCE_WAY {way}\n{text}"
-    if not limited:
-        header = (folder / "opjit_peers.h").read_text()
-        start = header.index("    if (looks % OPJIT_LOOKS)\n")
-        end = header.index("    opjit_lose(p, from, OPJIT_LATE);\n    return false;\n", start)
-        header = header[:start] + "    return true;\n" + header[end:]
-        text = text.replace('#include "opjit_peers.h"', header)
-    return text
+def source(way: str) -> str:
+    """The bundled op's .cu file with a fixed way."""
+    file = resources.folder("kernels_c") / "all_reduce_ranks" / "all_reduce_ranks.cu"
+    return f"#define ALL_REDUCE_WAY {way}\n{file.read_text()}"
 
 
 PING = r"""
@@ -87,16 +78,15 @@ opjit_status ping_cuda(const opjit_tensor *x, const char *group, int64_t rounds,
 
 def build() -> dict[str, Any]:
     """Build all ops, at once; returns them by name."""
-    schema = "all_reduce_ranks(Tensor x, str group) -> Tensor"
+    schema = "all_reduce_ranks(Tensor x, str group, bool sum_gradients=True) -> Tensor"
     made = {
         way: opjit.inline(f"{way.lower()}::{schema}", cuda=source(way), like="x") for way in WAYS
     }
-    made["NO_LIMIT"] = opjit.inline(f"nolimit::{schema}", cuda=source(limited=False), like="x")
     made["PING"] = opjit.inline(
         "bench::ping(Tensor x, str group, int rounds) -> Tensor", cuda=PING, like="x"
     )
     names = ["opjit::all_reduce_ranks", "opjit::all_reduce_ranks_"]
-    names += [f"{way.lower()}::all_reduce_ranks" for way in (*WAYS, "nolimit")] + ["bench::ping"]
+    names += [f"{way.lower()}::all_reduce_ranks" for way in WAYS] + ["bench::ping"]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: opjit.get(name, "cuda"), names))
     return made
@@ -284,14 +274,42 @@ def others(group: Any) -> None:
             residual.add_(x)
             torch.nn.functional.rms_norm(residual, (6144,), weight)  # noqa: B023 - called at once
 
+        def summed(x: torch.Tensor = x, residual: torch.Tensor = residual) -> None:
+            torch.ops.opjit.all_reduce_ranks_(x, group.name)
+            residual.add_(x)
+            torch.nn.functional.rms_norm(residual, (6144,), weight)  # noqa: B023 - called at once
+
         fused = torch.ops.opjit.all_reduce_rms_norm
         ours = graph_us(partial(fused, x, residual, weight, group.name))
         x.zero_()
         nccl = graph_us(apart)
+        separate = graph_us(summed)
         if group.rank == 0:
             print(
-                f"all_reduce_rms_norm {rows} x 6144 bfloat16: {ours:.2f} us, NCCL and torch {nccl:.2f}"
+                f"all_reduce_rms_norm {rows} x 6144 bfloat16: {ours:.2f} us, "
+                f"all_reduce_ranks_ and torch {separate:.2f}, NCCL and torch {nccl:.2f}"
             )
+
+
+def eager(kilobytes: int, group: Any, symmetric: Any) -> None:
+    """Calls without a graph."""
+    x = torch.randn(kilobytes * 256, device="cuda")
+    zeros = torch.zeros_like(x)
+    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    shared = symmetric.empty(x.numel(), dtype=torch.float32, device=x.device)
+    symmetric.rendezvous(shared, name)
+    shared.zero_()
+    symm_mem = torch.ops.symm_mem
+    calls: dict[str, Call] = {
+        "opjit": partial(torch.ops.opjit.all_reduce_ranks, x, group.name),
+        "opjit, in place": partial(torch.ops.opjit.all_reduce_ranks_, zeros, group.name),
+        "NCCL": partial(dist.all_reduce, zeros),
+        "torch 1": partial(symm_mem.one_shot_all_reduce, shared, "sum", name),
+        "torch 2": partial(symm_mem.two_shot_all_reduce_, shared, "sum", name),
+    }
+    times = {label: eager_us(call) for label, call in calls.items()}
+    if group.rank == 0:
+        print(f"eager, {kilobytes} KB: " + ", ".join(f"{k} {v:.1f} us" for k, v in times.items()))
 
 
 def on_gpus(rank: int, world: int, port: int, shapes: int) -> None:
@@ -359,21 +377,8 @@ def on_gpus(rank: int, world: int, port: int, shapes: int) -> None:
                     words = [f"{row[key]:9.2f}" if key in row else f"{'':9}" for key in header[1:]]
                     print(f"{kilobytes:9} " + " ".join(words), flush=True)
         others(group)
-        x = torch.randn(256, device="cuda")
-        shared = symmetric.empty(256, dtype=torch.float32, device=device)
-        symmetric.rendezvous(shared, name)
-        calls = {
-            "opjit": lambda: ops["opjit"](x, group.name),
-            "opjit, in place": lambda: torch.ops.opjit.all_reduce_ranks_(x, group.name),
-            "NCCL": lambda: dist.all_reduce(x),
-            "torch 1": lambda: torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name),
-        }
-        loaded = registry.find("opjit::all_reduce_ranks").loaded["cuda"]
-        if rank == 0:
-            print(f"\nautograd's kernel in C++: {loaded.unbind_autograd is not None}")
-        eager = {label: eager_us(call) for label, call in calls.items()}
-        if rank == 0:
-            print("\neager, 1 KB: " + ", ".join(f"{k} {v:.1f} us" for k, v in eager.items()))
+        for kilobytes in (1, 64, 1024, 8192, 32768):
+            eager(kilobytes, group, symmetric)
     group.check()
     dist.barrier()
     os._exit(0)
