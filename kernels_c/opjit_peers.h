@@ -127,6 +127,31 @@ OPJIT_UNUSED OPJIT_MUST_USE static opjit_status opjit_peers_of(opjit_peers *peer
     return OPJIT_OK;
 }
 
+/* The data of a tensor on each rank. Pass it to kernels by value. */
+typedef struct opjit_ranks_data {
+    void *of[OPJIT_RANKS];
+} opjit_ranks_data;
+
+/*
+ * Find the other ranks' data of a contiguous tensor of Peers.empty(), or of a part of one. Return false for any other
+ * tensor. The ranks of a call must pass the same part. Otherwise the call ends with an error on all ranks.
+ */
+OPJIT_UNUSED static bool opjit_tensors_of(opjit_peers *p, const opjit_tensor *x, opjit_ranks_data *data)
+{
+    const uint64_t place = (uint64_t)(uintptr_t)x->data, bytes = (uint64_t)x->numel * opjit_dtype_size(x->dtype);
+    int64_t number = 0;
+    for (const opjit_group_tensor *each = p->group->tensors; each; each = each->next, number++) {
+        const uint64_t start = (uint64_t)(uintptr_t)each->memory[p->rank];
+        if (!x->contiguous || place < start || place + bytes > start + (uint64_t)each->bytes)
+            continue;
+        for (int r = 0; r < p->world; r++)
+            data->of[r] = each->memory[r] + (place - start);
+        opjit_agree(p, number << 48 | (int64_t)(place - start));
+        return true;
+    }
+    return false;
+}
+
 /* ---------------------------------------------------------------------------------------------- */
 /* 2. Launch in CUDA                                                                              */
 

@@ -14,6 +14,13 @@ typedef struct opjit_named {
     char name[92];
 } opjit_named;
 
+/* A tensor of Peers.empty(): the memory of each rank. */
+typedef struct opjit_group_tensor {
+    struct opjit_group_tensor *next;
+    int64_t bytes;
+    char *memory[OPJIT_RANKS]; /* as many as the group has ranks */
+} opjit_group_tensor;
+
 /* A group in host memory. opjit/distributed/peer_groups.py makes it, with the words above `lock` in this order. */
 typedef struct opjit_group {
     uint64_t size; /* the size of this struct */
@@ -26,10 +33,11 @@ typedef struct opjit_group {
     uint32_t *count, *lost;
     opjit_named *ops;           /* OPJIT_OPS entries */
     const char *const *reasons; /* OPJIT_REASONS texts */
-    char *memory[OPJIT_RANKS];  /* of each rank */
-    int32_t lock;               /* 0, 1 if a call holds it, or 2 if others also wait for it */
-    void *stream, *event;       /* of the last call */
-    uint64_t capture;           /* the graph that the last call was captured into, or 0 */
+    opjit_group_tensor *tensors;
+    char *memory[OPJIT_RANKS]; /* of each rank */
+    int32_t lock;              /* 0, 1 if a call holds it, or 2 if others also wait for it */
+    void *stream, *event;      /* of the last call */
+    uint64_t capture;          /* the graph that the last call was captured into, or 0 */
     uint64_t calls;
 } opjit_group;
 

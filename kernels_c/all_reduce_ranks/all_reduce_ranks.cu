@@ -4,10 +4,11 @@
  *     words      few bytes: every rank sends all, in words that say by themselves that they have come
  *     one shot   every rank sends all, in tiles, and adds all ranks' tiles
  *     two shots  each rank adds a share of every tile, and sends the sums: less is sent if there are more than two ranks
+ *     in place   the tensors are in memory that all ranks reach: each rank adds a share of them, and stores it in all
  *
- * A rank writes into the inboxes of the other ranks and reads from its inbox, because a write over NVLink is twice as
- * fast as a read. Elements are added in the order of the ranks, and float16 and bfloat16 in float, in each of the three
- * ways. Therefore all ranks have the same bits, and so does the CPU.
+ * Otherwise, a rank writes into the inboxes of the other ranks and reads from its inbox, because a write over NVLink is
+ * twice as fast as a read. Elements are added in the order of the ranks, and float16 and bfloat16 in float, in each of
+ * the four ways. Therefore all ranks have the same bits, and so does the CPU.
  *
  * tests/benchmarks/collectives.py compares them with NCCL's and torch's. choose() has the sizes at which they change.
  */
@@ -24,8 +25,9 @@ struct job {
     const element *x;
     element *out;
     int64_t n;
-    int64_t share; /* words of a block, or elements of a tile */
-    bool aligned;  /* x and out are aligned for vector loads */
+    int64_t share;          /* words of a block, elements of a tile, or in_place's packs of a rank */
+    bool aligned;           /* x and out are aligned for vector loads */
+    opjit_ranks_data ranks; /* the tensors of all ranks, for in_place */
 };
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -142,6 +144,56 @@ static __global__ void __launch_bounds__(THREADS, 2) two_shots(const opjit_peers
     opjit_end_tiles(&p, OPJIT_RING_B, b + done - 2);
 }
 
+/* The sums of a pack, which each rank has at the same place. */
+template <typename element>
+static __device__ void sum_pack(const opjit_peers *p, const opjit_ranks_data &data, int64_t i)
+{
+    typedef opjit_some<element, OPJIT_PACK_BYTES> some;
+    opjit_sums<element, OPJIT_PACK_BYTES> sums;
+    some x[OPJIT_RANKS];
+#pragma unroll
+    for (int r = 0; r < OPJIT_RANKS; r++)
+        if (r < p->world)
+            x[r] = ((const some *)data.of[r])[i];
+#pragma unroll
+    for (int r = 0; r < OPJIT_RANKS; r++)
+        if (r < p->world)
+            sums.add(x[r], r == 0);
+    x[0] = sums.rounded();
+#pragma unroll
+    for (int r = 0; r < OPJIT_RANKS; r++)
+        if (r < p->world)
+            ((some *)data.of[r])[i] = x[0];
+}
+
+template <typename element>
+static __device__ void sum_element(const opjit_peers *p, const opjit_ranks_data &data, int64_t i)
+{
+    typename opjit_sum_of<element>::type sum = opjit_number(((const element *)data.of[0])[i]);
+#pragma unroll
+    for (int r = 1; r < OPJIT_RANKS; r++)
+        if (r < p->world)
+            sum += opjit_number(((const element *)data.of[r])[i]);
+#pragma unroll
+    for (int r = 0; r < OPJIT_RANKS; r++)
+        if (r < p->world)
+            opjit_put((element *)data.of[r] + i, sum);
+}
+
+/* The first barrier is for the tensors of the other ranks, and the last one for their sums. */
+template <typename element>
+static __global__ void __launch_bounds__(THREADS, 2) in_place(const opjit_peers p, const job<element> j)
+{
+    enum { width = OPJIT_PACK_BYTES / sizeof(element) };
+    const int64_t packs = j.n / width, begin = p.rank * j.share, end = opjit_least(begin + j.share, packs);
+    OPJIT_BARRIER(&p);
+    OPJIT_KERNEL_LOOP(i, end - begin)
+        sum_pack<element>(&p, j.ranks, begin + i);
+    if (p.rank == p.world - 1 && blockIdx.x == 0 && threadIdx.x < j.n % width)
+        sum_element<element>(&p, j.ranks, packs * width + threadIdx.x);
+    OPJIT_BARRIER(&p);
+}
+
 /* ---------------------------------------------------------------------------------------------- */
 /* Launcher                                                                                       */
 
@@ -170,11 +222,12 @@ static opjit_status launch(opjit_peers *p, const job<element> *j, void (*kernel)
 
 /* `x` and `out` may be the same. A block gets 128 words, and more if there are more than for all blocks; or a tile. */
 template <typename element>
-static opjit_status reduce_as(opjit_peers *p, const void *x, void *out, int64_t n, cudaStream_t stream)
+static opjit_status reduce_as(opjit_peers *p, const void *x, void *out, int64_t n, const opjit_ranks_data *tensors,
+                              cudaStream_t stream)
 {
     const int64_t bytes = n * (int64_t)sizeof(element), words = opjit_parts(bytes, sizeof(opjit_word));
     const enum way way = ALL_REDUCE_WAY;
-    job<element> j = {(const element *)x, (element *)out, n, 0, false};
+    job<element> j = {(const element *)x, (element *)out, n, 0, false, {{NULL}}};
     if constexpr (sizeof(element) <= 4) {
         int most;
         OPJIT_TRY(opjit_most_blocks((const void *)sum_words<element>, THREADS, 0, &most));
@@ -185,6 +238,11 @@ static opjit_status reduce_as(opjit_peers *p, const void *x, void *out, int64_t 
             return launch(p, &j, sum_words<element>, opjit_parts(words, j.share), opjit_least(j.share, THREADS),
                           stream);
         }
+    }
+    if (tensors) {
+        j.share = opjit_parts(n * (int64_t)sizeof(element) / OPJIT_PACK_BYTES, p->world);
+        j.ranks = *tensors;
+        return launch(p, &j, in_place<element>, opjit_parts(j.share, THREADS) + 1, THREADS, stream);
     }
     const bool twice = way == TWO_SHOTS;
     const int64_t packs = opjit_parts(bytes, OPJIT_PACK_BYTES * (twice ? p->world : 1));
@@ -198,18 +256,23 @@ static opjit_status reduce(const opjit_tensor *x, const char *group, void *out, 
 {
     opjit_peers peers;
     opjit_tensor packed;
+    opjit_ranks_data ranks;
     OPJIT_TRY(opjit_peers_of(&peers, group, 0));
     opjit_agree(&peers, x->numel << 8 | x->dtype);
+    const bool reached =
+        out == x->data && opjit_is_aligned(out, OPJIT_PACK_BYTES) && opjit_tensors_of(&peers, x, &ranks);
+    const opjit_ranks_data *tensors = reached ? &ranks : NULL;
     if (x->numel == 0)
         return OPJIT_OK;
     OPJIT_TRY(opjit_contiguous(&packed, x));
     switch (x->dtype) {
-    case OPJIT_FLOAT16: return reduce_as<opjit_half>(&peers, packed.data, out, x->numel, stream);
-    case OPJIT_BFLOAT16: return reduce_as<opjit_bfloat16>(&peers, packed.data, out, x->numel, stream);
-    case OPJIT_FLOAT32: return reduce_as<float>(&peers, packed.data, out, x->numel, stream);
-    case OPJIT_FLOAT64: return reduce_as<double>(&peers, packed.data, out, x->numel, stream);
-    case OPJIT_INT32: return reduce_as<uint32_t>(&peers, packed.data, out, x->numel, stream); /* wraps, as in torch */
-    case OPJIT_INT64: return reduce_as<uint64_t>(&peers, packed.data, out, x->numel, stream);
+    case OPJIT_FLOAT16: return reduce_as<opjit_half>(&peers, packed.data, out, x->numel, tensors, stream);
+    case OPJIT_BFLOAT16: return reduce_as<opjit_bfloat16>(&peers, packed.data, out, x->numel, tensors, stream);
+    case OPJIT_FLOAT32: return reduce_as<float>(&peers, packed.data, out, x->numel, tensors, stream);
+    case OPJIT_FLOAT64: return reduce_as<double>(&peers, packed.data, out, x->numel, tensors, stream);
+    case OPJIT_INT32:
+        return reduce_as<uint32_t>(&peers, packed.data, out, x->numel, tensors, stream); /* wraps, as in torch */
+    case OPJIT_INT64: return reduce_as<uint64_t>(&peers, packed.data, out, x->numel, tensors, stream);
     default:
         OPJIT_FAIL("takes float16, bfloat16, float32, float64, int32 or int64, not %s", opjit_dtype_name(x->dtype));
     }

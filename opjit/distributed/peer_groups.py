@@ -9,7 +9,7 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from opjit import loader, processes
-from opjit.distributed.peer_memory import Members, PeerMemory
+from opjit.distributed.peer_memory import Members, PeerMemory, tensor_at
 from opjit.errors import BadSetting, PeerLost
 
 MAX_RANKS = 8
@@ -32,8 +32,9 @@ _REASONS = (
     "called another op, other sizes or another grid",
     "launched a kernel with another grid or block than it gave opjit_peers_launch()",
 )
-_GROUP_WORDS = 27  # of an opjit_group
+_GROUP_WORDS = 28  # of an opjit_group
 _TIMEOUT_WORD = 7  # of them
+_TENSORS_WORD = 14
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,47 @@ class Peers:
         """Raise PeerLost if a rank was lost, like `opjit.distributed.check`."""
         check(self.name)
 
+    def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Make a tensor that the kernels of all ranks reach.
+
+        Call it on every rank of the group, with the same arguments, outside a CUDA graph. `all_reduce_ranks_` adds such tensors where they
+        are, without copies through the group's memory. A kernel finds the tensors of the other ranks by `opjit_tensors_of`. The memory is
+        never freed, because kernels of other ranks and captured graphs use it.
+
+        Returns:
+            A tensor of zeros on the group's device.
+
+        Raises:
+            BadSetting: the arguments differ between the ranks, or are invalid.
+            PeerLost: the group was lost.
+
+        Example:
+            >>> group = opjit.distributed.peers(device="cpu")
+            >>> x = group.empty((2, 3))
+            >>> _ = opjit.get("all_reduce_ranks_", "cpu")(x.fill_(1), group.name)
+        """
+        self.check()
+        live = [
+            each
+            for each in _groups
+            if (each.peers.name, each.peers.device) == (self.name, self.device)
+        ][-1]
+        members = _members(live.members())
+        if members.name != self.name:
+            raise BadSetting(f"the process group of {self.name} was destroyed")
+        asked = members.exchange((tuple(shape), dtype))
+        if len(set(asked)) > 1:
+            raise BadSetting(
+                f"the ranks of group {self.name} must call empty() with the same arguments; shape and dtype are {asked}"
+            )
+        size = torch.empty(shape, dtype=dtype, device="meta").nbytes
+        starts, memory = members.reach(max(size, 1), self.device)
+        words = (ctypes.c_uint64 * (2 + len(starts)))(live.words[_TENSORS_WORD], size, *starts)
+        live.tensors.append((words, memory))
+        live.words[_TENSORS_WORD] = ctypes.addressof(words)
+        members.exchange(None)  # no rank calls an op before all ranks know the tensor
+        return tensor_at(starts[self.rank], size, self.device).view(dtype).view(tuple(shape))
+
 
 @dataclass(frozen=True)
 class _LiveGroup:
@@ -70,6 +112,7 @@ class _LiveGroup:
     memory: PeerMemory
     members: Callable[[], Any]  # the process group, or None if it was destroyed
     kept: tuple[Any, ...]  # the texts to which the words point
+    tensors: list[Any]  # the memory of Peers.empty()
 
     def lost(self) -> dict[int, int]:
         """Return the error words of lost ranks by their numbers."""
@@ -131,11 +174,13 @@ def peers(
     """
     where = _device(device)
     members = _members(group)
-    known = None
-    for live in _groups:  # the newest is the last
-        same = (live.peers.name, live.peers.device) == (members.name, where)
-        if same and live.members() is members.group:  # and not of a group that was destroyed
-            known = live
+    same = [
+        live
+        for live in _groups
+        if (live.peers.name, live.peers.device) == (members.name, where)
+        and live.members() is members.group  # not a group that was destroyed
+    ]
+    known = same[-1] if same else None
     if known is not None:
         check(members.name)  # a lost rank would not answer
     limit = os.environ.get("OPJIT_PEER_TIMEOUT") or timeout
@@ -169,7 +214,7 @@ def _with_timeout(known: _LiveGroup, seconds: float) -> Peers:
     peers = replace(known.peers, timeout=seconds)
     with _lock:
         _groups[_groups.index(known)] = replace(known, peers=peers)
-        known.words[_TIMEOUT_WORD] = _nanoseconds(seconds)
+        known.words[_TIMEOUT_WORD] = int(seconds * 1e9)
     return peers
 
 
@@ -181,7 +226,7 @@ def _publish(wanted: Peers, members: Members) -> None:
     words = (ctypes.c_uint64 * _GROUP_WORDS)()
     # Without keeping it alive: a program may destroy it, and make another group of the same name.
     group = (lambda: None) if members.group is None else weakref.ref(members.group)
-    live = _LiveGroup(wanted, words, memory, group, (name, reasons))
+    live = _LiveGroup(wanted, words, memory, group, (name, reasons), [])
     with _lock:
         known = [
             ctypes.sizeof(words),
@@ -191,13 +236,14 @@ def _publish(wanted: Peers, members: Members) -> None:
             wanted.rank,
             wanted.world,
             wanted.bytes,
-            _nanoseconds(wanted.timeout),
+            int(wanted.timeout * 1e9),
             memory.inbox,
             memory.buffer,
             memory.count,
             ctypes.addressof(memory.lost),
             memory.ops,
             ctypes.addressof(reasons),
+            0,  # no tensors
             *memory.starts,
         ]
         for place, value in enumerate(
@@ -331,10 +377,6 @@ def _checked_timeout(limit: float | str) -> float:
     raise BadSetting(
         f"the time limit of a group of ranks is {limit!r}; expected seconds above 0 and below 1000000"
     )
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)
 
 
 def _watch(live: _LiveGroup) -> None:

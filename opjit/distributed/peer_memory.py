@@ -1,4 +1,4 @@
-"""Memory that the kernels of all ranks of a group reach: shared memory on the CPU; on CUDA, torch's symmetric memory or CUDA's IPC.
+"""Memory that the kernels of all ranks of a group reach: shared memory on the CPU, and torch's symmetric memory on CUDA.
 
 Each rank has one piece, which contains signals, on CUDA an inbox for collectives, and the buffer
 for ops.
@@ -82,25 +82,35 @@ class Members:
     def obtain(self, size: int, device: torch.device) -> PeerMemory:
         """Get memory for the group, with a buffer of `size` bytes in each rank. All ranks call it, and all raise an OpjitError of one."""
         pids = self.exchange(os.getpid())
-        if device.type == "cpu":
-            piece = -(-(SIGNAL_BYTES + size) // mmap.PAGESIZE) * mmap.PAGESIZE
-            shared = _shared(LOST_BYTES + piece * self.world, self)
-            own = ctypes.create_string_buffer(COUNT_BYTES)
-            start = ctypes.addressof(ctypes.c_char.from_buffer(shared)) + LOST_BYTES
-            starts = [start + piece * each for each in range(self.world)]
-            kept = (shared, own)
-            return PeerMemory(-1, starts, ctypes.addressof(own), words_in(shared), pids, kept)
         shared = _shared(LOST_BYTES, self)
         lost = words_in(shared)
+        if device.type == "cpu":
+            starts, memory = self.reach(SIGNAL_BYTES + size, device)
+            own = ctypes.create_string_buffer(COUNT_BYTES)
+            kept = (shared, own, memory)
+            return PeerMemory(-1, starts, ctypes.addressof(own), lost, pids, kept)
         code = torch.cuda.cudart().cudaHostRegister(
             ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
         )
         _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", self)
-        starts, memory = _on_devices(SIGNAL_BYTES + INBOX_BYTES + size, device, self)
+        starts, memory = self.reach(SIGNAL_BYTES + INBOX_BYTES + size, device)
         counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
         _test(starts, device, self)
         owners = (shared, counts, memory)
         return PeerMemory(device.index, starts, counts.data_ptr(), lost, pids, owners)
+
+    def reach(self, size: int, device: torch.device) -> tuple[list[int], Any]:
+        """Get zeroed memory on each rank; returns the address of each rank's in this process, and the owner of this rank's."""
+        if device.type == "cuda":
+            return _on_devices(size, device, self)
+        piece = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        shared = _shared(piece * self.world, self)
+        start = address_of(shared)
+        return [start + piece * each for each in range(self.world)], shared
+
+
+def address_of(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def words_in(shared: mmap.mmap) -> Any:
@@ -146,7 +156,11 @@ def _shared(size: int, members: Members) -> mmap.mmap:
 
 
 def _on_devices(size: int, device: torch.device, members: Members) -> tuple[list[int], Any]:
-    """Get zeroed memory on each rank's GPU: by torch's symmetric memory or, if that is missing or fails on a rank, by CUDA's IPC."""
+    """Get zeroed memory on each rank's GPU, from torch's symmetric memory.
+
+    The ranks meet under a separate name, because torch keeps a group's store by the group's name
+    even after the group was replaced.
+    """
     ids = members.exchange(str(torch.cuda.get_device_properties(device).uuid))
     overlapping = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"
     if len(set(ids)) < len(ids) and not overlapping:
@@ -157,72 +171,23 @@ def _on_devices(size: int, device: torch.device, members: Members) -> tuple[list
         memory = torch.zeros(size, dtype=torch.uint8, device=device)
         return [memory.data_ptr()], memory
     name = members.exchange(secrets.token_hex(8))[0]
+    handle = None
     reason = ""
-    found = None
     try:
-        found = _symmetric(size, device, members, name)
+        from torch._C import _distributed_c10d as c10d
+
+        symmetric: Any = c10d._SymmetricMemory
+        store = c10d.PrefixStore(f"opjit-peers/{name}", members.group.get_group_store())
+        symmetric.set_group_info(name, members.rank, members.world, store)
+        memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, device)
+        memory.zero_()
+        torch.cuda.synchronize(device)
+        handle = symmetric.rendezvous(memory, name)
     except (ImportError, AttributeError, RuntimeError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    if all(members.exchange(found is not None)):
-        assert found is not None
-        return found
-    try:
-        return _by_ipc(size, members)
-    except OSError as error:
-        raise OpjitError(
-            f"the ranks' GPUs cannot reach each other: CUDA's IPC failed with {error}, and torch's symmetric memory with {reason}"
-        ) from None
-
-
-def _symmetric(
-    size: int, device: torch.device, members: Members, name: str
-) -> tuple[list[int], Any]:
-    """The ranks meet under a separate name, because torch keeps a group's store by the group's
-    name even after the group was replaced.
-    """
-    from torch._C import _distributed_c10d as c10d
-
-    symmetric: Any = c10d._SymmetricMemory
-    store = c10d.PrefixStore(f"opjit-peers/{name}", members.group.get_group_store())
-    symmetric.set_group_info(name, members.rank, members.world, store)
-    memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, device)
-    memory.zero_()
-    torch.cuda.synchronize(device)
-    handle = symmetric.rendezvous(memory, name)
+        reason = f"torch's symmetric memory failed with {type(error).__name__}: {error}"
+    _agree(handle is not None, reason, members)
+    assert handle is not None
     return list(handle.buffer_ptrs), (memory, handle)
-
-
-class _IpcHandle(ctypes.Structure):
-    """cudaIpcMemHandle_t."""
-
-    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
-
-
-def _by_ipc(size: int, members: Members) -> tuple[list[int], Any]:
-    """Raises OSError if CUDA refuses."""
-    major = str(torch.version.cuda).partition(".")[0]
-    cudart = ctypes.CDLL(f"libcudart.so.{major}")
-
-    def call(function: str, *arguments: Any) -> None:
-        code = getattr(cudart, function)(*arguments)
-        if code != 0:
-            raise OSError(f"{function}: CUDA error {code}")
-
-    own = ctypes.c_void_p()
-    handle = _IpcHandle()
-    call("cudaMalloc", ctypes.byref(own), ctypes.c_size_t(size))
-    call("cudaMemset", own, 0, ctypes.c_size_t(size))
-    call("cudaDeviceSynchronize")
-    call("cudaIpcGetMemHandle", ctypes.byref(handle), own)
-    starts = []
-    for number, content in enumerate(members.exchange(bytes(handle))):
-        opened = own
-        if number != members.rank:
-            opened = ctypes.c_void_p()
-            theirs = _IpcHandle.from_buffer_copy(content)
-            call("cudaIpcOpenMemHandle", ctypes.byref(opened), theirs, 1)
-        starts.append(opened.value or 0)
-    return starts, own
 
 
 def _test(starts: Sequence[int], device: torch.device, members: Members) -> None:
@@ -232,7 +197,7 @@ def _test(starts: Sequence[int], device: torch.device, members: Members) -> None
     world = members.world
     rank = members.rank
     places = [
-        _tensor_at(start + SIGNAL_BYTES, _PATTERN_BYTES * world, device).view(world, -1)
+        tensor_at(start + SIGNAL_BYTES, _PATTERN_BYTES * world, device).view(world, -1)
         for start in starts
     ]
 
@@ -257,6 +222,7 @@ def _test(starts: Sequence[int], device: torch.device, members: Members) -> None
     members.exchange(None)
 
 
-def _tensor_at(address: int, size: int, device: torch.device) -> torch.Tensor:
+def tensor_at(address: int, size: int, device: torch.device) -> torch.Tensor:
+    """Return the bytes at an address."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -3,7 +3,6 @@
 A rank is a thread, and its device is emulated. The kernels of all ranks run side by side, in an order that a seed decides, so that the
 checks see the accesses of all ranks."""
 
-import ctypes
 import mmap
 import threading
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from opjit.distributed.peer_memory import (
     SIGNAL_BYTES,
     Members,
     PeerMemory,
+    address_of,
     words_in,
 )
 from opjit.emulate import build
@@ -107,29 +107,27 @@ class _ThreadRank(Members):
 
     def obtain(self, size: int, device: torch.device) -> PeerMemory:
         """Get memory as a group has it on GPUs, and make it known to the checks."""
-        piece = SIGNAL_BYTES + INBOX_BYTES + size
-        own = mmap.mmap(-1, piece)
         counts = mmap.mmap(-1, COUNT_BYTES)
         lost = self.exchange(mmap.mmap(-1, LOST_BYTES))[0]
-        starts = self.exchange(_address(own))
-        start = starts[self.rank]
+        starts, own = self._memory({"signals": SIGNAL_BYTES, "inbox": INBOX_BYTES, "buffer": size})
         see = build.runtime().emu_see
-        parts = (
-            ("signals", start, SIGNAL_BYTES),
-            ("inbox", start + SIGNAL_BYTES, INBOX_BYTES),
-            ("buffer", start + piece - size, size),
-            ("counts", _address(counts), COUNT_BYTES),
-        )
-        for name, address, length in parts:
-            see(address, length, f"the {name} of rank {self.rank}".encode(), False)
+        see(address_of(counts), COUNT_BYTES, f"the counts of rank {self.rank}".encode(), False)
         if self.rank == 0:
-            see(_address(lost), LOST_BYTES, b"the error words", False)
+            see(address_of(lost), LOST_BYTES, b"the error words", False)
         self.exchange(None)
-        return PeerMemory(0, starts, _address(counts), words_in(lost), [], (own, counts, lost))
+        return PeerMemory(0, starts, address_of(counts), words_in(lost), [], (own, counts, lost))
 
+    def reach(self, size: int, device: torch.device) -> tuple[list[int], Any]:
+        return self._memory({"tensor": size})
 
-def _address(memory: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    def _memory(self, parts: dict[str, int]) -> tuple[list[int], Any]:
+        """Get zeroed memory on each rank, with parts that the checks know by their names."""
+        own = mmap.mmap(-1, sum(parts.values()))
+        place = address_of(own)
+        for name, size in parts.items():
+            build.runtime().emu_see(place, size, f"the {name} of rank {self.rank}".encode(), False)
+            place += size
+        return self.exchange(address_of(own)), own
 
 
 def _run_ranks(op: Op, ranks: int, checked: bool) -> list[_Outcome]:

@@ -169,6 +169,7 @@ def drawn(number: int, device: str) -> tuple[torch.Tensor, str]:
 def validate(ops: dict[str, Any], group: Any, shapes: int, device: str) -> int:
     """Compare every way's bits with the sum on this rank; returns the number of calls that differed."""
     wrong = 0
+    reached = group.empty((1 << 21,), torch.float64)
     for number in range(shapes):
         parts = []
         for rank in range(group.world):
@@ -191,6 +192,12 @@ def validate(ops: dict[str, Any], group: Any, shapes: int, device: str) -> int:
             mine = parts[group.rank]
             torch.ops.opjit.all_reduce_ranks_(mine, group.name)
             wrong += not torch.equal(mine, want)
+        if number % 7 == 1:  # in memory that all ranks reach, from another place on
+            first = 16 * (number % 3)
+            mine = reached.view(want.dtype)[first : first + want.numel()]
+            mine.copy_(parts[group.rank].reshape(-1))
+            torch.ops.opjit.all_reduce_ranks_(mine, group.name)
+            wrong += not torch.equal(mine, want.reshape(-1))
         group.check()
     return wrong
 
@@ -199,7 +206,7 @@ def set_counts(count: int, group: Any) -> None:
     """Go on from a count, as after that many calls: where words are forgotten, and where counts wrap around."""
     newest = [live for live in peer_groups._groups if live.peers.name == group.name][-1]
     memory = newest.memory
-    signals = peer_memory._tensor_at(
+    signals = peer_memory.tensor_at(
         memory.starts[group.rank], peer_memory.SIGNAL_BYTES, group.device
     )
     torch.cuda.synchronize()
@@ -350,7 +357,7 @@ def on_gpus(rank: int, world: int, port: int, shapes: int) -> None:
             )
         groups = dict(nccl_groups())
         for dtype in (torch.float32, torch.bfloat16):
-            header = ["KB", *ops, *groups, "torch 1", "torch 2", "ratio"]
+            header = ["KB", *ops, "in place", *groups, "torch 1", "torch 2", "ratio"]
             if rank == 0:
                 print(f"\n{dtype}, graph\n" + " ".join(f"{word:>9}" for word in header), flush=True)
             for kilobytes in KILOBYTES:
@@ -360,6 +367,10 @@ def on_gpus(rank: int, world: int, port: int, shapes: int) -> None:
                     if way == "WORDS" and kilobytes > 2048:
                         continue
                     row[way] = graph_us(partial(op, x, group.name))
+                zeros = group.empty(x.shape, dtype)
+                row["in place"] = graph_us(
+                    partial(torch.ops.opjit.all_reduce_ranks_, zeros, group.name)
+                )
                 zeros = torch.zeros_like(x)
                 for protocol, members in groups.items():
                     row[protocol] = graph_us(partial(dist.all_reduce, zeros, group=members))
@@ -371,7 +382,7 @@ def on_gpus(rank: int, world: int, port: int, shapes: int) -> None:
                 for label, call in (("torch 1", one), ("torch 2", two)):
                     with suppress(RuntimeError):
                         row[label] = graph_us(call)
-                theirs = min(value for key, value in row.items() if key not in ops)
+                theirs = min(row[key] for key in (*groups, "torch 1", "torch 2") if key in row)
                 row["ratio"] = row["opjit"] / theirs
                 if rank == 0:
                     words = [f"{row[key]:9.2f}" if key in row else f"{'':9}" for key in header[1:]]

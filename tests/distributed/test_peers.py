@@ -89,6 +89,48 @@ def test_all_ranks_get_the_bits_of_the_sum_in_rank_order(tmp_path: Path, world: 
     assert run(tmp_path, body, world, bytes=100_000) == ""
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_tensor_of_the_group_is_added_in_place(tmp_path: Path, world: int) -> None:
+    body = """
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            for shape in ((), (0,), (5,), (3, 40_001)):
+                x = group.empty(shape, dtype)
+                assert x.shape == shape and x.dtype == dtype and not x.any()
+                x.copy_((torch.randn(shape) * 100).to(dtype))
+                for part in (x, x[1:] if x.dim() else x):
+                    wanted = reference(part, group.name)
+                    op_(part, group.name)
+                    assert torch.equal(part, wanted), (dtype, shape)
+                assert torch.equal(op(x, group.name), reference(x, group.name))
+    """
+    assert run(tmp_path, body, world) == ""
+
+
+def test_ranks_that_make_other_tensors_of_the_group_are_told_so(tmp_path: Path) -> None:
+    body = """
+        try:
+            group.empty((2 + rank,))
+        except opjit.errors.BadSetting as error:
+            assert "with the same arguments; shape and dtype are [((2,), torch.float32), ((3,)" in str(error), error
+        x = group.empty((2,)).fill_(1)
+        op_(x, group.name)
+        assert x.tolist() == [2, 2]
+        if rank == 0:
+            os._exit(0)
+        try:
+            while True:
+                op_(x, group.name)
+        except RuntimeError as error:
+            assert "PeerLost: rank 0 of group" in str(error), error
+        assert x.shape == (2,)
+        try:
+            group.empty((2,))
+        except PeerLost as error:
+            assert error.ranks == (0,)
+    """
+    assert run(tmp_path, body) == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["all_gather_ranks", "all_to_all_ranks", "reduce_scatter_ranks", "all_reduce_rms_norm"]

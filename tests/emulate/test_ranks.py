@@ -119,8 +119,8 @@ opjit_status total_cuda(const opjit_tensor *x, const char *group, opjit_tensor *
 IS_RIGHT = "emulated::total on 3 ranks (cuda, emulated on the CPU, no timing): ok"
 
 
-def _tested(folder: Path, kernel: str) -> str:
-    (folder / "op.py").write_text(OP)
+def _tested(folder: Path, kernel: str, op: str = OP) -> str:
+    (folder / "op.py").write_text(op)
     (folder / "total.cu").write_text(kernel)
     done = command("test", folder, "--ranks", "3", "--device", "cuda")
     assert done.returncode == int(IS_RIGHT not in done.stdout), done
@@ -206,6 +206,35 @@ def test_words_and_tiles_reach_all_ranks_from_a_block_of_any_shape(
     tmp_path: Path, no_gpu: None
 ) -> None:
     assert IS_RIGHT in _tested(tmp_path, COLLECTIVE)
+
+
+# Without a copy, because the check calls an op with copies of its samples.
+IN_PLACE = """\
+#include "all_reduce_ranks/all_reduce_ranks.cu"
+
+opjit_status total_cuda(const opjit_tensor *x, const char *group, opjit_tensor *out, cudaStream_t stream)
+{
+    opjit_peers p;
+    opjit_ranks_data ranks;
+    opjit_tensor shared = *x;
+    OPJIT_TRY(opjit_peers_of(&p, group, 0));
+    shared.data = p.group->tensors->memory[p.rank];
+    OPJIT_CHECK(opjit_tensors_of(&p, &shared, &ranks) && ranks.of[p.rank] == shared.data, "not the group's tensor");
+    OPJIT_TRY(opjit_empty(out, 1, x->sizes, x->dtype, x));
+    OPJIT_CUDA_CHECK(cudaMemcpyAsync(shared.data, x->data, (size_t)x->numel * 4, cudaMemcpyDeviceToDevice, stream));
+    job<float> j = {NULL, NULL, x->numel, opjit_parts(x->numel / 4, p.world), false, ranks};
+    OPJIT_TRY(launch(&p, &j, in_place<float>, 2, 64, stream));
+    OPJIT_CUDA_CHECK(cudaMemcpyAsync(out->data, shared.data, (size_t)x->numel * 4, cudaMemcpyDeviceToDevice, stream));
+    return OPJIT_OK;
+}
+"""
+
+
+def test_tensors_of_the_group_are_added_in_place_without_a_race(
+    tmp_path: Path, no_gpu: None
+) -> None:
+    samples = OP.replace("    for n in", "    group.empty((1000,))\n    for n in")
+    assert IS_RIGHT in _tested(tmp_path, IN_PLACE, samples)
 
 
 @pytest.mark.parametrize(
