@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from opjit import loader, processes
-from opjit.distributed.peer_memory import Members, PeerMemory, tensor_at
+from opjit.distributed.peer_memory import SIGNAL_BYTES, Members, PeerMemory, tensor_at
 from opjit.errors import BadSetting, PeerLost
 
 MAX_RANKS = 8
@@ -237,7 +237,7 @@ def _publish(wanted: Peers, members: Members) -> None:
             wanted.world,
             wanted.bytes,
             int(wanted.timeout * 1e9),
-            memory.inbox,
+            SIGNAL_BYTES,  # where the inbox begins
             memory.buffer,
             memory.count,
             ctypes.addressof(memory.lost),

@@ -1,4 +1,4 @@
-"""Memory that the kernels of all ranks of a group reach: shared memory on the CPU, and torch's symmetric memory on CUDA.
+"""Memory that the kernels of all ranks of a group reach: shared memory on the CPU, and CUDA's IPC on GPUs.
 
 Each rank has one piece, which contains signals, on CUDA an inbox for collectives, and the buffer
 for ops.
@@ -7,7 +7,6 @@ for ops.
 import ctypes
 import mmap
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -40,13 +39,8 @@ class PeerMemory:
     kept: tuple[Any, ...]  # owners of the memory
 
     @property
-    def inbox(self) -> int:
-        """The place of the inbox in a rank's piece, behind the signals."""
-        return SIGNAL_BYTES
-
-    @property
     def buffer(self) -> int:
-        """The place of the buffer in a rank's piece. CPU ranks have no inbox."""
+        """The place of the buffer in a rank's piece, behind the signals and, on a GPU, the inbox."""
         return SIGNAL_BYTES + (INBOX_BYTES if self.device >= 0 else 0)
 
     @property
@@ -84,25 +78,25 @@ class Members:
         pids = self.exchange(os.getpid())
         shared = _shared(LOST_BYTES, self)
         lost = words_in(shared)
-        if device.type == "cpu":
-            starts, memory = self.reach(SIGNAL_BYTES + size, device)
-            own = ctypes.create_string_buffer(COUNT_BYTES)
-            kept = (shared, own, memory)
-            return PeerMemory(-1, starts, ctypes.addressof(own), lost, pids, kept)
-        code = torch.cuda.cudart().cudaHostRegister(
-            ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
-        )
-        _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", self)
-        starts, memory = self.reach(SIGNAL_BYTES + INBOX_BYTES + size, device)
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            code = torch.cuda.cudart().cudaHostRegister(
+                ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
+            )
+            _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", self)
+        inbox = INBOX_BYTES if on_gpu else 0
+        starts, memory = self.reach(SIGNAL_BYTES + inbox + size, device)
         counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
-        _test(starts, device, self)
-        owners = (shared, counts, memory)
-        return PeerMemory(device.index, starts, counts.data_ptr(), lost, pids, owners)
+        if on_gpu:
+            _test(starts, device, self)
+        index = device.index if on_gpu else -1
+        kept = (shared, counts, memory)
+        return PeerMemory(index, starts, counts.data_ptr(), lost, pids, kept)
 
     def reach(self, size: int, device: torch.device) -> tuple[list[int], Any]:
-        """Get zeroed memory on each rank; returns the address of each rank's in this process, and the owner of this rank's."""
+        """Get zeroed memory on each rank; returns the address of each rank's in this process, and an owner to keep."""
         if device.type == "cuda":
-            return _on_devices(size, device, self)
+            return _on_devices(size, device, self), None
         piece = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         shared = _shared(piece * self.world, self)
         start = address_of(shared)
@@ -155,39 +149,45 @@ def _shared(size: int, members: Members) -> mmap.mmap:
     return shared
 
 
-def _on_devices(size: int, device: torch.device, members: Members) -> tuple[list[int], Any]:
-    """Get zeroed memory on each rank's GPU, from torch's symmetric memory.
+class _IpcHandle(ctypes.Structure):
+    """cudaIpcMemHandle_t."""
 
-    The ranks meet under a separate name, because torch keeps a group's store by the group's name
-    even after the group was replaced.
-    """
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+def _on_devices(size: int, device: torch.device, members: Members) -> list[int]:
+    """Get zeroed memory on each rank's GPU, which CUDA opens in the other ranks' processes."""
     ids = members.exchange(str(torch.cuda.get_device_properties(device).uuid))
-    overlapping = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"
-    if len(set(ids)) < len(ids) and not overlapping:
+    if len(set(ids)) < len(ids):
         raise OpjitError(
             "two ranks of the group have the same GPU; call torch.cuda.set_device(local_rank) before opjit.distributed.peers"
         )
-    if members.world == 1:
-        memory = torch.zeros(size, dtype=torch.uint8, device=device)
-        return [memory.data_ptr()], memory
-    name = members.exchange(secrets.token_hex(8))[0]
-    handle = None
-    reason = ""
-    try:
-        from torch._C import _distributed_c10d as c10d
+    major = str(torch.version.cuda).partition(".")[0]
+    cudart = ctypes.CDLL(f"libcudart.so.{major}")
+    failed = list[str]()
 
-        symmetric: Any = c10d._SymmetricMemory
-        store = c10d.PrefixStore(f"opjit-peers/{name}", members.group.get_group_store())
-        symmetric.set_group_info(name, members.rank, members.world, store)
-        memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, device)
-        memory.zero_()
-        torch.cuda.synchronize(device)
-        handle = symmetric.rendezvous(memory, name)
-    except (ImportError, AttributeError, RuntimeError, TypeError) as error:
-        reason = f"torch's symmetric memory failed with {type(error).__name__}: {error}"
-    _agree(handle is not None, reason, members)
-    assert handle is not None
-    return list(handle.buffer_ptrs), (memory, handle)
+    def call(function: str, *arguments: Any) -> None:
+        code = getattr(cudart, function)(*arguments)
+        if code != 0:
+            failed.append(f"{function} failed with CUDA error {code}")
+
+    own = ctypes.c_void_p()
+    handle = _IpcHandle()
+    call("cudaMalloc", ctypes.byref(own), ctypes.c_size_t(size))
+    call("cudaMemset", own, 0, ctypes.c_size_t(size))
+    call("cudaDeviceSynchronize")
+    call("cudaIpcGetMemHandle", ctypes.byref(handle), own)
+    _agree(not failed, "".join(failed[:1]), members)
+    starts = []
+    for number, content in enumerate(members.exchange(bytes(handle))):
+        opened = own
+        if number != members.rank:
+            opened = ctypes.c_void_p()
+            theirs = _IpcHandle.from_buffer_copy(content)
+            call("cudaIpcOpenMemHandle", ctypes.byref(opened), theirs, 1)
+        starts.append(opened.value or 0)
+    _agree(not failed, "".join(failed[:1]), members)
+    return starts
 
 
 def _test(starts: Sequence[int], device: torch.device, members: Members) -> None:
