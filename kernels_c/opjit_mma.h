@@ -276,6 +276,12 @@ OPJIT_UNUSED static __device__ void opjit_fence_proxy_async(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* The same for device memory, after a wait for the threads that wrote it, such as those of another rank. */
+OPJIT_UNUSED static __device__ void opjit_fence_proxy_async_global(void)
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 /* Read a tensor map before its first use, which would wait for it. */
 OPJIT_UNUSED static __device__ void opjit_prefetch_tensor_map(const opjit_tensor_map *map)
 {

@@ -218,6 +218,11 @@ EMU_ATOMIC static void opjit_fence_proxy_async(void)
     emu_proxy_fence();
 }
 
+EMU_ATOMIC static void opjit_fence_proxy_async_global(void)
+{
+    /* the checks take a load by TMA for one by its thread */
+}
+
 EMU_ATOMIC static void opjit_prefetch_tensor_map(const opjit_tensor_map *) {}
 
 #define EMU_INTS(...) __VA_ARGS__

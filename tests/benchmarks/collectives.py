@@ -298,6 +298,56 @@ def others(group: Any) -> None:
             )
 
 
+def overlap(group: Any) -> None:
+    """The all-gather in a matrix product's launch, validated and beside the two one after the other."""
+    opjit.add_path(
+        resources.folder("kernels_c").parent / "examples" / "17_across_gpus" / "gather_multiply"
+    )
+    op = opjit.get("demo::gather_multiply", "cuda")
+    for m, n, k in (
+        (4096, 4096, 4096),
+        (8192, 4096, 8192),
+        (8192, 14336, 4096),
+        (16384, 8192, 8192),
+    ):
+        x = torch.randint(-2, 3, (m // group.world, k), device="cuda").to(torch.bfloat16)
+        weight = torch.randint(-2, 3, (n, k), device="cuda").to(torch.bfloat16)
+        dist.broadcast(weight, 0)
+        weight = weight.t()
+        members = opjit.distributed.peers(bytes=2 * m * k, timeout=20)
+        rows = torch.empty(m, k, device="cuda", dtype=torch.bfloat16)
+        dist.all_gather_into_tensor(rows, x)
+        for _ in range(20):
+            same = torch.equal(op(x, weight, members.name), rows @ weight)
+            assert worst(float(not same)) == 0, (m, n, k)
+
+        def apart(x: torch.Tensor = x, rows: torch.Tensor = rows, weight: Any = weight) -> Any:
+            dist.all_gather_into_tensor(rows, x)
+            return rows @ weight
+
+        def gathered(x: torch.Tensor = x, weight: Any = weight) -> Any:
+            return torch.ops.opjit.all_gather_ranks(x, group.name) @ weight
+
+        x.normal_()
+        weight.normal_()
+        times = [
+            graph_us(call)
+            for call in (
+                partial(op, x, weight, members.name),
+                apart,
+                gathered,
+                partial(torch.mm, rows, weight),
+            )
+        ]
+        if group.rank == 0:
+            print(
+                f"gather_multiply {m} x {n} x {k} bfloat16: {times[0]:.0f} us, {times[1] / times[0]:.2f}x of NCCL and cuBLAS "
+                f"({times[1]:.0f}), {times[2] / times[0]:.2f}x of all_gather_ranks and cuBLAS ({times[2]:.0f}); "
+                f"cuBLAS alone {times[3]:.0f}",
+                flush=True,
+            )
+
+
 def eager(kilobytes: int, group: Any, symmetric: Any) -> None:
     """Calls without a graph."""
     x = torch.randn(kilobytes * 256, device="cuda")
@@ -388,6 +438,8 @@ def on_gpus(rank: int, world: int, port: int, shapes: int) -> None:
                     words = [f"{row[key]:9.2f}" if key in row else f"{'':9}" for key in header[1:]]
                     print(f"{kilobytes:9} " + " ".join(words), flush=True)
         others(group)
+        if torch.cuda.get_device_capability()[0] == 9:
+            overlap(group)
         for kilobytes in (1, 64, 1024, 8192, 32768):
             eager(kilobytes, group, symmetric)
     group.check()

@@ -35,6 +35,18 @@ static __device__ void advance(int *stage, unsigned *parity)
     *parity ^= *stage == 0;
 }
 
+static __device__ void make_barriers(stages *s)
+{
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            opjit_mbarrier_init(&s->full[i], 1);
+            opjit_mbarrier_init(&s->empty[i], 2); /* the two warpgroups that multiply */
+        }
+        opjit_fence_mbarrier_init();
+    }
+    __syncthreads();
+}
+
 /* One thread loads all tiles of the block. */
 static __device__ void load_all(stages *s, const opjit_tensor_map *x, const opjit_tensor_map *w, job j)
 {
@@ -66,28 +78,33 @@ static __device__ void multiply_tiles(float (&d)[128], const unsigned char *x, c
     opjit_wgmma_commit_group();
 }
 
-/* A warpgroup multiplies its 64 rows of all tiles of the block. */
+/* A warpgroup multiplies its 64 rows of a tile. */
+static __device__ void sum_tile(float (&d)[128], stages *s, int rows, int steps, int *stage, unsigned *parity)
+{
+    int before = *stage;
+    for (int step = 0; step < steps; step++) {
+        opjit_mbarrier_wait(&s->full[*stage], *parity);
+        multiply_tiles(d, s->x[*stage] + rows * DEPTH * 2, s->w[*stage], step > 0);
+        opjit_wgmma_wait_group<1>(); /* the products of the previous step are ready */
+        if (step > 0 && threadIdx.x % 128 == 0)
+            opjit_mbarrier_arrive(&s->empty[before]);
+        before = *stage;
+        advance(stage, parity);
+    }
+    opjit_wgmma_wait_group<0>();
+    if (threadIdx.x % 128 == 0)
+        opjit_mbarrier_arrive(&s->empty[before]);
+}
+
 static __device__ void multiply_all(stages *s, opjit_bfloat16 *out, int rows, job j)
 {
     int stage = 0;
     unsigned parity = 0;
     float d[128];
     for (int tile = blockIdx.x; tile < j.down * j.across; tile += gridDim.x) {
-        int before = stage;
-        for (int step = 0; step < j.steps; step++) {
-            opjit_mbarrier_wait(&s->full[stage], parity);
-            multiply_tiles(d, s->x[stage] + rows * DEPTH * 2, s->w[stage], step > 0);
-            opjit_wgmma_wait_group<1>(); /* the products of the previous step are ready */
-            if (step > 0 && threadIdx.x % 128 == 0)
-                opjit_mbarrier_arrive(&s->empty[before]);
-            before = stage;
-            advance(&stage, &parity);
-        }
-        opjit_wgmma_wait_group<0>();
-        if (threadIdx.x % 128 == 0)
-            opjit_mbarrier_arrive(&s->empty[before]);
         const int2 place = place_of(tile, j);
         const int64_t columns = (int64_t)j.across * COLUMNS;
+        sum_tile(d, s, rows, j.steps, &stage, &parity);
         store_sums(out + (place.x + rows) * columns + place.y, d, columns);
     }
 }
@@ -101,14 +118,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #if OPJIT_HAS_WGMMA
     extern __shared__ __align__(1024) unsigned char memory[];
     stages *s = (stages *)memory;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            opjit_mbarrier_init(&s->full[i], 1);
-            opjit_mbarrier_init(&s->empty[i], 2); /* the two warpgroups that multiply */
-        }
-        opjit_fence_mbarrier_init();
-    }
-    __syncthreads();
+    make_barriers(s);
     if (threadIdx.x < 128) {
         opjit_setmaxnreg_dec<40>();
         if (threadIdx.x == 0)
