@@ -276,7 +276,7 @@ OPJIT_UNUSED static __device__ void opjit_fence_proxy_async(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* The same for device memory, after a wait for the threads that wrote it, such as those of another rank. */
+/* The same for device memory, after a wait for the threads that wrote it, for example on another rank. */
 OPJIT_UNUSED static __device__ void opjit_fence_proxy_async_global(void)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");

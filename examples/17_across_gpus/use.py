@@ -46,6 +46,12 @@ def on_a_rank(device: str) -> None:
     assert torch.equal(total, torch.zeros(4, device=device))
     group.check()  # raises PeerLost if a rank was lost
     # end: use
+    # begin: empty
+    x = group.empty((4, 1024), torch.bfloat16)  # on every rank
+    x.fill_(group.rank + 1)
+    torch.ops.opjit.all_reduce_ranks_(x, group.name)
+    assert (x == 3).all()
+    # end: empty
     train(group)
 
 
@@ -65,6 +71,7 @@ def main() -> None:
         return
     opjit.get("demo::largest", "cpu")
     opjit.get("all_reduce_ranks", "cpu")
+    opjit.get("all_reduce_ranks_", "cpu")
     opjit.get("copy_to_ranks", "cpu")
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(cpu_rank, (f"{folder}/store",), nprocs=2)

@@ -179,7 +179,8 @@ def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _Outcome:
 def _chosen(op: Op, members: _ThreadRank, checked: bool) -> list[Sample]:
     """Choose the samples by rank 0's numbers, because all ranks make the same calls."""
     samples = declared_samples(op, "cpu")
-    sizes = range(_SMALL + 1) if checked else range(_SMALL + 1, _LARGE)
+    small = max(_SMALL, min(sample.numel for sample in samples))
+    sizes = range(small + 1) if checked else range(small + 1, _LARGE)
     kinds = {sample.kind: n for n, sample in enumerate(samples) if sample.numel in sizes}
     numbers = members.exchange(list(kinds.values())[:_CALLS])[0]
     return [samples[number] for number in numbers]

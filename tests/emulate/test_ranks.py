@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,25 @@ def test_a_bundled_collective_is_right_and_has_no_race(op: str, ranks: int, no_g
     assert lines
     assert all(re.search(passed, line) for line in lines), done
     assert done.returncode == 0
+
+
+GATHERING = ROOT / "examples" / "17_across_gpus" / "gather_multiply"
+
+
+def test_a_gather_within_a_product_has_no_race(no_gpu: None) -> None:
+    done = command("test", GATHERING, "--ranks", "2", "--emulate")
+    assert re.search(r": ok, 9 calls checked for races and bounds, and 3 larger", done.stdout), done
+
+
+def test_rows_that_are_signaled_too_early_are_found(tmp_path: Path, no_gpu: None) -> None:
+    folder = tmp_path / "17_across_gpus" / "gather_multiply"
+    shutil.copytree(GATHERING, folder)
+    shutil.copytree(ROOT / "examples" / "19_matrix_kernel", tmp_path / "19_matrix_kernel")
+    source = folder / "gather_multiply.cu"
+    barrier = "opjit_named_barrier(COPY_BARRIER, COPYING);"
+    source.write_text(source.read_text().replace(barrier, ""))
+    out = command("test", folder, "--ranks", "2", "--emulate").stdout
+    assert re.search(r"gather_multiply.cu:\d+: race on `the buffer of rank \d`", out), out
 
 
 OP = """\
