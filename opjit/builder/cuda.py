@@ -122,8 +122,9 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
 
     Other files may have the same names. Returns the compilers' output. Raises as `compile_kernels` does."""
 
+    release = nvrtc.release(found.library)
     host_text, *device_texts = processes.in_parallel(
-        lambda arch: flat_text(unit, arch, work, compiler, found), [HOST, *unit.archs]
+        lambda arch: flat_text(unit, arch, work, compiler, found, release), [HOST, *unit.archs]
     )
     if unit.adapt:
         unit = unit.adapt(unit, host_text)

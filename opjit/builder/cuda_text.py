@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit import resources
-from opjit.builder import nvrtc
 from opjit.builder.preprocessed import Piece, flatten, run_preprocessor
 from opjit.recipe.compilers import Compiler, Nvrtc
 
@@ -94,13 +93,24 @@ def _arch_macros(arch: str) -> dict[str, str]:
     return macros
 
 
-def flat_text(unit: CudaFile, arch: str, work: Path, compiler: Compiler, found: Nvrtc) -> str:
-    """Return the author's text as nvcc would see it for an arch, or for the host."""
+def flat_text(
+    unit: CudaFile, arch: str, work: Path, compiler: Compiler, found: Nvrtc, release: str
+) -> str:
+    """Return the author's text as nvcc of a release would see it for an arch, or for the host."""
     scratch = work / f"text_{arch or 'host'}"
     scratch.mkdir(parents=True)
-    output = _preprocessed(unit, arch, scratch, compiler, found)
+    told = nvcc_macros(arch, unit.archs, release, unit.nvcc)
+    of_cuda = found.headers.split(":")
+    if unit.preprocess:
+        output = unit.preprocess(told, scratch)
+    else:
+        lacking = scratch / "lacking"
+        flags = [*unit.host, *told, *unit.folders, *folders_of_cuda(found.headers)]
+        command = [compiler.path, *flags, "-include", str(FIRST), "-idirafter", str(lacking)]
+        run_preprocessor([*command, *TEXT, unit.source], scratch, lacking, tuple(of_cuda))
+        output = (scratch / "text.ii").read_text("utf-8", "surrogateescape")
     own = str(resources.folder("kernels_c") / "nvrtc")
-    theirs = (*found.headers.split(":"), own, str(scratch), *unit.theirs, "<")
+    theirs = (*of_cuda, own, str(scratch), *unit.theirs, "<")
     users = tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in unit.users)
 
     def is_authors(piece: Piece) -> bool:
@@ -109,27 +119,6 @@ def flat_text(unit: CudaFile, arch: str, work: Path, compiler: Compiler, found: 
         return not piece.system or piece.path.startswith(users)
 
     return flatten(output, is_authors, unit.shown if arch else str, defined_macros(unit.host))
-
-
-def _preprocessed(
-    unit: CudaFile, arch: str, scratch: Path, compiler: Compiler, found: Nvrtc
-) -> str:
-    """Return the preprocessor's output for a file, with the macros in their positions."""
-    told = nvcc_macros(arch, unit.archs, nvrtc.release(found.library), unit.nvcc)
-    if unit.preprocess:
-        return unit.preprocess(told, scratch)
-    lacking = scratch / "lacking"
-    flags = [
-        *unit.host,
-        *told,
-        *unit.folders,
-        *folders_of_cuda(found.headers),
-        "-include",
-        str(FIRST),
-    ]
-    command = [compiler.path, *flags, "-idirafter", str(lacking), *TEXT, unit.source]
-    run_preprocessor(command, scratch, lacking, tuple(found.headers.split(":")))
-    return (scratch / "text.ii").read_text("utf-8", "surrogateescape")
 
 
 def folders_of_cuda(headers: str) -> list[str]:
