@@ -72,7 +72,11 @@ def kept(
         progress.step(f"waiting for a part of the compilers: {holder}")
 
     with lock.held(f"part-{_key(content)}", on_wait):
-        return find_parts(base, content, is_good) or publish_parts(base, content, is_good, make)
+        place = find_parts(base, content, is_good)
+        if place is None:
+            place = publish_parts(base, content, is_good, make)
+            is_good(place)  # takes note of it
+        return place
 
 
 def kept_json(base: Path, content: object, compute: Callable[[], object]) -> Any:
@@ -128,7 +132,6 @@ def publish_parts(
             json.dumps({path.name: files.digest(str(path)) for path in parts}).encode(),
         )
         files.put_in_place(staged, place, aside, is_good)
-        is_good(place)  # takes note of it
     finally:
         files.remove_tree(staged)
         files.remove_tree(aside)
