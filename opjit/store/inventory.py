@@ -49,10 +49,11 @@ def scan(store: Store) -> Iterator[EntryInfo]:
         for arch in _folders(op.path) if op.name not in SPECIAL else ():
             of_op = not op.name.startswith(("cpp_extension.", "shared_library."))
             target = re.sub(_BASE, "", arch.name) if of_op else arch.name
+            folder = Path(arch.path)
             for entry in _folders(arch.path):
                 if KEY.fullmatch(entry.name):
                     with suppress(OSError):
-                        yield _item(entry, op.name.replace(".", "::", 1), target)
+                        yield _item(folder, entry, op.name.replace(".", "::", 1), target)
 
 
 def parts(store: Store) -> list[EntryInfo]:
@@ -61,7 +62,7 @@ def parts(store: Store) -> list[EntryInfo]:
     for entry in _folders(store.base / PARTS):
         with suppress(OSError):
             used = entry.stat(follow_symlinks=False).st_mtime  # each use sets it
-            found.append(_item(entry, PARTS, "")._replace(read=used))
+            found.append(_item(store.base / PARTS, entry, PARTS, "")._replace(read=used))
     return sorted(found, key=lambda item: item.read)
 
 
@@ -74,7 +75,7 @@ def _folders(path: str | Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _item(entry: os.DirEntry[str], op: str, arch: str) -> EntryInfo:
+def _item(folder: Path, entry: os.DirEntry[str], op: str, arch: str) -> EntryInfo:
     published = entry.stat(follow_symlinks=False).st_ctime
     size = 0
     read = 0.0
@@ -86,4 +87,5 @@ def _item(entry: os.DirEntry[str], op: str, arch: str) -> EntryInfo:
             if file.name.endswith(".so"):
                 read = max(read, status.st_atime)
                 written = max(written, status.st_mtime)
-    return EntryInfo(Path(entry.path), op, arch, entry.name, size, read, written, published)
+    # Path(entry.path) would parse the whole path again.
+    return EntryInfo(folder / entry.name, op, arch, entry.name, size, read, written, published)
