@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,6 +37,8 @@ from opjit.recipe import schema
 GROUP = "opjit.ops"
 
 _ops = dict[str, Op]()
+# The same, and ops that are replaced or removed, by their op.py: a search of all for each of a thousand files takes seconds.
+_of_file = defaultdict[Path | None, dict[str, Op]](dict)
 _unfinished: set[str] = set()  # ops of an op.py that is still running; see `find`
 _searched: set[str] = set()  # folders in OPJIT_PATH and entry points that have been read
 # folders in OPJIT_PATH that are being read, because their op.py may request ops
@@ -51,15 +54,14 @@ def _running() -> Iterator[None]:
     If the module raises, its ops are unregistered, because Python forgets the module.
     """
     with processes.reading:
-        before = dict(_ops)
+        before = set(_unfinished)
         try:
             yield
         finally:
-            declared_here = [op for op in list(_ops.values()) if before.get(op.qualified) is not op]
-            for op in declared_here:
+            for op in filter(None, map(declared, _unfinished - before)):
                 if op.declaration.file is not None and op.fake.__module__ not in sys.modules:
                     remove(op)
-            _unfinished.difference_update(op.qualified for op in declared_here)
+            _unfinished.intersection_update(before)
 
 
 def add(newer: Op) -> Op:
@@ -73,6 +75,7 @@ def add(newer: Op) -> Op:
         if processes.reading.is_held_here():
             _unfinished.add(newer.qualified)
         _ops[newer.qualified] = newer
+        _of_file[newer.declaration.file][newer.qualified] = newer
     return newer
 
 
@@ -80,6 +83,11 @@ def remove(op: Op) -> None:
     """Unregister an op that its op.py no longer declares."""
     registration.forget(op)
     _ops.pop(op.qualified, None)
+
+
+def of_file(file: Path | None) -> list[Op]:
+    """Return the ops that an op.py declares."""
+    return [op for name, op in _of_file[file].items() if declared(name) is op]
 
 
 def declared(qualified: str) -> Op | None:
@@ -293,9 +301,9 @@ def _declare(file: Path) -> list[Op]:
     """Return the ops of an op.py, which runs unless it ran before."""
     real = file.resolve()
     with processes.reading:
-        if not any(op.declaration.file == real for op in all_ops()):
+        if not of_file(real):
             declare_folder(file.parent)
-        found = [op for op in all_ops() if op.declaration.file == real]
+        found = of_file(real)
     if not found:
         raise DeclarationError(f"{file} declares no op: expected a function under @opjit.op")
     return found

@@ -69,7 +69,7 @@ def refresh(current: Op, extra: Sequence[Backend] = ()) -> None:
             raise DeclarationError(
                 f"{declaration.file}, which declares {current.qualified}, no longer exists; restore it"
             )
-        before = [op for op in registry.all_ops() if op.declaration.file == declaration.file]
+        before = registry.of_file(declaration.file)
         newer, module = registry.rerun(current)
         names = {op.qualified for op in newer}
         if current.qualified not in names:
