@@ -21,9 +21,9 @@ from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import BuildError, CompileError, ToolMissing
 from opjit.recipe import libraries, reads, recorder, toolchain
 from opjit.recipe.build_inputs import UNNAMEABLE
-from opjit.recipe.reads import Moment, Reads
+from opjit.recipe.reads import Moment, Reads, trusted_prefixes
 from opjit.recipe.recipe import Recipe
-from opjit.recipe.record_reader import Changed, RecordReader, trusted_prefixes
+from opjit.recipe.record_reader import Changed, RecordReader
 from opjit.recipe.toolchain import BuildTools
 from opjit.store import elf
 from opjit.store.entry import Entry, check_library

@@ -29,7 +29,6 @@ from opjit.cpp_extension import binary, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import ExtensionRequest
 from opjit.cpp_extension.identity import Unsupported
-from opjit.shared_library.recorded import note_call
 from opjit.store.entry import Entry
 from opjit.store.store import default_store
 
@@ -225,7 +224,10 @@ def load_wanted(wanted: ExtensionRequest, found: Entry | None = None) -> Any:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     find = partial(request.obtain, wanted)
     loaded = request.use_entry(find, lambda entry: _deliver_and_open(entry, wanted), found)
-    note_call(wanted.call.function, wanted.call.for_torch(), wanted.inputs.archs)
+    if os.environ.get("OPJIT_RECORD"):
+        from opjit.shared_library import recorded
+
+        recorded.note_call(wanted.call.function, wanted.call.for_torch(), wanted.inputs.archs)
     return loaded
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opjit import files, loader
 from opjit.cpp_extension import identity, stable
 from opjit.cpp_extension.arguments import CALLS, InlineCall, LoadCall
 from opjit.cpp_extension.identity import Extension, Unsupported
-from opjit.declare.oplist import RecordedExtension
 from opjit.environment import is_on
 from opjit.errors import CompileWarning, RecordError
 from opjit.processes import CachedProperty
-from opjit.shared_library.recorded import arguments_of
 from opjit.store import manifest
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from opjit.wanted import BinaryRequest
+
+if TYPE_CHECKING:
+    from opjit.declare.oplist import RecordedExtension
 
 
 def of_call(
@@ -39,6 +41,8 @@ def of_recorded(recorded: RecordedExtension, folder: str, store: Store) -> Exten
     `folder` contains the list. Raises RecordError if a source is missing or only torch can build the extension, and BuildError if an
     argument is wrong.
     """
+    from opjit.shared_library.recorded import arguments_of  # late: no hit needs it
+
     try:
         call = CALLS[recorded.function].of(arguments_of(recorded, folder))
         wanted = of_call(call, store.notes, recorded.archs)

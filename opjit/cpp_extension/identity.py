@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,16 +23,16 @@ from opjit import files
 from opjit.backends.cuda import Cuda, capabilities
 from opjit.cpp_extension.arguments import InlineCall, LoadCall, LoaderCall
 from opjit.errors import BuildError, ToolMissing, UnknownArch, one_string
-from opjit.recipe import compilers, record_reader, toolchain
+from opjit.recipe import compilers, toolchain
 from opjit.recipe.build_inputs import EXTENSION, ProjectInputs
 from opjit.recipe.command_line import folders, portable, refused_flag, split, surroundings
 from opjit.recipe.compilers import Compiler, Nvcc, Nvrtc
-from opjit.recipe.reads import INLINE, Places
-from opjit.recipe.toolchain import BuildTools
+from opjit.recipe.reads import INLINE, Places, trusted_prefixes
+from opjit.recipe.toolchain import BuildTools, ToolVersions
 
 CUDA = (".cu", ".cuh")
 # Increase it when light headers, or the split of CUDA files, change the binary of the same text; a test fails until you do.
-LIGHT = "10"
+LIGHT = "11"
 EMULATED = "-DOPJIT_EMULATE_EXTENSION"  # of an extension with CUDA sources that have become C++
 _WORDS = {"c": "extra_cflags", "link": "extra_ldflags", "cuda": "extra_cuda_cflags"}
 _FLAGS = (*_WORDS.values(), "extra_sycl_cflags")
@@ -152,11 +152,11 @@ def describe(
     if call.with_sycl or call.extra_sycl_cflags or ".sycl" in languages:
         raise Unsupported
     cuda = not languages.isdisjoint(CUDA) if call.with_cuda is None else bool(call.with_cuda)
-    found = _find_compilers(memory, cuda)
+    cxx, full, light = _find_compilers(memory, cuda)
     words = {kind: split(_strings(parameter, call)) for kind, parameter in _WORDS.items()}
     extra = [os.path.abspath(path) for path in _strings("extra_include_paths", call)]
     extra += quoted_folder(call)
-    places = _places_of_call(call, sources, extra, words, found.cxx)
+    places = _places_of_call(call, sources, extra, words, cxx)
     every = [word for each in words.values() for word in each]
     flags = _flags(words, extra, places, cuda, call.build_directory or "")
     if cuda and archs is None:
@@ -167,13 +167,13 @@ def describe(
         texts=texts,
         places=places,
         known={},  # until `now` reads the files
-        toolchain=found.full,
+        toolchain=full,
         doubt=refused_flag(every) or "",
         flags=flags,
         include=places.include,
         inline=inline,
         archs=archs if cuda else None,
-        light_toolchains=found.light,
+        light_toolchains=light,
     ).now()
 
 
@@ -337,27 +337,21 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise Unsupported from None
 
 
-class _Compilers(NamedTuple):
-    """The compilers of this machine, and their part of the key: with torch/extension.h (None if one is missing) and with light headers."""
-
-    cxx: Compiler | None
-    full: Mapping[str, str] | None
-    light: tuple[Mapping[str, str] | None, ...]
-
-
-def _find_compilers(memory: Path | None, cuda: bool) -> _Compilers:
+def _find_compilers(
+    memory: Path | None, cuda: bool
+) -> tuple[Compiler | None, ToolVersions | None, tuple[ToolVersions | None, ...]]:
+    """Return the C++ compiler, and the compilers' part of the key: with torch/extension.h (None if one is missing), and with light
+    headers."""
     try:
-        cxx = toolchain.find_cxx(memory)
+        cxx = toolchain.require_cxx(memory)
         compiler = toolchain.find_compiler(memory) if cuda else None
         nvcc = find_nvcc(memory) if cuda else None
         nvrtc = find_nvrtc(memory) if cuda else None
     except ToolMissing:
-        cxx = None
-    if cxx is None:
-        return _Compilers(None, None, (None,))
+        return None, None, (None,)
     full = toolchain.identity(compiler, nvcc, cxx) if nvcc or not cuda else None
     light = [toolchain.identity(None, nvrtc, cxx)] if nvrtc else []
-    return _Compilers(cxx, full, (*light, full) if full or not light else (*light,))
+    return cxx, full, (*light, full) if full or not light else (*light,)
 
 
 def find_nvrtc(memory: Path | None) -> Nvrtc | None:
@@ -381,4 +375,4 @@ def trusted_folders(tools: BuildTools | None = None, *more: str) -> tuple[str, .
         *more,
     ]
     system = tools.compiler.includes.split(":") if tools else ()
-    return record_reader.trusted_prefixes(found, system)
+    return trusted_prefixes(found, system)

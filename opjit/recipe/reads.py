@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,6 +112,17 @@ EVERYWHERE = Places(os.sep, system=(os.sep,))  # names all files by their paths 
 
 def _ours() -> str:
     return resources.include_path()
+
+
+def trusted_prefixes(folders: Iterable[str], system: Iterable[str]) -> tuple[str, ...]:
+    """Return the prefixes of real paths of files that are covered by a version in the key, but
+    not of a folder with files of the system.
+    """
+    real = dict.fromkeys(os.path.realpath(folder) for folder in folders if folder)
+    known = [f"{each}/" for each in system]
+    return tuple(
+        f"{folder}/" for folder in real if not any(each.startswith(f"{folder}/") for each in known)
+    )
 
 
 class Reads(NamedTuple):

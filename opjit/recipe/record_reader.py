@@ -243,14 +243,3 @@ def _of_kernel(path: str) -> bool:
     """Return whether a path leads to no file of a user."""
     is_device = path.startswith("/dev/") and not path.startswith("/dev/shm/")
     return is_device or path.startswith(("/proc/", "/sys/"))
-
-
-def trusted_prefixes(folders: Iterable[str], system: Iterable[str]) -> tuple[str, ...]:
-    """Return the prefixes of real paths of files that are covered by a version in the key, but
-    not of a folder with files of the system.
-    """
-    real = dict.fromkeys(os.path.realpath(folder) for folder in folders if folder)
-    known = [f"{each}/" for each in system]
-    return tuple(
-        f"{folder}/" for folder in real if not any(each.startswith(f"{folder}/") for each in known)
-    )

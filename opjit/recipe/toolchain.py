@@ -16,7 +16,7 @@ from opjit import files
 from opjit.backends import Backend, DeviceCompiler, targets
 from opjit.backends.targets import Target
 from opjit.errors import ToolMissing
-from opjit.recipe import reads, record_reader, recorder
+from opjit.recipe import reads, recorder
 from opjit.recipe.compilers import (
     Compiler,
     DeviceCompilerInfo,
@@ -317,6 +317,8 @@ def _find(
     noted = known if isinstance(known, dict) and tuple(known) == tool._fields else None
     if noted is not None and seen and reads.is_unchanged(seen):
         return tool(**noted)
+    from opjit.recipe import record_reader  # late: no hit needs it
+
     recorder.start(notes)
     with files.scratch_folder() as work:
         started = files.tick(work)

@@ -15,8 +15,8 @@ from opjit.builder.publish import Compiled, build_and_publish
 from opjit.errors import OpjitError, ToolMissing, UnknownArch
 from opjit.recipe import libraries, nvcc_flags, recorder, toolchain
 from opjit.recipe.compilers import Nvcc
-from opjit.recipe.reads import Moment, Reads
-from opjit.recipe.record_reader import RecordReader, trusted_prefixes
+from opjit.recipe.reads import Moment, Reads, trusted_prefixes
+from opjit.recipe.record_reader import RecordReader
 from opjit.recipe.toolchain import BuildTools
 from opjit.shared_library import identity
 from opjit.shared_library.identity import Library

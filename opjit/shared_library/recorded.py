@@ -44,8 +44,6 @@ def note_call(function: str, arguments: Mapping[str, Any], archs: str | None) ->
 
     Paths below the list's folder start there.
     """
-    if not os.environ.get("OPJIT_RECORD"):
-        return
     folder = os.path.dirname(os.environ["OPJIT_RECORD"])
 
     def below(path: str) -> str:
