@@ -274,7 +274,7 @@ class _ExtensionBuild(NamedTuple):
         from opjit.cpp_extension import cuda
 
         assert self.prepared is not None  # NVRTC is only for light headers
-        cuda.compile_file(self.extension, compilation, build.nvcc_flags, self.prepared, nvrtc)
+        cuda.compile_file(compilation, build.nvcc_flags, self.prepared, nvrtc)
         logs = (self.work / "cuda" / compilation.out).rglob(recorder.LOG)
         step.log.write_bytes(b"".join(map(Path.read_bytes, logs)))
         step.done.touch()

@@ -16,7 +16,6 @@ from opjit.builder.compile_step import NvccOnly, run_tool
 from opjit.builder.cuda import compile_unit, translated
 from opjit.builder.cuda_text import FIRST, HOST, CudaFile, folders_of_cuda, nvcc_macros
 from opjit.builder.torch_builder import CompiledSource
-from opjit.cpp_extension.identity import Extension
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.recipe import nvcc_flags, toolchain
@@ -28,6 +27,7 @@ _NVCCS = """
 _ARCH = r"(?:--gpu-architecture|-arch)=(sm_\w+)|-gencode=arch=compute_(\w+),code=(sm|compute)_(\2)"
 _FOLDER = r"^(-I|-isystem|--[a-z-]+)=?"
 _FILE = re.compile(r'^#line \d+ "(.+)"$', re.MULTILINE)  # in a flat text
+_NO_CODE = re.compile(r"^#(?:line|define|undef) .*", re.MULTILINE)  # in a flat text
 _IGNORED = r"--(expt-)?extended-lambda|-Xptxas=(-v|--verbose)|--ptxas-options=(-v|--verbose)"
 _HALVES = re.compile(
     r"[Hh]alf|HALF|[Bb]float16|BFLOAT|Float16|_AND2?\b|opmath|acc_type|DISPATCH_V2|AT_DISPATCH_SWITCH"
@@ -76,7 +76,6 @@ namespace torch { using at::RestrictPtrTraits; }
 
 
 def compile_file(
-    extension: Extension,
     compilation: CompiledSource,
     flags: Sequence[str],
     prepared: Prepared,
@@ -87,17 +86,13 @@ def compile_file(
     Raises NvccOnly if only nvcc supports the file or a flag, CompilerFailed, or OSError if the disk is full.
     """
     work = prepared.work
-    cxx = prepared.cxx.path
     folder = work / "cuda" / compilation.out
     folder.mkdir(parents=True)
     own = [flag for flag in _joined(flags) if not _is_of_another_release(flag, nvrtc)]
-    unit = _unit(extension, compilation.source, own, folder, prepared, nvrtc)
+    unit = _unit(compilation.source, own, folder, prepared, nvrtc)
     compile_unit(unit, folder, prepared.cxx, nvrtc)
-    for command in (
-        [cxx, "-x", "c", "-O1", "-fPIC", "-c", "opjit_fatbin.c", "-o", "opjit_fatbin.o"],
-        ["ld", "-r", "opjit_host.o", "opjit_fatbin.o", "-o", str(work / compilation.out)],
-    ):
-        run_tool(command, folder)
+    both = ["opjit_host.o", "-x", "c", "opjit_fatbin.c", "-o", str(work / compilation.out)]
+    run_tool([prepared.cxx.path, "-r", "-nostdlib", "-O1", "-fPIC", *both], folder)
 
 
 def _joined(flags: Sequence[str]) -> list[str]:
@@ -115,7 +110,6 @@ def _is_of_another_release(flag: str, nvrtc: Nvrtc) -> bool:
 
 
 def _unit(
-    extension: Extension,
     source: str,
     flags: Sequence[str],
     folder: Path,
@@ -137,14 +131,17 @@ def _unit(
         prepared.write(folder.name, _FILE.findall(text), text)
         if streams.COUNTS.search(prepared.programs[folder.name].code):
             raise NvccOnly("it names __COUNTER__, and headers count on")
-        return _adapted(unit, text)
+        adapted = _adapted(unit, text)
+        # The core has torch's headers of numbers, which _FOR_KERNELS must read first.
+        first = prepared.write_first(host, folder.name, lambda _: _FOR_KERNELS not in adapted.first)
+        return adapted._replace(host=[*host, *first[:2]])
 
     own = ["--pre-include=opjit_device.h", f"--include-path={light.OWN}"]
     device = ["-w", *device, *own, f"--include-path={light.INCLUDE}"]
     return CudaFile(
         source,
         host,
-        extension.include,
+        prepared.users,
         [f"-I{prepared.folder_of(folder.name)}", *include],
         device,
         flags,
@@ -204,16 +201,17 @@ def check_for_nvcc(
 
 def _adapted(unit: CudaFile, text: str) -> CudaFile:
     """Return a file with the headers that its text needs. Raises NvccOnly if only nvcc supports it."""
+    code = _NO_CODE.sub("", text)
     for pattern, reason in _NVCCS_ALONE.items():
-        if pattern.search(text):
+        if pattern.search(code):
             raise NvccOnly(reason)
     patterns = {"HALVES": _HALVES, "ACCESSORS": _ACCESSORS}
-    needs = [f"-DOPJIT_{name}" for name, pattern in patterns.items() if pattern.search(text)]
-    of_libraries = _OF_LIBRARIES if "ATen/cuda/" in text else ""
+    needs = [f"-DOPJIT_{name}" for name, pattern in patterns.items() if pattern.search(code)]
+    of_libraries = _OF_LIBRARIES if "ATen/cuda/" in code else ""
     first = _FOR_KERNELS if needs else of_libraries
     return unit._replace(
         device=[*unit.device, *needs],
-        headers=_headers(text),
+        headers=_headers(code),
         first=f"{first}#include <torch/types.h>\n",
     )
 

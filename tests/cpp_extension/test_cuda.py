@@ -14,19 +14,20 @@ import pytest
 import torch
 
 import opjit
+from opjit import files
 from opjit.builder import cuda as builder_cuda
 from opjit.builder import nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
-from opjit.builder.cuda_text import CudaFile
+from opjit.builder.cuda_text import CudaFile, folders_of_cuda
 from opjit.builder.nvrtc import DeviceCode
 from opjit.builder.torch_builder import CompiledSource
 from opjit.cpp_extension import build, cuda, identity
-from opjit.cpp_extension.identity import Extension, own_folders
-from opjit.cpp_extension.light import Prepared, streams
+from opjit.cpp_extension.identity import own_folders
+from opjit.cpp_extension.light import Prepared, core, macros, streams, table
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
 from opjit.recipe import toolchain
-from opjit.recipe.compilers import Nvcc, Nvrtc
+from opjit.recipe.compilers import Compiler, Nvcc, Nvrtc
 from opjit.store.manifest import NAME
 from opjit.store.store import Store, default_root
 from tests.helpers import no_nvcc
@@ -133,6 +134,32 @@ def test_code_for_nvcc_alone_names_the_reason(code: str, flags: list[str], why: 
     assert not list(Store(default_root()).base.glob(f"cpp_extension.*/*/*/{NAME}"))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("_no_nvcc")
+def test_the_host_s_part_has_the_same_code_with_the_compiled_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = core.precompiled_core
+    used = list[tuple[str, ...]]()
+
+    def noted(known: core.Core, base: Path, cxx: Compiler) -> Path | None:
+        used.append(known.flags)
+        return compiled(known, base, cxx)
+
+    def built() -> bytes:
+        opjit.load_inline("cored", CPP, KERNEL, functions=["twice"])
+        [library] = Store(default_root()).base.glob("cpp_extension.*/*/*/*.so")
+        content = library.read_bytes()
+        files.remove_tree(Store(default_root()).base)
+        return content
+
+    without = built()
+    monkeypatch.setattr(core, "in_background", False)
+    monkeypatch.setattr(core, "precompiled_core", noted)
+    assert built() == without
+    assert len(used) == 1  # both parts of the program share it
+
+
 @pytest.mark.usefixtures("_no_nvcc")
 @pytest.mark.parametrize("mistake", ["from[i] +;", "from[i] + unknown;"])
 def test_a_mistake_in_a_kernel_is_shown_at_its_line(mistake: str) -> None:
@@ -178,20 +205,21 @@ def unit_of(code: str, folder: Path, flags: list[str]) -> CudaFile:
     """A file whose text is its code, as if it had been preprocessed."""
     source = folder / "cuda.cu"
     source.write_text(code, encoding="utf-8")
-    alone = cast("Extension", SimpleNamespace(include=()))
     prepared = cast(
         "Any",
         SimpleNamespace(
             folders=[],
+            users=(),
             theirs=(),
             folder_of=Path,
             write=lambda *_: None,
+            write_first=lambda *_: ["-include", "first.h"],
             programs={"cuda": SimpleNamespace(code="")},
         ),
     )
     place = folder / "work" / "cuda"
     unused = cast("Any", None)
-    unit = cuda._unit(alone, str(source), flags, place, prepared, unused)
+    unit = cuda._unit(str(source), flags, place, prepared, unused)
     return unit._replace(preprocess=lambda told, scratch: f'# 1 "{source}" 1\n{code}\n')
 
 
@@ -282,7 +310,59 @@ def test_a_file_for_nvcc_is_the_same_tokens_with_light_headers(
             cuda.check_for_nvcc(prepared, nvcc, compilation, flags, tmp_path / "scratch")
 
 
-SPLIT = {"10": "2e152be834f31544"}  # what the split of three files is, by identity.LIGHT
+def test_macros_of_nvccs_flags_name_no_halves(tmp_path: Path) -> None:
+    unit = unit_of(KERNEL, tmp_path, FLAGS)
+    around = "#define __CUDA_NO_HALF_OPERATORS__ 1\n#include <cuda.h>\n#undef __CUDA_NO_HALF_OPERATORS__\n"
+    text = f'{around}#line 1 "halves.cu"\n{KERNEL}'
+    assert "-DOPJIT_HALVES" not in cuda._adapted(unit, text).device
+    assert "-DOPJIT_HALVES" in cuda._adapted(unit, f"{text}using T = at::Half;\n").device
+
+
+def lines_by_file(
+    text: str, flags: Sequence[str], folders: tuple[str, ...]
+) -> dict[str, list[str]]:
+    """The preprocessed lines, with macros, of each header in some folders that a text includes."""
+    command = [
+        toolchain.require_cxx(None).path,
+        "-x",
+        "c++",
+        "-std=c++20",
+        "-E",
+        "-dD",
+        *flags,
+        "-",
+    ]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    found: dict[str, list[str]] = {}
+    path = ""
+    for line in done.stdout.splitlines():
+        if line.startswith("# "):
+            path = line.split('"')[1]
+        elif line.strip() and path.startswith(folders):
+            found.setdefault(path, []).append(line)
+    return found
+
+
+def test_torchs_core_and_headers_of_cuda_are_the_same_in_either_order() -> None:
+    """So the host's part of a .cu file may have the core before cuda_runtime.h, which comes first for nvcc."""
+    found = identity.find_nvrtc(None)
+    if found is None:
+        pytest.skip("this torch has no NVRTC")
+    folders = tuple(found.headers.split(":"))
+    others = ("cuda_fp16", "cuda_bf16", "cublas_v2", "curand", "cusparse", "cusolverDn", "cudnn")
+    there = [name for name in others if any(Path(each, f"{name}.h").is_file() for each in folders)]
+    of_cuda = light.included(["cuda_runtime.h", *(f"{name}.h" for name in there)])
+    of_torch = light.included(table.CORE)
+    flags = [*macros.OWN_FLAGS, *folders_of_cuda(found.headers)]
+    first, second = (
+        lines_by_file(text, flags, (*own_folders(), *folders))
+        for text in (of_torch + of_cuda, of_cuda + of_torch)
+    )
+    assert len(first) > 400
+    assert first == second
+
+
+SPLIT = {"11": "e8ee61e077e728f2"}  # what the split of three files is, by identity.LIGHT
 HALVES = """
 #include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>

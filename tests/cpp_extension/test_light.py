@@ -588,19 +588,6 @@ def test_a_program_that_reads_less_than_the_core_does_not_get_it(
     assert not first.with_name(core.COMPILED).is_symlink()
 
 
-def test_a_file_that_equals_a_file_of_the_core_stands_for_it(tmp_path: Path) -> None:
-    paths = [tmp_path / folder / "stub.h" for folder in ("a", "b")]
-    for path in paths:
-        path.parent.mkdir()
-        path.write_text("#pragma once\n")
-    known = core.Core(frozenset(), frozenset([str(paths[0])]), {}, ())
-    read = frozenset([str(paths[1])])
-    assert known.is_within(read)
-    paths[1].write_text("#pragma once\nint a;\n")
-    assert not known.is_within(read)
-    assert not known.is_within(frozenset())
-
-
 def write_core(cxx: Any, flags: Any, staged: Path) -> None:
     """Replace parts.compile_part."""
     (staged / core.COMPILED).write_text("made once")
@@ -1028,7 +1015,7 @@ def test_a_make_variable_of_another_text_is_torchs_with_its_header(
 
 
 # What light headers of some programs are, by version; test_cuda.py has the split of CUDA files.
-RENDERED = {"10": "d0da5bf1cf616082"}
+RENDERED = {"11": "d0da5bf1cf616082"}
 
 
 def test_other_light_headers_have_another_version(

@@ -7,8 +7,9 @@ torch/extension.h would not fix.
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -50,6 +51,7 @@ class Prepared:
     users: tuple[str, ...]  # folders of headers that the author names
     programs: dict[str, Program] = field(default_factory=dict)  # by object file
     brought: set[str] = field(default_factory=set)  # headers that names need
+    cores: dict[tuple[str, ...], Path | None] = field(default_factory=dict)  # by their flags
 
     @CachedProperty
     def binding(self) -> Path | None:
@@ -146,8 +148,10 @@ class Prepared:
         paths = set[str]().union(*map(Preprocessor.files_of, passes, texts))
         self.write(out, paths, "\n".join(words))
         folders = [str(self.folder_of(out)), *self.folders]
-        small = len(passes) == 1 and self.programs[out].names_torch
-        first = self._write_first(passes[0], texts[0], out) if small else []
+        first = list[str]()
+        if len(passes) == 1 and self.programs[out].names_torch:
+            fits = partial(passes[0].takes_first, texts[0])
+            first = self.write_first(passes[0].flags, out, fits)
         if any("__COUNTER__" in line for line in words):
             first = first[:2]  # the compiled core has another __COUNTER__ than COUNTED
         for each, found in zip(passes, lines, strict=True):
@@ -156,26 +160,31 @@ class Prepared:
         if streams.COUNTS.search(self.programs[out].code):
             raise streams.Different("it names __COUNTER__, and torch's headers count on")
 
-    def _write_first(self, source: Preprocessor, text: str, out: str) -> list[str]:
-        """Write the header that a source's compiler reads first, next to the precompiled core if that fits.
+    def write_first(
+        self, flags: Sequence[str], out: str, fits: Callable[[core.Core], bool]
+    ) -> list[str]:
+        """Write the header that a source's compiler reads first: the core if it `fits`, next to the compiled one if there is one.
 
-        Returns flags that include the header and, after these, read the precompiled core.
+        Returns flags that include the header and, after these, read the compiled core.
         """
+        found = core.core_of(flags, self.base, self.cxx)
+        if found and not fits(found):
+            found = None
         place = self.folder_of(out) / core.FIRST
         linked = place.with_name(core.COMPILED)
         linked.unlink(missing_ok=True)  # nvcc may follow NVRTC
-        flags = ["-include", str(place)]
-        place.write_text("")
-        found = core.core_of(source.flags, self.base, self.cxx)
-        if found and source.takes_first(text, found):
-            place.write_text(core.TEXT)  # even without the compiled core, for the same bytes
-            if any("prefix-map=" in flag and str(self.work) not in flag for flag in source.flags):
-                return flags  # the core has the paths of its headers as they are
-            compiled = core.precompiled_core(found, self.base, self.cxx)
-            if compiled:
-                linked.symlink_to(compiled)
-                flags.append("-fpch-preprocess")
-        return flags
+        # Even if it is not compiled, for the same bytes.
+        place.write_text(core.TEXT if found else "")
+        first = ["-include", str(place)]
+        # The core has the paths of its headers as they are.
+        if not found or any("prefix-map=" in one and str(self.work) not in one for one in flags):
+            return first
+        if found.flags not in self.cores:  # a build asks once, however many sources it has
+            self.cores[found.flags] = core.precompiled_core(found, self.base, self.cxx)
+        if compiled := self.cores[found.flags]:
+            linked.symlink_to(compiled)
+            first.append("-fpch-preprocess")
+        return first
 
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""

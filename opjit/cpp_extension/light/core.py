@@ -7,9 +7,11 @@ A source uses it only if that makes no difference. With torch's headers, the sou
 of torch, it may have only directives, headers of C++, and headers that the core also includes. A macro that is defined there must not be a
 word of the core's files, unless the core gives it the same definition. Clang is excluded, because its precompiled headers name their
 sources by path and date.
+
+The host's part of a .cu file reads the core before cuda_runtime.h. Neither changes what the other declares: a test compares their texts in
+both orders.
 """
 
-import filecmp
 import os
 import re
 import time
@@ -21,7 +23,6 @@ from typing import NamedTuple
 from opjit import files, processes
 from opjit.builder import budget, parts
 from opjit.cpp_extension.light import headers, macros, table, vocabulary
-from opjit.cpp_extension.light.macros import Surroundings
 from opjit.recipe import reads
 from opjit.recipe.compilers import Compiler
 
@@ -42,20 +43,6 @@ class Core(NamedTuple):
     after: Mapping[str, str]  # the macros that it leaves behind, by name
     flags: tuple[str, ...]  # the flags that can change it
 
-    def knows_header(self, path: str) -> bool:
-        """Whether the core includes a header, or the header belongs to the C++ library."""
-        return not self.read.isdisjoint((path, f"{os.path.dirname(path)}/vector"))
-
-    def is_within(self, read: frozenset[str]) -> bool:
-        """Whether all files of the core are in `read`. GCC does not list a file that equals another one with ``#pragma once``."""
-        for path in self.read - read:
-            end = f"/{os.path.basename(path)}"
-            if not any(
-                each.endswith(end) and filecmp.cmp(path, each, shallow=False) for each in read
-            ):
-                return False
-        return True
-
 
 def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     """Return the core for a compile command's flags, or None if this compiler or a flag excludes it.
@@ -64,18 +51,17 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     """
     if "clang" in cxx.version.lower() or any(map(_REFUSED.match, flags)):
         return None
-    around = Surroundings()
-    general = macros.after(table.CORE, macros.heeded(flags, None), around, base, cxx)
-
-    def compute() -> list[str]:
-        texts = (Path(path).read_bytes() for path in filter(os.path.isabs, general.read))
-        return macros.words_of(texts)
+    of_commands = macros.heeded(flags, macros.OF_COMMANDS)
+    general = macros.after(table.CORE, of_commands, macros.Surroundings(), base, cxx)
 
     content = ["words", *vocabulary.versions(cxx), sorted(general.read)]
-    words = frozenset(parts.kept_json(base, content, compute))
+    texts = (Path(path).read_bytes() for path in general.read)
+    words = frozenset(parts.kept_json(base, content, lambda: macros.words_of(texts)))
     if any(map(headers.is_rewritten, general.read)):
         return None
-    return Core(words, general.read, general.texts, tuple(macros.heeded(flags, words)))
+    heeded = macros.heeded(flags, words)
+    heeded.sort(key=lambda flag: not flag.startswith(("-D", "-U")))  # a .cu file has another order
+    return Core(words, general.read, general.texts, tuple(heeded))
 
 
 def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
@@ -89,7 +75,7 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     command = ["-x", "c++-header", "-w", *core.flags, *macros.OWN_FLAGS, *text]
     command += [os.devnull, "-o", COMPILED]
     make = partial(parts.compile_part, cxx, command)
-    content = ["core", *vocabulary.versions(cxx), files.digest(cxx.path), *command]
+    content = ["core", *vocabulary.versions(cxx), cxx.programs, *command]
     note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
     is_good = partial(parts.is_known, note, COMPILED)
     place = parts.find_parts(base, content, is_good)

@@ -3,6 +3,7 @@
 The preprocessor needs a second for torch/extension.h, and 15 ms to define its macros again.
 """
 
+import functools
 import itertools
 import re
 import tempfile
@@ -24,7 +25,7 @@ _NAMES_OF_COMMANDS = """
     TORCH_API_INCLUDE_EXTENSION_H _GLIBCXX_USE_CXX11_ABI __CUDA_NO_HALF_OPERATORS__ __CUDA_NO_HALF_CONVERSIONS__
     __CUDA_NO_HALF2_OPERATORS__ __CUDA_NO_BFLOAT16_CONVERSIONS__
 """
-_OF_COMMANDS = frozenset(_NAMES_OF_COMMANDS.split())  # macros that flags of torch's commands define
+OF_COMMANDS = frozenset(_NAMES_OF_COMMANDS.split())  # macros that flags of torch's commands define
 # Flags that can have their value in the next word. They name files and directories, and the language.
 TWO_WORDS = frozenset(["-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-x"])
 OWN_FLAGS = [word for folder in own_folders() for word in ("-isystem", folder)]
@@ -48,11 +49,6 @@ class Surroundings(NamedTuple):
     flags: tuple[str, ...] = ()  # for folders that are searched later
     versions: tuple[str, ...] = ()  # of the files in these directories
 
-    @property
-    def not_authors(self) -> tuple[str, ...]:
-        """The directories of headers that are not the author's: torch's, and CUDA's among the flags."""
-        return (*own_folders(), *system_folders(self.flags))
-
 
 def system_folders(flags: Sequence[str]) -> list[str]:
     """Return the directories that -isystem names in flags."""
@@ -73,11 +69,9 @@ def after(
         included = "".join(f"#include <{name}>\n" for name in names)
         initial, _ = _dumped(around.before, flags, around, cxx)
         final, read = _dumped(around.before + included, flags, around, cxx)
-        files = [path for path in read if path.is_file() and path.is_absolute()]
-        directives = (b"\n".join(_DIRECTIVE.findall(path.read_bytes())) for path in files)
-        asked = words_of(directives)
+        asked = sorted(set().union(*map(_directive_words, read)))
         before = {name: text for name, text in initial.items() if final.get(name) != text}
-        return [final, before, asked, sorted(map(str, read))]
+        return [final, before, asked, read]
 
     content = ["macros 4", *vocabulary.versions(cxx), own_folders(), [*names], [*flags], [*around]]
     texts, before, asked, read = parts.kept_json(base, content, compute)
@@ -86,7 +80,7 @@ def after(
 
 def _dumped(
     text: str, flags: Sequence[str], around: Surroundings, cxx: Compiler
-) -> tuple[dict[str, str], list[Path]]:
+) -> tuple[dict[str, str], list[str]]:
     """Return the macros after a text, and the files that the compiler read."""
     wanted = ["-E", "-dM", "names.cpp", "-o", "macros.txt"]
     with tempfile.TemporaryDirectory() as folder:
@@ -95,11 +89,17 @@ def _dumped(
         lacking = place / "lacking"
         searched = [*OWN_FLAGS, *around.flags, "-idirafter", str(lacking)]
         command = [cxx.path, "-x", "c++", "-w", *flags, *searched, *wanted]
-        preprocessed.run_preprocessor(command, place, lacking, around.not_authors)
+        preprocessed.run_preprocessor(command, place, lacking, tuple(system_folders(searched)))
         opened = recorder.read([place / recorder.LOG]).opened
         printed = (place / "macros.txt").read_text("utf-8", "replace")
-    read = [path for path in opened if not path.startswith((folder, "/dev/"))]
-    return dict(_DEFINE.findall(printed)), list(map(Path, read))
+    defined = dict(_DEFINE.findall(printed))
+    return defined, [path for path, signed in opened.items() if signed and folder not in path]
+
+
+@functools.cache
+def _directive_words(path: str) -> list[str]:
+    """Return the words in the directives of a header of torch, Python, CUDA or the system."""
+    return words_of(_DIRECTIVE.findall(Path(path).read_bytes()))
 
 
 def words_of(texts: Iterable[bytes]) -> list[str]:
@@ -108,13 +108,9 @@ def words_of(texts: Iterable[bytes]) -> list[str]:
     return sorted(map(bytes.decode, words))
 
 
-def heeded(flags: Iterable[str], asked: frozenset[str] | None) -> list[str]:
-    """Return the flags that can change the macros of headers.
-
-    `asked` are the words of these headers' directives. If it is None, the flags that torch's commands use count instead.
-    """
+def heeded(flags: Iterable[str], names: frozenset[str]) -> list[str]:
+    """Return the flags that define one of some macros or change the compiler."""
     kept = []
-    names = _OF_COMMANDS if asked is None else _OF_COMMANDS | asked
     given = iter(flags)
     for flag in given:
         if flag in TWO_WORDS:

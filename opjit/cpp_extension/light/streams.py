@@ -190,9 +190,10 @@ class Preprocessor:
 
     def _state(self, order: tuple[str, ...]) -> Macros:
         if order not in self._states:
-            flags = macros.heeded(self.flags, None)
+            flags = macros.heeded(self.flags, macros.OF_COMMANDS)
             general = macros.after(order, flags, self.around, self.base, self.cxx)
-            asked = macros.heeded(self.flags, general.asked)
+            heeded = macros.heeded(self.flags, macros.OF_COMMANDS | general.asked)
+            asked = [flag for flag in heeded if flag not in self.around.flags]
             self._states[order] = (
                 macros.after(order, asked, self.around, self.base, self.cxx)
                 if asked != flags
@@ -228,7 +229,7 @@ class Preprocessor:
         command = [self.cxx.path, "-w", *more, *folders, *self.flags]
         command.append("-fno-working-directory")  # with -g, a line would name a folder
         command += ["-idirafter", str(lacking), "-E", self.source, "-o", str(printed)]
-        theirs = (*self.around.not_authors, *system_folders(self.flags))
+        theirs = (*own_folders(), *system_folders(self.flags))
         preprocessed.run_preprocessor(command, self.work, lacking, theirs)
         if not printed.is_file():
             raise CompilerFailed(f"{self.source}: the compiler ignores it, because of its name")
@@ -245,7 +246,7 @@ class Preprocessor:
     def takes_first(self, text: str, core: Core) -> bool:
         """Whether the source is the same program if the core comes first. `text` is the result of `text_with_torchs`."""
         order = self._needed(self._entered(text))
-        if not core.is_within(self._state(order).read):
+        if not core.read <= self._state(order).read:
             return False
         made = dict[str, str | None]()
         for piece in pieces_of(text):
@@ -255,7 +256,9 @@ class Preprocessor:
             if piece.path.startswith("<"):  # macros of the compiler and of flags
                 continue
             own = self._is_authors(piece)
-            if not own and not core.knows_header(piece.path):
+            # It is one of the core's headers, or of the C++ library's.
+            known = (piece.path, f"{os.path.dirname(piece.path)}/vector")
+            if not own and core.read.isdisjoint(known):
                 return False
             for line in text[piece.start : piece.end].split("\n"):
                 macro = MACRO.match(line)
