@@ -4,7 +4,7 @@
 
 Version n of the op adds n. Each result must be that of one version, all through, and of one that was in place between the call's
 start and its end: from the moment that a reload has returned, no call may run older code. Every reload is a build of its own, and
-its library stays mapped; the growth of the process's memory includes that.
+its library stays mapped; the growth of the process's memory and mappings includes that. A notebook cell that runs again does the same.
 """
 
 from __future__ import annotations
@@ -80,6 +80,11 @@ class Caller(threading.Thread):
             self.calls += 1
 
 
+def mappings() -> int:
+    """Memory mappings of this process, of which Linux allows 65,530."""
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
 def resident() -> int:
     """Bytes of this process's memory."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
@@ -89,8 +94,8 @@ def resident() -> int:
 
 def reload_under_fire(
     folder: Path, reloads: int, warm_up: int = 20
-) -> tuple[list[float], list[Caller], list[int]]:
-    """Seconds of each reload after the first ones, the threads, and the bytes that the process grew by in each."""
+) -> tuple[list[float], list[Caller], list[int], int]:
+    """Seconds of each reload after the first ones, the threads, the bytes that the process grew by in each, and its new mappings."""
     import opjit
 
     (folder / "op.py").write_text(OP_PY)
@@ -103,6 +108,7 @@ def reload_under_fire(
         caller.start()
     spent = []
     sizes = [resident()]
+    mapped = 0
     for version in range(1, warm_up + reloads + 1):
         (folder / "add.c").write_text(f"#define VERSION {version}\n{SOURCE}")
         bounds[1] = version
@@ -112,11 +118,14 @@ def reload_under_fire(
         spent.append(perf_counter() - start)
         bounds[0] = version
         sizes.append(resident())
+        if version == warm_up:
+            mapped = mappings()
+    mapped = mappings() - mapped
     for caller in callers:
         caller.stopped.set()
         caller.join()
     grown = [after - before for before, after in pairwise(sizes)]
-    return spent[warm_up:], callers, grown[warm_up:]
+    return spent[warm_up:], callers, grown[warm_up:], mapped
 
 
 def main() -> None:
@@ -129,7 +138,7 @@ def main() -> None:
         os.environ["OPJIT_CACHE"] = f"{scratch}/cache"
         folder = Path(scratch, "add")
         folder.mkdir()
-        spent, callers, grown = reload_under_fire(folder, reloads)
+        spent, callers, grown, mapped = reload_under_fire(folder, reloads)
     wrong = [caller.wrong for caller in callers if caller.wrong]
     calls = sum(caller.calls for caller in callers)
     mib = sum(grown) / 2**20
@@ -144,6 +153,7 @@ def main() -> None:
             "64 MiB",
             "PASS" if mib < 64 else "FAIL",
         ),
+        Row("memory mappings", f"{mapped / reloads:.1f} each", "", f"{mapped}", "", ""),
     ]
     show(
         f"{reloads} reloads while {THREADS} threads call the op ({seconds(sum(spent))}; median {seconds(median(spent))})",
