@@ -343,3 +343,57 @@ def test_another_project_s_builder_is_replaced_only_where_it_is_installed(script
     if any(map(importlib.util.find_spec, ("flashinfer", "sglang", "deepspeed"))):
         pytest.skip("one of the projects is installed, and its modules take minutes to build")
     assert example(f"13_any_library/{script}").startswith("skipped, because ")
+
+
+@pytest.mark.slow
+def test_judges_on_a_ray_cluster_agree_with_a_local_judge_and_outlive_a_node(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("ray", reason="ray is not installed: pip install ray")
+    helpers.fresh(
+        f"""
+        import asyncio, sys
+        from pathlib import Path
+
+        sys.path.insert(0, {str(ROOT / "examples/12_judge")!r})
+        import ray
+        from ray.cluster_utils import Cluster
+        from ray_pool import judge_all
+        from tune import C
+
+        import opjit
+
+        task = {str(ROOT / "examples/12_judge")!r}
+        kernels = {{f"{{n}} lanes": C % {{"lanes": n}} for n in range(1, 9)}}
+        kernels["wrong"] = kernels["8 lanes"].replace("sums[0] += from[i]", "sums[0] += 0")
+        kernels["broken"] = kernels["8 lanes"].replace("float sum = 0;", "")
+
+        async def local():
+            async with opjit.judge.Judge(task, seed=7) as judge:
+                found = [await judge(text, name) for name, text in kernels.items()]
+            return dict(zip(kernels, found))
+
+        async def on_cluster(cluster, lost):
+            judging = asyncio.create_task(judge_all(kernels, task, 7))
+            staging = Path(opjit.cache.path(), "v2/staging")
+            while not (staging.is_dir() and list(staging.iterdir())):  # until nodes compile kernels
+                await asyncio.sleep(0.05)
+            await asyncio.get_running_loop().run_in_executor(None, cluster.remove_node, lost)
+            return await judging
+
+        def words(verdicts):  # two nodes on one machine disturb each other's clocks
+            return {{name: each.verdict.replace("noisy", "correct") for name, each in verdicts.items()}}
+
+        cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
+        lost = cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address)
+        assert len(ray.nodes()) == 2
+        found = words(asyncio.run(on_cluster(cluster, lost)))
+        assert sum(node["Alive"] for node in ray.nodes()) == 1
+        ray.shutdown()
+        cluster.shutdown()
+        assert found == words(asyncio.run(local())), found
+        assert {{*found.values()}} == {{"correct", "wrong", "compile"}}, found
+        """,
+        {"OPJIT_CACHE": str(tmp_path / "cache")},
+    )
