@@ -26,7 +26,7 @@ from opjit.backends import Backend, cpu
 from opjit.declare.op_state import OpState
 from opjit.environment import is_on
 from opjit.errors import EntryError, OpjitError
-from opjit.measure.plan import Inputs, ratio
+from opjit.measure.plan import Arguments, ratio, tensors_in
 from opjit.measure.timing import measure, plan_of, wait
 from opjit.recipe.recipe import Recipe
 from opjit.store import layers
@@ -67,7 +67,7 @@ def kernel_for_call(
         found = loaded.kernel
         if labels and is_on("OPJIT_TUNE", unset=True):
             try:
-                choice = measure_or_read(op, backend, bucket, Inputs(args, kwargs))
+                choice = measure_or_read(op, backend, bucket, (args, kwargs))
                 if choice is None:
                     return found  # for this call alone
                 found = _kernel_of(op, backend, choice.variant)
@@ -97,17 +97,17 @@ def tune(
             )
         finally:  # the call has set its bucket
             bucket = loaded.registered.opjit_force_variant(None)
-        return measure_or_read(op, backend, bucket, Inputs(args, kwargs), again=True)
+        return measure_or_read(op, backend, bucket, (args, kwargs), again=True)
 
 
 def measure_or_read(
-    op: OpState, backend: Backend, bucket: int, inputs: Inputs, again: bool = False
+    op: OpState, backend: Backend, bucket: int, inputs: Arguments, again: bool = False
 ) -> Choice | None:
     """Return the recorded choice for a bucket of sizes unless `again`, or measure all variants that can be built, with a call's inputs.
     Returns None where nothing can be measured. The caller holds the op's lock."""
     store = default_store()
     labels = op.declaration.labels(backend)
-    tensors = inputs.tensors()
+    tensors = tensors_in(inputs)
     index = (tensors[0].device.index or 0) if tensors else 0
     model = _model(backend, index)
     identity = json.dumps([op.loaded[backend.name].key, labels, model, f"{bucket:016x}"])
@@ -152,11 +152,11 @@ def _read_choice(name: str, labels: list[str], store: Store) -> Choice | None:
     return None
 
 
-def _measured(op: OpState, backend: Backend, inputs: Inputs, store: Store) -> Choice | None:
+def _measured(op: OpState, backend: Backend, inputs: Arguments, store: Store) -> Choice | None:
     """Measure with the inputs of a call; returns None for a call that the first variant refuses."""
     loaded = op.loaded[backend.name]
     if op.schema.mutates or op.schema.draws:  # the tensors and generators of the call do not change
-        inputs = Inputs(*tree_map(_private_copy, (inputs.args, dict(inputs.kwargs))))
+        inputs = tree_map(_private_copy, inputs)
     on_gpu = backends.clock_of(backend.name) is not None
     drawing = torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else [])
     try:
@@ -242,7 +242,7 @@ def _build_recipes(store: Store, recipes: Sequence[Recipe]) -> None:
 
 
 def _running(
-    op: OpState, backend: Backend, kernels: Mapping[str, int], inputs: Inputs
+    op: OpState, backend: Backend, kernels: Mapping[str, int], inputs: Arguments
 ) -> Candidates:
     """Return calls of the variants that run, without the variants that are far slower in a first
     call.
@@ -258,7 +258,7 @@ def _running(
         ):  # for example, the variant needs more shared memory than this device has
             for _ in range(4):  # the quickest counts, because a busy machine may delay any of them
                 started = time.perf_counter()
-                call(*inputs.args, **inputs.kwargs)
+                call(*inputs[0], **inputs[1])
                 wait(backend.name)
                 seconds[label] = min(time.perf_counter() - started, seconds.get(label, inf))
     limit = max(_SLOW, 4 * min(seconds.values(), default=0.0))
@@ -276,7 +276,7 @@ def _call(
     return overload(*args, **kwargs)
 
 
-def _best(candidates: Candidates, inputs: Inputs, device: str) -> Choice:
+def _best(candidates: Candidates, inputs: Arguments, device: str) -> Choice:
     """Look at all variants in small groups, each next to the first one, and measure the nearest to the best at length."""
     plan = plan_of({}, inputs, device)
     first, *rest = candidates

@@ -13,7 +13,7 @@ import torch
 import opjit
 from opjit import processes, request, tune
 from opjit.errors import CompileWarning, DeclarationError
-from opjit.measure.plan import Inputs
+from opjit.measure.plan import Arguments
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from opjit.wanted import OpRequest
@@ -60,8 +60,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes that were measured: of 100 elements or more the last variant that runs is the best, else the first."""
     sizes = []
 
-    def best(sides: Mapping[str, Any], inputs: Inputs, device: str) -> tune.Choice:
-        sizes.append(inputs.tensors()[0].numel())
+    def best(sides: Mapping[str, Any], inputs: Arguments, device: str) -> tune.Choice:
+        sizes.append(inputs[0][0].numel())
         return tune.Choice([*sides][-1 if sizes[-1] >= 100 else 0], 1.0)
 
     monkeypatch.setattr(tune, "_best", best)

@@ -31,7 +31,7 @@ from opjit.catalog import inline, registry, reload
 from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, OpjitError
-from opjit.measure.plan import Inputs, Measurement
+from opjit.measure.plan import Arguments, Measurement, bytes_of
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_time
 from opjit.operators.op import Op
@@ -132,9 +132,7 @@ class OpjitMagics(Magics):
             }
         display(table(name, list(sides), rows))
 
-    def _arguments(
-        self, text: str, more: Mapping[str, Any] = {}
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, text: str, more: Mapping[str, Any] = {}) -> Arguments:
         """Evaluate the arguments of a call in Python's notation, such as ``x, a=2.0``."""
         names = {**self._names, **more, "opjit_given": lambda *args, **kwargs: (args, kwargs)}
         return eval(f"opjit_given({text})", names)  # type: ignore[no-any-return]
@@ -292,10 +290,9 @@ def compare(sides: Sides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     first, *others = [side(*args, **kwargs) for side in sides.values()]
     for other in others:
         torch.testing.assert_close(first, other, equal_nan=True)
-    tensors = tensors_of((args, kwargs, first))
-    device = next((each.device.type for each in tensors), "cpu")
-    moved = sum(each.nbytes for each in tensors)
-    return list(measure(plan_of(sides, Inputs(args, kwargs), device, moved=moved)).values())
+    values = (args, kwargs, first)
+    device = next((each.device.type for each in tensors_of(values)), "cpu")
+    return list(measure(plan_of(sides, (args, kwargs), device, moved=bytes_of(values))).values())
 
 
 def table(title: str, names: Sequence[str], rows: Mapping[str, Sequence[Measurement]]) -> Table:

@@ -21,6 +21,7 @@ from opjit.catalog import arguments
 from opjit.declare.sample import Sample, tensors_of
 from opjit.errors import BadSetting, DeclarationError, ToolMissing
 from opjit.judge.operators import Recorder, families, largest
+from opjit.measure.plan import Arguments, bytes_of
 from opjit.measure.timing import wait
 from opjit.operators.op import Op
 from opjit.testing.compare import Tolerance, as_list, tolerance
@@ -84,7 +85,7 @@ class Task:
         self.device = device
         self.seed = seed
         self.op: Op | None = None
-        self.init: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.init: Arguments = (), {}
         self._inputs: Callable[[], Iterable[list[Any]]]
         self.imports = ""  # a directory with modules that candidates may import
         self.mutates = False
@@ -220,8 +221,8 @@ class Task:
     @cached_property
     def timed(self) -> TimedSample:
         sample, moved, flops = self._choose_workload()
-        results = tensors_of(self.results(sample))
-        size = _size(sample) + sum(each.nbytes for each in results)
+        results = self.results(sample)
+        size = bytes_of([sample.values, results])
         wait(self.device)
         seconds = math.inf
         for _ in range(3):  # the quickest, because a busy machine delays some
@@ -236,13 +237,13 @@ class Task:
     def _choose_workload(self) -> tuple[Sample, int, int]:
         """Return the largest workload below the limit, or the largest call, with its bytes and operations."""
         if self.op is None or self.op.declaration.workloads is None:
-            return max(self.hidden(self.seed), key=_size), 0, 0
+            return max(self.hidden(self.seed), key=lambda each: bytes_of(each.values)), 0, 0
 
         limit = _TIMED if self.device == "cpu" else 64 * _TIMED
         chosen: tuple[Sample, int, int] | None = None
         for each in self.op.workloads_on(self.device):
             sample = Sample(each.args, each.kwargs)
-            if chosen is not None and _size(sample) > limit:
+            if chosen is not None and bytes_of(sample.values) > limit:
                 break  # the next may fill the memory
             chosen = sample, each.bytes, each.flops
         assert chosen is not None
@@ -311,7 +312,3 @@ def _choose_op(where: str, name: str | None) -> Op:
         declared = ", ".join(op.qualified for op in ops)
         raise BadSetting(f"{where} declares {declared}. Name one of them with --op")
     return found[0]
-
-
-def _size(sample: Sample) -> int:
-    return sum(t.nbytes for t in sample.tensors())

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -11,19 +11,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 _MOST_INPUTS = 256
 
 
-class Inputs(NamedTuple):
-    """The arguments of one call, in separate memory."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, by position and by name
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = {}  # never changed
 
-    def tensors(self) -> list[torch.Tensor]:
-        leaves = tree_leaves((self.args, dict(self.kwargs)))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+def tensors_in(values: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in self.tensors())
+
+def bytes_of(values: object) -> int:
+    """Return the bytes of all tensors among values."""
+    return sum(each.numel() * each.element_size() for each in tensors_in(values))
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class TimingPlan:
     """
 
     sides: Mapping[str, Callable[..., Any]]
-    inputs: Sequence[Inputs]
+    inputs: Sequence[Arguments]
     device: str
     cold: bool
     bytes: int = 0
@@ -121,19 +118,19 @@ def _quartiles(values: Sequence[float]) -> Sequence[float]:
     return statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
 
 
-def copies(inputs: Inputs, cache: int) -> list[Inputs]:
+def copies(inputs: Arguments, cache: int) -> list[Arguments]:
     """Return a set of inputs, and copies of it until all fill a cache of so many bytes three times, or 256 sets.
 
     Copies have the strides, the alignment and the shared tensors of the original.
     """
-    count = min(_MOST_INPUTS, -(-3 * cache // max(1, inputs.nbytes)))
+    count = min(_MOST_INPUTS, -(-3 * cache // max(1, bytes_of(inputs))))
     return [inputs, *(_copy_inputs(inputs) for _ in range(count - 1))]
 
 
-def _copy_inputs(inputs: Inputs) -> Inputs:
-    made = {id(each): _copy_tensor(each) for each in inputs.tensors()}
-    arguments = (inputs.args, dict(inputs.kwargs))
-    return Inputs(*tree_map(lambda value: made.get(id(value), value), arguments))
+def _copy_inputs(inputs: Arguments) -> Arguments:
+    made = {id(each): _copy_tensor(each) for each in tensors_in(inputs)}
+    copied: Arguments = tree_map(lambda value: made.get(id(value), value), inputs)
+    return copied
 
 
 def _copy_tensor(x: torch.Tensor) -> torch.Tensor:

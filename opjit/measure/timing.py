@@ -11,7 +11,7 @@ import torch
 
 from opjit import backends, processes
 from opjit.measure import machine
-from opjit.measure.plan import Inputs, Measurement, TimingPlan, copies
+from opjit.measure.plan import Arguments, Measurement, TimingPlan, bytes_of, copies, tensors_in
 
 _MOST_CALLS = 20_000
 _SHORT = 10e-6  # device seconds of a call below which a graph issues the calls
@@ -22,7 +22,7 @@ _LATENCY = 200e-6  # of a synchronization, at most
 
 def plan_of(
     sides: Mapping[str, Callable[..., Any]],
-    inputs: Inputs,
+    inputs: Arguments,
     device: str,
     cold: bool | None = None,
     moved: int = 0,
@@ -72,7 +72,7 @@ def _measurement(
     seconds: tuple[float, ...],
     clock: tuple[int, int] | None,
 ) -> Measurement:
-    floats = (each for each in plan.inputs[0].tensors() if each.is_floating_point())
+    floats = (each for each in tensors_in(plan.inputs[0]) if each.is_floating_point())
     size = min((each.element_size() for each in floats), default=4)
     calls_in_cache = burst.calls if plan.cold else 1
     cached = machine.cache_bytes(plan.device) // calls_in_cache  # bytes of a call
@@ -95,19 +95,19 @@ def _measurement(
     )
 
 
-def _turn(plan: TimingPlan, seconds: float) -> list[Inputs]:
+def _turn(plan: TimingPlan, seconds: float) -> list[Arguments]:
     """Return the inputs of a burst of calls with so many seconds each.
 
     If caches are cold and big enough for all inputs, each set is used once.
     """
     count = max(1, min(_MOST_CALLS, int(plan.seconds / max(seconds, 1e-9))))
-    size = sum(each.nbytes for each in plan.inputs)
+    size = bytes_of(plan.inputs)
     if plan.cold and size < 2 * machine.cache_bytes(plan.device):
         count = min(count, len(plan.inputs))
     return list(islice(cycle(plan.inputs), count))
 
 
-def _call_all(function: Callable[..., Any], turn: Sequence[Inputs], window: int) -> deque[Any]:
+def _call_all(function: Callable[..., Any], turn: Sequence[Arguments], window: int) -> deque[Any]:
     """Make the calls of a turn, and keep the last results, so that later ones get other memory."""
     return deque((function(*args, **kwargs) for args, kwargs in turn), maxlen=window)
 
@@ -153,10 +153,11 @@ class _Span(NamedTuple):
     device: float
     issued: float
     whole: float
-    results: deque[Any]
+    results: Any
 
 
-def _span(run: Callable[[], deque[Any]]) -> _Span:
+def span_of(run: Callable[[], Any]) -> _Span:
+    """Time calls on CUDA."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     with processes.without_collections():
@@ -177,13 +178,13 @@ class _DeviceBurst:
         self._plan = plan
         self._function = plan.sides[side]
         self._flush = flush
-        once = _span(lambda: _call_all(self._function, plan.inputs[:1], 1))
-        size = Inputs(tuple(once.results)).nbytes
+        once = span_of(lambda: _call_all(self._function, plan.inputs[:1], 1))
+        size = bytes_of([*once.results])
         self._window = 3 * machine.cache_bytes(plan.device) // max(1, size) + 1 if plan.cold else 0
 
         count = max(1, min(_QUEUE, int(plan.seconds / once.whole)))
         queue = list(islice(cycle(plan.inputs), count))
-        spans = [_span(lambda: _call_all(self._function, queue, self._window)) for _ in range(5)]
+        spans = [span_of(lambda: _call_all(self._function, queue, self._window)) for _ in range(5)]
         device = median(span.device for span in spans) / count
         self.host: float = median(span.issued for span in spans) / count
         self._turn = _turn(plan, device)
@@ -222,13 +223,13 @@ class _DeviceBurst:
             return results
 
         self.way = "graph"
-        seconds = _span(replay).device / len(turn)
+        seconds = span_of(replay).device / len(turn)
         self._repeats = max(1, len(_turn(self._plan, seconds)) // len(turn))
         self._turn = turn
         self._run = replay
 
     def __call__(self) -> float:
         self._flush()
-        span = _span(self._run)
+        span = span_of(self._run)
         self._agreed.append(abs(span.whole - span.device) <= 0.1 * span.whole + _LATENCY)
         return span.device / self.calls

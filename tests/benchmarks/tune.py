@@ -105,7 +105,6 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
 
     import opjit
     from opjit import backends, tune
-    from opjit.measure.plan import Inputs
     from opjit.measure.timing import measure, plan_of
     from opjit.store import usage
     from opjit.store.store import Store, default_root
@@ -124,7 +123,7 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
         return found
     with op.lock, torch.inference_mode():
         chosen = tune.measure_or_read(
-            op, backend, op.loaded[device].registered.opjit_force_variant(None), Inputs((x,))
+            op, backend, op.loaded[device].registered.opjit_force_variant(None), ((x,), {})
         )
         assert chosen is not None
         tune._build_variants(op, backend, Store(default_root()))
@@ -133,7 +132,7 @@ def call(folder: str, device: str, size: int, exhaustive: bool) -> dict[str, Any
             name: partial(tune._call, force, kernel, op.overload)
             for name, kernel in op.loaded[device].variants.items()
         }
-        plan = plan_of({}, Inputs((x,)), device)
+        plan = plan_of({}, ((x,), {}), device)
         medians = dict[str, float]()
         for each in sides:
             two = measure(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from opjit.measure import machine
-from opjit.measure.plan import Inputs, Measurement, TimingPlan, copies, ratio
+from opjit.measure.plan import Measurement, TimingPlan, copies, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import busy_note, format_rate, format_time
 
@@ -49,11 +49,11 @@ def one(seconds: tuple[float, ...] = (1.0,), **more: Any) -> Measurement:
     ],
 )
 def test_copies_are_the_same_tensor_elsewhere(x: torch.Tensor) -> None:
-    [first, second] = copies(Inputs((x, 2), {"other": x}), 1 + 2 * x.numel() * x.element_size())[:2]
-    copy = second.args[0]
-    assert first.args[0] is x
-    assert second.kwargs["other"] is copy, "two arguments that are one tensor"
-    assert second.args[1] == 2
+    [first, second] = copies(((x, 2), {"other": x}), 1 + 2 * x.numel() * x.element_size())[:2]
+    copy = second[0][0]
+    assert first[0][0] is x
+    assert second[1]["other"] is copy, "two arguments that are one tensor"
+    assert second[0][1] == 2
     assert torch.equal(copy.to_dense(), x.to_dense())
     if x.layout == torch.strided and x.numel():
         assert copy.data_ptr() != x.data_ptr()
@@ -65,18 +65,18 @@ def test_copies_are_the_same_tensor_elsewhere(x: torch.Tensor) -> None:
 
 def test_copies_keep_gradients_and_fill_the_cache_three_times() -> None:
     x = torch.ones(256, requires_grad=True)
-    made = copies(Inputs((x,)), 10 * 1024)
+    made = copies(((x,), {}), 10 * 1024)
     assert len(made) == 30
-    assert all(each.args[0].requires_grad for each in made)
-    assert len(copies(Inputs((x,)), 1 << 40)) == 256
-    assert len(copies(Inputs((x,)), 100)) == 1, "what is larger than the cache evicts itself"
+    assert all(each[0][0].requires_grad for each in made)
+    assert len(copies(((x,), {}), 1 << 40)) == 256
+    assert len(copies(((x,), {}), 100)) == 1, "what is larger than the cache evicts itself"
 
 
 def test_sides_take_turns_in_alternating_order(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch, 1)
     called: list[str] = []
     sides = {name: (lambda x, name=name: called.append(name)) for name in ("a", "b")}
-    found = measure(TimingPlan(sides, [Inputs((1,))], "cpu", False, rounds=4, seconds=0))
+    found = measure(TimingPlan(sides, [((1,), {})], "cpu", False, rounds=4, seconds=0))
     assert called == ["a"] * 3 + ["b"] * 3 + ["a", "b"] + ["a", "b", "b", "a"] * 2
     assert [len(each.seconds) for each in found.values()] == [4, 4]
     assert (
@@ -95,7 +95,7 @@ def test_cold_calls_rotate_through_memory_and_hot_ones_stay(
     small(monkeypatch, 4000)
     x = torch.ones(100)
     places = Counter[int]()
-    plan = plan_of({"f": lambda x: places.update([x.data_ptr()])}, Inputs((x,)), "cpu", cold)
+    plan = plan_of({"f": lambda x: places.update([x.data_ptr()])}, ((x,), {}), "cpu", cold)
     found = measure(plan)["f"]
     assert len(plan.inputs) == found.inputs == len(places) == (30 if cold else 1)
     assert found.cold is cold
@@ -103,7 +103,7 @@ def test_cold_calls_rotate_through_memory_and_hot_ones_stay(
 
 def test_each_set_is_used_once_where_all_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch, 1 << 30)
-    plan = plan_of({"f": torch.neg}, Inputs((torch.ones(4),)), "cpu", cold=True)
+    plan = plan_of({"f": torch.neg}, ((torch.ones(4),), {}), "cpu", cold=True)
     assert measure(TimingPlan(plan.sides, plan.inputs[:5], "cpu", True, rounds=2))["f"].calls == 5
 
 
@@ -116,7 +116,7 @@ def test_garbage_is_collected_as_before_also_after_an_error(enabled: bool) -> No
     try:
         (gc.enable if enabled else gc.disable)()
         with pytest.raises(OSError, match="of the function"):
-            measure(TimingPlan({"f": fails}, [Inputs(())], "cpu", False))
+            measure(TimingPlan({"f": fails}, [((), {})], "cpu", False))
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
@@ -193,9 +193,9 @@ def test_short_kernels_go_through_a_graph_and_long_ones_between_events(cold: boo
     short = torch.rand(1000, device="cuda")
     long = torch.rand(1 << 27, device="cuda")
     with torch.inference_mode():
-        brief = measure(plan_of({"neg": torch.neg}, Inputs((short,)), "cuda", cold))["neg"]
+        brief = measure(plan_of({"neg": torch.neg}, ((short,), {}), "cuda", cold))["neg"]
         lasting = measure(
-            plan_of({"neg": torch.neg}, Inputs((long,)), "cuda", cold, moved=2 * long.nbytes)
+            plan_of({"neg": torch.neg}, ((long,), {}), "cuda", cold, moved=2 * long.nbytes)
         )["neg"]
     assert (brief.way, lasting.way) == ("graph", "events")
     assert brief.inputs == (256 if cold else 1)
@@ -210,7 +210,7 @@ def test_short_kernels_go_through_a_graph_and_long_ones_between_events(cold: boo
 @pytest.mark.alone
 def test_the_device_s_time_is_that_of_cuda_s_own_events() -> None:
     x = torch.rand(1 << 26, device="cuda")
-    found = measure(plan_of({"neg": torch.neg}, Inputs((x,)), "cuda"))["neg"]
+    found = measure(plan_of({"neg": torch.neg}, ((x,), {}), "cuda"))["neg"]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(50):
@@ -233,7 +233,7 @@ def test_work_on_another_stream_is_noticed() -> None:
         return x
 
     found = measure(
-        TimingPlan({"hides": hides}, [Inputs((x,))], "cuda", False, rounds=3, seconds=2e-3)
+        TimingPlan({"hides": hides}, [((x,), {})], "cuda", False, rounds=3, seconds=2e-3)
     )["hides"]
     assert not found.possible
 
@@ -249,7 +249,7 @@ def test_a_function_that_no_graph_takes_is_measured_without_one(kind: str) -> No
             return x.neg()
 
     function = on_the_default_stream if kind == "default stream" else lambda x: x.sum().item()
-    found = measure(TimingPlan({"item": function}, [Inputs((x,))], "cuda", False, rounds=3))["item"]
+    found = measure(TimingPlan({"item": function}, [((x,), {})], "cuda", False, rounds=3))["item"]
     assert found.way == "issue"
     assert torch.equal(x + 1, 2 * x), "the failed capture leaves the device well"
     assert torch.rand(2, device="cuda").ne(torch.rand(2, device="cuda")).any(), (
@@ -262,7 +262,7 @@ def test_a_function_that_no_graph_takes_is_measured_without_one(kind: str) -> No
 def test_an_input_that_the_cache_holds_is_read_faster_than_one_that_it_does_not() -> None:
     x = torch.rand(machine.cache_bytes("cuda") // 16, device="cuda")  # a quarter of the cache
     cold, hot = (
-        measure(plan_of({"sum": torch.sum}, Inputs((x,)), "cuda", chosen))["sum"]
+        measure(plan_of({"sum": torch.sum}, ((x,), {}), "cuda", chosen))["sum"]
         for chosen in (True, False)
     )
     assert hot.median < cold.median
