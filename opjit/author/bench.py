@@ -16,8 +16,9 @@ from opjit.catalog import arguments
 from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample, Workload, tensors_of
 from opjit.errors import BadSetting
+from opjit.judge.referee import max_difference
 from opjit.measure import machine
-from opjit.measure.plan import Inputs, Measurement, ratio
+from opjit.measure.plan import Measurement, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import busy_note, format_rate, format_time
 from opjit.operators.op import Op
@@ -60,12 +61,13 @@ class Comparison:
 _OF_OURS = "bytes flops bound possible cold calls inputs clock way host"
 # The baseline of an op: its name in the table, and a way to get it.
 _Side = tuple[str, Callable[[Op], Function]]
+_TORCH: _Side = ("torch", lambda op: op.reference_function)
 
 
 def _side(against: str | None) -> _Side:
     """Find the side that ``--against`` names: torch.compile, an op, or a function of a module. Raises BadSetting if it does not exist."""
     if against is None:
-        return "torch", lambda op: op.reference_function
+        return _TORCH
     if against == "torch.compile":
         return "compile", _compiled
     module, _, name = against.rpartition(":")
@@ -114,7 +116,7 @@ def benchmark(
             if only is None or only in workload.label:
                 # Python's handler would wait for a kernel that never returns.
                 with processes.handling([signal.SIGINT], signal.SIG_DFL):
-                    rows.append(_measure(op, called, each, workload, side, cold))
+                    rows.append(compare_on(op, called, each, workload, side, cold))
                 console.print(_format(rows[-1]))
         if rows:
             console.print("\n".join((summary(rows), *_doubts(rows), "")))
@@ -198,23 +200,25 @@ def _format(m: Comparison) -> str:
     )
 
 
-def _measure(
+def compare_on(
     op: Op,
     called: Function,
     device: str,
     workload: Workload,
-    side: _Side,
-    cold: bool | None,
+    side: _Side = _TORCH,
+    cold: bool | None = None,
 ) -> Comparison:
+    """Measure one workload. Raises AssertionError where a result is wrong, on either side."""
     name, function_for = side
     other = function_for(op)
     with torch.inference_mode():
         errors = _errors(op, called, workload)
         if other is not op.reference_function:
             _errors(op, other, workload, name)
-        inputs = Inputs(workload.args, workload.kwargs)
         sides = {"opjit": called, name: other}
-        plan = plan_of(sides, inputs, device, cold, workload.bytes, workload.flops)
+        plan = plan_of(
+            sides, (workload.args, workload.kwargs), device, cold, workload.bytes, workload.flops
+        )
         ours, theirs = measure(plan).values()
     names = (op.qualified, device, workload.label, name)
     return Comparison(*names, ours, theirs, *ratio(ours, theirs), *errors)
@@ -255,9 +259,6 @@ def _distance(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     worst = 0.0
     for got, expected in zip(results, exact, strict=True):
         if got.numel():
-            wide = torch.complex128 if expected.is_complex() else torch.float64
-            scale = expected.to(wide).abs().max().clamp_min(1e-300)
-            worst = max(
-                worst, float(((got.to(wide) - expected.to(wide)).abs().max() / scale).item())
-            )
+            scale = max_difference(expected, torch.zeros_like(expected)).clamp_min(1e-300)
+            worst = max(worst, float(max_difference(got, expected) / scale))
     return worst

@@ -34,22 +34,18 @@ def write_junit(results: Iterable[Line], path: Path) -> None:
 
 def last_failed() -> dict[str, list[str]]:
     """Return the names of the checks that failed in the last run, by subject; empty if there was none."""
-    note = _note()
-    found = note and files.read_checked(note)
+    found = files.read_checked(_note())
     return found if isinstance(found, dict) else {}
 
 
 def keep_failed(results: Iterable[Line]) -> None:
     """Keep for `last_failed` which checks failed. Checks that did not run keep their state."""
-    note = _note()
-    if note is None:
-        return
     known = last_failed()
     for line in results:
         others = {*known.get(line.subject, [])} - {line.name}
         failed = [line.name] * (line.status == "failed")
         known[line.subject] = sorted([*others, *failed])
-    files.write_checked(note, {subject: names for subject, names in known.items() if names})
+    files.write_checked(_note(), {subject: names for subject, names in known.items() if names})
 
 
 def _note() -> Path | None:

@@ -91,13 +91,13 @@ class Options(NamedTuple):
                 "--sample N needs --only CHECK, because calls are numbered for each check"
             )
 
-        chosen = [
+        left_out = [] if self.emulated else emulated.CHECKS
+        return [
             check
             for name, check in known.items()
             if (name in self.only if self.only else check not in testing.OPTIONAL)
+            if check.device in (None, device) and check not in left_out
         ]
-        here = [check for check in chosen if check.device in (None, device)]
-        return [check for check in here if self.emulated or check not in emulated.CHECKS]
 
 
 def run_checks(names: Sequence[str], options: Options) -> tuple[list[Line], int]:

@@ -32,7 +32,7 @@ from opjit.emulate.checks import compile_both
 from opjit.errors import BadSetting, PeerLost
 from opjit.operators.op import Op
 from opjit.progress import tally
-from opjit.testing.across_ranks import print_outcome
+from opjit.testing.across_ranks import RankOutcome, print_outcome
 from opjit.testing.compare import assert_same
 from opjit.testing.isolation import Child
 from opjit.testing.samples import Skipped, declared_samples, effects
@@ -44,7 +44,6 @@ _LARGE = 1 << 19  # elements of any other sample
 _CALLS = 12  # of each size
 _SCHEDULES = (1, 2, 3)  # seeds
 _Value = TypeVar("_Value")
-_Outcome = tuple[int, str]  # of a rank: the number of right calls, and an error or an empty text
 
 
 def run(names: Sequence[str], ranks: int) -> int:
@@ -74,18 +73,14 @@ def run(names: Sequence[str], ranks: int) -> int:
             f"{tally(min(races)[0], 'call')} checked for races and bounds, "
             f"and {tally(min(right)[0], 'larger call')}"
         )
-        errors: dict[str, dict[str, None]] = {}
-        for rank, (_, error) in [*enumerate(races), *enumerate(right)]:
-            errors.setdefault(error, {})[str(rank)] = None
-        texts = [f"rank {', '.join(who)}: {text}" for text, who in errors.items() if text]
-        failed |= not print_outcome(title, min(races)[0] + min(right)[0], calls, texts)
+        failed |= not print_outcome(title, calls, races, right)
     return int(failed)
 
 
-def _in_child(op: Op, ranks: int, checked: bool) -> list[_Outcome]:
+def _in_child(op: Op, ranks: int, checked: bool) -> list[RankOutcome]:
     with Child(lambda pipe: pipe.send(_run_ranks(op, ranks, checked))) as child:
         try:
-            outcomes: list[_Outcome] = child.messages.recv()
+            outcomes: list[RankOutcome] = child.messages.recv()
         except EOFError:
             return [(0, f"the process {child.end()}: {child.stderr()}")] * ranks
     return outcomes
@@ -130,14 +125,14 @@ class _ThreadRank(Members):
         return self.exchange(address_of(own)), own
 
 
-def _run_ranks(op: Op, ranks: int, checked: bool) -> list[_Outcome]:
+def _run_ranks(op: Op, ranks: int, checked: bool) -> list[RankOutcome]:
     """Make all calls of an op on all ranks of this process."""
     torch.set_num_threads(1)
     build.install_emulated(op, checked)
     barrier = threading.Barrier(ranks)
     values: list[Any] = [None] * ranks
 
-    def be(rank: int) -> _Outcome:
+    def be(rank: int) -> RankOutcome:
         name = f"rank {rank} of {ranks}"
         this_thread.members = _ThreadRank(name, rank, ranks, None, barrier, values)
         return _calls_of_rank(op, this_thread.members, checked)
@@ -146,7 +141,7 @@ def _run_ranks(op: Op, ranks: int, checked: bool) -> list[_Outcome]:
         return list(threads.map(be, range(ranks)))
 
 
-def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> _Outcome:
+def _calls_of_rank(op: Op, members: _ThreadRank, checked: bool) -> RankOutcome:
     """Make the calls of a rank: a few in a row, then the ranks meet and compare them with the reference."""
     calls = 0
     try:

@@ -31,14 +31,14 @@ class Watch:
         if reason is None:
             return
         caller = _caller()
-        if caller is None or not self._is_candidate(caller.f_code.co_filename):
+        if caller is None:
+            return
+        file = caller.f_code.co_filename
+        is_string = file[:1] == "<" and not file.startswith("<frozen")
+        if not (is_string or file.startswith(self._folder)):
             return
         self.evidence = self.evidence or f"{reason}: {event} in line {caller.f_lineno}"
         raise VerdictReached("cheat", self.evidence)
-
-    def _is_candidate(self, file: str) -> bool:
-        """Return whether a file is in the folder, or the code comes from a string."""
-        return file.startswith(self._folder) or (file[:1] == "<" and not file.startswith("<frozen"))
 
 
 def _caller() -> types.FrameType | None:

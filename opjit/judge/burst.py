@@ -13,7 +13,7 @@ import torch
 from opjit.declare.sample import tensors_of
 from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.measure import machine
-from opjit.measure.timing import wait
+from opjit.measure.timing import span_of, wait
 from opjit.testing.samples import span, storage_bytes
 
 
@@ -85,12 +85,7 @@ class Burst:
         """Make the calls. Returns the seconds of all: on CUDA by the device, otherwise by the clock."""
         started = time.perf_counter()
         if self.device == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            self._call()
-            end.record()
-            end.synchronize()
-            seconds = float(start.elapsed_time(end)) / 1e3
+            seconds = span_of(self._call).device
         else:
             self._call()
             wait(self.device)

@@ -3,6 +3,7 @@
 Operators that compute the same, such as linear and addmm, are one family.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,40 +15,14 @@ import torch
 from torch.autograd import profiler
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opjit import resources
 from opjit.declare.sample import tensors_of
 from opjit.judge.verdict import VerdictReached
 
-# Operators that make, move or view tensors, and compute nothing.
-_FREE_NAMES = """empty empty_strided empty_like new_empty zeros ones full zeros_like ones_like full_like new_zeros new_ones
-    new_full clone copy copy_ _to_copy to set_ view _unsafe_view reshape _reshape_alias expand permute transpose t unsqueeze
-    squeeze slice select narrow detach detach_ alias as_strided unbind split cat stack contiguous item _local_scalar_dense
-    resize_ fill_ zero_ arange scalar_tensor lift_fresh resolve_conj resolve_neg movedim flatten unflatten numpy_T"""
-_FREE = frozenset(_FREE_NAMES.split())
-_FAMILIES = {
-    "matmul": "mm addmm bmm baddbmm addbmm matmul linear mv addmv dot vdot inner einsum tensordot _addmm_activation"
-    " _scaled_mm _int_mm mkldnn_linear mkl_linear chain_matmul linalg_multi_dot addr outer ger",
-    "convolution": "convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
-    " convolution_overrideable mkldnn_convolution cudnn_convolution cudnn_convolution_relu thnn_conv2d slow_conv3d"
-    " _slow_conv2d_forward _conv_depthwise2d cudnn_convolution_transpose",
-    "clamp": "relu relu6 clamp clamp_min clamp_max clip threshold hardtanh maximum minimum fmax fmin",
-    "softmax": "softmax _softmax log_softmax _log_softmax special_softmax",
-    "normalization": "native_layer_norm layer_norm native_batch_norm batch_norm _batch_norm_impl_index group_norm"
-    " native_group_norm instance_norm rms_norm _fused_rms_norm cudnn_batch_norm _native_batch_norm_legit",
-    "attention": "scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention"
-    " _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"
-    " _scaled_dot_product_cudnn_attention _flash_attention_forward _efficient_attention_forward",
-    "sum": "sum mean nansum nanmean",
-    "product": "mul div multiply divide true_divide addcmul addcdiv",
-    "addition": "add sub subtract rsub",
-    "variance": "var std var_mean std_mean",
-}
-_FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
-# Operators that can also compute another family: a product is a convolution of one element.
-_INCLUDED = {
-    "convolution": "matmul",
-    "cudnn_convolution_relu": "clamp",
-    "_addmm_activation": "clamp",
-}
+# "free" operators make, move or view tensors, and compute nothing. "included": operators that can also compute another family, because a
+# product is a convolution of one element.
+_TABLE = json.loads(resources.template("judge/operators.json"))
+_FAMILY_OF = {name: family for family, names in _TABLE["families"].items() for name in names}
 _UNCOUNTED = ("inductor", "profiler", "prim")  # namespaces of operators that compute nothing
 _PROBE = (3, 5, 7)  # the shape of a tensor that only the log uses
 
@@ -64,11 +39,11 @@ def _families_of(name: str) -> set[str]:
     if namespace != "aten":
         counts = name in known_operators() and namespace not in _UNCOUNTED
         return {name} if counts else set()
-    if plain in _FREE:
+    if plain in _TABLE["free"]:
         return set()
     plain = plain.removesuffix("_")
     family = _FAMILY_OF.get(plain, plain)
-    return {family, _INCLUDED.get(plain, family), _INCLUDED.get(family, family)}
+    return {family, *(_TABLE["included"].get(each, family) for each in (plain, family))}
 
 
 def largest(*values: Any) -> int:

@@ -17,15 +17,14 @@ import torch
 from typing_extensions import dataclass_transform  # of torch's
 
 from opjit.declare.sample import tensors_of
+from opjit.testing.compare import dtype_name
 from opjit.typed_json import typed
 
 _INLINE = 60_000  # bytes of a message. Longer messages go into a file of memory
 MESSAGE_LIMIT = 4 << 20  # bytes of a message, and of what may come with it beyond the results
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
+    dtype_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
 }
 
 
@@ -220,7 +219,7 @@ def specs(values: Any) -> tuple[TensorSpec, ...]:
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    return TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def describe_result(result: Any) -> Description:

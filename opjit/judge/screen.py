@@ -4,9 +4,7 @@ Evidence is the symbols and sections of the files, not the text. On a CPU an imp
 to refuse it is allowed, because seccomp limits the code. On a GPU only known imports are allowed.
 """
 
-import os
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -49,19 +47,25 @@ _REFUSED = {
     "calls torch's operators": r"aoti_torch_\w+|torch_\w+|_ZN\w*(?:2at|3c10|5torch)\w+",
 }
 _AT_LOAD = r"\.(?:init|fini|preinit_array|init_array|fini_array|ctors|dtors)(?:\.\w+)?"
+# A section's name and size in readelf's lines: ``[ 5] .init PROGBITS 0000 000040 000010 ...``.
+_SECTION = r"^ *\[ *\d+\] (\S+) +\S+ +\w+ \w+ (\w+)"
 _CODES = (b"\x0f\x05", b"\x0f\x34", b"\xcd\x80", b"\x01\x00\x00\xd4")
 
 
 def check_objects(work: Path, on_gpu: bool) -> None:
     """Check the object files of a build's folder without running them. Raises VerdictReached."""
-    for path in _objects(work):
+    for path in sorted(work.rglob("*.o")):  # which does not follow the link to opjit's runtime
+        if path.name.endswith("_fatbin.o"):  # the registration of CUDA code
+            continue
         by_nvcc = path.name.endswith(".cuda.o")
         table = run_tool(["readelf", "--wide", "--syms", "--section-headers", str(path)], work)
-        _check_imports(_imports(table), on_gpu, by_nvcc)
+        rows = (line.split() for line in table.splitlines())
+        imports = sorted({row[7] for row in rows if len(row) == 8 and row[6] == "UND"})
+        _check_imports(imports, on_gpu, by_nvcc)
 
         registration = 8 if by_nvcc else 0  # bytes of a pointer to nvcc's function
-        for section, size in _sections(table):
-            if re.fullmatch(_AT_LOAD, section) and size > registration:
+        for section, size in re.findall(_SECTION, table, re.MULTILINE):
+            if re.fullmatch(_AT_LOAD, section) and int(size, 16) > registration:
                 raise VerdictReached("cheat", f"runs code when it is loaded: section {section}")
 
         _check_instructions(path, work)
@@ -74,25 +78,6 @@ def _check_instructions(path: Path, work: Path) -> None:
         found = re.search(r"\t(syscall|sysenter|int\s+\$0x80|svc\s.*)", listing)
         if found:
             raise VerdictReached("cheat", f"makes system calls: the instruction {found[1]}")
-
-
-def _objects(work: Path) -> Iterator[Path]:
-    """The candidate's object files, without opjit's runtime and the registration of CUDA code."""
-    for folder, _, names in os.walk(work):  # which does not follow the link to the runtime
-        for name in sorted(names):
-            if name.endswith(".o") and not name.endswith("_fatbin.o"):
-                yield Path(folder, name)
-
-
-def _imports(table: str) -> list[str]:
-    rows = (line.split() for line in table.splitlines())
-    return sorted({row[7] for row in rows if len(row) == 8 and row[6] == "UND"})
-
-
-def _sections(table: str) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the sections, by readelf's lines: ``[ 5] .init PROGBITS 0000 000040 000010 ...``."""
-    for found in re.finditer(r"^ *\[ *\d+\] (\S+) +\S+ +\w+ \w+ (\w+)", table, re.MULTILINE):
-        yield found[1], int(found[2], 16)
 
 
 def _check_imports(names: list[str], on_gpu: bool, by_nvcc: bool) -> None:

@@ -88,9 +88,8 @@ class Verdict:
 
     def json(self) -> str:
         """Return the verdict as a line of JSON. Infinity and NaN become null."""
-        text = json.dumps(dataclasses.asdict(self))
         plain = json.loads(
-            text,
+            json.dumps(dataclasses.asdict(self)),
             parse_constant=lambda _: None,  # infinity and NaN
             parse_float=lambda digits: round(float(digits), 9),
         )

@@ -51,16 +51,21 @@ def compare_across_ranks(names: Sequence[str], ranks: int, device: str | None) -
             run = partial(_rank, op, ranks, chosen, folder)
             children = [stack.enter_context(Child(partial(run, rank))) for rank in range(ranks)]
             found = list(map(_received, children))
-        calls = min(right for right, _ in found)
-        title = f"{op.qualified} on {ranks} ranks ({chosen})"
-        errors = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(found) if error]
-        failed |= not print_outcome(title, calls, tally(calls, "sample"), errors)
+        note = tally(min(found)[0], "sample")
+        failed |= not print_outcome(f"{op.qualified} on {ranks} ranks ({chosen})", note, found)
     return int(failed)
 
 
-def print_outcome(title: str, calls: int, note: str, errors: Sequence[str]) -> bool:
-    """Print an op's line and its errors, one of which is that no call was made. Returns whether there is none."""
-    if not calls and not errors:
+def print_outcome(title: str, note: str, *found: Sequence[RankOutcome]) -> bool:
+    """Print the line of an op that ran on all ranks, once or more often, and its errors, one of which is that no call was made.
+
+    Returns whether there is none.
+    """
+    ranks: dict[str, dict[str, None]] = {}
+    for rank, (_, error) in (each for outcomes in found for each in enumerate(outcomes)):
+        ranks.setdefault(error, {})[str(rank)] = None
+    errors = [f"rank {', '.join(who)}: {error}" for error, who in ranks.items() if error]
+    if not errors and not any(min(outcomes)[0] for outcomes in found):
         errors = ["nothing was tested: no sample could be called"]
     print(f"{title}: {'FAILED' if errors else 'ok'}, {note}")
     for text in errors:
