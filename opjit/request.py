@@ -132,14 +132,10 @@ def fetch_or_build(wanted: W, store: Store) -> Entry:
         missing = why.compare(wanted.inputs, store)
         progress.log(missing.reason)
     if offline:
-        from opjit.store import layers, sets
-
-        stores = (store, *map(Store, layers.named()))
-        listed = sets.lists_with(str(wanted).partition(" for ")[0], stores)
         unusable = f"; {missing.reason}" if missing.unusable and not missing.differences else ""
         raise NotCached(
             f"{wanted} is not cached, and OPJIT_OFFLINE forbids building or downloading it; run `opjit precompile` "
-            f"without OPJIT_OFFLINE, or unset OPJIT_OFFLINE{listed}{unusable}",
+            f"without OPJIT_OFFLINE, or unset OPJIT_OFFLINE{unusable}",
             op=wanted.inputs.name,
             target=wanted.inputs.purpose,
         )

@@ -41,7 +41,6 @@ class Plan(NamedTuple):
     shared: bool  # the user named the store, so it must be complete without the cache, and readable for everyone
     remarks: Sequence[str] = ()  # a message for the user before the builds start
     failed: Sequence[tuple[str, OpjitError]] = ()
-    listed: Path | None = None  # the list; None for ops by name
 
 
 def plan_ops(
@@ -108,7 +107,7 @@ def plan_recorded(
             "initializers can run any code; if you trust the list, pass --extensions (in Python: "
             "extensions=True)"
         )
-    return Plan([*ops, *others], skipped, store, shared, remarks, reader.failed, Path(path))
+    return Plan([*ops, *others], skipped, store, shared, remarks, reader.failed)
 
 
 def _by_op(recorded: Iterable[RecordedOp]) -> list[list[RecordedOp]]:

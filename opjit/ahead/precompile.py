@@ -30,7 +30,7 @@ from opjit.errors import (
 )
 from opjit.files import StrPath
 from opjit.progress import Display, logger
-from opjit.store import inventory, sets
+from opjit.store import inventory
 from opjit.store.store import Store
 from opjit.wanted import BinaryRequest, OpRequest
 
@@ -195,8 +195,6 @@ def build_plan(
                 files.let_read(item.folder, plan.store.base)
             except OSError as error:
                 warn_of_cache(f"other users may not be able to read {item.folder}: {error}")
-    if plan.listed is not None and not report.failed:
-        sets.mark_complete(plan.store, plan.listed, sorted(map(str, plan.wanted)), plan.shared)
     return report._replace(seconds=time.perf_counter() - started)
 
 

@@ -167,7 +167,7 @@ def _take(path: Path, staging: Path) -> bool:
 
 
 def _sweep(store: Store, staging: Path, before: float | None = None) -> None:
-    """Remove notes, logs, sets and parts last used before a time; for None all but the parts, with which a build may be linking."""
+    """Remove notes, logs and parts last used before a time; for None all but the parts, with which a build may be linking."""
     for kind in SPECIAL - {"staging"} - ({PARTS} if before is None else set()):
         with suppress(OSError), os.scandir(store.base / kind) as found:
             for entry in found:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from opjit.store.bundle import Bundle  # a warm path imports no bundles
 
 VERSION = "v2"  # the folder of all other folders; its number changes with the layout of the folders
-SETS = "sets"  # the folder of complete sets
 PARTS = "parts"  # the folder of files that several builds use
 UNCACHED = (
     "uncached-"  # the start of the names of notes on requests for binaries that are not cached
@@ -37,7 +36,7 @@ SEEN = "seen"  # the folder of signatures of the files that builds read
 TUNED = "tuned"  # the folder of choices among variants
 TREES = "trees"  # the folder of the copies of other compilers' caches
 # Folders that hold no entries.
-SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", SEEN, SETS, TREES, TUNED})
+SPECIAL = frozenset({"staging", "toolchain", PARTS, "logs", SEEN, TREES, TUNED})
 KEY = re.compile(r"[0-9a-f]{64}")  # the name of an entry's folder
 DAY = 24 * 3600.0  # seconds
 _TRIES = 5  # to publish while other processes remove folders

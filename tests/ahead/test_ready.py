@@ -128,17 +128,6 @@ def test_a_named_store_is_ready_by_itself_and_as_a_layer(
     refused(listed, store=tmp_path / "other")
 
 
-def test_an_offline_error_names_the_complete_set_that_has_the_op(listed: Path, here: Path) -> None:
-    for folder in entries(here):
-        shutil.rmtree(folder)
-    (here / "v2/sets" / ("0" * 64)).write_text("[]")  # damaged
-    code = helpers.declare(listed.parent / "plus") + "opjit.get('keytest::plus', 'cpu')\n"
-    assert (
-        f"The complete set of {listed} has keytest::plus for cpu {ARCH}"
-        in helpers.ended(code, {"OPJIT_OFFLINE": "1"}).stderr
-    )
-
-
 def test_the_c_plus_plus_extensions_of_a_list_are_checked_too(tmp_path: Path) -> None:
     (tmp_path / "seven.cpp").write_text(
         '#include <Python.h>\nstatic PyModuleDef seven = {PyModuleDef_HEAD_INIT, "seven"};\n'

@@ -3,5 +3,4 @@ elf: store/test_store.py builder/test_binaries.py
 entry: store/test_store.py store/test_damage.py
 inventory: store/test_prune.py
 layers: store/test_folders.py
-sets: ahead/test_ready.py
 manifest: store/test_store.py store/test_format.py"""

@@ -16,7 +16,6 @@ import pytest
 
 from opjit import files, tune
 from opjit.errors import CacheWarning
-from opjit.store import sets
 from opjit.store import store as store_module
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root
@@ -475,7 +474,6 @@ def test_binaries_beside_a_source_that_others_can_swap_are_not_used(
 READERS: dict[str, Callable[[Store], object]] = {
     "toolchain": lambda place: place.notes,
     "seen": lambda place: place.seen("0" * 64),
-    "sets": lambda place: sets.lists_with("a::b", [place]),
     "tuned": lambda place: tune._read_choice("name", ["TILE=1"], place),
 }
 
