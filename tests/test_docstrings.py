@@ -66,7 +66,7 @@ BEFORE = {  # what an example takes for granted
         ("cache", *(f"cache.{name}" for name in ("clear", "entries", "verify", "stats", "pack"))),
         'opjit.precompile(["allreduce"])',
     ),
-    "cache.unpack": 'import os\nos.environ["OPJIT_TRUST"] = "unsigned"\nopjit.precompile(["allreduce"])\nopjit.cache.pack("ops.tar")',
+    "cache.unpack": 'import os\nos.environ["OPJIT_TRUST"] = "unsigned"\nopjit.precompile(["allreduce"])\nopjit.cache.pack("ops.pack")',
 }
 MODULES: dict[str, ModuleType] = {
     "cache": opjit.cache,

@@ -91,9 +91,11 @@ def plan_recorded(
     targets = batch.targets_of(archs, store, hosts) if archs else None
     recorded_ops, calls = oplist.read_list(Path(path))
     reader = _ListReader(store, hosts)
-    skipped = 0
-    for uses in _by_op(recorded_ops):
-        skipped += reader.add_op(uses, targets)
+    uses = dict[str, list[RecordedOp]]()  # of each op, for all its targets
+    for use in recorded_ops:
+        op = repr(use._replace(backend="", arch="", runtime=""))
+        uses.setdefault(op, []).append(use)
+    skipped = sum(reader.add_op(each, targets) for each in uses.values())
     # A declared op may replace several recorded ones, which differ.
     pairs = dict.fromkeys(reader.pairs)
     ops = batch.requests(pairs, store, shared, reader.failed)
@@ -108,15 +110,6 @@ def plan_recorded(
             "extensions=True)"
         )
     return Plan([*ops, *others], skipped, store, shared, remarks, reader.failed)
-
-
-def _by_op(recorded: Iterable[RecordedOp]) -> list[list[RecordedOp]]:
-    """Group the uses that differ only in their targets."""
-    uses = dict[str, list[RecordedOp]]()
-    for use in recorded:
-        op = repr(use._replace(backend="", arch="", runtime=""))
-        uses.setdefault(op, []).append(use)
-    return list(uses.values())
 
 
 class _ListReader:
@@ -147,18 +140,15 @@ class _ListReader:
             self.failed.append((uses[0].op, error))
             return 0
         for use in uses:
-            self._add_use(op, use)
+            name = f"{use.op} for {use.backend} {use.arch}"
+            try:
+                hosts = self.hosts or (None,)
+                recorded = [_resolve_target(use, name, self.store, host) for host in hosts]
+                _require_closed(op, recorded[0])
+                self.pairs += [(op, target) for target in recorded]
+            except OpjitError as error:
+                self.failed.append((name, error))
         return 0
-
-    def _add_use(self, op: OpState, use: RecordedOp) -> None:
-        name = f"{use.op} for {use.backend} {use.arch}"
-        try:
-            hosts = self.hosts or (None,)
-            targets = [_resolve_target(use, name, self.store, host) for host in hosts]
-            _require_closed(op, targets[0])
-            self.pairs += [(op, target) for target in targets]
-        except OpjitError as error:
-            self.failed.append((name, error))
 
 
 def _plan_extensions(

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit.cache import verification
-from opjit.cache.transfer import TransferReport, pack, unpack
+from opjit.cache.transfer import pack, unpack
+from opjit.cache.trees import TransferReport
 from opjit.cache.verification import Finding
 from opjit.store import inventory, usage
 from opjit.store import prune as _pruning

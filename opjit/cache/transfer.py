@@ -1,22 +1,19 @@
-"""Push entries to a remote, pull them from a remote, or pack them into a tar archive of the files
-that a push uploads.
+"""Push entries to a remote, pull them from a remote, or pack the objects that a push writes into a tree.
 
 Builds never upload anything.
 """
 
 import os
 import re
-import shutil
-import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO, NamedTuple, TypeVar, cast
+from typing import TypeVar
 
 from opjit import files
+from opjit.cache import trees
+from opjit.cache.trees import TransferReport
 from opjit.cache.verification import Origin, origin
 from opjit.errors import BadSetting, EntryError, OpjitError, RemoteError
 from opjit.files import StrPath
@@ -30,22 +27,8 @@ from opjit.store.store import VERSION, Store, default_root, default_store
 
 _Result = TypeVar("_Result")
 _OBJECT = re.compile(rf"{VERSION}/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{{64}})\.(opjit|key)", re.ASCII)
-_PACK_END = bytes(2 * tarfile.BLOCKSIZE)
+_ENTRIES = "ENTRIES"  # the name of the only directory of an archive
 _SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the command
-
-
-class TransferReport(NamedTuple):
-    """The result of a transfer.
-
-    Attributes:
-        moved: the names of the objects that were transferred.
-        there: the number of entries that already existed.
-        problems: a line for each entry that was left out, with the reason.
-    """
-
-    moved: list[str]
-    there: int
-    problems: list[str]
 
 
 class _Remote:
@@ -245,7 +228,7 @@ def pack(
 ) -> TransferReport:
     """Write entries of the cache into one archive, for all host CPUs and architectures.
 
-    The archive is a tar file with the objects that ``opjit cache push`` uploads. Equal entries give equal bytes.
+    The archive is a tree with the objects that ``opjit cache push`` uploads.
 
     Args:
         path: the archive. An existing file is replaced when the new one is complete.
@@ -256,40 +239,23 @@ def pack(
         RemoteError: there is nothing to pack, the file cannot be written, or the key cannot be read.
 
     Example:
-        >>> len(opjit.cache.pack("ops.tar", ops=["allreduce"]).moved)
+        >>> len(opjit.cache.pack("ops.pack", ops=["allreduce"]).moved)
         1
     """
-    place = Path(path)
-    staged = place.parent / f".{files.random_name()}"
-    try:
-        with TemporaryDirectory(prefix="opjit-") as folder:
-            report = push(f"file://{folder}", sign=None if sign is None else Path(sign), ops=ops)
-            if not report.moved:
-                raise RemoteError(
-                    "\n".join(
-                        [
-                            f"expected entries to pack, but the cache {default_root()} is empty; "
-                            "run `opjit precompile` first",
-                            *report.problems,
-                        ]
-                    )
+    key = None if sign is None else Path(sign)
+    with files.scratch_folder() as folder:
+        report = push(f"file://{folder}", sign=key, ops=ops)
+        if not report.moved:
+            raise RemoteError(
+                "\n".join(
+                    [
+                        f"expected entries to pack, but the cache {default_root()} is empty; "
+                        "run `opjit precompile` first",
+                        *report.problems,
+                    ]
                 )
-            with tarfile.open(staged, "x") as archive:
-                for file in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
-                    # The archive has neither owners nor dates.
-                    member = tarfile.TarInfo(file.relative_to(folder).as_posix())
-                    member.size = file.stat().st_size
-                    with file.open("rb") as content:
-                        archive.addfile(member, content)
-        files.sync(staged)
-        os.replace(staged, place)
-    except OSError as error:
-        raise RemoteError(
-            f"{place} cannot be written: {error}; choose another place, or make room there or in TMPDIR"
-        ) from error
-    finally:
-        with suppress(OSError):
-            staged.unlink()
+            )
+        trees.pack_tree(path, {_ENTRIES: folder}, key)
     return report
 
 
@@ -303,54 +269,16 @@ def unpack(path: StrPath, *, say: Callable[[str], object] = lambda line: None) -
             the cache cannot be written.
 
     Example:
-        >>> opjit.cache.unpack("ops.tar").there
+        >>> opjit.cache.unpack("ops.pack").there
         1
     """
-    trusted = remote.required_trust(os.fspath(path))
-    with TemporaryDirectory(prefix="opjit-") as folder:
-        try:
-            _extract(Path(path), folder)
-        except Exception as error:  # tarfile raises many kinds about damaged files
-            raise RemoteError(
-                f"{path} is not unpacked: {error}; expected a file from `opjit cache pack`"
-            ) from error
-        return _take_in(_Remote(f"file://{folder}", os.fspath(path)), trusted, (), say)
-
-
-def _extract(pack: Path, folder: str) -> None:
-    """Extract an archive, which may be hostile.
-
-    It must not be compressed, so the extracted files are not larger than the archive. It is read as
-    a stream, forwards and in small pieces, so its headers cannot make a read larger.
-    """
-    with open(
-        pack, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-    ) as file:  # opening a pipe must not block
-        with tarfile.open(fileobj=file, mode="r|") as archive:
-            for member in archive:
-                plain = (
-                    member.type == tarfile.REGTYPE
-                    and not member.issparse()
-                    and 0 <= member.size <= remote.MAX_BYTES
-                )
-                if plain and _OBJECT.fullmatch(member.name):
-                    place = Path(folder, member.name)
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    with place.open(
-                        "wb"
-                    ) as to:  # extract() lacks a safe filter before Python 3.11.4
-                        shutil.copyfileobj(cast("IO[bytes]", archive.extractfile(member)), to)
-                elif not member.isdir():
-                    raise EntryError(
-                        f"{ascii(member.name)[:200]} is not a file of at most {remote.MAX_BYTES} "
-                        "bytes with the name of an entry"
-                    )
-        # tarfile treats a damaged header as the end
-        if (
-            not os.listdir(folder)
-            or os.pread(file.fileno(), len(_PACK_END), archive.offset) != _PACK_END
-        ):
-            raise EntryError(f"it is damaged or cut off at byte {archive.offset}")
+    shown = os.fspath(path)
+    with files.scratch_folder() as folder:
+        roots = trees.open_tree(Path(path), folder)
+        if _ENTRIES not in roots:
+            raise RemoteError(f"{shown} has no entries; pass it to `opjit run --tree`")
+        place = _Remote(f"file://{roots[_ENTRIES]}", shown)
+        return _take_in(place, remote.required_trust(shown), (), say)
 
 
 def _checked(name: str, content: bytes, trusted: Trust) -> tuple[Bundle, Origin]:

@@ -212,7 +212,7 @@ def pull(ops: tuple[str, ...]) -> None:
 
 
 @subcommand(
-    "opjit cache pack ops.tar --sign keys/ci.key",
+    "opjit cache pack ops.pack --sign keys/ci.key",
     "opjit cache pack engines.tree --tree TRITON_CACHE_DIR=$HOME/.triton/cache --sign keys/ci.key",
 )
 @argument("file", type=FILE)
@@ -233,11 +233,10 @@ def pull(ops: tuple[str, ...]) -> None:
 def pack(file: Path, ops: tuple[str, ...], roots: dict[str, Path], sign: Path | None) -> None:
     """Write entries into one archive.
 
-    The command writes a tar file with all entries, or the entries of each OP, for every host CPU and
-    architecture. With --tree, it writes a tree of other compilers' caches.
+    The archive has all entries, or the entries of each OP, for every host CPU and architecture. With
+    --tree, it has the caches of other compilers.
     """
-    from opjit.adapters import trees
-    from opjit.cache import transfer
+    from opjit.cache import transfer, trees
 
     if roots and ops:
         raise click.UsageError("expected OPs or --tree, got both")
@@ -247,7 +246,7 @@ def pack(file: Path, ops: tuple[str, ...], roots: dict[str, Path], sign: Path | 
         _print_report("packed", *transfer.pack(file, sign=sign, ops=ops))
 
 
-@subcommand("opjit cache unpack ops.tar")
+@subcommand("opjit cache unpack ops.pack")
 @argument("file", type=FILE)
 def unpack(file: Path) -> None:
     """Add the entries of an archive to the cache.

@@ -52,7 +52,7 @@ def run(program: tuple[str, ...], tree: Path | None) -> None:
     from opjit import cpp_extension
 
     if tree is not None:
-        from opjit.adapters import trees
+        from opjit.cache import trees
 
         os.environ.update(trees.open_tree(tree))
     cpp_extension.run_program(program)

@@ -232,7 +232,7 @@ def test_a_folder_that_others_can_write_is_not_run_by(
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("OPJIT_REMOTE", f"file://{tmp_path}/remote")
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")
-    before = ["ops.tar"] if command == "cache pack" else []
+    before = ["ops.pack"] if command == "cache pack" else []
     done = CliRunner().invoke(
         main, [*command.split(), *before, "./plus", *{**OF_FOLDERS, **OF_NAMES}[command]]
     )

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import tamper_child
 from common import Row, path_with_tools, show
 
-from opjit.adapters import trees
+from opjit.cache import trees
 from opjit.errors import CacheWarning, RemoteError
 from opjit.share import trust
 

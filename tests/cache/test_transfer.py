@@ -1,10 +1,8 @@
 """Push, pull, pack, unpack: exactly the sent entries arrive, with their signatures."""
 
-import gzip
 import os
 import shutil
 import signal
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from opjit import cache as opjit_cache
 from opjit.backends import targets
-from opjit.cache import transfer
+from opjit.cache import transfer, trees
 from opjit.cli import main
 from opjit.errors import RemoteError
 from opjit.share import remote, transport, trust
@@ -303,124 +301,25 @@ def test_a_push_to_a_folder_makes_a_remote_for_a_web_server(
         )
 
 
-def member(
-    name: str,
-    content: bytes = b"",
-    kind: bytes = tarfile.REGTYPE,
-    link: str = "",
-    claimed: int | None = None,
-    pax: dict[str, str] | None = None,
-) -> bytes:
-    """A file in a tar, which may claim to have more bytes than it has."""
-    made = tarfile.TarInfo(name)
-    made.size = len(content) if claimed is None else claimed
-    made.type = kind
-    made.linkname = link
-    made.pax_headers = pax or {}
-    header = made.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT)
-    return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
-
-
-OBJECT = f"v2/opjit.allreduce/x86-64-v3/{'0' * 64}.opjit"
-END = bytes(1024)
-NOT_PLAIN = "is not a file of at most 67108864 bytes with the name of an entry"
-DAMAGED = "damaged or cut off"
-# Packs, and what is said of them.
-HOSTILE: dict[str, tuple[bytes, str]] = {
-    "above": (member(f"../../{OBJECT}", b"x") + END, NOT_PLAIN),
-    "above-inside": (member(f"v2/../../{'0' * 64}.opjit", b"x") + END, NOT_PLAIN),
-    "absolute": (member("/etc/cron.d/evil", b"x") + END, NOT_PLAIN),
-    "another-file": (member("v2/opjit.allreduce/x86-64-v3/evil.so", b"x") + END, NOT_PLAIN),
-    "link": (
-        member(OBJECT, kind=tarfile.SYMTYPE, link="/etc/passwd") + member(OBJECT, b"x") + END,
-        NOT_PLAIN,
-    ),
-    "link-to-folder": (
-        member("v2/opjit.allreduce", kind=tarfile.SYMTYPE, link="/tmp")
-        + member(OBJECT, b"x")
-        + END,
-        NOT_PLAIN,
-    ),
-    "hard-link": (member(OBJECT, kind=tarfile.LNKTYPE, link="/etc/passwd") + END, NOT_PLAIN),
-    "device": (member(OBJECT, kind=tarfile.CHRTYPE) + END, NOT_PLAIN),
-    "pipe": (member(OBJECT, kind=tarfile.FIFOTYPE) + END, NOT_PLAIN),
-    "sparse": (member(OBJECT, bytes(512), kind=tarfile.GNUTYPE_SPARSE) + END, ""),
-    "sparse-by-pax": (
-        member(
-            OBJECT,
-            b"1\n0\n9\n" + bytes(506),
-            pax={
-                "GNU.sparse.major": "1",
-                "GNU.sparse.minor": "0",
-                "GNU.sparse.realsize": "99999999999",
-            },
-        )
-        + END,
-        "",
-    ),
-    "large": (member(OBJECT, b"x", claimed=1 << 60) + END, NOT_PLAIN),
-    "large-by-pax": (member(OBJECT, b"x", pax={"size": str(1 << 50)}) + END, NOT_PLAIN),
-    "longer-than-the-pack": (member(OBJECT, b"x", claimed=1 << 20) + END, "unexpected end"),
-    "negative": (member(OBJECT, b"x", claimed=-512) + END, ""),
-    "negative-by-pax": (member(OBJECT, b"x", pax={"size": "-1024"}) + END, ""),
-    "name-without-end": (
-        member("././@LongLink", b"x", kind=tarfile.GNUTYPE_LONGNAME, claimed=1 << 40) + END,
-        "",
-    ),
-    "pax-without-end": (member("pax", b"x", kind=tarfile.XHDTYPE, claimed=1 << 40) + END, ""),
-    "headers-of-headers": (member("pax", b"8 a=b\n", kind=tarfile.XHDTYPE) * 5000 + END, ""),
-    "compressed": (gzip.compress(member(OBJECT, bytes(1 << 20)) + END), ""),
-    "no-tar": (b"PK\x03\x04" + bytes(2044), ""),
-    "nothing": (b"", "empty"),
-    "no-end": (member(OBJECT, b"x"), DAMAGED),
-    "damaged-header": (
-        member(OBJECT, b"x") + member(OBJECT, b"x").replace(b"ustar", b"USTAR") + END,
-        DAMAGED,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_or_damaged_pack_is_refused_whole_and_leaves_nothing_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., None], name: str
-) -> None:
-    receive()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    content, said = HOSTILE[name]
-    (tmp_path / "ops.tar").write_bytes(content)
-    before = helpers.snapshot(tmp_path)
-    told = refused("cache", "unpack", tmp_path / "ops.tar")
-    assert f"{tmp_path / 'ops.tar'} is not unpacked: " in told
-    assert said in told
-    before.pop(str(tmp_path / "tmp"))
-    assert {
-        path: found
-        for path, found in helpers.snapshot(tmp_path).items()
-        if path != str(tmp_path / "tmp")
-    } == before
-
-
-def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(
+def test_a_pack_has_what_a_push_writes_and_is_unpacked_into_another_cache(
     published: Published,
     other: Published,
     tmp_path: Path,
     empty: Path,
     receive: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    packed = opjit("cache", "pack", tmp_path / "a.tar", "--sign", published.private)
+    packed = opjit("cache", "pack", tmp_path / "ops.pack", "--sign", published.private)
     assert (packed.exit_code, packed.output) == (0, "packed 2, 0 already there, 0 left out\n")
-    opjit_cache.pack(tmp_path / "b.tar", sign=published.private)
-    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
     transfer.push((tmp_path / "remote").as_uri(), sign=published.private)
-    with tarfile.open(tmp_path / "a.tar", "r:") as archive:
-        found = {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
-        assert {(each.mtime, each.uid, each.mode) for each in archive} == {(0, 0, 0o644)}
-    assert found == {
-        name: (tmp_path / "remote" / name).read_bytes() for name in names(tmp_path / "remote")
-    }
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     receive()
-    unpacked = opjit("cache", "unpack", tmp_path / "a.tar")
+    [copy] = trees.open_tree(tmp_path / "ops.pack", tmp_path / "copy").values()
+    assert names(Path(copy)) == names(tmp_path / "remote")
+    for name in names(Path(copy)):
+        assert Path(copy, name).read_bytes() == (tmp_path / "remote" / name).read_bytes()
+    unpacked = opjit("cache", "unpack", tmp_path / "ops.pack")
     assert unpacked.output.splitlines() == [
         other.name,
         published.name,
@@ -428,54 +327,67 @@ def test_a_pack_is_what_a_push_writes_and_is_unpacked_into_another_cache(
     ]
     assert good(empty, published, other)
     assert (
-        opjit("cache", "unpack", tmp_path / "a.tar").output
+        opjit("cache", "unpack", tmp_path / "ops.pack").output
         == "unpacked 0, 2 already there, 0 left out\n"
     )
+    assert os.listdir(tmp_path / "tmp") == []
 
 
-def test_an_entry_of_a_pack_that_no_trusted_key_signed_stays_out(
+def test_an_entry_of_a_pack_that_is_not_in_order_stays_out(
     published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
 ) -> None:
-    assert len(opjit_cache.pack(tmp_path / "unsigned.tar", ops=[published.op.qualified]).moved) == 1
-    swapped = member(
-        published.name, published.bundle._replace(library=published.library + b"x").dump()
-    )
-    (tmp_path / "swapped.tar").write_bytes(swapped + END)
-    (tmp_path / "renamed.tar").write_bytes(
-        member(published.name.replace("remotetest", "opjit"), published.content) + END
-    )
-    assert f"nothing from {tmp_path / 'unsigned.tar'} is trusted: set OPJIT_TRUST" in refused(
-        "cache", "unpack", tmp_path / "unsigned.tar"
-    )
+    objects = {
+        "swapped": (
+            published.name,
+            published.bundle._replace(library=published.library + b"x").dump(),
+        ),
+        "renamed": (published.name.replace("remotetest", "opjit"), published.content),
+        "longer": (published.name, published.content + b"x"),
+    }
     receive()
-    for name, said in (
-        ("unsigned", "it is not signed"),
-        ("swapped", "SHA-256"),
-        ("renamed", "not the one in its name"),
-    ):
-        left_out = opjit("cache", "unpack", tmp_path / f"{name}.tar")
+    for kind, (name, content) in objects.items():
+        place = tmp_path / kind / name
+        place.parent.mkdir(parents=True)
+        place.write_bytes(content)
+        trees.pack_tree(tmp_path / "ops.pack", {"ENTRIES": tmp_path / kind}, published.private)
+        left_out = opjit("cache", "unpack", tmp_path / "ops.pack")
         assert left_out.exit_code == 1
-        assert said in left_out.output
+        assert f"{name} is left out: " in left_out.output
+        assert left_out.output.endswith("unpacked 0, 0 already there, 1 left out\n")
+    assert helpers.entries(empty) == []
+
+
+def test_a_pack_that_no_trusted_key_signed_or_that_has_no_entries_is_refused(
+    published: Published, tmp_path: Path, empty: Path, receive: Callable[..., None]
+) -> None:
+    assert len(opjit_cache.pack(tmp_path / "ops.pack", ops=[published.op.qualified]).moved) == 1
+    trees.pack_tree(tmp_path / "engines.tree", {"DIR": tmp_path / "cache"}, published.private)
+    unpack = ("cache", "unpack", tmp_path / "ops.pack")
+    assert f"nothing from {tmp_path / 'ops.pack'} is trusted: set OPJIT_TRUST" in refused(*unpack)
+    receive()
+    assert "it is not signed" in refused(*unpack)
+    told = refused("cache", "unpack", tmp_path / "engines.tree")
+    assert "engines.tree has no entries; pass it to `opjit run --tree`" in told
     assert helpers.entries(empty) == []
 
 
 def test_a_pack_that_cannot_be_made_leaves_the_one_before(
     published: Published, cache: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "ops.tar").write_text("before")
+    (tmp_path / "ops.pack").write_text("before")
     for words, said in (
-        (("ops.tar", "nobody::nothing"), "expected entries to pack"),
-        (("none/ops.tar",), "cannot be written"),
+        (("ops.pack", "nobody::nothing"), "expected entries to pack"),
+        (("none/ops.pack",), "cannot be written"),
     ):
         failed = opjit("cache", "pack", tmp_path / words[0], *words[1:])
         assert failed.exit_code == 1
         assert said in failed.output
-    assert (tmp_path / "ops.tar").read_text() == "before"
+    assert (tmp_path / "ops.pack").read_text() == "before"
     assert not list(tmp_path.glob(".*"))
     os.mkfifo(tmp_path / "pipe")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPJIT_TRUST", published.public)
-        for name in ("pipe", "none.tar", "cache"):
+        for name in ("pipe", "none.pack", "cache"):
             assert opjit("cache", "unpack", tmp_path / name).exit_code != 0
 
 

@@ -137,12 +137,12 @@ def test_one_command_fills_a_pack_a_remote_and_a_layer_for_all_hosts_and_archs(
     for target in wanted:
         plant(op, target, tmp_path / "cache")
     url = (tmp_path / "remote").as_uri()
-    for words in (["pack", str(tmp_path / "ops.tar")], ["push", url, "--unsigned"]):
+    for words in (["pack", str(tmp_path / "ops.pack")], ["push", url, "--unsigned"]):
         monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
         assert cache_command(*words).output.endswith(" 4, 0 already there, 0 left out\n")
     monkeypatch.setenv("OPJIT_TRUST", "unsigned")
     monkeypatch.setattr("opjit.share.trust._warned", {"unsigned"})
-    for words in (["unpack", str(tmp_path / "ops.tar")], ["pull", url]):
+    for words in (["unpack", str(tmp_path / "ops.pack")], ["pull", url]):
         layer = tmp_path / words[0]
         monkeypatch.setenv("OPJIT_CACHE", str(layer))
         assert cache_command(*words).output.endswith(" 4, 0 already there, 0 left out\n")

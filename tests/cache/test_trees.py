@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from opjit import files
-from opjit.adapters import trees
+from opjit.cache import trees
 from opjit.errors import EntryError, RemoteError
 from opjit.share import remote, trust
 from opjit.store.bundle import Bundle, parse_bundle

@@ -1,4 +1,4 @@
-"""Trees: the caches of other compilers in one signed file.
+"""Trees: directories, such as the caches of other compilers, in one signed file.
 
     opjit cache pack engines.tree --tree TRITON_CACHE_DIR=~/.triton/cache --sign ci.key
     opjit run --tree engines.tree serve.py
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from opjit import files
-from opjit.cache.transfer import TransferReport
 from opjit.errors import EntryError, RemoteError, UntrustedFolder
 from opjit.files import StrPath
 from opjit.recipe import reads
@@ -58,6 +57,20 @@ class PackedFile(NamedTuple):
     modified: int
     runs: bool
     has_paths: bool
+
+
+class TransferReport(NamedTuple):
+    """The result of a transfer.
+
+    Attributes:
+        moved: the names of the objects that were transferred.
+        there: the number of entries that already existed.
+        problems: a line for each entry that was left out, with the reason.
+    """
+
+    moved: list[str]
+    there: int
+    problems: list[str]
 
 
 class Tree(NamedTuple):
@@ -117,18 +130,22 @@ def pack_tree(path: StrPath, roots: Mapping[str, Path], sign: Path | None) -> Tr
     return TransferReport([each.path for each in packed], 0, problems)
 
 
-def open_tree(path: Path) -> dict[str, str]:
+def open_tree(path: Path, base: Path | None = None) -> dict[str, str]:
     """Return the variables of a tree, and the directories of its copy, which it writes or repairs.
+
+    The copy is below `base`. None means below the cache.
 
     Raises RemoteError if no trusted key signed the tree, if it is damaged, or if the copy cannot be written.
     """
     trusted = remote.required_trust(os.fspath(path))
     try:
-        with path.open("rb") as file:
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:  # opening a pipe must not block
             tree, key = _read_manifest(file, trusted)
-            place = default_store().base / TREES / key
+            place = (base or default_store().base / TREES) / key
             files.make_private(place)
-            problem = default_store().problem(place.parent, place)
+            problem = files.replacement_risk(place)
             if problem is not None:
                 raise UntrustedFolder(problem)
             _repair(file, tree, place)
@@ -163,15 +180,11 @@ def _described(place: Path, path: str, roots: Mapping[str, str]) -> PackedFile:
     content = files.read(place, _MAX_FILE)
     status = place.stat()
     runs = bool(status.st_mode & stat.S_IXUSR)
-    has_paths = _is_text(content) and bool(re.search(_paths(roots), content))
+    has_paths = False
+    with suppress(UnicodeDecodeError):  # no text
+        has_paths = "\0" not in content.decode() and bool(re.search(_paths(roots), content))
     digest = files.sha256(content)
     return PackedFile(path, len(content), digest, status.st_mtime_ns, runs, has_paths)
-
-
-def _is_text(content: bytes) -> bool:
-    with suppress(UnicodeDecodeError):
-        return b"\0" not in content and bool(content.decode())
-    return False
 
 
 def _paths(roots: Mapping[str, str]) -> bytes:
