@@ -1,6 +1,5 @@
 """The commands for existing programs and many machines: run, record, port, precompile and keygen."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -46,16 +45,17 @@ def run(program: tuple[str, ...], tree: Path | None) -> None:
     """Run a program with its C++ extensions from the cache.
 
     The command runs PROGRAM as python does. When the program or a child process loads an extension
-    through torch, or builds one with a setup.py, opjit gets it from the cache. A child that ignores
-    PYTHONPATH, as with python -I, still uses torch's functions.
+    through torch, builds one with a setup.py, or uses a module of FlashInfer, opjit gets it from the
+    cache. A child that ignores PYTHONPATH, as with python -I, still uses the original functions.
     """
-    from opjit import cpp_extension
+    from opjit import adapters
 
+    variables = {}
     if tree is not None:
         from opjit.cache import trees
 
-        os.environ.update(trees.open_tree(tree))
-    cpp_extension.run_program(program)
+        variables = trees.open_tree(tree)
+    adapters.run_program(program, variables)
 
 
 @subcommand("opjit record -o ops.json -- python train.py")

@@ -15,12 +15,12 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -165,17 +165,6 @@ def patched() -> Iterator[None]:
         yield
     finally:
         names.update(before)
-
-
-def run_program(words: Sequence[str]) -> NoReturn:
-    """Replace this process by ``python WORDS`` with opjit's functions in torch's module, for `opjit run` (see site/sitecustomize.py)."""
-    path = [str(Path(__file__).parent / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    sys.stdout.flush()
-    os.execve(
-        sys.executable,
-        [sys.executable, *words],
-        {**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-    )
 
 
 def __getattr__(name: str) -> Any:

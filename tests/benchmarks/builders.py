@@ -52,11 +52,13 @@ PROJECTS = {
 
 
 def flashinfer_request(side: str) -> Callable[[], object]:
-    import flashinfer_modules
+    from flashinfer.jit import core
     from flashinfer.jit.page import gen_page_module
 
-    if side == "opjit":
-        flashinfer_modules.install()
+    if side == "opjit":  # what `opjit run` does
+        from opjit import adapters
+
+        adapters.replace_builder(core)
     request: Callable[[], object] = gen_page_module().build_and_load
     return request
 
