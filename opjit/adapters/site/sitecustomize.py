@@ -43,6 +43,19 @@ class Finder(MetaPathFinder):
         return spec
 
 
+def install() -> None:
+    """Replace the builders in this process, if VLLM_PLUGINS or SGLANG_PLUGINS names opjit."""
+    named = [os.environ.get(name, "") for name in ("VLLM_PLUGINS", "SGLANG_PLUGINS")]
+    if "opjit" not in ",".join(named).split(","):
+        return
+    from opjit import adapters
+
+    sys.meta_path.insert(0, Finder())
+    for name in MODULES:
+        if name in sys.modules:
+            adapters.replace_builder(sys.modules[name])
+
+
 def _run_next() -> None:
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(_FOLDER)]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
