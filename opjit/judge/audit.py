@@ -1,7 +1,6 @@
 """Python's audit events: evidence of a candidate's attempts. No Python code can remove a hook."""
 
 import sys
-import types
 from pathlib import Path
 
 from opjit.judge.verdict import VerdictReached
@@ -30,22 +29,16 @@ class Watch:
         reason = _REFUSED.get(event)
         if reason is None:
             return
-        caller = _caller()
+        try:
+            raise KeyError  # sys._getframe would raise an event
+        except KeyError as error:
+            here = error.__traceback__
+        caller = None if here is None else here.tb_frame.f_back
         if caller is None:
             return
         file = caller.f_code.co_filename
-        is_string = file[:1] == "<" and not file.startswith("<frozen")
-        if not (is_string or file.startswith(self._folder)):
+        is_text = file[:1] == "<" and not file.startswith("<frozen")
+        if not is_text and not file.startswith(self._folder):
             return
         self.evidence = self.evidence or f"{reason}: {event} in line {caller.f_lineno}"
         raise VerdictReached("cheat", self.evidence)
-
-
-def _caller() -> types.FrameType | None:
-    """Return the frame that raised an audit event, through an exception: sys._getframe would raise an event."""
-    try:
-        raise KeyError
-    except KeyError as error:
-        here = error.__traceback__
-    hook = None if here is None else here.tb_frame.f_back
-    return None if hook is None else hook.f_back
