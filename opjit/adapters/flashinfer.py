@@ -1,7 +1,7 @@
 """FlashInfer's modules: built by opjit.build, and exported for a start without a compiler.
 
     opjit run serve.py                                     FlashInfer builds its modules through opjit's cache
-    opjit cache pack modules.tree --tree PYTHONPATH=DIR    packs modules that `export` has written into DIR
+    opjit cache pack modules.tree --tree PYTHONPATH DIR    packs modules that `export` has written into DIR
 
 FlashInfer looks for prebuilt modules in a package with the name flashinfer_jit_cache, and loads them without a compiler.
 """

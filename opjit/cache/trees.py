@@ -1,6 +1,6 @@
 """Trees: directories, such as the caches of other compilers, in one signed file.
 
-    opjit cache pack engines.tree --tree TRITON_CACHE_DIR=~/.triton/cache --sign ci.key
+    opjit cache pack engines.tree --tree TRITON_CACHE_DIR ~/.triton/cache --sign ci.key
     opjit run --tree engines.tree serve.py
 
 A tree is a bundle (store/bundle.py). Its manifest lists the files of each directory with their SHA-256, so the signature covers them.
@@ -107,7 +107,7 @@ def pack_tree(path: StrPath, roots: Mapping[str, Path], sign: Path | None) -> Tr
     place = Path(path)
     staged = place.parent / f".{files.random_name()}"
     problems: list[str] = []
-    named = {name: os.path.abspath(os.path.expanduser(root)) for name, root in roots.items()}
+    named = {name: os.path.abspath(root) for name, root in roots.items()}
     try:
         packed = list(_listed(named, problems))
         if not packed:

@@ -10,6 +10,7 @@ from click import ClickException, argument, echo, option
 
 from opjit.cli.help import (
     FILE,
+    FOLDER,
     Group,
     PrintJson,
     flag,
@@ -22,17 +23,6 @@ from opjit.cli.help import (
 from opjit.progress import ago, tally
 
 _KEY_DIGITS = 12  # of a key's 64; `opjit cache ls --json` has all
-
-
-def _split_roots(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, Path]:
-    """Split VARIABLE=DIR."""
-    roots = {}
-    for word in words:
-        variable, equals, root = word.partition("=")
-        if not equals:
-            raise click.BadParameter(f"expected VARIABLE=DIR, got {word!r}")
-        roots[variable] = Path(root)
-    return roots
 
 
 @click.group(cls=Group)
@@ -213,16 +203,16 @@ def pull(ops: tuple[str, ...]) -> None:
 
 @subcommand(
     "opjit cache pack ops.pack --sign keys/ci.key",
-    "opjit cache pack engines.tree --tree TRITON_CACHE_DIR=$HOME/.triton/cache --sign keys/ci.key",
+    "opjit cache pack engines.tree --tree TRITON_CACHE_DIR ~/.triton/cache --sign keys/ci.key",
 )
 @argument("file", type=FILE)
 @ops_argument("[OP]...")
 @option(
     "--tree",
     "roots",
-    metavar="VARIABLE=DIR",
+    type=(str, FOLDER),
+    metavar="VARIABLE DIR",
     multiple=True,
-    callback=_split_roots,
     help="Pack this cache of another compiler instead, for `opjit run --tree`. VARIABLE leads the compiler to it.",
 )
 @option(
@@ -230,7 +220,9 @@ def pull(ops: tuple[str, ...]) -> None:
     type=FILE,
     help="Sign with the private key in this file. Only OPJIT_TRUST=unsigned accepts unsigned entries.",
 )
-def pack(file: Path, ops: tuple[str, ...], roots: dict[str, Path], sign: Path | None) -> None:
+def pack(
+    file: Path, ops: tuple[str, ...], roots: list[tuple[str, Path]], sign: Path | None
+) -> None:
     """Write entries into one archive.
 
     The archive has all entries, or the entries of each OP, for every host CPU and architecture. With
@@ -241,7 +233,7 @@ def pack(file: Path, ops: tuple[str, ...], roots: dict[str, Path], sign: Path | 
     if roots and ops:
         raise click.UsageError("expected OPs or --tree, got both")
     if roots:
-        _print_report("packed", *trees.pack_tree(file, roots, sign))
+        _print_report("packed", *trees.pack_tree(file, dict(roots), sign))
     else:
         _print_report("packed", *transfer.pack(file, sign=sign, ops=ops))
 
