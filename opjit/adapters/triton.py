@@ -27,7 +27,7 @@ _GROUP = "__grp__"  # the start of the name of a file that lists the files of a 
 
 
 class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
-    """The files of one kernel. Triton makes a manager for each key."""
+    """The files of one kernel in a store, by default the cache. Triton makes a manager for each key."""
 
     def __new__(cls, key: str, override: bool = False, dump: bool = False) -> Any:
         """Return Triton's manager for the directories in which a user edits kernels."""
@@ -36,7 +36,8 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
         return super().__new__(cls)
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        self._name = f"triton-{key}"
+        self._key = key
+        self.store = default_store()
 
     def get_file(self, filename: str) -> str | None:
         """Return the path of a verified file, or None."""
@@ -46,7 +47,7 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
         """Write a file, and return its path. If the cache cannot be used, the file lives as long as this process."""
         content = data if isinstance(data, bytes) else str(data).encode()
         try:
-            return self._write(default_store(), content, filename)
+            return self._write(self.store, content, filename)
         except (OSError, UntrustedFolder) as error:
             warn_of_cache(
                 f"the cache cannot be written ({error}), so Triton compiles {filename} again in the next process; "
@@ -56,6 +57,10 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return the paths of the verified files of a kernel by their names, or None."""
+        if os.environ.get("OPJIT_RECORD"):
+            from opjit.shared_library import recorded
+
+            recorded.note_call("triton", {"name": filename, "key": self._key}, None)
         for group in self._verified(_GROUP + filename):
             listed = json.loads(Path(group).read_bytes())
             found = {name: os.path.join(os.path.dirname(group), listed[name]) for name in listed}
@@ -70,22 +75,21 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
 
     def _verified(self, filename: str) -> Iterator[str]:
         """Yield the paths of the verified files of a name."""
-        own = default_store()
-        for store in (*map(Store, layers.named()), own):
-            folder = store.base / PARTS / self._name
+        for store in (*map(Store, layers.named()), self.store):
+            folder = store.base / PARTS / f"triton-{self._key}"
             names = []
             with suppress(OSError):
                 names = os.listdir(folder)
             places = [folder / name for name in names if name[_PREFIX:] == filename]
             if not places or not store.trusted(folder.parent, folder):
                 continue
-            if store == own:
+            if store == self.store:
                 with suppress(OSError):
                     os.utime(folder)  # `opjit cache prune` removes the least recently used ones
             yield from (str(place) for place in places if _is_whole(place))
 
     def _write(self, store: Store, content: bytes, filename: str) -> str:
-        folder = store.base / PARTS / self._name
+        folder = store.base / PARTS / f"triton-{self._key}"
         files.make_private(folder)
         problem = store.problem(folder.parent, folder)
         if problem is not None:

@@ -41,6 +41,7 @@ class Plan(NamedTuple):
     shared: bool  # the user named the store, so it must be complete without the cache, and readable for everyone
     remarks: Sequence[str] = ()  # a message for the user before the builds start
     failed: Sequence[tuple[str, OpjitError]] = ()
+    kernels: int = 0  # of Triton, in the list
 
 
 def plan_ops(
@@ -100,6 +101,10 @@ def plan_recorded(
     pairs = dict.fromkeys(reader.pairs)
     ops = batch.requests(pairs, store, shared, reader.failed)
     remarks = []
+    kernels = [each for each in calls if each.function == "triton"]
+    for kernel in kernels:
+        calls.remove(kernel)
+        reader.look_up_kernel(kernel)
     others = []
     if extensions:
         others = _plan_extensions(calls, Path(path), store, shared, reader.failed)
@@ -109,7 +114,7 @@ def plan_recorded(
             "initializers can run any code; if you trust the list, pass --extensions (in Python: "
             "extensions=True)"
         )
-    return Plan([*ops, *others], skipped, store, shared, remarks, reader.failed)
+    return Plan([*ops, *others], skipped, store, shared, remarks, reader.failed, len(kernels))
 
 
 class _ListReader:
@@ -149,6 +154,16 @@ class _ListReader:
             except OpjitError as error:
                 self.failed.append((name, error))
         return 0
+
+    def look_up_kernel(self, kernel: RecordedExtension) -> None:
+        """Add an error if no cache has a kernel of Triton, because opjit cannot build it."""
+        from opjit.adapters.triton import Manager
+
+        manager = Manager(os.path.basename(str(kernel.arguments.get("key"))))
+        manager.store = self.store
+        if manager.get_group(kernel.name) is None:
+            text = f"Triton's kernel {kernel.name} is not cached; run the program with this cache"
+            self.failed.append((kernel.name, OpjitError(text)))
 
 
 def _plan_extensions(

@@ -166,7 +166,7 @@ def check_precompiled(
             "options, and see:\n" + "\n".join(error_texts(failed)),
             failed,
         )
-    return len(plan.wanted)
+    return len(plan.wanted) + plan.kernels
 
 
 def build_plan(

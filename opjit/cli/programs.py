@@ -72,7 +72,8 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     """Record the ops and C++ extensions that a program uses.
 
     The command runs COMMAND, and writes an op list that also covers its child processes. It exits with
-    the exit code of COMMAND.
+    the exit code of COMMAND. The list also has FlashInfer's modules under `opjit run`, and Triton's
+    kernels with TRITON_CACHE_MANAGER=opjit.adapters.triton:Manager.
     """
     from opjit.ahead.record import record as record_ops
     from opjit.declare.oplist import read_list
@@ -80,7 +81,7 @@ def record(output: Path, command: tuple[str, ...]) -> None:
     code = record_ops(command, output)
     ops, extensions = read_list(output)
     hint = "" if ops or extensions else "; the program called no op and loaded no C++ extension"
-    remark(f"wrote {output}: {len(ops)} ops and {len(extensions)} C++ extensions{hint}")
+    remark(f"wrote {output}: {len(ops)} ops, {len(extensions)} extensions and kernels{hint}")
     sys.exit(code)
 
 

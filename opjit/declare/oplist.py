@@ -50,9 +50,9 @@ class RecordedOp(NamedTuple):
 
 
 class RecordedExtension(NamedTuple):
-    """A call that loaded a C++ extension, or that built a shared library."""
+    """A call that loaded a C++ extension, built a shared library ("build"), or requested a kernel of Triton by its key."""
 
-    function: Literal["load", "load_inline", "build"]  # "build" made a shared library
+    function: Literal["load", "load_inline", "build", "triton"]
     arguments: dict[str, str | bool | list[str] | dict[str, str]]  # the function's, by name
     # The archs in the form of TORCH_CUDA_ARCH_LIST; empty if the flags name them; None without CUDA code.
     archs: str | None

@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 
 from opjit import files
-from opjit.errors import CacheWarning
+from opjit.ahead import record
+from opjit.ahead.precompile import check_precompiled, precompile
+from opjit.declare import oplist
+from opjit.errors import CacheWarning, PrecompileError
+from opjit.share import trust
 from tests import helpers
-from tests.helpers import SOMEBODY, as_root, cache_warnings, open_to_group, tmpfs
+from tests.helpers import SOMEBODY, as_root, cache_command, cache_warnings, open_to_group, tmpfs
 
 HAS_TRITON = find_spec("triton") is not None
 FILES = {"add.ptx": b"text of PTX", "add.cubin": b"\x7fELF" + bytes(range(200)), "add.json": b"{}"}
@@ -41,6 +45,32 @@ types = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "B": "constexpr"}
 source = ASTSource(add, signature=types, constexprs={"B": 128})
 kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
 print(hits[0], hashlib.sha256(kernel.asm["cubin"]).hexdigest())
+"""
+
+
+STARTS = """
+import os
+import sys
+
+started = []
+
+
+def note(event, arguments):
+    if event in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"):
+        started.append(os.path.basename(arguments[0]))
+
+
+sys.addaudithook(note)
+"""
+EXTENSION = """
+import torch
+import opjit
+from torch.utils.cpp_extension import load_inline
+
+source = "at::Tensor twice(at::Tensor x) { return x + x; }"
+twice = load_inline("ext", source, functions="twice").twice(torch.ones(1))
+total = opjit.get("allreduce", "cpu")(torch.ones(3))
+print(twice.item(), total.item(), {*started} <= {"ldconfig", "ptxas"})
 """
 
 
@@ -279,3 +309,69 @@ def test_triton_compiles_a_damaged_kernel_again(cache: Path, tmp_path: Path) -> 
     assert run() == ["False", digest]
     assert run() == ["True", digest]
     assert not (tmp_path / "stock").exists()
+
+
+def test_a_recorded_kernel_that_no_cache_has_is_named_before_a_job(
+    adapter: Any, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = tmp_path / "raw"
+    raw.touch()
+    monkeypatch.setenv("OPJIT_RECORD", str(raw))
+    assert contents(adapter) is None
+    monkeypatch.delenv("OPJIT_RECORD")
+    listed = tmp_path / "ops.json"
+    listed.write_text(oplist.dump_list(*record._gather(raw)))
+    missing = "Triton's kernel add.json is not cached"
+    with pytest.raises(PrecompileError, match=missing):
+        check_precompiled(listed)
+    with pytest.raises(PrecompileError, match=missing):
+        precompile(recorded=listed)
+    compiled(adapter)
+    assert check_precompiled(listed) == 1
+    assert check_precompiled(listed, store=cache) == 1
+    with pytest.raises(PrecompileError, match=missing):
+        check_precompiled(listed, store=tmp_path / "other")
+    (tmp_path / "cache").rename(tmp_path / "layer")
+    monkeypatch.setenv("OPJIT_LAYERS", str(tmp_path / "layer"))
+    assert check_precompiled(listed) == 1
+
+
+def test_a_list_cannot_name_a_directory_outside_the_cache(adapter: Any, tmp_path: Path) -> None:
+    for key in ("../../../elsewhere", None):
+        call = oplist.RecordedExtension("triton", {"name": "add.json"}, None)
+        if key is not None:
+            call.arguments["key"] = key
+        (tmp_path / "ops.json").write_text(oplist.dump_list([], [call]))
+        with pytest.raises(PrecompileError, match="is not cached"):
+            check_precompiled(tmp_path / "ops.json")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def test_a_program_starts_from_one_signed_file_with_an_empty_path(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Triton kernel, a C++ extension and an op. Triton asks its ptxas for the version, and starts nothing else."""
+    key, public = trust.keygen("ci", tmp_path / "keys")
+    monkeypatch.setenv("OPJIT_TRUST", public)
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "opjit.adapters.triton:Manager")
+    program = tmp_path / "program.py"
+    program.write_text(STARTS + PROGRAM + EXTENSION)
+    listed = tmp_path / "ops.json"
+    done = helpers.command(
+        *("record", "-o", listed, "--", sys.executable, "-m", "opjit", "run", program)
+    )
+    assert "1 ops, 2 extensions and kernels" in done.stderr, done.stderr
+    assert check_precompiled(listed, extensions=True) == 3
+    tree = tmp_path / "tree"
+    assert cache_command(
+        *("pack", str(tree), "--tree", "OPJIT_LAYERS", str(cache), "--sign", str(key))
+    ).output.endswith(" 0 left out\n")
+    changes = {
+        "OPJIT_CACHE": str(tmp_path / "node"),
+        "OPJIT_OFFLINE": "1",
+        "PATH": str(tmp_path / "nothing"),
+    }
+    ran = helpers.command("run", "--tree", tree, program, **changes)
+    assert ran.stdout.startswith("True "), ran.stderr
+    assert ran.stdout.endswith("\n2.0 3.0 True\n"), ran.stderr

@@ -85,7 +85,7 @@ sys.exit(3)
     done = record(tmp_path / "ops.json", *python(code))
     assert (done.returncode, done.stdout) == (3, "[2.0, 2.0]\n[2.0]\n")
     lines = oplist.read_list(tmp_path / "ops.json")[0]
-    told = f"wrote {tmp_path / 'ops.json'}: {len(lines)} ops and 0 C++ extensions\n"
+    told = f"wrote {tmp_path / 'ops.json'}: {len(lines)} ops, 0 extensions and kernels\n"
     assert done.stderr == told
     assert [line.op for line in lines] == [
         "inline::scale",
@@ -384,5 +384,5 @@ def test_inline_code_that_does_not_compile_is_named_as_what_it_is_and_leaves_no_
 def test_a_list_without_ops_says_so(tmp_path: Path) -> None:
     done = record(tmp_path / "ops.json", *python("print(1)"))
     nothing = "the program called no op and loaded no C++ extension"
-    told = f"wrote {tmp_path / 'ops.json'}: 0 ops and 0 C++ extensions; {nothing}\n"
+    told = f"wrote {tmp_path / 'ops.json'}: 0 ops, 0 extensions and kernels; {nothing}\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", told)

@@ -45,8 +45,8 @@ class Finder(MetaPathFinder):
 
 def install() -> None:
     """Replace the builders in this process, if VLLM_PLUGINS or SGLANG_PLUGINS names opjit."""
-    named = [os.environ.get(name, "") for name in ("VLLM_PLUGINS", "SGLANG_PLUGINS")]
-    if "opjit" not in ",".join(named).split(","):
+    named = f"{os.environ.get('VLLM_PLUGINS')},{os.environ.get('SGLANG_PLUGINS')}"
+    if "opjit" not in named.split(","):
         return
     from opjit import adapters
 
