@@ -23,6 +23,7 @@ from opjit.share.trust import Trust, signer
 from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
+from opjit.store.manifest import Manifest
 from opjit.store.store import VERSION, Store, default_root, default_store
 
 _Result = TypeVar("_Result")
@@ -148,13 +149,9 @@ def _outgoing(
     ):
         try:
             content = bundle.of(folders[name])
-            manifest = manifests.parse(content.manifest)
+            manifest, belongs = _checked(name, content)
             if "debug" in manifest.document:
                 continue  # it contains directories of this machine
-            belongs = origin(manifest)
-            remote.examine(manifest, content.library, folders[name].name, belongs.target)
-            if name != belongs.name or not _OBJECT.fullmatch(name):
-                raise EntryError("it is in the directory of another op")
             signed = sign(content).dump()
             if len(signed) > remote.MAX_BYTES:
                 raise EntryError(
@@ -201,7 +198,8 @@ def _take_in(
             report = report._replace(there=report.there + 1)
             continue
         try:
-            received, belongs = _checked(name, place.read(name), trusted)
+            received, _ = trusted.opened(place.read(name))
+            _, belongs = _checked(name, received)
         except FileNotFoundError:
             continue  # removed in the meantime
         except RemoteError:
@@ -281,19 +279,19 @@ def unpack(path: StrPath, *, say: Callable[[str], object] = lambda line: None) -
         return _take_in(place, remote.required_trust(shown), (), say)
 
 
-def _checked(name: str, content: bytes, trusted: Trust) -> tuple[Bundle, Origin]:
-    """Return the entry in an object, and the op or library that it belongs to.
+def _checked(name: str, content: Bundle) -> tuple[Manifest, Origin]:
+    """Return the manifest of the entry in an object, and the op or library that it belongs to.
 
-    Raises OpjitError if it is not trusted or damaged, or if it belongs to another one.
+    Raises OpjitError if it is damaged, or if it belongs to another one.
     """
-    received, manifest = trusted.opened(content)
+    manifest = manifests.parse(content.manifest)
     belongs = origin(manifest)
-    if name != belongs.name:
+    if name != belongs.name or not _OBJECT.fullmatch(name):
         raise EntryError(
             f"it contains an entry of {belongs.title}, which is not the one in its name"
         )
-    remote.examine(manifest, received.library, manifest.key, belongs.target)
-    return received, belongs
+    remote.examine(manifest, content.library, manifest.key, belongs.target)
+    return manifest, belongs
 
 
 def _selected(

@@ -159,7 +159,7 @@ def test_an_entry_that_is_not_in_order_is_named_and_not_pushed(
         f"{library.parent} is left out: its library does not have the size in its manifest"
         in result.output
     )
-    assert "it is in the directory of another op" in result.output
+    assert "which is not the one in its name" in result.output
     assert names(tmp_path / "remote") == sorted([other.name, other.pointer, other.base])
 
 
