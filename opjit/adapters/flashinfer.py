@@ -27,8 +27,11 @@ def replace_build(kind: Any) -> None:
     theirs = kind.build
 
     def build(spec: Any, verbose: bool | None = None, need_lock: bool = False) -> None:
-        is_special = spec.extra_cuda_cflags_by_source or spec.embedded_cubin_factory
-        if is_special or os.environ.get("FLASHINFER_DISABLE_JIT"):
+        if (
+            spec.extra_cuda_cflags_by_source
+            or spec.embedded_cubin_factory
+            or os.environ.get("FLASHINFER_DISABLE_JIT")
+        ):
             theirs(spec, verbose, need_lock)
             return
         place = spec.jit_library_path
@@ -58,8 +61,7 @@ def export(folder: StrPath, specs: Iterable[Any]) -> None:
         >>> from flashinfer.jit import page
         >>> opjit.adapters.flashinfer.export("modules", [page.gen_page_module()])
     """
-    from flashinfer.jit import current_compilation_context as context
-    from flashinfer.jit import env
+    from flashinfer import jit
 
     package = Path(folder, "flashinfer_jit_cache")
     modules = []
@@ -70,9 +72,14 @@ def export(folder: StrPath, specs: Iterable[Any]) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(place, spec.get_library_path().read_bytes())
         modules.append(spec.name)
-    archs = sorted(f"sm{major}{minor}" for major, minor in context.TARGET_CUDA_ARCHS)
+    archs = sorted(
+        f"sm{major}{minor}" for major, minor in jit.current_compilation_context.TARGET_CUDA_ARCHS
+    )
     text = resources.filled(
-        "flashinfer_jit_cache.py.in", version=env.flashinfer_version, archs=archs, modules=modules
+        "flashinfer_jit_cache.py.in",
+        version=jit.env.flashinfer_version,
+        archs=archs,
+        modules=modules,
     )
     files.write_whole(package / "__init__.py", text.encode())
 
@@ -92,12 +99,11 @@ def _library(spec: Any) -> Path:
         cuda.append("-rdc=true")
     more = cpp_ext.parse_env_flags("FLASHINFER_EXTRA_LDFLAGS")
     ldflags = ["-lcuda", *more, *(spec.extra_ldflags or [])]
-    launcher = os.environ.get("FLASHINFER_NVCC_LAUNCHER", "")
     return build_library(
         spec.name,
         spec.sources,
         cflags=next(iter(flags.values()), []),
         cuda_cflags=cuda,
         ldflags=ldflags,
-        launcher=shlex.split(launcher),
+        launcher=shlex.split(os.environ.get("FLASHINFER_NVCC_LAUNCHER", "")),
     )

@@ -7,16 +7,15 @@ imports only one sitecustomize, so this one runs the next one on the path. vLLM 
 import os
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 
-MODULES = ("torch.utils.cpp_extension", "flashinfer.jit.core")
+MODULES = {"torch.utils.cpp_extension", "flashinfer.jit.core"}
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-class Finder(MetaPathFinder):
+class Finder:
     """Finds the modules in MODULES, and replaces their builders after their import."""
 
     def find_spec(
@@ -51,9 +50,8 @@ def install() -> None:
     from opjit import adapters
 
     sys.meta_path.insert(0, Finder())
-    for name in MODULES:
-        if name in sys.modules:
-            adapters.replace_builder(sys.modules[name])
+    for name in MODULES & sys.modules.keys():
+        adapters.replace_builder(sys.modules[name])
 
 
 def _run_next() -> None:
