@@ -23,7 +23,7 @@ from opjit.backends import Flags
 from opjit.backends.cuda import Cuda
 from opjit.builder import runtime_objects
 from opjit.catalog import registry
-from opjit.recipe import toolchain
+from opjit.recipe import recorder, toolchain
 from opjit.recipe.compilers import Compiler
 from opjit.store.entry import Entry
 from opjit.store.store import Store
@@ -142,16 +142,24 @@ def copied_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     kept.mkdir(exist_ok=True)
     plain = runtime_objects._make
 
+    def move_record(folder: Path, old: bytes, new: bytes) -> None:
+        """Change the folder in which the tools ran in the record of what they read."""
+        log = folder / recorder.LOG
+        if log.exists():
+            log.write_bytes(log.read_bytes().replace(old, new))
+
     def make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
         texts = [path.read_bytes() for path in sorted(Path(include).glob("opjit*"))]
         made = kept / hashlib.sha256(repr((include, compiler, flags, texts)).encode()).hexdigest()
         if made.is_dir():
             for path in made.iterdir():
                 shutil.copy(path, work)
+            move_record(work, b"<work>", os.fsencode(work))
             return
         plain(work, include, compiler, flags)
         own = kept / files.random_name()
         shutil.copytree(work, own)
+        move_record(own, os.fsencode(work), b"<work>")
         with contextlib.suppress(OSError):  # another thread or worker was faster
             own.rename(made)
 

@@ -1,12 +1,15 @@
 """Outputs of compilers that builds keep for later builds: opjit's runtime, object files, the macros of torch's headers, emulated binaries.
 
-    <root>/v2/parts/<key>/    the files, parts.json with the SHA-256 of each and, if their making was watched, reads.json
+    <root>/v2/parts/<key>/           the files, parts.json with the SHA-256 of each and, if their making was watched, reads.json
+    <root>/v2/parts/shared/<key>/    the same of a file that depends only on torch and the compilers
 
-A part is verified like an entry, appears by one rename, and is pruned by the same rule.
+A part is verified like an entry, appears by one rename, and is pruned by the same rule. A shared one travels like an entry: `packed` makes
+a bundle of it, and `receive` publishes it on another machine, which uses it if its compilers, torch and headers of the system are the same.
 """
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,12 +19,17 @@ from typing import Any
 from opjit import files, processes, progress
 from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.errors import BuildError, EntryError, UntrustedFolder
-from opjit.recipe import reads
+from opjit.recipe import reads, recorder
 from opjit.recipe.compilers import Compiler
-from opjit.recipe.document import FORMAT
-from opjit.recipe.reads import Moment, Reads
+from opjit.recipe.document import FORMAT, document_key
+from opjit.recipe.reads import EVERYWHERE, Moment, Reads
+from opjit.recipe.record_reader import RecordReader
+from opjit.share import remote
 from opjit.store import layers
-from opjit.store.store import PARTS, Store
+from opjit.store import manifest as manifests
+from opjit.store.bundle import Bundle
+from opjit.store.manifest import Manifest
+from opjit.store.store import PARTS, SHARED, Store
 
 _LIST = "parts.json"
 _READS = "reads.json"
@@ -41,51 +49,74 @@ def kept_reads(place: Path) -> Reads:
 
 def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
     """Return whether parts are whole, and all that made them is unchanged."""
+    return is_whole(place, [*needed, _READS]) and _is_unchanged(place, moment)
+
+
+def _is_unchanged(place: Path, moment: Moment) -> bool:
     with suppress(OSError, EntryError, ValueError, TypeError):
-        if is_whole(place, [*needed, _READS]):
-            return not any(reads.differences(kept_reads(place), moment))
+        return not any(reads.differences(kept_reads(place), moment))
     return False
+
+
+def name_of(content: object, shared: bool = False) -> str:
+    """Return the name of the parts with a content, which decides their bytes."""
+    key = files.sha256(json.dumps([FORMAT, content]))
+    return f"{SHARED}/{key}" if shared else key
 
 
 def kept(
     base: Path,
-    content: object,
+    name: str,
     needed: Collection[str],
+    covered: tuple[str, ...],
     make: Callable[[Path], object],
     is_good: Callable[[Path], bool] | None = None,
 ) -> Path:
-    """Return a folder of parts that `make` writes, once for each content, which decides their
-    bytes.
+    """Return a folder of parts that `make` writes, once for each name and each state of the files that its tools read.
 
-    Verifies them, by `is_good` or by the digests of the `needed` files, and replaces damaged ones; a
-    layer may have them. One process makes a part, and the other processes wait for it. Raises UntrustedFolder if
-    other users can write the store's folder of parts.
+    The name covers the programs, and the files below the prefixes `covered`. Tools run in the folder that `make` gets, or below it.
+
+    Verifies the parts, by `is_good` or by the digests of all files, and replaces damaged ones. A layer may have them and, if they are
+    shared, the remote. One process makes a part, and the other processes wait for it. Raises UntrustedFolder if other users can write the
+    store's folder of parts.
     """
-    is_good = is_good or partial(is_whole, needed=needed)
-    found = find_parts(base, content, is_good)
+    is_good = is_good or partial(is_current, needed=needed, moment=Moment())
+    found = find_parts(base, name, is_good)
     if found is not None:
         return found
     with processes.importing:  # only builds import filelock
         from opjit.store import lock
 
+    def make_watched(staged: Path) -> None:
+        started = files.tick(staged)
+        make(staged)
+        if not (staged / _READS).exists():
+            reader = RecordReader(str(staged), Moment(), covered, started)
+            read = reader.reads(staged.rglob(recorder.LOG))
+            doubt = read.doubt or ("" if read.digests else "its compiler cannot be watched")
+            keep_reads(staged, Reads(read.digests, read.absent, doubt))
+
     def on_wait(holder: str) -> None:
         progress.step(f"waiting for a part of the compilers: {holder}")
 
-    with lock.held(f"part-{_key(content)}", on_wait):
-        place = find_parts(base, content, is_good)
+    with lock.held(f"part-{os.path.basename(name)}", on_wait):
+        place = find_parts(base, name, is_good) or fetched(base, name, is_good)
         if place is None:
-            place = publish_parts(base, content, is_good, make)
+            place = publish_parts(base, name, is_good, make_watched)
             is_good(place)  # takes note of it
         return place
 
 
-def kept_json(base: Path, content: object, compute: Callable[[], object]) -> Any:
-    """Return a value in JSON that is computed once for each content."""
+def kept_json(
+    base: Path, content: object, covered: tuple[str, ...], compute: Callable[[Path], object]
+) -> Any:
+    """Return a shared value in JSON that is computed once, as `kept` does. `compute` gets the folder for its tools."""
 
     def make(staged: Path) -> None:
-        (staged / _VALUE).write_text(json.dumps(compute()))
+        (staged / _VALUE).write_text(json.dumps(compute(staged)))
 
-    return json.loads((kept(base, content, [_VALUE], make) / _VALUE).read_text())
+    place = kept(base, name_of(content, shared=True), [_VALUE], covered, make)
+    return json.loads((place / _VALUE).read_text())
 
 
 def part_folders(base: Path) -> list[Path]:
@@ -93,10 +124,10 @@ def part_folders(base: Path) -> list[Path]:
     return [each / PARTS for each in (*(Store(root).base for root in layers.named()), base)]
 
 
-def find_parts(base: Path, content: object, is_good: Callable[[Path], bool]) -> Path | None:
+def find_parts(base: Path, name: str, is_good: Callable[[Path], bool]) -> Path | None:
     """Return a good folder of parts in a layer or a store's folder; None if `publish_parts` has to make it."""
     for folder in part_folders(base):
-        place = folder / _key(content)
+        place = folder / name
         if is_good(place) and files.trust_problem(place.parent) is None:
             with suppress(OSError):
                 # `prune` leaves parts alone that a build used lately, because it may be linking with them.
@@ -105,9 +136,19 @@ def find_parts(base: Path, content: object, is_good: Callable[[Path], bool]) -> 
     return None
 
 
+def fetched(base: Path, name: str, is_good: Callable[[Path], bool]) -> Path | None:
+    """Fetch shared parts from the remote. None if it is not set or lacks them, or if they were made from other files."""
+    if name.startswith(SHARED) and os.environ.get("OPJIT_REMOTE"):
+        received = remote.fetch_parts(name)
+        with suppress(OSError, EntryError):
+            if received is not None and is_good(receive(base, name, received, is_good)):
+                return base / PARTS / name
+    return None
+
+
 def publish_parts(
     base: Path,
-    content: object,
+    name: str,
     is_good: Callable[[Path], bool],
     make: Callable[[Path], object],
 ) -> Path:
@@ -115,7 +156,7 @@ def publish_parts(
 
     Raises UntrustedFolder if other users can write the folder of parts.
     """
-    place = base / PARTS / _key(content)
+    place = base / PARTS / name
     files.make_private(place.parent)
     problem = files.trust_problem(place.parent)
     if problem is not None:  # other users could exchange the parts between their check and the link
@@ -124,6 +165,9 @@ def publish_parts(
     staged.mkdir(mode=0o700)
     try:
         make(staged)
+        (staged / recorder.LOG).unlink(missing_ok=True)
+        for path in filter(Path.is_dir, [*staged.iterdir()]):
+            files.remove_tree(path)
         for path in (parts := sorted(staged.iterdir())):
             path.chmod(0o644)
             files.sync(path)
@@ -138,8 +182,36 @@ def publish_parts(
     return place
 
 
-def _key(content: object) -> str:
-    return files.sha256(json.dumps([FORMAT, content]))
+def packed(place: Path) -> Bundle:
+    """Return a shared part as a bundle, unsigned and compressed: GCC's 150 MB are 27 MB in 1.2 s, and zstd would save 4 MB and 1 s.
+
+    Raises EntryError if it is damaged, or if its compiler could not be watched, and OSError.
+    """
+    read = kept_reads(place)
+    (name,) = {*os.listdir(place)} - {_LIST, _READS}
+    if read.doubt or not is_whole(place, [name, _READS]):
+        raise EntryError(read.doubt or "it is damaged; the next build that needs it replaces it")
+    document = {"made_by": PARTS, "name": f"{SHARED}/{place.name}", **read.document(EVERYWHERE)}
+    content = zlib.compress(files.read(place / name, _MAX_BYTES), 1)
+    digest = files.sha256(content)
+    manifest = Manifest(document_key(document), document, name, len(content), digest, {})
+    return Bundle(manifest.dump(), content)
+
+
+def receive(base: Path, name: str, received: Bundle, is_good: Callable[[Path], bool]) -> Path:
+    """Publish the shared parts in a bundle. Its signature, name and digests were checked. Raises EntryError if the file is damaged."""
+    manifest = manifests.parse(received.manifest)
+
+    def make(staged: Path) -> None:
+        stream = zlib.decompressobj()
+        with suppress(zlib.error):
+            content = stream.decompress(received.library, _MAX_BYTES)
+            (staged / manifest.library).write_bytes(content)
+        if not stream.eof:
+            raise EntryError(f"its file is damaged, or larger than {_MAX_BYTES} bytes")
+        keep_reads(staged, reads.loaded(manifest.document, EVERYWHERE))
+
+    return publish_parts(base, name, is_good, make)
 
 
 def is_whole(place: Path, needed: Collection[str]) -> bool:
@@ -159,13 +231,13 @@ def is_whole(place: Path, needed: Collection[str]) -> bool:
 
 
 def is_known(note: Path, name: str, place: Path) -> bool:
-    """Return whether a large part is whole. A note saves verifying its digest again while the file is the same."""
+    """Return whether a large part is whole and current. A note saves verifying its digest again while the file is the same."""
     seen = [str(place), reads.signature(str(place / name))]
     if files.read_checked(note) != seen:
         if not is_whole(place, [name]):
             return False
         files.write_checked(note, seen)
-    return files.trust_problem(place) is None
+    return files.trust_problem(place) is None and _is_unchanged(place, Moment())
 
 
 def compile_part(compiler: Compiler, arguments: Sequence[str], work: Path) -> str:

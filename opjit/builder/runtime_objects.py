@@ -16,10 +16,8 @@ from opjit import files, processes, resources
 from opjit.backends import Flags, Shared
 from opjit.builder import parts
 from opjit.builder.compile_step import run_tool
-from opjit.recipe import recorder
 from opjit.recipe.compilers import Compiler
-from opjit.recipe.reads import Moment, Reads
-from opjit.recipe.record_reader import RecordReader
+from opjit.recipe.reads import Reads
 from opjit.recipe.toolchain import identity
 
 # Linked into every op's library.
@@ -50,25 +48,21 @@ def folder(base: Path, compiler: Compiler, flags: Flags) -> tuple[Path, Reads]:
     """
     include = resources.include_path()
     tools = identity(compiler)
-    content = [include, tools, compiler.includes, flags.c, _FLAGS, flags.stubs]
-    moment = Moment()
-
-    def is_good(place: Path) -> bool:
-        return parts.is_current(place, OBJECTS, moment)
+    shim = files.digest(_shim())
+    content = [include, tools, compiler.includes, flags.c, _FLAGS, flags.stubs, shim]
 
     def make(staged: Path) -> None:
         _make(staged, include, compiler, flags)
 
-    place = parts.kept(base, content, OBJECTS, make, is_good)
+    place = parts.kept(base, parts.name_of(content), OBJECTS, (), make)
     return place, parts.kept_reads(place)
 
 
 def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
-    """Make all parts, and note their inputs.
+    """Make all parts.
 
     -O1 and side by side: 0.45 s for the first get, where -O3 and one by one take 0.9 s (tests/benchmarks/cold.py).
     Only the loops of opjit_convert.c need vectors."""
-    started = files.tick(work)
 
     def compile_one(source: str) -> None:
         paths = {"folder": include, "include": include, "staging": str(work)}
@@ -79,12 +73,6 @@ def _make(work: Path, include: str, compiler: Compiler, flags: Flags) -> None:
     processes.in_parallel(compile_one, RUNTIME)
     for library in flags.stubs:
         stub_of_torch(library, compiler, work)
-    reader = RecordReader(str(work), Moment(), (), started)
-    log = work / recorder.LOG
-    read = reader.reads([log])
-    shim = {_shim(): files.digest(_shim())}  # which this process read
-    parts.keep_reads(work, read._replace(digests={**read.digests, **shim}))
-    log.unlink(missing_ok=True)
     for name in _UNUSED:
         (work / f"lib{name}.a").write_bytes(b"!<arch>\n")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from opjit import files
+from opjit.builder import parts
 from opjit.cache import trees
 from opjit.cache.trees import TransferReport
 from opjit.cache.verification import Origin, origin
@@ -24,7 +25,7 @@ from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
 from opjit.store.manifest import Manifest
-from opjit.store.store import VERSION, Store, default_root, default_store
+from opjit.store.store import SHARED, VERSION, default_root, default_store
 
 _Result = TypeVar("_Result")
 _OBJECT = re.compile(rf"{VERSION}/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{{64}})\.(opjit|key)", re.ASCII)
@@ -64,9 +65,6 @@ class _Remote:
             FileNotFoundError
         ) as error:  # the bucket does not exist, or the directory cannot be made
             raise RemoteError(f"{self.shown} cannot be written: {remote.reason(error)}") from error
-
-    def has(self, name: str) -> bool:
-        return self._in_time(lambda: self.objects.has(name))
 
     def pointed(self, name: str) -> list[str]:
         try:
@@ -111,13 +109,13 @@ def push(
             "storage behind it (for example s3://…), or push to file:///DIR and copy DIR to the "
             "web server"
         )
+    there = {*place.names()}
     for entry, content in _outgoing(
-        default_store(),
         ops,
         signer(sign) if sign is not None else lambda each: each,
         report.problems,
     ):
-        known = place.has(entry.name)
+        known = entry.name in there
         if not known:
             place.write(entry.name, content)
             report.moved.append(entry.name)
@@ -133,22 +131,25 @@ def push(
 
 
 def _outgoing(
-    root: Store, ops: Sequence[str], sign: Callable[[Bundle], Bundle], problems: list[str]
+    ops: Sequence[str], sign: Callable[[Bundle], Bundle], problems: list[str]
 ) -> Iterator[tuple[Origin, bytes]]:
     """Yield the cache's entries of ops, verified and sorted by name, with the bytes of their
-    objects.
+    objects. Without ops, also its shared parts.
 
     If an entry fails, `problems` gets a line about it.
     """
+    root = default_store()
+    shared = (item for item in inventory.parts(root) if item.folder.parent.name == SHARED)
     folders = {
         "/".join((VERSION, *item.folder.parts[-3:])) + ".opjit": item.folder
-        for item in inventory.scan(root)
+        for item in (*inventory.scan(root), *shared)
     }
     for name in _selected(
         sorted(folders), ops, problems, f"{root.root} does not contain an entry of it"
     ):
         try:
-            content = bundle.of(folders[name])
+            folder = folders[name]
+            content = parts.packed(folder) if folder.parent.name == SHARED else bundle.of(folder)
             manifest, belongs = _checked(name, content)
             if "debug" in manifest.document:
                 continue  # it contains directories of this machine
@@ -193,7 +194,7 @@ def _take_in(
         place.names(), ops, report.problems, f"{place.shown} does not contain an entry of it"
     ):
         folder = root.root / name.removesuffix(".opjit")
-        if os.path.isfile(folder / manifests.NAME):
+        if os.path.isdir(folder):
             # If it is damaged, its next use replaces it.
             report = report._replace(there=report.there + 1)
             continue
@@ -208,7 +209,10 @@ def _take_in(
             report.problems.append(f"{name} is left out: {error}")
             continue
         try:
-            root.receive(received, folder, belongs.target)
+            if folder.parent.name == SHARED:
+                parts.receive(root.base, f"{SHARED}/{belongs.key}", received, Path.is_dir)
+            else:
+                root.receive(received, folder, belongs.target)
         except (OSError, EntryError) as error:  # the entry is good, so the cache is at fault
             raise RemoteError(
                 f"the cache {root.root} cannot be written: {error}; set OPJIT_CACHE to a directory that only you can write"

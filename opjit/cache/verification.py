@@ -16,7 +16,7 @@ from opjit.store import entry, inventory
 from opjit.store import manifest as manifests
 from opjit.store.inventory import EntryInfo
 from opjit.store.manifest import Manifest
-from opjit.store.store import VERSION, Store
+from opjit.store.store import PARTS, VERSION, Store
 
 GOOD = "good"
 BAD = "bad"
@@ -43,6 +43,9 @@ def origin(manifest: Manifest) -> Origin:
 
     document = manifest.document
     target = None
+    if document.get("made_by") == PARTS:
+        folder, _, key = f"{VERSION}/{PARTS}/{document.get('name')}".rpartition("/")
+        return Origin("a part of builds", folder, key, None, (f"{folder}/{key}.key",))
     if document.get("made_by") is None:
         schema, target = op_of(manifest)
         title = f"{schema.qualified} for {target}"

@@ -61,9 +61,8 @@ def build(
         flags = light.policy.macro_flags(extension)
         given = (base, work, tools.compiler, extension.pybind11, flags, extension.include)
         prepared = light.Prepared(*given) if extension.light else None
-        trusted = identity.trusted_folders(
-            tools, str(light.headers.OWN), *map(str, parts.part_folders(base))
-        )
+        known = map(str, (light.headers.OWN, *parts.part_folders(base)))
+        trusted = identity.trusted_folders(*known, tools=tools)
         more = [
             *light.vocabulary.versions(tools.compiler),
             tools.nvrtc and tools.nvrtc.version,

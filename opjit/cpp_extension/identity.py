@@ -364,7 +364,7 @@ def find_nvcc(memory: Path | None) -> Nvcc | None:
     return toolchain.nvcc_of(Cuda().runtime(None), memory)
 
 
-def trusted_folders(tools: BuildTools | None = None, *more: str) -> tuple[str, ...]:
+def trusted_folders(*more: str, tools: BuildTools | None = None) -> tuple[str, ...]:
     """The prefixes of real paths that a version in the key covers: of torch, Python, CUDA, and more folders."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
     found = [

@@ -6,9 +6,9 @@ machine."""
 import ctypes
 import os
 import re
-import tempfile
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from opjit import backends, files, loader, resources
@@ -23,7 +23,6 @@ from opjit.errors import NoKernel, OpjitError
 from opjit.recipe import compilers, nvcc_flags, reads, recorder, toolchain
 from opjit.recipe.compilers import Compiler
 from opjit.recipe.reads import Moment
-from opjit.recipe.record_reader import RecordReader
 from opjit.recipe.schema import c_names
 from opjit.store.entry import Entry
 from opjit.store.store import default_store
@@ -99,6 +98,15 @@ def _sources(op: OpState) -> list[Path]:
     return [first, *(Path(path) for path in others if path.endswith(".cu"))]
 
 
+@cache
+def warn_of_emulation() -> None:
+    """Warn once that OPJIT_EMULATE is set."""
+    warnings.warn(
+        "OPJIT_EMULATE is set, so CUDA kernels run emulated on the CPU. opjit checks their results, races and bounds; times mean nothing",
+        stacklevel=5,
+    )
+
+
 def set_checking() -> bool:
     """Check the accesses of kernels unless OPJIT_EMULATE is ``fast``, and return whether they are checked."""
     checked = os.environ.get("OPJIT_EMULATE") != "fast"
@@ -132,7 +140,7 @@ def runtime_folder() -> Path:
         parts.compile_part(compiler, [*sources, *flags, "-o", RUNTIME], staged)
 
     content = [own_text(), compiler.version, compiler.machine, flags]
-    return parts.kept(base(), content, (RUNTIME,), make)
+    return parts.kept(base(), parts.name_of(content), (RUNTIME,), (f"{device_folder()}/",), make)
 
 
 def base() -> Path:
@@ -170,36 +178,26 @@ def binary(op: OpState, checked: bool) -> Path:
     content = [own_text(), rendered, compiler.version, flags, include, known]
 
     def make(staged: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix="opjit-") as folder:
-            work = Path(folder)
-            started = files.tick(work)
-            try:
-                write_translated(_included(compiler, flags, sources, include, work), work, names)
-                (work / "opjit_glue.c").write_text(rendered, "utf-8")
-                _write_wrappers(op, sources, work)
-                every = includes(work, include)
-                for unit in sources:
-                    run_tool(
-                        [compiler.path, *flags, *every, "-c", f"{unit.stem}.emulated.cc"], work
-                    )
-                linked, _ = runtime_objects.folder(base(), compiler, _flags_of_cpu())
-                run_tool(
-                    [compiler.path, *_link(sources, linked, include[1], checked, staged)], work
-                )
-                # A digest in the key stands for the files of the emulation.
-                trusted = (f"{device_folder()}/", f"{base()}/")
-                named = tuple(map(str, sources))
-                reader = RecordReader(str(work), Moment(), trusted, started, named)
-                read = reader.reads([work / recorder.LOG])
-            except NvccOnly as reason:
-                text = f"{op.qualified} is not emulated: {source.name}: {reason}"
-                raise NoKernel(text) from None
-            except CompilerFailed as failed:
-                raise _explained(op, str(failed)) from None
-        parts.keep_reads(staged, read)
+        work = staged / "build"
+        work.mkdir()
+        try:
+            write_translated(_included(compiler, flags, sources, include, work), work, names)
+            (work / "opjit_glue.c").write_text(rendered, "utf-8")
+            _write_wrappers(op, sources, work)
+            every = includes(work, include)
+            for unit in sources:
+                run_tool([compiler.path, *flags, *every, "-c", f"{unit.stem}.emulated.cc"], work)
+            linked, _ = runtime_objects.folder(base(), compiler, _flags_of_cpu())
+            run_tool([compiler.path, *_link(sources, linked, include[1], checked, staged)], work)
+        except NvccOnly as reason:
+            text = f"{op.qualified} is not emulated: {source.name}: {reason}"
+            raise NoKernel(text) from None
+        except CompilerFailed as failed:
+            raise _explained(op, str(failed)) from None
 
-    is_good = partial(parts.is_current, needed=[_BINARY], moment=moment)
-    return parts.kept(base(), content, (_BINARY,), make, is_good=is_good) / _BINARY
+    # A digest in the key stands for the files of the emulation.
+    covered = (f"{device_folder()}/", f"{base()}/")
+    return parts.kept(base(), parts.name_of(content), (_BINARY,), covered, make) / _BINARY
 
 
 def _included(

@@ -52,6 +52,7 @@ def emulated_call(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
         sources = files.of_load(call) if isinstance(call, LoadCall) else files.of_inline(call)
     except NvccOnly as reason:
         raise NoKernel(f"{call.name} is not emulated: {reason}") from None
+    build.warn_of_emulation()
     content = files.write().name  # the key of the extension covers all files by this word
     return replace(
         call,
@@ -116,7 +117,7 @@ class _Files:
             for name, text in self.texts.items():
                 (staged / name).write_text(text, "utf-8", "surrogateescape")
 
-        return parts.kept(build.base(), self.texts, [*self.texts], make)
+        return parts.kept(build.base(), parts.name_of(self.texts), [*self.texts], (), make)
 
     def _translated(self, text: str, name: str, near: Sequence[str]) -> str:
         """Translate a text. Headers of CUDA and of torch's part for CUDA become the emulation's, and the program's are translated.

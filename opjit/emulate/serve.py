@@ -1,17 +1,11 @@
 """OPJIT_EMULATE=1: the CUDA kernels of ops serve CPU tensors in this process, for `opjit.get`, `opjit.inline`, cells and plain calls."""
 
-import warnings
-from functools import cache
-
 from opjit import backends, cpp_extension
 from opjit.backends import DeviceCompiler, Flags, Stream
 from opjit.backends.targets import Target
-from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.declare.op_state import OpState
 from opjit.emulate import build, extension
 from opjit.store.entry import Entry
-
-_WARNING = "OPJIT_EMULATE is set, so CUDA kernels run emulated on the CPU. opjit checks their results, races and bounds; times mean nothing"
 
 
 class EmulatedCuda(build.Emulated):
@@ -33,7 +27,7 @@ class EmulatedCuda(build.Emulated):
     def entry(self, op: OpState, target: Target) -> Entry:
         """Build an op's emulated kernel, unless it is built, in place of the store's entry."""
         library = build.binary(op, build.set_checking())
-        _warn()
+        build.warn_of_emulation()
         return build.entry_of(library)
 
 
@@ -41,16 +35,4 @@ def serve() -> None:
     """Let CUDA kernels serve CPU tensors from now on, unless this machine can run them."""
     if backends.for_device("cuda").available() is not None:
         backends.register_backend(EmulatedCuda())
-        cpp_extension.emulator = _extension
-
-
-@cache
-def _warn() -> None:
-    warnings.warn(_WARNING, stacklevel=5)
-
-
-def _extension(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
-    changed = extension.emulated_call(call)
-    if changed is not call:
-        _warn()
-    return changed
+        cpp_extension.emulator = extension.emulated_call

@@ -28,7 +28,7 @@ from opjit.store import usage
 from opjit.store.bundle import Bundle
 from opjit.store.entry import Entry, check_binary
 from opjit.store.manifest import Manifest
-from opjit.store.store import VERSION, Store
+from opjit.store.store import PARTS, VERSION, Store
 
 MAX_BYTES = 64 << 20  # of an object; a larger one would not arrive in time
 MOST_KEYS = 8  # in a pointer
@@ -40,7 +40,7 @@ _KEYS = rb"[0-9a-f]{64}(\n[0-9a-f]{64})*\n?"
 # trips of 0.2 s).
 _IN_ALL = 0.9
 _AT_LEAST = 0.6
-_EXTENSION = 20.0  # seconds for an extension that a pointer names: it is larger than an op and slower to build
+_EXTENSION = 20.0  # seconds for an extension or parts that a pointer names: they are larger than an op and slower to build
 _Read = Callable[[str, int], bytes]
 _Result = TypeVar("_Result")
 _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST at that time
@@ -49,23 +49,9 @@ _failed: set[tuple[str, str]] = set()  # remotes that failed, with OPJIT_TRUST a
 def fetch(ways: Sequence[BuildInputs], store: Store) -> Entry | None:
     """Fetch an entry of any of `ways`, which have one base key, from OPJIT_REMOTE.
 
-    Returns None if it is not there. After a failure, it warns once, returns None, and stops using
-    the remote.
+    Returns None if it is not there, or if the remote fails.
     """
-    objects = Objects(os.environ["OPJIT_REMOTE"])
-    identity = (objects.url, os.environ.get("OPJIT_TRUST", ""))
-    if identity in _failed:
-        return None
-    try:
-        found = _ask(ways, objects)
-    except Exception as error:  # a failing network or hostile bytes must not prevent the build
-        if identity not in _failed:
-            _failed.add(identity)
-            warn_of_cache(
-                f"the remote {objects.shown} failed and is not used again: {reason(error)}. Missing entries are built "
-                "by this process"
-            )
-        return None
+    found = _unless_failed(lambda objects: _ask(ways, objects))
     if found is None:
         return None
     key, received = found
@@ -78,6 +64,47 @@ def fetch(ways: Sequence[BuildInputs], store: Store) -> Entry | None:
     usage.count(store.base, "fetches")
     progress.log(f"{first} came from the remote: {entry.folder}")
     return replace(entry, origin="remote")
+
+
+def fetch_parts(name: str) -> Bundle | None:
+    """Fetch shared parts by their name, and check all but the files that made them. Returns None like `fetch`."""
+
+    place = f"{VERSION}/{PARTS}/{name}"
+
+    def ask(objects: Objects) -> Bundle | None:
+        try:
+            _read_from(objects, lambda read, trusted: read(f"{place}.key", _POINTER_BYTES))
+            found, manifest = _read_from(
+                objects,
+                lambda read, trusted: trusted.opened(read(f"{place}.opjit", MAX_BYTES)),
+                _EXTENSION,
+            )
+        except FileNotFoundError:
+            return None
+        examine(manifest, found.library, manifest.key, None)
+        if manifest.document.get("name") != name:
+            raise EntryError(MISMATCH)
+        return found
+
+    return _unless_failed(ask)
+
+
+def _unless_failed(ask: Callable[[Objects], _Result | None]) -> _Result | None:
+    """Ask the remote. After a failure, warn once, return None, and stop using the remote."""
+    objects = Objects(os.environ["OPJIT_REMOTE"])
+    identity = (objects.url, os.environ.get("OPJIT_TRUST", ""))
+    if identity in _failed:
+        return None
+    try:
+        return ask(objects)
+    except Exception as error:  # a failing network or hostile bytes must not prevent the build
+        if identity not in _failed:
+            _failed.add(identity)
+            warn_of_cache(
+                f"the remote {objects.shown} failed and is not used again: {reason(error)}. Missing entries are built "
+                "by this process"
+            )
+        return None
 
 
 def _ask(ways: Sequence[BuildInputs], objects: Objects) -> tuple[str, Bundle] | None:
@@ -189,7 +216,8 @@ def examine(manifest: Manifest, library: bytes, key: str, target: Target | None)
         raise EntryError("it has another key")
     if len(library) != manifest.size or files.sha256(library) != manifest.sha256:
         raise EntryError("its library does not have the SHA-256 in its manifest")
-    check_binary(manifest, library, target)
+    if manifest.document.get("made_by") != PARTS:
+        check_binary(manifest, library, target)
 
 
 def reason(error: Exception) -> str:

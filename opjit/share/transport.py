@@ -88,10 +88,6 @@ class Objects(NamedTuple):
             system.makedirs(system._parent(path), exist_ok=True)
             system.pipe_file(path, content)
 
-    def has(self, name: str) -> bool:
-        system, path = self._system(name)
-        return bool(system.exists(path))
-
     def names(self, prefix: str) -> list[str]:
         """Return the names of all objects that start with ``prefix/``, sorted; not over HTTP, which cannot list them."""
         system, root = self._system(prefix)

@@ -46,7 +46,7 @@ class KeptObjects:
         """Put a kept object in its place, if there is one. A build with unknown inputs does without."""
         if self.inputs.doubt:
             return False
-        folder = parts.find_parts(self.base, self._key(step), self._fits)
+        folder = parts.find_parts(self.base, self._name(step), self._fits)
         if folder is None:
             return False
         with suppress(OSError, EntryError, ValueError, TypeError):  # it is being removed
@@ -76,7 +76,7 @@ class KeptObjects:
                 (staged / _OBJECT).write_bytes(place.read_bytes())
                 parts.keep_reads(staged, read)
 
-            parts.publish_parts(self.base, self._key(step), self._fits, make)
+            parts.publish_parts(self.base, self._name(step), self._fits, make)
 
     def read_by_all(self, linking: Sequence[ToolCommand]) -> Reads:
         """Return what the compilers of all objects and the linkers read."""
@@ -89,14 +89,14 @@ class KeptObjects:
         """Whether an object is unchanged, and what its compiler read is."""
         return parts.is_current(folder, [_OBJECT], self.reader.moment)
 
-    def _key(self, step: ToolCommand) -> list[object]:
-        """Return the inputs of an object, apart from the files that its compiler reads."""
+    def _name(self, step: ToolCommand) -> str:
+        """Return the name of an object for its inputs, apart from the files that its compiler reads."""
         work = self.reader.work
         path = step.source.replace(f"{work}/generated/", reads.GENERATED)
         words = (step.key or shlex.join(step.command)).replace(work, "<work>")
         digest = self.reader.moment.digest(path)
         inputs = self.inputs
-        return [
+        content = [
             inputs.toolchain,
             inputs.flags.get("launcher"),
             inputs.flags.get("environment"),
@@ -105,3 +105,4 @@ class KeptObjects:
             words,
             os.getcwd(),
         ]
+        return parts.name_of(content)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit.store.store import KEY, PARTS, SPECIAL, Store
+from opjit.store.store import KEY, PARTS, SHARED, SPECIAL, Store
 
 _BASE = r"-[0-9a-f]{20}$"
 
@@ -59,10 +59,11 @@ def scan(store: Store) -> Iterator[EntryInfo]:
 def parts(store: Store) -> list[EntryInfo]:
     """Return the outputs of compilers that builds keep for later builds, the least recently used first."""
     found = []
-    for entry in _folders(store.base / PARTS):
+    for entry in [*_folders(store.base / PARTS), *_folders(store.base / PARTS / SHARED)]:
         with suppress(OSError):
             used = entry.stat(follow_symlinks=False).st_mtime  # each use sets it
-            found.append(_item(store.base / PARTS, entry, PARTS, "")._replace(read=used))
+            if entry.name != SHARED:
+                found.append(_item(store.base / PARTS, entry, PARTS, "")._replace(read=used))
     return sorted(found, key=lambda item: item.read)
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from opjit.store.bundle import Bundle  # a warm path imports no bundles
 
 VERSION = "v2"  # the folder of all other folders; its number changes with the layout of the folders
-PARTS = "parts"  # the folder of files that several builds use
+PARTS = "parts"  # the maker, and the folder, of files that several builds use
+SHARED = "shared"  # the folder of parts that travel, inside the folder of parts
 UNCACHED = (
     "uncached-"  # the start of the names of notes on requests for binaries that are not cached
 )

@@ -5,4 +5,4 @@ op_library: builder/test_builder.py builder/test_errors.py
 cuda_text signatures: builder/test_cuda.py
 diagnosis publish: builder/test_errors.py
 ninja torch_builder: builder/test_builder.py
-parts: builder/test_runtime_objects.py"""
+"""

@@ -135,15 +135,15 @@ def test_parts_of_a_layer_which_may_have_none_are_not_made_again_unless_they_are
     def make(folder: Path) -> None:
         (folder / "part").write_text("part")
 
-    shared = parts.kept(Store(tmp_path / "layer").base, "content", ("part",), make)
+    shared = parts.kept(Store(tmp_path / "layer").base, "content", ("part",), (), make)
     monkeypatch.setenv("OPJIT_LAYERS", f"{tmp_path / 'empty'}:{tmp_path / 'layer'}")
     own = Store(tmp_path / "own").base
     assert (
-        parts.kept(own, "content", ("part",), lambda folder: pytest.fail(f"made {folder}"))
+        parts.kept(own, "content", ("part",), (), lambda folder: pytest.fail(f"made {folder}"))
         == shared
     )
     (shared / "part").write_text("damaged")
-    assert parts.kept(own, "content", ("part",), make).parent == own / "parts"
+    assert parts.kept(own, "content", ("part",), (), make).parent == own / "parts"
 
 
 def test_two_processes_that_need_one_part_at_once_make_it_once(tmp_path: Path) -> None:

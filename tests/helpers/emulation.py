@@ -21,7 +21,7 @@ def emulated(checked: bool) -> Iterator[None]:
         patch.setattr("opjit.cpp_extension.emulator", None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels run emulated
-            serve._warn()
+            build.warn_of_emulation()
         serve.serve()
         build.set_checking()
         _unload("cpu")

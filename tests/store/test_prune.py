@@ -302,10 +302,10 @@ def test_parts_that_a_build_may_be_linking_with_stay_at_any_age(entry: Entry) ->
         (staged / "part").write_text("text")
 
     base = entry.folder.parents[2]
-    used = parts.kept(base, "content", ["part"], make)
+    used = parts.kept(base, "content", ["part"], (), make)
     for path in (used, *used.iterdir()):
         os.utime(path, (time.time() - DAY,) * 2)
-    assert parts.kept(base, "content", ["part"], make) == used
+    assert parts.kept(base, "content", ["part"], (), make) == used
     cache.prune(age=1.0)
     assert used.is_dir()
     for path in (used, *used.iterdir()):

@@ -16,7 +16,7 @@ import torch
 
 from opjit import files, processes
 from opjit.builder import parts
-from opjit.cpp_extension.identity import LIGHT, own_folders
+from opjit.cpp_extension.identity import LIGHT, own_folders, trusted_folders
 from opjit.cpp_extension.light import core, headers, macros, policy, streams, vocabulary
 from opjit.cpp_extension.light.policy import Program
 from opjit.cpp_extension.light.streams import Preprocessor
@@ -102,8 +102,7 @@ class Prepared:
 
     def versions(self) -> list[object]:
         """Return the inputs of the light headers of a text, apart from torch and the compiler."""
-        own = [files.digest(str(path)) for path in sorted(headers.OWN.glob("*.h"))]
-        return [LIGHT, own, self.with_pybind11]
+        return [LIGHT, _own_headers(), self.with_pybind11]
 
     def folder_of(self, out: str) -> Path:
         """Return the folder of light headers for the source of an object file."""
@@ -209,29 +208,30 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
     source = headers.OWN / "opjit_bind.cpp"
 
     def make(staged: Path) -> None:
-        with files.scratch_folder() as folder:
-            code = headers.code_of([source.read_text()])
-            headers.write(code, (), folder, policy.BINDING_NEEDS)
-            places = [f"-I{place}" for place in (folder, headers.OWN, *own_folders())]
-            # GCC collects no garbage below 2 GB, which saves 7%.
-            flags = (
-                "-std=c++20 -O1 -fPIC -fvisibility=hidden -w -c --param=ggc-min-heapsize=2000000"
+        folder = staged / "light"
+        code = headers.code_of([source.read_text()])
+        headers.write(code, (), folder, policy.BINDING_NEEDS)
+        places = [f"-I{place}" for place in (folder, headers.OWN, *own_folders())]
+        # GCC collects no garbage below 2 GB, which saves 7%.
+        flags = "-std=c++20 -O1 -fPIC -fvisibility=hidden -w -c --param=ggc-min-heapsize=2000000"
+        try:
+            parts.compile_part(cxx, [*flags.split(), *places, str(source)], staged)
+        except BuildError as error:
+            warnings.warn(
+                f"opjit's binding does not compile with torch {torch.__version__}, so pybind11's is used, which is slower: {error}",
+                CompileWarning,
+                stacklevel=2,
             )
-            try:
-                parts.compile_part(cxx, [*flags.split(), *places, str(source)], staged)
-            except BuildError as error:
-                warnings.warn(
-                    f"opjit's binding does not compile with torch {torch.__version__}, so pybind11's is used, which is slower: {error}",
-                    CompileWarning,
-                    stacklevel=2,
-                )
-                (staged / _OBJECT).write_bytes(b"")  # don't try again
+            (staged / _OBJECT).write_bytes(b"")  # don't try again
 
-    content = [
-        "binding",
-        source.read_text(),
-        (headers.OWN / "opjit_bind.h").read_text(),
-        *vocabulary.versions(cxx),
-    ]
-    place = parts.kept(base, content, (_OBJECT,), make) / _OBJECT
+    content = ["binding", source.read_text(), *_own_headers(), *vocabulary.versions(cxx)]
+    covered = trusted_folders(str(headers.OWN))
+    place = (
+        parts.kept(base, parts.name_of(content, shared=True), (_OBJECT,), covered, make) / _OBJECT
+    )
     return place if place.stat().st_size else None
+
+
+def _own_headers() -> list[str]:
+    """Return the digests of opjit's headers for extensions."""
+    return [files.digest(str(path)) for path in sorted(headers.OWN.glob("*.h"))]

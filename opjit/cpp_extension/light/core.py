@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from opjit import files, processes
 from opjit.builder import budget, parts
+from opjit.builder.compile_step import run_tool
+from opjit.cpp_extension.identity import trusted_folders
 from opjit.cpp_extension.light import headers, macros, table, vocabulary
-from opjit.recipe import reads
 from opjit.recipe.compilers import Compiler
 
 FIRST = "opjit_first.h"  # the header that a source reads first: the core, or an empty one
@@ -54,9 +55,13 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     of_commands = macros.heeded(flags, macros.OF_COMMANDS)
     general = macros.after(table.CORE, of_commands, macros.Surroundings(), base, cxx)
 
+    def compute(folder: Path) -> list[str]:
+        # By a tool, so that the files are noted.
+        text = run_tool(["cat", *general.read], folder)
+        return macros.words_of([text.encode()])
+
     content = ["words", *vocabulary.versions(cxx), sorted(general.read)]
-    texts = (Path(path).read_bytes() for path in general.read)
-    words = frozenset(parts.kept_json(base, content, lambda: macros.words_of(texts)))
+    words = frozenset(parts.kept_json(base, content, trusted_folders(), compute))
     if any(map(headers.is_rewritten, general.read)):
         return None
     heeded = macros.heeded(flags, words)
@@ -75,17 +80,19 @@ def precompiled_core(core: Core, base: Path, cxx: Compiler) -> Path | None:
     command = ["-x", "c++-header", "-w", *core.flags, *macros.OWN_FLAGS, *text]
     command += [os.devnull, "-o", COMPILED]
     make = partial(parts.compile_part, cxx, command)
-    content = ["core", *vocabulary.versions(cxx), cxx.programs, *command]
-    note = base / "toolchain" / f"core-{reads.digest_of(content)[:32]}"
+    content = ["core", *vocabulary.versions(cxx), *command]
+    name = parts.name_of(content, shared=True)
+    note = base / "toolchain" / f"core-{os.path.basename(name)[:32]}"
     is_good = partial(parts.is_known, note, COMPILED)
-    place = parts.find_parts(base, content, is_good)
-    if place is None and not in_background:
-        place = parts.kept(base, content, (COMPILED,), make, is_good)
+    wanted = (base, name, (COMPILED,), trusted_folders(), make, is_good)
+    if not in_background:
+        return parts.kept(*wanted) / COMPILED
+    place = parts.find_parts(base, name, is_good) or parts.fetched(base, name, is_good)
     if place is None and budget.width(budget.CXX_JOB) > 1:
         begun = files.read_checked(note)
         if not isinstance(begun, float):
             files.write_checked(note, 0.0)
         elif time.time() - begun > _AGAIN:
             files.write_checked(note, time.time())
-            processes.call_in_background(parts.kept, base, content, (COMPILED,), make, is_good)
+            processes.call_in_background(parts.kept, *wanted)
     return place and place / COMPILED

@@ -6,13 +6,12 @@ The preprocessor needs a second for torch/extension.h, and 15 ms to define its m
 import functools
 import itertools
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from opjit.builder import parts, preprocessed
-from opjit.cpp_extension.identity import own_folders
+from opjit.cpp_extension.identity import own_folders, trusted_folders
 from opjit.cpp_extension.light import vocabulary
 from opjit.recipe import recorder
 from opjit.recipe.compilers import Compiler
@@ -65,35 +64,36 @@ def after(
     fails, and OSError.
     """
 
-    def compute() -> list[object]:
+    def compute(folder: Path) -> list[object]:
         included = "".join(f"#include <{name}>\n" for name in names)
-        initial, _ = _dumped(around.before, flags, around, cxx)
-        final, read = _dumped(around.before + included, flags, around, cxx)
+        initial, _ = _dumped(around.before, flags, around, cxx, folder / "before")
+        text = around.before + included
+        final, read = _dumped(text, flags, around, cxx, folder / "after")
         asked = sorted(set().union(*map(_directive_words, read)))
         before = {name: text for name, text in initial.items() if final.get(name) != text}
         return [final, before, asked, read]
 
     content = ["macros 4", *vocabulary.versions(cxx), own_folders(), [*names], [*flags], [*around]]
-    texts, before, asked, read = parts.kept_json(base, content, compute)
+    covered = trusted_folders(*system_folders(around.flags))
+    texts, before, asked, read = parts.kept_json(base, content, covered, compute)
     return Macros(texts, before, frozenset(asked), frozenset(read))
 
 
 def _dumped(
-    text: str, flags: Sequence[str], around: Surroundings, cxx: Compiler
+    text: str, flags: Sequence[str], around: Surroundings, cxx: Compiler, place: Path
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the macros after a text, and the files that the compiler read."""
+    """Return the macros after a text, and the files that the compiler read. It runs in a new folder `place`."""
     wanted = ["-E", "-dM", "names.cpp", "-o", "macros.txt"]
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        (place / "names.cpp").write_text(text)
-        lacking = place / "lacking"
-        searched = [*OWN_FLAGS, *around.flags, "-idirafter", str(lacking)]
-        command = [cxx.path, "-x", "c++", "-w", *flags, *searched, *wanted]
-        preprocessed.run_preprocessor(command, place, lacking, tuple(system_folders(searched)))
-        opened = recorder.read([place / recorder.LOG]).opened
-        printed = (place / "macros.txt").read_text("utf-8", "replace")
-    defined = dict(_DEFINE.findall(printed))
-    return defined, [path for path, signed in opened.items() if signed and folder not in path]
+    place.mkdir()
+    (place / "names.cpp").write_text(text)
+    lacking = place / "lacking"
+    searched = [*OWN_FLAGS, *around.flags, "-idirafter", str(lacking)]
+    command = [cxx.path, "-x", "c++", "-w", *flags, *searched, *wanted]
+    preprocessed.run_preprocessor(command, place, lacking, tuple(system_folders(searched)))
+    opened = recorder.read([place / recorder.LOG]).opened
+    printed = (place / "macros.txt").read_text("utf-8", "replace")
+    read = [path for path, signed in opened.items() if signed and not path.startswith(str(place))]
+    return dict(_DEFINE.findall(printed)), read
 
 
 @functools.cache

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from opjit import files
 from opjit.builder import parts
-from opjit.cpp_extension.identity import own_folders
+from opjit.cpp_extension.identity import own_folders, trusted_folders
 from opjit.recipe.compilers import Compiler
 
 _WANTED = "-std=c++20 -w -fPIC -E -P -x c++ -include torch/extension.h"
@@ -33,15 +32,14 @@ def of_torch(base: Path, cxx: Compiler, flags: Sequence[str] = ()) -> frozenset[
     compiler fails, and OSError.
     """
 
-    def compute() -> list[str]:
+    def compute(folder: Path) -> list[str]:
         places = [f"-I{place}" for place in own_folders()]
         wanted = [*_WANTED.split(), *flags, *places, os.devnull]
-        with files.scratch_folder() as folder:
-            text = parts.compile_part(cxx, wanted, folder)
+        text = parts.compile_part(cxx, wanted, folder)
         return sorted(declared(_DIRECTIVE.sub("", text)))
 
     content = ["declared names", *versions(cxx), *flags]
-    return frozenset(parts.kept_json(base, content, compute))
+    return frozenset(parts.kept_json(base, content, trusted_folders(), compute))
 
 
 def versions(cxx: Compiler) -> list[str]:
@@ -52,6 +50,7 @@ def versions(cxx: Compiler) -> list[str]:
         sysconfig.get_config_var("SOABI"),
         cxx.version,
         cxx.machine,
+        cxx.programs,
     ]
 
 
