@@ -28,11 +28,11 @@ MOST = {
     "packages": 23,
     "modules": 217,
     "floors": 21,  # aim 16
-    "classes": 242,  # aim 215
-    "functions": 2_065,  # aim 1,750
+    "classes": 239,  # aim 215
+    "functions": 2_060,  # aim 1,750
     "public names": 26,  # of opjit itself
     "environment variables": 19,
-    "tokens": 221_617,  # aim 165,000
+    "tokens": 221_615,  # aim 165,000
 }
 MOST_PER_LINE = 8.5
 LONGEST_STATEMENT = 60  # tokens

@@ -53,8 +53,6 @@ async def judge_all(candidates: Mapping[str, str], task: str, seed: int) -> dict
 
     verdicts = await asyncio.gather(*map(verdict, candidates))
     return dict(zip(candidates, verdicts, strict=True))
-
-
 # end: pool
 
 

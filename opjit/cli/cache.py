@@ -56,12 +56,10 @@ def ls(print_json: PrintJson) -> None:
     ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     fits = not sys.stdout.isatty() or sum(widths) + _KEY_DIGITS + 8 <= 80
-    lines = []
     for op, arch, size, used, key in rows:
         rest = f"{arch:<{widths[1]}}  {size:>{widths[2]}}  {used:>{widths[3]}}  {key[:_KEY_DIGITS]}"
-        lines.append(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")
+        echo(f"{op:<{widths[0]}}  {rest}" if fits else f"{op}\n  {rest}")
     if items:
-        echo("\n".join(lines))
         echo(f"{tally(len(items), 'entry')}, {_size(sum(item.size for item in items))}")
     sizes = [part.size for part in inventory.parts(default_store())]
     if sizes:

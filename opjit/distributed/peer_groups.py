@@ -81,11 +81,8 @@ class Peers:
             >>> _ = opjit.get("all_reduce_ranks_", "cpu")(x.fill_(1), group.name)
         """
         self.check()
-        live = [
-            each
-            for each in _groups
-            if (each.peers.name, each.peers.device) == (self.name, self.device)
-        ][-1]
+        newest = {(live.peers.name, live.peers.device): live for live in _groups}
+        live = newest[self.name, self.device]
         members = _members(live.members())
         if members.name != self.name:
             raise BadSetting(f"the process group of {self.name} was destroyed")
@@ -100,7 +97,7 @@ class Peers:
         live.tensors.append((words, memory))
         live.words[_TENSORS_WORD] = ctypes.addressof(words)
         members.exchange(None)  # no rank calls an op before all ranks know the tensor
-        return tensor_at(starts[self.rank], size, self.device).view(dtype).view(tuple(shape))
+        return tensor_at(starts[self.rank], size, self.device).view(dtype).view(shape)
 
 
 @dataclass(frozen=True)
@@ -174,13 +171,11 @@ def peers(
     """
     where = _device(device)
     members = _members(group)
-    same = [
-        live
-        for live in _groups
-        if (live.peers.name, live.peers.device) == (members.name, where)
-        and live.members() is members.group  # not a group that was destroyed
-    ]
-    known = same[-1] if same else None
+    known = None
+    for live in _groups:  # the newest is the last
+        same = (live.peers.name, live.peers.device) == (members.name, where)
+        if same and live.members() is members.group:  # and not of a group that was destroyed
+            known = live
     if known is not None:
         check(members.name)  # a lost rank would not answer
     limit = os.environ.get("OPJIT_PEER_TIMEOUT") or timeout
@@ -323,8 +318,7 @@ def gathered(x: torch.Tensor, name: str) -> list[torch.Tensor]:
         return [x]
     import torch.distributed as dist
 
-    from_name: Any = dist.distributed_c10d
-    group = from_name._resolve_process_group(name)
+    group = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
     parts = [
         torch.empty_like(x, memory_format=torch.contiguous_format)
         for _ in range(dist.get_world_size(group))
@@ -362,7 +356,7 @@ def _peers_named(name: str) -> Peers:
 
 def _device(device: Any) -> torch.device:
     accelerator = torch.accelerator.current_accelerator()
-    chosen = torch.device(device if device is not None else accelerator or "cpu")
+    chosen = torch.device(device or accelerator or "cpu")
     if chosen.type not in ("cpu", "cuda"):
         raise BadSetting(f"opjit.distributed.peers supports cpu and cuda, not {chosen.type}")
     if chosen.type == "cuda":

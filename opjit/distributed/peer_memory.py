@@ -158,7 +158,7 @@ class _IpcHandle(ctypes.Structure):
 def _on_devices(size: int, device: torch.device, members: Members) -> list[int]:
     """Get zeroed memory on each rank's GPU, which CUDA opens in the other ranks' processes."""
     ids = members.exchange(str(torch.cuda.get_device_properties(device).uuid))
-    if len(set(ids)) < len(ids):
+    if len({*ids}) < members.world:
         raise OpjitError(
             "two ranks of the group have the same GPU; call torch.cuda.set_device(local_rank) before opjit.distributed.peers"
         )
@@ -168,7 +168,7 @@ def _on_devices(size: int, device: torch.device, members: Members) -> list[int]:
 
     def call(function: str, *arguments: Any) -> None:
         code = getattr(cudart, function)(*arguments)
-        if code != 0:
+        if code:
             failed.append(f"{function} failed with CUDA error {code}")
 
     own = ctypes.c_void_p()

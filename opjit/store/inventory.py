@@ -59,11 +59,12 @@ def scan(store: Store) -> Iterator[EntryInfo]:
 def parts(store: Store) -> list[EntryInfo]:
     """Return the outputs of compilers that builds keep for later builds, the least recently used first."""
     found = []
-    for entry in [*_folders(store.base / PARTS), *_folders(store.base / PARTS / SHARED)]:
-        with suppress(OSError):
-            used = entry.stat(follow_symlinks=False).st_mtime  # each use sets it
-            if entry.name != SHARED:
-                found.append(_item(store.base / PARTS, entry, PARTS, "")._replace(read=used))
+    for folder in (store.base / PARTS, store.base / PARTS / SHARED):
+        for entry in _folders(folder):
+            with suppress(OSError):
+                used = entry.stat(follow_symlinks=False).st_mtime  # each use sets it
+                if entry.name != SHARED:
+                    found.append(_item(folder, entry, PARTS, "")._replace(read=used))
     return sorted(found, key=lambda item: item.read)
 
 

@@ -55,13 +55,13 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     of_commands = macros.heeded(flags, macros.OF_COMMANDS)
     general = macros.after(table.CORE, of_commands, macros.Surroundings(), base, cxx)
 
-    def compute(folder: Path) -> list[str]:
-        # By a tool, so that the files are noted.
-        text = run_tool(["cat", *general.read], folder)
-        return macros.words_of([text.encode()])
-
     content = ["words", *vocabulary.versions(cxx), sorted(general.read)]
-    words = frozenset(parts.kept_json(base, content, trusted_folders(), compute))
+    printed = partial(run_tool, ["cat", *general.read])  # by a tool, so that the files are noted
+    words = frozenset(
+        parts.kept_json(
+            base, content, trusted_folders(), lambda at: macros.words_of([printed(at).encode()])
+        )
+    )
     if any(map(headers.is_rewritten, general.read)):
         return None
     heeded = macros.heeded(flags, words)
