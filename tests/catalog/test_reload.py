@@ -235,7 +235,7 @@ def test_reloads_under_fire_give_no_wrong_result_and_keep_nothing_but_the_librar
         sys.path.insert(0, {str(Path(__file__).parents[1] / "benchmarks")!r})
         import reload
         sys.setswitchinterval(sys.getswitchinterval() / 20)  # or the reloads wait for the four more than they build
-        spent, callers, grown = reload.reload_under_fire(Path({str(tmp_path)!r}), reloads=20, warm_up=4)
+        spent, callers, grown, _ = reload.reload_under_fire(Path({str(tmp_path)!r}), reloads=20, warm_up=4)
         print(json.dumps([[caller.wrong for caller in callers], [caller.calls for caller in callers], grown]))
         """
     wrong, calls, grown = json.loads(fresh(code).stdout)
