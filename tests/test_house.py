@@ -32,7 +32,7 @@ MOST = {
     "functions": 2_060,  # aim 1,750
     "public names": 26,  # of opjit itself
     "environment variables": 19,
-    "tokens": 221_615,  # aim 165,000
+    "tokens": 221_603,  # aim 165,000
 }
 MOST_PER_LINE = 8.5
 LONGEST_STATEMENT = 60  # tokens

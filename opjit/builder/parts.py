@@ -90,11 +90,10 @@ def kept(
     def make_watched(staged: Path) -> None:
         started = files.tick(staged)
         make(staged)
-        if not (staged / _READS).exists():
-            reader = RecordReader(str(staged), Moment(), covered, started)
-            read = reader.reads(staged.rglob(recorder.LOG))
-            doubt = read.doubt or ("" if read.digests else "its compiler cannot be watched")
-            keep_reads(staged, Reads(read.digests, read.absent, doubt))
+        reader = RecordReader(str(staged), Moment(), covered, started)
+        read = reader.reads(staged.rglob(recorder.LOG))
+        doubt = read.doubt or ("" if read.digests else "its compiler cannot be watched")
+        keep_reads(staged, Reads(read.digests, read.absent, doubt))
 
     def on_wait(holder: str) -> None:
         progress.step(f"waiting for a part of the compilers: {holder}")
