@@ -65,30 +65,31 @@ static __device__ bool await_rows(const opjit_peers *p, int from, int row)
     return true;
 }
 
-/* The rank that has a tile's rows, and the first of them. A rank begins with its own rows. */
-static __device__ int2 rank_and_row(const opjit_peers *p, int2 place, job j)
+/* The first row of a tile, in the rows of all ranks. A rank begins with its own rows. */
+static __device__ int row_of(const opjit_peers *p, int2 place, job j)
 {
-    const int rows = j.down / p->world * ROWS;
-    return make_int2((p->rank + place.x / rows) % p->world, place.x % rows);
+    const int all = j.down * ROWS;
+    return (p->rank * (all / p->world) + place.x) % all;
 }
 
 static __device__ void load_gathered(stages *s, const opjit_peers *p, const opjit_tensor_map *own,
                                      const opjit_tensor_map *gathered, const opjit_tensor_map *w, job j)
 {
+    const int rows = j.down * ROWS / p->world; /* of a rank */
     int stage = 0;
     unsigned parity = 0;
     bool came = true;
     for (int tile = blockIdx.x; tile < j.down * j.across; tile += gridDim.x) {
-        const int2 place = place_of(tile, j), from = rank_and_row(p, place, j);
-        const bool is_own = from.x == p->rank;
+        const int2 place = place_of(tile, j);
+        const int row = row_of(p, place, j), from = row / rows;
+        const bool is_own = from == p->rank;
         const opjit_tensor_map *x = is_own ? own : gathered;
-        const int row = is_own ? from.y : from.x * (j.down / p->world * ROWS) + from.y;
         if (!is_own)
-            came = came && await_rows(p, from.x, from.y); /* if the group is lost, the results are undefined */
+            came = came && await_rows(p, from, row % rows); /* if the group is lost, the results are undefined */
         for (int step = 0; step < j.steps; step++) {
             opjit_mbarrier_wait(&s->empty[stage], parity ^ 1);
             opjit_mbarrier_arrive_expect_tx(&s->full[stage], sizeof s->x[0] + sizeof s->w[0]);
-            opjit_tma_load_2d(s->x[stage], x, &s->full[stage], step * DEPTH, row);
+            opjit_tma_load_2d(s->x[stage], x, &s->full[stage], step * DEPTH, is_own ? row % rows : row);
             opjit_tma_load_2d(s->w[stage], w, &s->full[stage], step * DEPTH, place.y);
             advance(&stage, &parity);
         }
@@ -102,10 +103,9 @@ static __device__ void multiply_gathered(stages *s, const opjit_peers *p, opjit_
     unsigned parity = 0;
     float d[128];
     for (int tile = blockIdx.x; tile < j.down * j.across; tile += gridDim.x) {
-        const int2 place = place_of(tile, j), from = rank_and_row(p, place, j);
-        const int64_t row = from.x * (j.down / p->world * ROWS) + from.y + rows;
+        const int2 place = place_of(tile, j);
         sum_tile(d, s, rows, j.steps, &stage, &parity);
-        store_sums(out + row * columns + place.y, d, columns);
+        store_sums(out + (row_of(p, place, j) + rows) * columns + place.y, d, columns);
     }
 }
 
