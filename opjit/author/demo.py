@@ -30,12 +30,16 @@ _ELSEWHERE = (
     "OPJIT_OFFLINE",
 )
 _CHILD = """
-import torch
+import sys, torch
 from time import perf_counter
 started = perf_counter()
 import opjit
 from opjit.author import demo
-demo.report(started, {root!r})
+from opjit.errors import OpjitError
+try:
+    demo.report(started, {root!r})
+except OpjitError as error:
+    sys.exit(str(error))
 """
 
 

@@ -427,7 +427,7 @@ def test_the_command_tests_an_op_on_several_ranks() -> None:
 
 @pytest.mark.slow
 def test_the_command_names_the_rank_with_a_wrong_result(tmp_path: Path) -> None:
-    """An op that forgets the other ranks is right on one rank only."""
+    """An op that forgets the other ranks is wrong on each of them, in one line."""
     folder = tmp_path / "forgets"
     folder.mkdir()
     (folder / "op.py").write_text(
@@ -469,4 +469,4 @@ def test_the_command_names_the_rank_with_a_wrong_result(tmp_path: Path) -> None:
     done = helpers.command("test", folder, "--ranks", "2")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout
-    assert "rank 0: " in done.stdout
+    assert "rank 0, 1: got 1, expected 2 " in done.stdout
