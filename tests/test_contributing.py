@@ -28,10 +28,10 @@ COMMANDS = [
 
 
 def floors() -> list[list[str]]:
-    """The list of layers, from the top: the modules and packages of each."""
-    listed = re.search(r"^```text\n(__main__\n.*?)^```", CONTRIBUTING, re.DOTALL | re.MULTILINE)
+    """The list of layers, from the top: the modules and packages of each, which stand before what they are for."""
+    listed = re.search(r"^```text\n(__main__ .*?)^```", CONTRIBUTING, re.DOTALL | re.MULTILINE)
     assert listed is not None
-    return [line.split(" · ") for line in listed[1].splitlines()]
+    return [line.split("  ")[0].split(" · ") for line in listed[1].splitlines()]
 
 
 def test_the_layers_list_every_module_and_package_once() -> None:

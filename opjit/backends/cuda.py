@@ -30,7 +30,7 @@ class Cuda:
 
     @property
     def clock(self) -> Clock:
-        from opjit.measure.nvidia import NvidiaClock
+        from opjit.backends.nvidia import NvidiaClock
 
         return NvidiaClock()
 
