@@ -26,12 +26,13 @@ from opjit.backends import Backend, cpu
 from opjit.declare.op_state import OpState
 from opjit.environment import is_on
 from opjit.errors import EntryError, OpjitError
-from opjit.measure.plan import Arguments, ratio, tensors_in
+from opjit.measure.plan import Arguments, ratio
 from opjit.measure.timing import measure, plan_of, wait
 from opjit.recipe.recipe import Recipe
 from opjit.store import layers
 from opjit.store.entry import Entry
 from opjit.store.store import TUNED, Store, default_store
+from opjit.tensors import tensors_of
 from opjit.typed_json import typed
 from opjit.wanted import OpRequest, RecipeRequest, here
 
@@ -107,7 +108,7 @@ def measure_or_read(
     Returns None where nothing can be measured. The caller holds the op's lock."""
     store = default_store()
     labels = op.declaration.labels(backend)
-    tensors = tensors_in(inputs)
+    tensors = tensors_of(inputs)
     index = (tensors[0].device.index or 0) if tensors else 0
     model = _model(backend, index)
     identity = json.dumps([op.loaded[backend.name].key, labels, model, f"{bucket:016x}"])

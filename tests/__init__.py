@@ -8,6 +8,7 @@ files: store/test_folders.py store/test_store.py
 progress: store/test_lock.py request/test_log.py
 request: request/test_concurrency.py request/test_warm_path.py
 resources: kernels_c/test_contract.py
+tensors: testing/test_testing.py judge/test_judge.py
 wanted: ahead/test_precompile.py distributed/test_distributed.py"""
 
 import os

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from opjit import api, processes
 from opjit.catalog import arguments
 from opjit.declare.declaration import Function
-from opjit.declare.sample import Sample, Workload, tensors_of
+from opjit.declare.sample import Sample, Workload
 from opjit.errors import BadSetting
 from opjit.judge.referee import max_difference
 from opjit.measure import machine
@@ -22,6 +22,7 @@ from opjit.measure.plan import Measurement, ratio
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import busy_note, format_rate, format_time
 from opjit.operators.op import Op
+from opjit.tensors import tensors_of
 from opjit.testing.samples import effects, expected_of
 
 _NOISY = 0.1  # a spread above which a ratio is not to be trusted

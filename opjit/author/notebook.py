@@ -29,12 +29,13 @@ from opjit import progress, request
 from opjit.backends import Backend
 from opjit.catalog import inline, registry, reload
 from opjit.declare.declaration import Function
-from opjit.declare.sample import Sample, tensors_of
+from opjit.declare.sample import Sample
 from opjit.errors import BadSetting, OpjitError
-from opjit.measure.plan import Arguments, Measurement, bytes_of
+from opjit.measure.plan import Arguments, Measurement
 from opjit.measure.timing import measure, plan_of
 from opjit.measure.units import format_time
 from opjit.operators.op import Op
+from opjit.tensors import bytes_of, tensors_of
 from opjit.wanted import target_of
 
 _WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""  # keeps quotes, which a schema may have

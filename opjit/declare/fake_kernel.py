@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from opjit.declare.declaration import Declaration, Function
-from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.recipe.schema import Result, Schema, spelled
+from opjit.tensors import tensors_of
 
 _NUMBERS: dict[str, tuple[type, ...]] = {
     "int": (int, torch.SymInt),

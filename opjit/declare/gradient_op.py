@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.recipe.schema import Argument, Schema, c_names, spelled
+from opjit.tensors import tensors_of
 
 
 @dataclass(frozen=True)

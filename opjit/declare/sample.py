@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
+
+from opjit.tensors import tensors_of
 
 
 class Sample(NamedTuple):
@@ -89,10 +91,6 @@ class Sample(NamedTuple):
 class _Shown(str):
     __slots__ = ()
     __repr__ = str.__str__
-
-
-def tensors_of(result: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
 
 
 class Workload(NamedTuple):

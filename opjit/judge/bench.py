@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opjit import backends, wanted
-from opjit.declare.sample import Sample, tensors_of
+from opjit.declare.sample import Sample
 from opjit.errors import DeclarationError
 from opjit.judge import launch, protocol, referee
 from opjit.judge.burst import Burst, storages
@@ -20,8 +20,8 @@ from opjit.judge.protocol import Facts, TensorSpec
 from opjit.judge.task import Expected, Task, tolerances
 from opjit.judge.verdict import VerdictReached
 from opjit.recipe.schema import c_names
+from opjit.tensors import replica, tensors_of
 from opjit.testing.compare import Tolerance
-from opjit.testing.samples import replica
 
 _BURSTS = 7  # with the first, which warms up
 _CALLS = 32  # of a burst

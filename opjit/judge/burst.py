@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from opjit.declare.sample import tensors_of
 from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.measure import machine
 from opjit.measure.timing import span_of, wait
-from opjit.testing.samples import span, storage_bytes
+from opjit.tensors import span, storage_bytes, tensors_of
 
 
 @dataclass(eq=False)

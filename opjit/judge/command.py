@@ -16,12 +16,12 @@ import click
 import torch
 from torch.utils._pytree import tree_map_only
 
-from opjit.declare.sample import tensors_of
 from opjit.errors import BadSetting
 from opjit.judge import referee
 from opjit.judge.scheduler import Judge
 from opjit.judge.task import Task
 from opjit.judge.verdict import Verdict
+from opjit.tensors import tensors_of
 
 _COLORS = {"correct": "green", "noisy": "yellow", "cheat": "magenta", "emulated": "cyan"}
 _LONGEST_LINE = 64 << 20  # bytes of a candidate

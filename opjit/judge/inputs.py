@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from opjit.judge.protocol import read_sealed, sealed
-from opjit.testing.samples import storage_bytes
+from opjit.tensors import storage_bytes
 
 _ALIGNMENT = 512  # bytes, like torch's allocator
 _ANY_SIZE = 1 << 40  # bytes of a file from the judge, which is trusted

@@ -16,8 +16,8 @@ from torch.autograd import profiler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opjit import resources
-from opjit.declare.sample import tensors_of
 from opjit.judge.verdict import VerdictReached
+from opjit.tensors import tensors_of
 
 # "free" operators make, move or view tensors, and compute nothing. "included": operators that can also compute another family, because a
 # product is a convolution of one element.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import dataclass_transform  # of torch's
 
-from opjit.declare.sample import tensors_of
+from opjit.tensors import tensors_of
 from opjit.testing.compare import dtype_name
 from opjit.typed_json import typed
 

@@ -18,14 +18,15 @@ from torch.utils._pytree import tree_map_only
 
 from opjit import files, testing
 from opjit.catalog import arguments
-from opjit.declare.sample import Sample, tensors_of
+from opjit.declare.sample import Sample
 from opjit.errors import BadSetting, DeclarationError, ToolMissing
 from opjit.judge.operators import Recorder, families, largest
-from opjit.measure.plan import Arguments, bytes_of
+from opjit.measure.plan import Arguments
 from opjit.measure.timing import wait
 from opjit.operators.op import Op
+from opjit.tensors import bytes_of, moved, replica, tensors_of
 from opjit.testing.compare import Tolerance, as_list, tolerance
-from opjit.testing.samples import SMALL, moved, replica, resized
+from opjit.testing.samples import SMALL, resized
 
 BURSTS = 13  # of a candidate at most: without calls, with a log, and to time
 _MOST_SAMPLES = 24

@@ -21,7 +21,8 @@ from opjit.judge.task import BURSTS, Expected
 from opjit.judge.verdict import Tier, Verdict, VerdictReached, Word
 from opjit.measure import machine
 from opjit.measure.plan import median_and_spread
-from opjit.testing.samples import SMALL, replica
+from opjit.tensors import replica
+from opjit.testing.samples import SMALL
 
 _BURSTS = 5  # that are timed, unless they differ
 _GROUP = 3  # bursts of which one is logged

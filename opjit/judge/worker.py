@@ -19,7 +19,6 @@ import torch
 from opjit import api, backends, cpp_extension, loader, request
 from opjit.builder import build
 from opjit.catalog import inline, reload
-from opjit.declare.sample import tensors_of
 from opjit.emulate import build as emulation
 from opjit.errors import DeclarationError
 from opjit.judge import operators, protocol, sandbox, screen
@@ -33,6 +32,7 @@ from opjit.measure.timing import wait
 from opjit.operators.op import Op
 from opjit.store.entry import Entry
 from opjit.store.store import Store, default_root, default_store
+from opjit.tensors import tensors_of
 from opjit.testing.compare import as_list
 from opjit.typed_json import typed
 from opjit.wanted import OpRequest, target_of

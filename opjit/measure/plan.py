@@ -6,21 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
+
+from opjit.tensors import bytes_of, span, tensors_of
 
 _MOST_INPUTS = 256
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, by position and by name
-
-
-def tensors_in(values: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
-def bytes_of(values: object) -> int:
-    """Return the bytes of all tensors among values."""
-    return sum(each.numel() * each.element_size() for each in tensors_in(values))
 
 
 @dataclass(frozen=True)
@@ -128,7 +121,7 @@ def copies(inputs: Arguments, cache: int) -> list[Arguments]:
 
 
 def _copy_inputs(inputs: Arguments) -> Arguments:
-    made = {id(each): _copy_tensor(each) for each in tensors_in(inputs)}
+    made = {id(each): _copy_tensor(each) for each in tensors_of(inputs)}
     copied: Arguments = tree_map(lambda value: made.get(id(value), value), inputs)
     return copied
 
@@ -138,9 +131,8 @@ def _copy_tensor(x: torch.Tensor) -> torch.Tensor:
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.numel() == 0:
         return x.detach().clone().requires_grad_(x.requires_grad)
     with torch.no_grad():
-        dimensions = zip(x.shape, x.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in dimensions)
+        size = span(x)
         offset = x.data_ptr() % 256 // x.element_size()
-        memory = x.new_empty(offset + span)
-        memory[offset:].copy_(x.as_strided((span,), (1,)))
+        memory = x.new_empty(offset + size)
+        memory[offset:].copy_(x.as_strided((size,), (1,)))
         return memory.as_strided(x.shape, x.stride(), offset).requires_grad_(x.requires_grad)

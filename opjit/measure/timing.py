@@ -11,7 +11,8 @@ import torch
 
 from opjit import backends, processes
 from opjit.measure import machine
-from opjit.measure.plan import Arguments, Measurement, TimingPlan, bytes_of, copies, tensors_in
+from opjit.measure.plan import Arguments, Measurement, TimingPlan, copies
+from opjit.tensors import bytes_of, tensors_of
 
 _MOST_CALLS = 20_000
 _SHORT = 10e-6  # device seconds of a call below which a graph issues the calls
@@ -72,7 +73,7 @@ def _measurement(
     seconds: tuple[float, ...],
     clock: tuple[int, int] | None,
 ) -> Measurement:
-    floats = (each for each in tensors_in(plan.inputs[0]) if each.is_floating_point())
+    floats = (each for each in tensors_of(plan.inputs[0]) if each.is_floating_point())
     size = min((each.element_size() for each in floats), default=4)
     calls_in_cache = burst.calls if plan.cold else 1
     cached = machine.cache_bytes(plan.device) // calls_in_cache  # bytes of a call

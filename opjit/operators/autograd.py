@@ -9,9 +9,9 @@ from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import forward_ad
 
 from opjit.declare.op_state import OpState
-from opjit.declare.sample import tensors_of
 from opjit.errors import OpjitError
 from opjit.operators import transforms
+from opjit.tensors import tensors_of
 
 
 def bind_backward(op: OpState) -> bool:

@@ -19,11 +19,11 @@ from torch._library.utils import lookup_op
 from opjit import backends, processes, request, resources
 from opjit.declare import fake_kernel
 from opjit.declare.declaration import Declaration
-from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError, NoKernel, OpjitError
 from opjit.operators import graph_cache, rules
 from opjit.operators.op import Op
 from opjit.recipe.schema import Schema
+from opjit.tensors import tensors_of
 
 half_declared: dict[
     str, Any

@@ -14,9 +14,9 @@ from torch._ops import OpOverload
 
 from opjit.declare.gradient_op import GradientOp
 from opjit.declare.op_state import OpState
-from opjit.declare.sample import tensors_of
 from opjit.errors import DeclarationError
 from opjit.recipe.schema import Schema
+from opjit.tensors import tensors_of
 
 Dims = tuple[int | None, ...]
 

@@ -9,9 +9,10 @@ from torch.autograd.gradcheck import GradcheckError
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opjit.declare.declaration import Function
-from opjit.declare.sample import Sample, tensors_of
+from opjit.declare.sample import Sample
 from opjit.operators.op import Op
 from opjit.progress import tally
+from opjit.tensors import replica, tensors_of
 from opjit.testing.checks import Check, add
 from opjit.testing.compare import Tolerance, assert_same, dtype_name
 from opjit.testing.samples import (
@@ -20,7 +21,6 @@ from opjit.testing.samples import (
     distinct_samples,
     floating,
     laid,
-    replica,
     results_of,
     trials,
 )

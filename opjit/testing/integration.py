@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from opjit.declare.sample import Sample, tensors_of
+from opjit.declare.sample import Sample
 from opjit.operators.op import Op
 from opjit.progress import tally
+from opjit.tensors import replica, storage_bytes, tensors_of
 from opjit.testing.checks import Check, add
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.gradients import assert_same_gradients, with_gradients
@@ -21,10 +22,8 @@ from opjit.testing.samples import (
     effects,
     effects_in_place,
     floating,
-    replica,
     results_of,
     rolled,
-    storage_bytes,
     trials,
 )
 

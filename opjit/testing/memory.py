@@ -8,22 +8,12 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from opjit.declare.sample import Sample, tensors_of
+from opjit.declare.sample import Sample
 from opjit.operators.op import Op
+from opjit.tensors import moved, replica, span, storage_bytes, tensors_of
 from opjit.testing.checks import Check, add
 from opjit.testing.compare import as_list, assert_same
-from opjit.testing.samples import (
-    Skipped,
-    called,
-    expected_of,
-    moved,
-    repeated_samples,
-    replica,
-    results_of,
-    span,
-    storage_bytes,
-    trials,
-)
+from opjit.testing.samples import Skipped, called, expected_of, repeated_samples, results_of, trials
 
 CHECKS = list[Check]()
 # Bytes on either side of an input; a multiple of every dtype's size, and torch's alignment.

@@ -16,6 +16,7 @@ from opjit.declare.declaration import Function
 from opjit.declare.sample import Sample
 from opjit.errors import DeclarationError
 from opjit.operators.op import Op
+from opjit.tensors import replica
 from opjit.testing.compare import as_list
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -204,36 +205,6 @@ def expected_of(op: Op, sample: Sample) -> list[Any]:
 def called(call: Function, sample: Sample) -> Any:
     """Call a function with the original tensors of a sample."""
     return call(*sample.args, **sample.kwargs)
-
-
-def storage_bytes(tensor: Tensor) -> Tensor:
-    """All bytes of a tensor's storage, including the gaps between its elements."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-
-
-def span(tensor: Tensor) -> int:
-    """How many elements the memory from a tensor's first element to its last one has."""
-    if not tensor.numel():
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
-
-
-def moved(tensor: Tensor, memory: Tensor, offset: int | None = None) -> Tensor:
-    """The tensor's sizes and strides over other bytes, from an element on; None means the
-    tensor's offset.
-    """
-    start = tensor.storage_offset() if offset is None else offset
-    return torch.empty(0, dtype=tensor.dtype, device=memory.device).set_(
-        memory.untyped_storage(), start, tensor.shape, tensor.stride()
-    )
-
-
-def replica(tensor: Tensor) -> Tensor:
-    """A copy with the same strides and gaps."""
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        return tensor.clone()
-    return moved(tensor, storage_bytes(tensor).clone())
 
 
 def rolled(tensor: Tensor, by: int) -> Tensor:

@@ -24,15 +24,9 @@ from opjit.errors import BadSetting
 from opjit.operators.op import Op
 from opjit.recipe import toolchain
 from opjit.recipe.libraries import arguments
+from opjit.tensors import moved, storage_bytes
 from opjit.testing.compare import Tolerance, assert_same
-from opjit.testing.samples import (
-    Skipped,
-    declared_samples,
-    effects_in_place,
-    expected_of,
-    moved,
-    storage_bytes,
-)
+from opjit.testing.samples import Skipped, declared_samples, effects_in_place, expected_of
 
 FOR_C = ("address", "undefined", "leak", "thread")
 FOR_CUDA: dict[str, tuple[str, ...]] = {
