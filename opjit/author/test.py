@@ -215,10 +215,6 @@ class _Table:
         self.options = options
         self.sanitizers = sanitizers
         self.results = list[Line]()
-        self._asked = {
-            *options.only
-        }  # the checks, or without --only the ops, of which each must make a call
-        self._tested = set[str]()
         self._subject = ""
         self._ran: set[str] = set()  # sanitizers
         self._remarks: set[str] = set()  # of the verdict
@@ -354,11 +350,6 @@ class _Table:
         If the cause of a failure was shown twice, the failure is not printed.
         """
         self.results.append(replace(line, subject=self._subject, place=place, command=command))
-        op = self._subject.partition(" on ")[0]
-        if not self.options.only:
-            self._asked.add(op)
-        if line.status == "failed" or (line.status == "ok" and line.name != BUILD):
-            self._tested |= {line.name, op}
         shown = 1
         if line.status == "failed":
             self.stopped = self.options.fail_fast
@@ -387,7 +378,7 @@ class _Table:
 
         counts = Counter(line.status for line in self.results)
         verdict = [f"{counts[status]} {status}" for status in _COLORS if counts[status]]
-        untested = sorted(self._asked - self._tested)
+        untested = self._untested()
         if not counts["failed"] and (untested or not self.results):
             verdict.append(f"nothing was tested: {', '.join(untested)}".rstrip(": "))
         verdict += self._remarks
@@ -395,6 +386,17 @@ class _Table:
             verdict.append("stopped at the first failure")
         echo(", ".join(verdict))
         return int(bool(counts["failed"] or untested or not self.results))
+
+    def _untested(self) -> list[str]:
+        """Return the checks of --only, or without it the ops, that made no call."""
+        ops = set[str]()
+        tested = set[str]()
+        for line in self.results:
+            op = line.subject.partition(" on ")[0]
+            ops.add(op)
+            if line.status == "failed" or (line.status == "ok" and line.name != BUILD):
+                tested |= {line.name, op}
+        return sorted(({*self.options.only} or ops) - tested)
 
 
 def _announce(waiting: Sequence[Check] = ()) -> None:

@@ -16,7 +16,7 @@ from opjit.declare.sample import Sample
 from opjit.errors import DeclarationError
 from opjit.judge import launch, protocol, referee
 from opjit.judge.burst import Burst, storages
-from opjit.judge.protocol import Facts, TensorSpec
+from opjit.judge.protocol import Done, TensorSpec
 from opjit.judge.task import Expected, Task, tolerances
 from opjit.judge.verdict import VerdictReached
 from opjit.recipe.schema import c_names
@@ -41,15 +41,15 @@ class Bench:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.kernel: launch.LoadedKernel | None = None
+        self.kernel: launch.Kernel | None = None
         self.batches = list[_Batch]()
         self.bursts = list[Burst]()
         self.references = list[Burst]()
 
-    def open(self, *, task: str, op: str | None, seed: int) -> protocol.Done:
+    def open(self, *, task: str, op: str | None, seed: int) -> Done:
         """Read the task and prepare the reference's calls, once."""
         if self.references:
-            return protocol.Done()
+            return Done()
         self.task = Task(task, self.device, seed, op)
         assert self.task.op is not None
         for one, other in zip(self.task.hidden(0), self.task.hidden(0), strict=True):
@@ -68,21 +68,22 @@ class Bench:
             calls = self._calls(number)
             burst = Burst.of(self.task.reference, calls, self.spec, self.device)
             self.references.append(burst)
-        return protocol.Done()
+        return Done()
 
     def _calls(self, seed: int) -> list[Any]:
         return [call.values for call in self.task.burst(seed, _CALLS)]
 
-    def compile(self, *, text: str) -> Facts:
+    def compile(self, *, text: str) -> Done:
         """Compile and load device code."""
         self._forget()
         arch = wanted.here(backends.for_device("cuda")).arch
         compiled = launch.compile_text(text, self.schema.text, arch)
-        self.kernel = compiled.load()
+        compiled.load()
+        self.kernel = compiled
         usage = {"registers": compiled.registers, "spills": compiled.spills}
-        return Facts({**usage, "isolation": ["no host code"]})
+        return Done({**usage, "isolation": ["no host code"]})
 
-    def check(self, *, seed: int) -> Facts:
+    def check(self, *, seed: int) -> Done:
         """Make each hidden call twice and compare the results, then prepare the timed calls."""
         batches = [self._call_twice(sample) for sample in self.task.hidden(seed)]
         differences = []
@@ -100,9 +101,9 @@ class Bench:
         self.bursts = [
             Burst(each.functions, each.inputs, self.spec, self.device) for each in self.batches
         ]
-        return Facts({"nondeterministic": bool(torch.stack(differences).any())})
+        return Done({"nondeterministic": bool(torch.stack(differences).any())})
 
-    def measure(self, *, seed: int) -> Facts:
+    def measure(self, *, seed: int) -> Done:
         """Time the bursts of the candidate and of the reference in turns."""
         self.times = list[float]()
         self.reference_times = list[float]()
@@ -113,9 +114,9 @@ class Bench:
             batch.results.clear()
             self.reference_times.append(self.references[number].seconds_of_call())
             self.times.append(self.bursts[number].seconds_of_call())
-        return Facts({})
+        return Done({})
 
-    def compare(self, *, seed: int) -> Facts:
+    def compare(self, *, seed: int) -> Done:
         """Compare the results of all timed calls. Only then, tell their times."""
         calls = []
         for number, batch in enumerate(self.batches):
@@ -125,7 +126,7 @@ class Bench:
         error = max(self.max_error, self._compared(calls))
         self._forget()
         timed = {"times": self.times, "references": self.reference_times}
-        return Facts({**timed, "max_error": error})
+        return Done({**timed, "max_error": error})
 
     def _call_twice(self, sample: Sample) -> _Batch | None:
         """Call with a sample's tensors in other memory. Returns None if the reference refuses the sample.

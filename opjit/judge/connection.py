@@ -10,20 +10,11 @@ from typing import Any, TypeVar
 
 from opjit.builder import budget
 from opjit.judge.inputs import PackedInputs
-from opjit.judge.protocol import (
-    Ask,
-    Channel,
-    Described,
-    Message,
-    Ran,
-    Signaled,
-    Untrusted,
-    read_sealed,
-)
+from opjit.judge.protocol import Ask, Channel, Described, Done, Ran, forged, read_sealed
 from opjit.judge.read_write_lock import ReadWriteLock
 from opjit.judge.verdict import VerdictReached
 
-A = TypeVar("A", bound=Message)
+A = TypeVar("A")
 
 _LOAD_FACTOR = 4.0  # at most, by which a busy machine makes limits longer
 _TURN = 0.1  # seconds in which a build keeps others from being timed
@@ -115,11 +106,11 @@ class WorkerConnection:
         pid = self._command("freeze")
         took = time.perf_counter() - started
         if min(ran.sizes, default=0) < 0 or sum(ran.sizes) > limit:
-            raise Untrusted(f"results of {ran.sizes} bytes, where at most {limit} are expected")
+            raise forged(f"results of {ran.sizes} bytes, where at most {limit} are expected")
         try:
             results = read_memory(pid, ran.addresses, ran.sizes)
         except (OSError, OverflowError, ValueError) as error:
-            raise Untrusted(f"results at addresses that cannot be read: {error}") from None
+            raise forged(f"results at addresses that cannot be read: {error}") from None
         self._command("resume")
         return took, results
 
@@ -128,14 +119,14 @@ class WorkerConnection:
         self.send("describe")
         described, files = self.answer(Described, seconds)
         if len(files) != 1:
-            raise Untrusted(f"expected a file of results, got {len(files)}")
+            raise forged(f"expected a file of results, got {len(files)}")
         return described, read_sealed(files[0], limit)
 
-    def _command(self, method: str) -> int:
-        """Let the keeper stop the worker, or let it go on. Returns the worker's process."""
+    def _command(self, method: str) -> Any:
+        """Let the keeper stop the worker, or let it go on. Returns the number of the worker's process."""
         with suppress(ConnectionError):  # the answer gives the reason
             self._control.send(Ask(method, {}))
-        return self.answer(Signaled, _STOP, self._control)[0].pid
+        return self.answer(Done, _STOP, self._control)[0].facts["pid"]
 
     def _death(self) -> VerdictReached:
         """Return why the worker ended, if the keeper reports it in time."""

@@ -21,7 +21,8 @@ import torch
 from opjit.errors import DeviceUnavailable, OpjitError
 from opjit.judge.verdict import Verdict
 
-_MODULE = "opjit.judge.gpu_process"  # by name, because it imports the module of `Judge`, which imports this one
+# By name, because the module of `Judge` imports this one.
+_START = "import sys; from opjit.judge.scheduler import judge_until_closed; judge_until_closed(*sys.argv[1:])"
 
 
 def visible_gpus() -> list[str]:
@@ -47,7 +48,7 @@ class GpuProcesses:
         count = len(self._gpus)
         for number, gpu in enumerate(self._gpus):
             ends = [theirs.fileno() for _, theirs in self._pipes[number::count]]
-            command = [sys.executable, "-m", _MODULE, self._options, *map(str, ends)]
+            command = [sys.executable, "-c", _START, self._options, *map(str, ends)]
             process = subprocess.Popen(
                 command,
                 pass_fds=ends,

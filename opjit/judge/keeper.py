@@ -1,16 +1,28 @@
-"""The parent of a worker. It ends the worker, and all that it started, when the judge closes the control channel or ends."""
+"""The process that forks the judge's workers, and the parent of each of them.
+
+judge ──forks────  zygote ──fork── keeper ──fork── worker     runs one candidate, see worker.py
+  └──────────────── control ─────────┘               │
+  └──────────────── requests ────────────────────────┘
+
+The zygote has imported torch and builders, and never gets the task or a result. A keeper ends its worker, and all that it started, when
+the judge closes the control channel or ends.
+"""
 
 import os
 import select
 import signal
+import socket
+import sys
 import tempfile
 import time
+import warnings
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 from opjit import files, processes
+from opjit.builder import torch_builder
 from opjit.errors import (
     CompileError,
     DeclarationError,
@@ -18,11 +30,10 @@ from opjit.errors import (
     OpjitError,
     ToolMissing,
 )
-from opjit.judge import sandbox
+from opjit.judge import sandbox, worker
 from opjit.judge.bench import Bench
-from opjit.judge.protocol import Ask, Channel, Fork, Signaled
+from opjit.judge.protocol import Ask, Channel, Done, Fork
 from opjit.judge.verdict import Failure, VerdictReached
-from opjit.judge.worker import CandidateWorker
 from opjit.testing.isolation import Child
 
 _PROCESSES = 256  # and threads that a candidate may have. Compilers need a dozen
@@ -32,6 +43,30 @@ _SIGNALS = {
 }
 
 _STOPS = os.WSTOPPED | os.WCONTINUED | os.WNOHANG  # events since the last time
+
+
+def fork_until_closed(forks: Channel, scratch: Path) -> None:
+    """Fork a keeper for each message until the judge is gone, then remove their folder."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Python warns of threads. NumPy's threads end before a fork. CUDA's driver starts one when it is loaded.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    worker.import_all()
+    with suppress(BrokenPipeError):  # the judge ended meanwhile
+        forks.send(Done())
+    with suppress(EOFError):
+        while True:
+            asked, ends = forks.receive([Fork])
+            if asked.programs:
+                torch_builder.torch_module()  # for all workers
+            if os.fork() == 0:
+                forks.end.close()
+                control, requests = (Channel(socket.socket(fileno=end)) for end in ends)
+                keep(control, requests, scratch / files.random_name(), asked)
+            for end in ends:
+                os.close(end)
+    with suppress(ChildProcessError):
+        os.wait()  # for all, because SIGCHLD is ignored
+    files.remove_tree(scratch)
 
 
 def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoReturn:
@@ -58,7 +93,7 @@ def keep(control: Channel, requests: Channel, folder: Path, asked: Fork) -> NoRe
             if asked.bench:
                 serve(requests, Bench(asked.device))
             else:
-                serve(requests, CandidateWorker(folder, asked.device, isolation))
+                serve(requests, worker.CandidateWorker(folder, asked.device, isolation))
 
         with Child(run) as process:
             with suppress(EOFError):  # it has ended
@@ -127,7 +162,7 @@ def _watch(process: Child, control: Channel) -> VerdictReached:
                 awaited = 0
                 # Only now: a process cannot stop while it waits for a program that is stopped before its start.
                 os.killpg(process.pid, number)
-                control.send(Signaled(process.pid))
+                control.send(Done({"pid": process.pid}))
             if control.end in ready:
                 try:
                     asked, _ = control.receive([Ask])
@@ -146,10 +181,10 @@ def _death(process: Child) -> VerdictReached:
     return VerdictReached("crash", ": ".join([how, *last_line]))
 
 
-def serve(requests: Channel, worker: Bench | CandidateWorker) -> None:
+def serve(requests: Channel, answering: Bench | worker.CandidateWorker) -> None:
     """Let a worker answer the judge's requests, until the judge is gone."""
     own = os.getpid()
-    methods = {name: getattr(worker, name) for name in dir(worker) if name[0] != "_"}
+    methods = {name: getattr(answering, name) for name in dir(answering) if name[0] != "_"}
     with suppress(EOFError):
         while True:
             asked, descriptors = requests.receive([Ask])
@@ -181,3 +216,7 @@ def _failure(error: Exception) -> VerdictReached:
     if not isinstance(error, OpjitError):
         message = f"{type(error).__name__}: {message}"
     return VerdictReached(word, message[:4000], word in ("compile", "unavailable"))
+
+
+if __name__ == "__main__":
+    fork_until_closed(Channel(socket.socket(fileno=int(sys.argv[1]))), Path(sys.argv[2]))

@@ -12,8 +12,9 @@ import ctypes
 import operator
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -45,7 +46,8 @@ _SHARED = 48 << 10  # bytes that a block may have without asking
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-class Kernel(NamedTuple):
+@dataclass(eq=False)
+class Kernel:
     """A compiled kernel and the expressions of its launch configuration."""
 
     code: bytes
@@ -56,58 +58,47 @@ class Kernel(NamedTuple):
     registers: int | None
     spills: int | None
 
-    def load(self) -> "LoadedKernel":
+    def load(self, driver: str = "libcuda.so.1") -> None:
         """Load it into torch's context."""
-        cuda = ctypes.CDLL("libcuda.so.1")
-        module = ctypes.c_void_p()
-        function = ctypes.c_void_p()
+        cuda = self._cuda = ctypes.CDLL(driver)
+        self._module = ctypes.c_void_p()
+        self._function = ctypes.c_void_p()
         symbol = self.symbol.encode()
-        _checked(cuda, cuda.cuModuleLoadData(ctypes.byref(module), self.code))
-        _checked(cuda, cuda.cuModuleGetFunction(ctypes.byref(function), module, symbol))
-        return LoadedKernel(self, cuda, module, function)
-
-
-class LoadedKernel(NamedTuple):
-    """A kernel in torch's context."""
-
-    kernel: Kernel
-    cuda: ctypes.CDLL
-    module: ctypes.c_void_p
-    function: ctypes.c_void_p
+        _checked(cuda, cuda.cuModuleLoadData(ctypes.byref(self._module), self.code))
+        _checked(cuda, cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, symbol))
 
     def unload(self) -> None:
         """Free its code. No launch may follow."""
-        self.cuda.cuModuleUnload(self.module)
+        self._cuda.cuModuleUnload(self._module)
 
     def bind(
         self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]
     ) -> Callable[[], None]:
         """Return a launch on the current stream with arguments and with memory for results."""
-        kernel = self.kernel
-        cuda = self.cuda
-        names = c_names(kernel.schema)
-        result_names = names[len(kernel.schema.arguments) :]
+        cuda = self._cuda
+        names = c_names(self.schema)
+        result_names = names[len(self.schema.arguments) :]
         given = dict(zip(names, args, strict=False))
         given |= kwargs
         given |= dict(zip(result_names, results, strict=True))
 
-        rule = kernel.rule
+        rule = self.rule
         numbers = evaluate(rule["arguments"], given)
-        values = [_c_value(*each) for each in zip(kernel.types, numbers, strict=True)]
+        values = [_c_value(*each) for each in zip(self.types, numbers, strict=True)]
         addresses = [ctypes.addressof(value) for value in values]
         pointers = (ctypes.c_void_p * len(values))(*addresses)
         grid = _three_integers(rule["grid"], given)
         block = _three_integers(rule["block"], given)
         [shared] = map(int, evaluate(rule["shared"] or "0", given))
         if shared > _SHARED:
-            _checked(cuda, cuda.cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED, shared))
+            _checked(cuda, cuda.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared))
 
         def launch(_: object = values) -> None:  # the pointers do not keep the values alive
             if min(*grid, *block) <= 0:
                 return
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             sizes = (*grid, *block, shared)
-            _checked(cuda, cuda.cuLaunchKernel(self.function, *sizes, stream, pointers, None))
+            _checked(cuda, cuda.cuLaunchKernel(self._function, *sizes, stream, pointers, None))
 
         return launch
 

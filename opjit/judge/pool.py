@@ -102,7 +102,7 @@ class WorkerPool:
         end = self._for_zygote.end
         arguments = [str(end.fileno()), str(self.scratch)]
         self.zygote = subprocess.Popen(
-            [sys.executable, "-m", "opjit.judge.zygote", *arguments],
+            [sys.executable, "-m", "opjit.judge.keeper", *arguments],
             pass_fds=[end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # the judge's stdout may have verdicts

@@ -10,12 +10,12 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from typing_extensions import dataclass_transform  # of torch's
 
+from opjit.judge.verdict import VerdictReached
 from opjit.tensors import tensors_of
 from opjit.testing.compare import dtype_name
 from opjit.typed_json import typed
@@ -46,15 +46,8 @@ class TensorSpec:
 Description = TensorSpec | bool | int | float | str | None
 
 
-@dataclass_transform(frozen_default=True)
-class Message:
-    """Its classes are dataclasses, which a channel sends as JSON."""
-
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True)(cls)
-
-
-class Fork(Message):
+@dataclass(frozen=True)
+class Fork:
     """Fork a keeper and its worker. The ends of their sockets are attached."""
 
     device: str
@@ -63,18 +56,23 @@ class Fork(Message):
     memory: int  # bytes
 
 
-class Ask(Message):
+@dataclass(frozen=True)
+class Ask:
     """Call a method of a worker, or tell its keeper what to do."""
 
     method: str
     arguments: dict[str, Any]
 
 
-class Done(Message):
-    """The request was carried out."""
+@dataclass(frozen=True)
+class Done:
+    """The request was carried out. The judge reads the facts only if no code of a candidate runs in the process."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
-class LoadedCandidate(Message):
+@dataclass(frozen=True)
+class LoadedCandidate:
     """The candidate can be called."""
 
     isolation: list[str]
@@ -82,14 +80,16 @@ class LoadedCandidate(Message):
     cached: bool = False
 
 
-class Ran(Message):
+@dataclass(frozen=True)
+class Ran:
     """The addresses and sizes of all results of a burst, if the judge reads them from the stopped worker."""
 
     addresses: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
-class Described(Message):
+@dataclass(frozen=True)
+class Described:
     """Results of the calls of a burst. If the judge did not read their bytes, these are attached."""
 
     results: tuple[tuple[Description, ...], ...]
@@ -98,27 +98,16 @@ class Described(Message):
     evidence: str  # of a cheat, or an empty text
 
 
-class Facts(Message):
-    """The outcome of a bench's stage, which is trusted."""
-
-    facts: dict[str, Any]
-
-
-class Signaled(Message):
-    """The worker was stopped or continued by the keeper's signal."""
-
-    pid: int
-
-
-class Untrusted(Exception):
-    """A malformed or hostile message."""
+def forged(reason: object) -> VerdictReached:
+    """Return the verdict on a worker whose messages or files are malformed."""
+    return VerdictReached("cheat", f"writes to the pipes of the judge: {reason}")
 
 
 M = TypeVar("M")
 
 
 def decode(body: bytes | bytearray, kinds: Sequence[type[M]]) -> M:
-    """Return the message of one of these classes. Raises Untrusted for another class, or if a field has another type."""
+    """Return the message of one of these classes. Raises `forged` for another class, or if a field has another type."""
     try:
         name, content = json.loads(body)
         for kind in kinds:
@@ -127,7 +116,7 @@ def decode(body: bytes | bytearray, kinds: Sequence[type[M]]) -> M:
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"expected {expected}, got {name!r}")
     except (ValueError, TypeError, RecursionError) as error:
-        raise Untrusted(str(error)[:200]) from None
+        raise forged(str(error)[:200]) from None
 
 
 class Channel:
@@ -155,7 +144,7 @@ class Channel:
     ) -> tuple[M, list[int]]:
         """Wait for a message of one of these classes, and its descriptors.
 
-        Raises EOFError if the other end is gone, TimeoutError, or Untrusted.
+        Raises EOFError if the other end is gone, TimeoutError, or `forged`.
         """
         if self.end.gettimeout() != seconds:  # setting it is a system call that workers lack
             self.end.settimeout(seconds)
@@ -170,7 +159,7 @@ class Channel:
             if body == b"-" and descriptors:
                 return decode(read_sealed(descriptors.pop(0), MESSAGE_LIMIT), kinds), descriptors
             return decode(body, kinds), descriptors
-        except Untrusted:
+        except VerdictReached:
             for each in descriptors:
                 os.close(each)
             raise
@@ -196,16 +185,16 @@ def sealed(data: bytes | bytearray | memoryview) -> int:
 
 
 def read_sealed(descriptor: int, limit: int) -> bytearray:
-    """Read and close a file of memory. Raises Untrusted if it is not sealed, or has more bytes than the limit."""
+    """Read and close a file of memory. Raises `forged` if it is not sealed, or has more bytes than the limit."""
     with closing(descriptor):
         seals = -1
         with suppress(OSError):  # no file of memory
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         if seals < 0 or seals & _SEALS != _SEALS:
-            raise Untrusted("a file that is not sealed")
+            raise forged("a file that is not sealed")
         size = os.fstat(descriptor).st_size
         if size > limit:
-            raise Untrusted(f"a file of {size} bytes, where at most {limit} are expected")
+            raise forged(f"a file of {size} bytes, where at most {limit} are expected")
 
         data = bytearray()
         while len(data) < size:
@@ -240,7 +229,7 @@ def decode_results(
 ) -> tuple[list[Any], memoryview]:
     """Return the results of a call from their descriptions and bytes, and the bytes that follow.
 
-    Raises Untrusted if the bytes do not fit.
+    Raises `forged` if the bytes do not fit.
     """
     found = list[Any]()
     try:
@@ -258,5 +247,5 @@ def decode_results(
             found.append(result)
             data = data[size:]
     except (KeyError, ValueError, RuntimeError, OverflowError) as error:
-        raise Untrusted(f"malformed results: {error}") from None
+        raise forged(f"malformed results: {error}") from None
     return found, data

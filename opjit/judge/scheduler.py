@@ -1,14 +1,20 @@
 """The judge: verdicts on many candidates at once."""
 
 import asyncio
+import json
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
 from opjit import backends, files
 from opjit.builder import budget
+from opjit.errors import DeviceUnavailable, OpjitError
 from opjit.judge.gpus import GpuProcesses, visible_gpus
 from opjit.judge.pool import WorkerPool
 from opjit.judge.trial import Trial
@@ -131,3 +137,33 @@ class Judge:
             for old in [*self._known][:-_REMEMBERED]:
                 self._known.pop(old, None)
         return verdict
+
+
+def judge_until_closed(options: str, *ends: str) -> None:
+    """Judge the candidates of all connections, in a process for one GPU. opjit.judge.gpus starts it."""
+    connections = [Connection(int(end)) for end in ends]
+    judge = Judge(**json.loads(options), workers=len(ends))
+    failure = _outcome(judge.start)
+    connections[0].send((0, failure))
+    if failure:
+        return
+
+    def answer(connection: Connection) -> None:
+        with suppress(EOFError, ConnectionError):
+            while True:
+                number, *candidate = connection.recv()
+                connection.send((number, _outcome(judge.judge, *candidate)))
+
+    with ThreadPoolExecutor(len(ends)) as threads:
+        threads.map(answer, connections)
+    judge.close()
+
+
+def _outcome(function: Callable[..., Any], *arguments: str) -> Any:
+    """Return a function's result or its error, because the judge waits for either."""
+    try:
+        return function(*arguments)
+    except OpjitError as error:
+        return error
+    except Exception as error:
+        return DeviceUnavailable(f"the process that judges on one of the GPUs failed: {error!r}")

@@ -16,7 +16,6 @@ from opjit.judge.connection import WorkerConnection
 from opjit.judge.inputs import PackedInputs
 from opjit.judge.operators import families, largest
 from opjit.judge.pool import PackedBurst, WorkerPool
-from opjit.judge.protocol import Untrusted
 from opjit.judge.task import BURSTS, Expected
 from opjit.judge.verdict import Tier, Verdict, VerdictReached, Word
 from opjit.measure import machine
@@ -79,9 +78,6 @@ class Trial:
             line = re.search(_LINE, message)
             if (word == "compile" or " emulated: " in message) and line:
                 self.facts["line"] = int(line[line.lastindex or 1])
-        except Untrusted as error:
-            word = "cheat"
-            message = f"writes to the pipes of the judge: {error}"
         return Verdict(self.name, word, self.tier, self.task.name, message, **self.facts)
 
     def _on_bench(self) -> tuple[Word, str]:
@@ -99,11 +95,11 @@ class Trial:
                 protocol.Done, _BUILD, "open", task=pool.task_path, op=pool.op_name, seed=pool.seed
             )
             with self._stage("build"):
-                compiled = worker.ask(protocol.Facts, _BUILD, "compile", text=self.text)
+                compiled = worker.ask(protocol.Done, _BUILD, "compile", text=self.text)
             self.facts |= compiled.facts
             for stage, hold in ("check", shared), ("measure", alone), ("compare", shared):
                 with hold(), self._stage(stage):
-                    done = worker.ask(protocol.Facts, limit, stage, seed=seed)
+                    done = worker.ask(protocol.Done, limit, stage, seed=seed)
                 self.facts |= done.facts
         return self._rated(self.facts.pop("times"), self.facts.pop("references"))
 
@@ -248,7 +244,7 @@ class Trial:
         described, copied = self.worker.describe(limit, 2 * self.seconds)
         content = copied if content is None else content
         if len(described.results) != len(calls):
-            raise Untrusted(f"results of {len(calls)} calls are expected")
+            raise protocol.forged(f"results of {len(calls)} calls are expected")
         self.calls += calls
         rest = memoryview(content)
         for row, call in zip(described.results, calls, strict=True):

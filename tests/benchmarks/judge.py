@@ -166,7 +166,7 @@ def footprint(judge: Judge) -> str:
         for child in Path(f"/proc/{judge_process}/task").glob("*/children"):
             for number in child.read_text("ascii").split():
                 words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
-                if b"opjit.judge.zygote" in words:
+                if b"opjit.judge.keeper" in words:
                     folders = len([*Path(os.fsdecode(words[-2])).iterdir()])
                     parts.append(f"zygote {held_by(int(number))}, {folders} folders of workers")
     return "; ".join(parts)

@@ -15,7 +15,7 @@ import torch
 
 from opjit import backends
 from opjit.errors import DeviceUnavailable, UnknownOp
-from opjit.judge import Judge, gpu_process, scheduler
+from opjit.judge import Judge, scheduler
 from opjit.judge.gpus import GpuProcesses, visible_gpus
 from tests.helpers import elementwise
 
@@ -90,13 +90,13 @@ class _Failing:
 def test_a_failure_and_an_interrupted_call_leave_the_next_verdicts_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gpu_process, "Judge", _Failing)
+    monkeypatch.setattr(scheduler, "Judge", _Failing)
     judges = GpuProcesses(["0"], 1, {})
     [(ours, theirs)] = judges._pipes
     judges._free.put(ours)
     end = str(os.dup(theirs.fileno()))
     theirs.close()
-    thread = threading.Thread(target=gpu_process.judge_until_closed, args=("{}", end))
+    thread = threading.Thread(target=scheduler.judge_until_closed, args=("{}", end))
     thread.start()
     with pytest.raises(DeviceUnavailable, match="BrokenPipeError"):
         judges.judge("broken", "a.c")

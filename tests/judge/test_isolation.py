@@ -25,7 +25,7 @@ from opjit.judge import Judge, command, connection, pool, protocol, sandbox, scr
 from opjit.judge.burst import copied
 from opjit.judge.inputs import DeliveredInputs, PackedInputs
 from opjit.judge.operators import Recorder, families, profiled
-from opjit.judge.protocol import TensorSpec, Untrusted
+from opjit.judge.protocol import TensorSpec
 from opjit.judge.read_write_lock import ReadWriteLock
 from opjit.judge.task import BURSTS, Expected, Task, TimedSample
 from opjit.judge.trial import Trial
@@ -262,23 +262,23 @@ def test_a_message_has_its_class_and_the_types_of_its_fields() -> None:
         b'["VerdictReached", {"word": "correct", "message": ""}]',
         b'["Done", {}]',
     ):
-        with pytest.raises(Untrusted):
+        with pytest.raises(VerdictReached):
             protocol.decode(body, kinds)
 
 
 def test_a_file_above_the_limit_or_without_seals_is_not_read() -> None:
-    with pytest.raises(Untrusted, match="at most 99"):
+    with pytest.raises(VerdictReached, match="at most 99"):
         protocol.read_sealed(protocol.sealed(bytes(100)), 99)
     assert protocol.read_sealed(protocol.sealed(bytes(99)), 99) == bytes(99)
-    with pytest.raises(Untrusted, match="not sealed"):
+    with pytest.raises(VerdictReached, match="not sealed"):
         protocol.read_sealed(os.memfd_create("open"), 99)
 
 
 def test_results_beyond_their_bytes_are_refused() -> None:
     spec = TensorSpec("float32", (2, 3))
-    with pytest.raises(Untrusted, match="beyond its file"):
+    with pytest.raises(VerdictReached, match="beyond its file"):
         protocol.decode_results([spec], memoryview(bytes(23)))
-    with pytest.raises(Untrusted):
+    with pytest.raises(VerdictReached):
         protocol.decode_results([TensorSpec("float99", (1,))], memoryview(bytes(4)))
 
 
@@ -504,7 +504,7 @@ def test_a_kernel_is_timed_alone_and_its_facts_are_those_of_the_bench() -> None:
         asked.append((method, lock._readers, lock._writers))
         if method == "compare" and asked.count(asked[-1]) == 2:
             raise VerdictReached("wrong", "returns all zeros", True, {"max_error": 7.0})
-        return protocol.Facts(facts.get(method, {}))
+        return protocol.Done(facts.get(method, {}))
 
     trials = Mock(device="cuda", seconds=1, device_lock=lock)
     trials.bench = lambda: contextlib.nullcontext(Mock(ask=ask))
@@ -561,7 +561,7 @@ def test_a_build_keeps_nobody_from_being_timed() -> None:
             while True:
                 message, _ = control[1].receive([protocol.Ask])
                 asked.append(message.method)
-                control[1].send(protocol.Signaled(1))
+                control[1].send(protocol.Done({"pid": 1}))
 
     def time_others() -> None:
         while not done.is_set():

@@ -1,7 +1,6 @@
 """No cheat passes and each verdict names it; no honest kernel is accused; and what a candidate does costs nobody else anything."""
 
 import asyncio
-import ctypes
 import gc
 import json
 import os
@@ -529,6 +528,8 @@ def test_results_are_filled_without_their_guards_and_without_the_inputs() -> Non
 
 
 DRIVER = """#include <stdint.h>
+int cuModuleLoadData(void **module, const void *code) { return 0; }
+int cuModuleGetFunction(void **kernel, void *module, const char *name) { return 0; }
 int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **arguments, void **extra)
 {
@@ -554,13 +555,11 @@ def test_a_launch_keeps_its_arguments_until_the_driver_reads_them(
     rule = launch.RULE.search("// opjit: launch scale(x, out, a, x.numel) grid=4 block=256")
     assert rule is not None
     kernel = launch.Kernel(b"", "scale", schema, ("*", "*", "float", "int64_t"), rule, 0, 0)
-    loaded = launch.LoadedKernel(
-        kernel, ctypes.CDLL(str(tmp_path / "driver.so")), ctypes.c_void_p(), ctypes.c_void_p()
-    )
+    kernel.load(str(tmp_path / "driver.so"))
     results = launch.GuardedResults([TensorSpec("float32", (1000,))], 20, "cpu")
     inputs = [torch.rand(1000) for _ in range(20)]
     launches = [
-        loaded.bind((x, 2.5), {}, made) for x, made in zip(inputs, results.of_calls, strict=True)
+        kernel.bind((x, 2.5), {}, made) for x, made in zip(inputs, results.of_calls, strict=True)
     ]
     gc.collect()
     for each in launches:
