@@ -220,28 +220,24 @@ def why(op: str, device: str | None, arch: str | None, print_json: PrintJson) ->
     from opjit.store.store import default_store
 
     name = op.removeprefix("cpp_extension.")
-    root = default_store()
-    extensions = entries(name, root)
-    log = failed_build(name, root)
-    is_extension = bool(extensions) or log is not None
-    if name != op and not is_extension:
-        raise OpjitError(
-            f"no entry of a C++ extension {name!r} in the cache {root.root}; run `opjit cache ls` to list the entries"
-        )
+    log: Path | None = None
+    extensions: list[Any] = []
     found: list[Op] = []
     try:
         found = arguments.ops(op)
     except UnknownOp:
-        if not is_extension:
-            raise
-    if not found and (device or arch):
-        raise UsageError(
-            f"--device and --arch need an op, but {name} is a C++ extension; leave them out"
-        )
-    if found:
-        extensions = []
-        log = None
-    rows: list[Any] = [*(explain(each, device, arch) for each in found), *extensions]
+        root = default_store()
+        extensions = [*entries(name, root)]
+        log = failed_build(name, root)
+        if not extensions and log is None:
+            if name == op:
+                raise
+            text = f"no entry of a C++ extension {name!r} in the cache {root.root}; run `opjit cache ls` to list the entries"
+            raise OpjitError(text) from None
+        if device or arch:
+            text = f"--device and --arch need an op, but {name} is a C++ extension; leave them out"
+            raise UsageError(text) from None
+    rows = [*(explain(each, device, arch) for each in found), *extensions]
     failures = [] if log is None else [{"failed": log}]
     if print_json is not None:
         print_json([*(each.fields() for each in rows), *failures])

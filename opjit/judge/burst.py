@@ -37,7 +37,14 @@ class Burst:
 
     def __post_init__(self) -> None:
         self.results = list[Any]()
-        self._graph = self._captured() if self.device == "cuda" and self.functions else None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if self.device != "cuda" or not self.functions:
+            return
+        found = machine.captured(lambda: [function() for function in self.functions])
+        if found is not None:
+            self._graph, self.results = found
+            # The capture computed nothing, and the replay must write every element.
+            fill_with_sentinel(self.results, self.inputs)
 
     @classmethod
     def of(
@@ -51,16 +58,6 @@ class Burst:
         with torch.inference_mode():
             calls = [partial(function, *args, **kwargs) for args, kwargs in inputs]
             return cls(calls, inputs, spec, device)
-
-    def _captured(self) -> torch.cuda.CUDAGraph | None:
-        found = machine.captured(lambda: [function() for function in self.functions])
-        if found is None:
-            return None
-        graph, results = found
-        # The capture computed nothing, and the replay must write every element.
-        fill_with_sentinel(results, self.inputs)
-        self.results = results
-        return graph
 
     def arm(self) -> None:
         """Do all setup that must not be timed."""

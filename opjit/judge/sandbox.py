@@ -199,20 +199,16 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str] = ()) -> boo
 
     try:
         for path, allowed in rights.items():
-            _allow_path(libc, ruleset, path, allowed & known)
+            with suppress(OSError):  # it does not exist
+                descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                rule = struct.pack("<Qi", allowed & known, descriptor)
+                libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0)
+                os.close(descriptor)
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             return False
         return bool(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0) == 0)
     finally:
         os.close(ruleset)
-
-
-def _allow_path(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
-    with suppress(OSError):  # it does not exist
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("<Qi", rights, descriptor)
-        libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0)
-        os.close(descriptor)
 
 
 def all_but_devices() -> list[str]:

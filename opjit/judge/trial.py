@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from opjit.judge import launch, protocol, referee
+from opjit.judge.burst import Burst
 from opjit.judge.connection import WorkerConnection
 from opjit.judge.inputs import PackedInputs
 from opjit.judge.operators import families, largest
@@ -173,7 +174,9 @@ class Trial:
                 with closing(PackedInputs.of(copies, self.pool.key())) as inputs:
                     burst = PackedBurst([call] * 2, inputs)
                     is_first = call is self.task.samples[0]
-                    seconds, content = self._call(burst, 2, self.seconds, log=is_first, fill=True)
+                    seconds, _, content = self._call(
+                        burst, 2, self.seconds, log=is_first, fill=True
+                    )
                 half = len(content) // 2
                 nondeterministic |= content[:half] != content[half:]
         self.facts["nondeterministic"] = nondeterministic
@@ -195,8 +198,10 @@ class Trial:
         for number, burst in enumerate(bursts):
             if number % _GROUP == 0:
                 logged = number + _SYSTEM_RANDOM.randrange(_GROUP)
-            took, reference = self._time(burst, count, limit, number == logged)
-            if number == logged:
+            log = number == logged
+            longest = limit + self.seconds * log
+            took, reference, _ = self._call(burst, count, longest, burst.reference, log=log)
+            if log:
                 continue
             times.append(max(took - overhead, _SMALLEST * took) / count)
             references.append(reference)
@@ -206,29 +211,27 @@ class Trial:
         return self._rated(times, references)
 
     def _call(
-        self, burst: PackedBurst, count: int, limit: float, **options: bool
-    ) -> tuple[float, bytearray]:
-        """Let the worker make the first calls of a burst, and compare all results.
+        self,
+        burst: PackedBurst,
+        count: int,
+        limit: float,
+        reference: Burst | None = None,
+        **options: bool,
+    ) -> tuple[float, float, bytearray]:
+        """Let the worker make the first calls of a burst, and compare all results. With a reference, no other candidate runs meanwhile.
 
-        Returns the seconds and the bytes of the results.
+        Returns the seconds of the burst and of a call of the reference, and the bytes of the results.
         """
-        with self.device_lock.shared():
+        lock = self.device_lock
+        with lock.shared():
             size = self._prepare(burst, count, **options)
-            seconds, content = self.worker.run(burst.inputs, size, limit)
-            return seconds, self._compare(burst.calls[:count], content, size)
-
-    def _time(self, burst: PackedBurst, count: int, limit: float, log: bool) -> tuple[float, float]:
-        """Do the same while no other candidate runs. Returns the seconds of the burst and of a call of the reference."""
-        assert burst.reference is not None
-        with self.device_lock.shared():
-            size = self._prepare(burst, count, log=log)
-        with self.device_lock.exclusive():  # as short as possible, because other trials wait
+        with lock.exclusive() if reference else lock.shared():  # short, because other trials wait
             with torch.inference_mode():
-                reference = burst.reference.seconds_of_call()
-            seconds, content = self.worker.run(burst.inputs, size, limit + self.seconds * log)
-        with self.device_lock.shared():
-            self._compare(burst.calls[:count], content, size)
-        return seconds, reference
+                seconds_of_reference = reference.seconds_of_call() if reference else 0.0
+            seconds, content = self.worker.run(burst.inputs, size, limit)
+        with lock.shared():
+            results = self._compare(burst.calls[:count], content, size)
+        return seconds, seconds_of_reference, results
 
     def _prepare(self, burst: PackedBurst, count: int, **options: bool) -> int:
         """Let the worker prepare calls. Returns the most bytes that results may have."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opjit.declare.sample import Sample
 from opjit.operators.op import Op
-from opjit.tensors import moved, replica, span, storage_bytes, tensors_of
+from opjit.tensors import moved, span, storage_bytes, tensors_of
 from opjit.testing.checks import Check, add
 from opjit.testing.compare import as_list, assert_same
 from opjit.testing.samples import Skipped, called, expected_of, repeated_samples, results_of, trials
@@ -83,8 +83,8 @@ def _guarded(tensor: Tensor, fill: int) -> Tensor:
     copy = moved(tensor, memory, _GUARD // tensor.element_size())
     if 0 not in tensor.stride():
         return copy.copy_(tensor)
-    source = replica(tensor)  # expanded: elements share memory
-    copy.as_strided((reach,), (1,)).copy_(source.as_strided((reach,), (1,)))
+    # Expanded: elements share memory.
+    copy.as_strided((reach,), (1,)).copy_(tensor.as_strided((reach,), (1,)))
     return copy
 
 
