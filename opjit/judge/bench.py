@@ -6,8 +6,8 @@ waits for it rarely: calls of the same shapes are compared together, and one by 
 differs.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,6 +16,7 @@ from opjit.declare.sample import Sample
 from opjit.errors import DeclarationError
 from opjit.judge import launch, protocol, referee
 from opjit.judge.burst import Burst, storages
+from opjit.judge.launch import PreparedCalls
 from opjit.judge.protocol import Done, TensorSpec
 from opjit.judge.task import Expected, Task, tolerances
 from opjit.judge.verdict import VerdictReached
@@ -28,21 +29,13 @@ _CALLS = 32  # of a burst
 _EXACT = Tolerance(0, 0)
 
 
-class _Batch(NamedTuple):
-    """Calls of the same shapes, with the memory of their results."""
-
-    inputs: list[Any]
-    results: launch.GuardedResults
-    functions: list[Callable[[], None]]
-
-
 class Bench:
     """Runs one kernel after another."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.kernel: launch.Kernel | None = None
-        self.batches = list[_Batch]()
+        self.batches = list[PreparedCalls]()
         self.bursts = list[Burst]()
         self.references = list[Burst]()
 
@@ -90,7 +83,7 @@ class Bench:
         calls = []
         for batch, sample in zip(batches, self.task.hidden(seed), strict=True):
             if batch is not None:
-                for one, other in zip(*self._results(batch), strict=True):
+                for one, other in zip(*batch.results, strict=True):
                     differences.append(referee.differ(one, other, _EXACT))
                 results = self.task.results(sample)
                 call = Expected(sample, results, tolerances(sample, results))
@@ -111,7 +104,7 @@ class Bench:
             # No kernel has seen these values.
             for memory, values in storages(batch.inputs, self._calls(seed + 1 + number)):
                 memory.copy_(values)
-            batch.results.clear()
+            batch.clear()
             self.reference_times.append(self.references[number].seconds_of_call())
             self.times.append(self.bursts[number].seconds_of_call())
         return Done({})
@@ -128,7 +121,7 @@ class Bench:
         timed = {"times": self.times, "references": self.reference_times}
         return Done({**timed, "max_error": error})
 
-    def _call_twice(self, sample: Sample) -> _Batch | None:
+    def _call_twice(self, sample: Sample) -> PreparedCalls | None:
         """Call with a sample's tensors in other memory. Returns None if the reference refuses the sample.
 
         The results' dtypes and shapes come from other values, so that the device's memory never
@@ -143,13 +136,14 @@ class Bench:
             function()
         return batch
 
-    def _bind(self, inputs: list[Any], spec: Sequence[TensorSpec]) -> _Batch:
+    def _bind(self, inputs: list[Any], spec: Sequence[TensorSpec]) -> PreparedCalls:
+        """Prepare calls. The arguments that they write are also results."""
         assert self.kernel is not None
-        results = launch.GuardedResults(spec[: self.new_results], len(inputs), self.device)
-        functions = []
-        for (args, kwargs), memory in zip(inputs, results.of_calls, strict=True):
-            functions.append(self.kernel.bind(args, kwargs, memory))
-        return _Batch(inputs, results, functions)
+        batch = PreparedCalls(self.kernel, inputs, spec[: self.new_results], self.device)
+        if self.task.mutates:
+            for results, values in zip(batch.results, inputs, strict=True):
+                results += tensors_of(values)
+        return batch
 
     def _forget(self) -> None:
         """Free what belongs to the last candidate."""
@@ -159,15 +153,7 @@ class Bench:
             self.kernel.unload()
             self.kernel = None
 
-    def _results(self, batch: _Batch) -> list[list[torch.Tensor]]:
-        """Return the results of each call, and the arguments that it wrote."""
-        found = []
-        for results, inputs in zip(batch.results.of_calls, batch.inputs, strict=True):
-            written = tensors_of(inputs) if self.task.mutates else []
-            found.append([*results, *written])
-        return found
-
-    def _compared(self, calls: list[tuple[_Batch, list[Expected]]]) -> float:
+    def _compared(self, calls: list[tuple[PreparedCalls, list[Expected]]]) -> float:
         """Compare inputs, results and guards with the expected ones, and wait for the device only once.
 
         Returns the largest difference. Raises VerdictReached.
@@ -175,7 +161,7 @@ class Bench:
         doubts = []
         errors = [torch.zeros((), dtype=torch.float64, device=self.device)]
         for batch, expected in calls:
-            for got, call in zip(self._results(batch), expected, strict=True):
+            for got, call in zip(batch.results, expected, strict=True):
                 for one, right, within in zip(got, call.results, call.within, strict=True):
                     doubts.append(referee.differ(one, right, within))
                     errors.append(referee.max_difference(one, right))
@@ -184,20 +170,20 @@ class Bench:
             self._find_mistake(calls)
         return float(torch.stack(errors).max())
 
-    def _out_of_bounds_write(self, batch: _Batch, expected: list[Expected]) -> torch.Tensor:
+    def _out_of_bounds_write(self, batch: PreparedCalls, expected: list[Expected]) -> torch.Tensor:
         """Return whether calls wrote to their inputs, or outside their results."""
-        found = [batch.results.overrun()]
+        found = [batch.overrun()]
         if not self.task.mutates:
             drawn = [call.sample.values for call in expected]
             for memory, values in storages(batch.inputs, drawn):
                 found.append(referee.differ(memory, values, _EXACT))
         return torch.stack(found).any()
 
-    def _find_mistake(self, calls: list[tuple[_Batch, list[Expected]]]) -> None:
+    def _find_mistake(self, calls: list[tuple[PreparedCalls, list[Expected]]]) -> None:
         """Raise VerdictReached for the first wrong call, in words. NaN is right if it is expected."""
         for batch, expected in calls:
             wrote_outside = bool(self._out_of_bounds_write(batch, expected))
-            pairs = zip(self._results(batch), expected, strict=True)
+            pairs = zip(batch.results, expected, strict=True)
             for index, (results, call) in enumerate(pairs):
                 found = referee.compare(
                     results, call, (other.results for other in expected[:index])

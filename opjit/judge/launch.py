@@ -226,11 +226,15 @@ def _c_value(kind: str, value: Any) -> Any:
     return getattr(ctypes, _C_TYPES[kind])(number)
 
 
-class GuardedResults:
-    """Memory for the results of some calls: each result full of NaN's bytes, between guards."""
+class PreparedCalls:
+    """Calls of a kernel with inputs and with memory for their results: each result full of NaN's bytes, between guards."""
 
-    def __init__(self, specs: Sequence[TensorSpec], calls: int, device: str) -> None:
-        self.of_calls: list[list[torch.Tensor]] = [[] for _ in range(calls)]
+    def __init__(
+        self, kernel: Kernel, inputs: Sequence[Any], specs: Sequence[TensorSpec], device: str
+    ) -> None:
+        calls = len(inputs)
+        self.inputs = inputs
+        self.results: list[list[torch.Tensor]] = [[] for _ in range(calls)]
         self._device = device
         self._results = list[torch.Tensor]()
         self._guards = list[torch.Tensor]()
@@ -241,9 +245,11 @@ class GuardedResults:
             results = memory[:, _GUARD : _GUARD + size]
             self._results.append(results)
             self._guards += [memory[:, :_GUARD], memory[:, _GUARD + size :]]
-            for call, result in zip(self.of_calls, results.unbind(), strict=True):
+            for call, result in zip(self.results, results.unbind(), strict=True):
                 call.append(result.view(DTYPES[each.dtype]).reshape(each.shape))
         self.clear()
+        pairs = zip(inputs, self.results, strict=True)
+        self.functions = [kernel.bind(*values, memory) for values, memory in pairs]
 
     def clear(self) -> None:
         """Fill results with NaN's bytes."""

@@ -506,24 +506,25 @@ def test_kernel_text_becomes_machine_code_without_its_host_code() -> None:
 
 def test_results_are_filled_without_their_guards_and_without_the_inputs() -> None:
     """As before a CUDA graph is replayed, which must write all of its results; a result may be an input that the op writes."""
-    results = launch.GuardedResults([TensorSpec("float32", (3, 5))], 2, "cpu")
+    kernel: Any = Pretended(print)
+    calls = launch.PreparedCalls(kernel, [((), {})] * 2, [TensorSpec("float32", (3, 5))], "cpu")
     x = torch.ones(4, 6)
-    one, other = (made for [made] in results.of_calls)
+    one, other = (made for [made] in calls.results)
     one.zero_()
     burst.fill_with_sentinel([one, x[1:]], [[x]])
-    assert not results.overrun()
+    assert not calls.overrun()
     assert one.isnan().all()
     assert x.eq(1).all()
     burst.fill_with_sentinel([x[1:, 2:4], torch.empty(0, 3)])
     assert x.isnan().sum() == 2 + 2 * 6, "from the first element to the last"
     other.zero_()
-    results.clear()
+    calls.clear()
     assert other.isnan().all()
     for before, after in ((1, 0), (0, 1)):
         memory = torch.as_strided(one, (15 + before + after,), (1,), one.storage_offset() - before)
         kept = memory.clone()
         memory.zero_()
-        assert results.overrun()
+        assert calls.overrun()
         memory.copy_(kept)
 
 
@@ -556,15 +557,13 @@ def test_a_launch_keeps_its_arguments_until_the_driver_reads_them(
     assert rule is not None
     kernel = launch.Kernel(b"", "scale", schema, ("*", "*", "float", "int64_t"), rule, 0, 0)
     kernel.load(str(tmp_path / "driver.so"))
-    results = launch.GuardedResults([TensorSpec("float32", (1000,))], 20, "cpu")
     inputs = [torch.rand(1000) for _ in range(20)]
-    launches = [
-        kernel.bind((x, 2.5), {}, made) for x, made in zip(inputs, results.of_calls, strict=True)
-    ]
+    specs = [TensorSpec("float32", (1000,))]
+    calls = launch.PreparedCalls(kernel, [((x, 2.5), {}) for x in inputs], specs, "cpu")
     gc.collect()
-    for each in launches:
+    for each in calls.functions:
         each()
-    assert all(made.equal(2.5 * x) for x, [made] in zip(inputs, results.of_calls, strict=True))
+    assert all(made.equal(2.5 * x) for x, [made] in zip(inputs, calls.results, strict=True))
 
 
 class Pretended:
