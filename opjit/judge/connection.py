@@ -44,14 +44,14 @@ class WorkerConnection:
         self._requests = requests
 
     def ask(
-        self, kind: type[A], seconds: float, method: str, *descriptors: int, **arguments: Any
-    ) -> A:
-        """Call a method of the worker, and wait for its answer.
+        self, seconds: float, method: str, *descriptors: int, **arguments: Any
+    ) -> dict[str, Any]:
+        """Call a method of the worker, and return the facts of its answer.
 
         Raises VerdictReached if there is no answer, or if it is an error.
         """
         self.send(method, *descriptors, **arguments)
-        return self.answer(kind, seconds)[0]
+        return self.answer(Done, seconds)[0].facts
 
     def send(self, method: str, *descriptors: int, **arguments: Any) -> None:
         """Call a method of the worker."""
@@ -100,7 +100,8 @@ class WorkerConnection:
         goes on. If it cannot be read, the worker has copied them, and `describe` returns them.
         """
         started = time.perf_counter()
-        ran = self.ask(Ran, seconds, "run", *inputs.late, key=inputs.key, limit=limit)
+        self.send("run", *inputs.late, key=inputs.key, limit=limit)
+        ran, _ = self.answer(Ran, seconds)
         if inputs.key is not None:
             return time.perf_counter() - started, None
         pid = self._command("freeze")

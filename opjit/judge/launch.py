@@ -64,12 +64,18 @@ class Kernel:
         self._module = ctypes.c_void_p()
         self._function = ctypes.c_void_p()
         symbol = self.symbol.encode()
-        _checked(cuda, cuda.cuModuleLoadData(ctypes.byref(self._module), self.code))
-        _checked(cuda, cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, symbol))
+        self._check(cuda.cuModuleLoadData(ctypes.byref(self._module), self.code))
+        self._check(cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, symbol))
 
     def unload(self) -> None:
         """Free its code. No launch may follow."""
         self._cuda.cuModuleUnload(self._module)
+
+    def _check(self, code: int) -> None:
+        if code:
+            name = ctypes.c_char_p()
+            self._cuda.cuGetErrorName(code, ctypes.byref(name))
+            raise RuntimeError(f"CUDA error {(name.value or b'').decode()}")
 
     def bind(
         self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]
@@ -91,14 +97,14 @@ class Kernel:
         block = _three_integers(rule["block"], given)
         [shared] = map(int, evaluate(rule["shared"] or "0", given))
         if shared > _SHARED:
-            _checked(cuda, cuda.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared))
+            self._check(cuda.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared))
 
         def launch(_: object = values) -> None:  # the pointers do not keep the values alive
             if min(*grid, *block) <= 0:
                 return
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             sizes = (*grid, *block, shared)
-            _checked(cuda, cuda.cuLaunchKernel(self._function, *sizes, stream, pointers, None))
+            self._check(cuda.cuLaunchKernel(self._function, *sizes, stream, pointers, None))
 
         return launch
 
@@ -261,10 +267,3 @@ class PreparedCalls:
         written = [each.ne(_GUARDED).any() for each in self._guards]
         untouched = torch.zeros((), dtype=torch.bool, device=self._device)
         return torch.stack([untouched, *written]).any()
-
-
-def _checked(cuda: ctypes.CDLL, code: int) -> None:
-    if code:
-        name = ctypes.c_char_p()
-        cuda.cuGetErrorName(code, ctypes.byref(name))
-        raise RuntimeError(f"CUDA error {(name.value or b'').decode()}")

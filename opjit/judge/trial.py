@@ -92,16 +92,12 @@ class Trial:
         shared = self.device_lock.shared
         alone = self.device_lock.exclusive
         with pool.bench() as worker:
-            worker.ask(
-                protocol.Done, _BUILD, "open", task=pool.task_path, op=pool.op_name, seed=pool.seed
-            )
+            worker.ask(_BUILD, "open", task=pool.task_path, op=pool.op_name, seed=pool.seed)
             with self._stage("build"):
-                compiled = worker.ask(protocol.Done, _BUILD, "compile", text=self.text)
-            self.facts |= compiled.facts
+                self.facts |= worker.ask(_BUILD, "compile", text=self.text)
             for stage, hold in ("check", shared), ("measure", alone), ("compare", shared):
                 with hold(), self._stage(stage):
-                    done = worker.ask(protocol.Done, limit, stage, seed=seed)
-                self.facts |= done.facts
+                    self.facts |= worker.ask(limit, stage, seed=seed)
         return self._rated(self.facts.pop("times"), self.facts.pop("references"))
 
     def _in_worker(self) -> tuple[Word, str]:
@@ -237,7 +233,7 @@ class Trial:
         """Let the worker prepare calls. Returns the most bytes that results may have."""
         spec = protocol.specs(burst.calls[0].results)
         given = {"count": count, "results": spec, **options}
-        self.worker.ask(protocol.Done, 2 * self.seconds, "prepare", *burst.inputs.early, **given)
+        self.worker.ask(2 * self.seconds, "prepare", *burst.inputs.early, **given)
         return 4 * count * sum(each.nbytes for each in spec) + _SLACK
 
     def _compare(

@@ -500,11 +500,11 @@ def test_a_kernel_is_timed_alone_and_its_facts_are_those_of_the_bench() -> None:
     }
     asked: list[tuple[str, int, int]] = []
 
-    def ask(kind: type, seconds: float, method: str, **arguments: object) -> object:
+    def ask(seconds: float, method: str, **arguments: object) -> object:
         asked.append((method, lock._readers, lock._writers))
         if method == "compare" and asked.count(asked[-1]) == 2:
             raise VerdictReached("wrong", "returns all zeros", True, {"max_error": 7.0})
-        return protocol.Done(facts.get(method, {}))
+        return facts.get(method, {})
 
     trials = Mock(device="cuda", seconds=1, device_lock=lock)
     trials.bench = lambda: contextlib.nullcontext(Mock(ask=ask))
