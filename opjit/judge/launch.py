@@ -255,7 +255,7 @@ class PreparedCalls:
                 call.append(result.view(DTYPES[each.dtype]).reshape(each.shape))
         self.clear()
         pairs = zip(inputs, self.results, strict=True)
-        self.functions = [kernel.bind(*values, memory) for values, memory in pairs]
+        self.functions = [kernel.bind(args, kwargs, memory) for (args, kwargs), memory in pairs]
 
     def clear(self) -> None:
         """Fill results with NaN's bytes."""
