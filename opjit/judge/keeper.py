@@ -51,7 +51,7 @@ def fork_until_closed(forks: Channel, scratch: Path) -> None:
     # Python warns of threads. NumPy's threads end before a fork. CUDA's driver starts one when it is loaded.
     warnings.simplefilter("ignore", DeprecationWarning)
     worker.import_all()
-    with suppress(BrokenPipeError):  # the judge ended meanwhile
+    with suppress(BrokenPipeError):  # the judge has ended
         forks.send(Done())
     with suppress(EOFError):
         while True:

@@ -214,7 +214,7 @@ class Trial:
         reference: Burst | None = None,
         **options: bool,
     ) -> tuple[float, float, bytearray]:
-        """Let the worker make the first calls of a burst, and compare all results. With a reference, no other candidate runs meanwhile.
+        """Let the worker make the first calls of a burst, and compare all results. With a reference, no other candidate runs at that time.
 
         Returns the seconds of the burst and of a call of the reference, and the bytes of the results.
         """
