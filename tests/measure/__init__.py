@@ -1,2 +1,2 @@
 """Modules whose tests are not in the file of their name, and where these are:
-machine nvidia plan timing units: measure/test_measure.py"""
+machine plan timing units: measure/test_measure.py"""
