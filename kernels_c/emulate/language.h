@@ -163,10 +163,10 @@ struct emu_callable<void(types...), kernel> {
 };
 
 /* Each kernel begins with this call if a host function calls the kernel. */
-template <typename type, type *kernel>
+template <auto *kernel>
 EMU_OWN void emu_launch_as(const char *name, int max_threads, void **arguments)
 {
-    typedef emu_callable<type, kernel> callable;
+    typedef emu_callable<std::remove_pointer_t<decltype(kernel)>, kernel> callable;
     (void)callable::known;
 #ifdef OPJIT_EMULATE_EXTENSION
     emu_launch_of_extension({name, max_threads, callable::call}, arguments);

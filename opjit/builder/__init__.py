@@ -26,7 +26,7 @@ To watch a build, run `OPJIT_CACHE="$(mktemp -d)" OPJIT_VERBOSE=1 opjit get allr
 21. builder/ninja.py, run_ninja: run commands under the recorder, within limits
 
 When the entry is published, `_load_kernel` opens its library with `load` of loader.py. For CUDA, cuda.py splits a .cu file
-(host_device_split.py, tokens.py), computes its text as nvcc would see it (cuda_text.py), and compiles the halves (nvrtc.py).
+(host_device_split.py, cuda_reader.py), computes its text as nvcc would see it (cuda_text.py), and compiles the halves (nvrtc.py).
 
 Three things must stay true:
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit import files, processes, resources
-from opjit.builder import host_device_split, nvrtc
+from opjit.builder import nvrtc
 from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
 from opjit.builder.cuda_text import HOST, CudaFile, defined_macros, flat_text, folders_of_cuda
 from opjit.builder.host_device_split import Halves
@@ -129,14 +129,12 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
     if unit.adapt:
         unit = unit.adapt(unit, host_text)
     own = _digest(work.name, host_text)
-    halves = host_device_split.split(host_text, f"opjit_unnamed_{own}")
+    halves = Halves(host_text, f"opjit_unnamed_{own}")
     _write_host(unit, halves, host_text, work)
     with processes.pool(1) as pool:  # NVRTC compiles the device's part meanwhile
-        compiled = pool.submit(_compile_host, unit, work, compiler, found, halves.kernels)
-        parts = [
-            host_device_split.split(text, f"opjit_unnamed_{own}").device for text in device_texts
-        ]
-        addresses = {_mangled(one.name): f"&{one.name}" for one in halves.variables}
+        compiled = pool.submit(_compile_host, unit, work, compiler, found, halves.kernel_names)
+        parts = [Halves(text, f"opjit_unnamed_{own}").device for text in device_texts]
+        addresses = {_mangled(name): f"&{name}" for name in halves.variables}
         instances = []
         layouts = ""
         if halves.templates or halves.layouts:  # the host's part has the instances and layouts
@@ -149,8 +147,8 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
     launched = _launched(halves, host, device)
     renamed = _hide(halves, host, addresses, own, compiler, work)
     variables = [
-        (one.constant, host.sizes[symbol], renamed[symbol], device.symbols[f"&{one.name}"])
-        for symbol, one in zip(addresses, halves.variables, strict=True)
+        (constant, host.sizes[symbol], renamed[symbol], device.symbols[addresses[symbol]])
+        for symbol, constant in zip(addresses, halves.variables.values(), strict=True)
     ]
     kernels = {renamed.get(symbol, symbol): name for symbol, name in launched.items()}
     (work / "opjit_kernel.fatbin").write_bytes(device.code)
@@ -295,9 +293,9 @@ def _compile_device(
 def _launched(halves: Halves, host: _Host, device: nvrtc.DeviceCode) -> dict[str, str]:
     """Return the device's symbol of each kernel, by the host's. Raises NvccOnly if a part lacks a kernel or variable."""
     for variable in halves.variables:
-        if _mangled(variable.name) not in host.sizes:
+        if _mangled(variable) not in host.sizes:
             raise NvccOnly(
-                f"the C++ compiler does not define {variable.name}, a variable in device memory"
+                f"the C++ compiler does not define {variable}, a variable in device memory"
             )
     launched = {}
     for symbol, name in host.kernels.items():

@@ -2,19 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
+from opjit.builder.compile_step import NvccOnly
 from opjit.builder.compile_warnings import CompilerWarning
-from opjit.builder.tokens import (
-    Malformed,
-    Token,
-    code_of,
-    launch_end,
-    match_brackets,
-    split_at_commas,
-    tokenize,
-)
+from opjit.builder.cuda_reader import CudaReader
+from opjit.builder.tokens import code_of
 
 _NO_STREAM = (
     "the launch lacks a stream, so it runs on CUDA's default stream and is not ordered with "
@@ -69,20 +63,27 @@ _LAUNCH_OR_CHECK = re.compile(
 
 
 def find_mistakes(path: Path) -> list[CompilerWarning]:
-    """Return warnings about a file; none for text that opjit cannot divide into tokens."""
+    """Return warnings about a file; none for text that opjit cannot read."""
     try:
         text = path.read_text("utf-8", "replace")
-        tokens = [token for token in tokenize(text) if token.kind not in ("directive", "string")]
-        brackets = match_brackets(tokens)
-        launches = list(_launches(tokens, brackets))
-    except (OSError, Malformed):
+        found = sorted(_mistakes(text))
+    except (OSError, NvccOnly):
         return []
-    code = code_of(text, tokens)
+    return [
+        CompilerWarning(str(path), text.count("\n", 0, start) + 1, message)
+        for start, message in found
+    ]
+
+
+def _mistakes(text: str) -> list[tuple[int, str]]:
+    """Return the place of each mistake in a text, and the advice."""
+    reader = CudaReader(text)
+    code = code_of(text, reader.tokens, "string")
     found = [
-        *launches,
-        *_returns(code, tokens, brackets),
+        *_launches(reader),
+        *_returns(code, reader),
         *_host_accesses(code),
-        *_unbounded(code, tokens, brackets),
+        *_unbounded(code, reader),
     ]
     found += [
         (match.start("at"), match.expand(advice))
@@ -97,49 +98,39 @@ def find_mistakes(path: Path) -> list[CompilerWarning]:
             for match in re.finditer(_CAST, code)
             if not re.search(rf"\b(?!return\b|else\b)\w+\s+{match['of']}\s*\[", code)
         ]
-    return [
-        CompilerWarning(str(path), text.count("\n", 0, start) + 1, message)
-        for start, message in sorted(found)
-    ]
+    return found
 
 
-def _launches(tokens: Sequence[Token], brackets: Mapping[int, int]) -> Iterator[tuple[int, str]]:
+def _launches(reader: CudaReader) -> Iterator[tuple[int, str]]:
     """Yield the launches with too many threads in a block, or with fewer than four values between their angle brackets."""
-    for begin, token in enumerate(tokens):
-        if token.text != "<<<":
-            continue
-        end = launch_end(tokens, brackets, begin)
-        values = split_at_commas(tokens, brackets, begin + 1, end)
-        block = "".join(
-            tokens[index].text for start, stop in values[1:2] for index in range(start, stop)
-        )
-        threads = _threads(block)
+    for begin, end in reader.launches():
+        start = reader.tokens[begin].start
+        values = [reader.code(*group) for group in reader.groups(begin + 1, end)]
+        threads = _threads("".join(values[1:2]))
         if threads > _MOST_THREADS:
-            yield token.start, _TOO_MANY_THREADS.format(threads=threads)
-        streams = [tokens[index].text for start, stop in values[3:] for index in range(start, stop)]
-        if streams in ([], ["0"]):
-            yield token.start, _NO_STREAM
+            yield start, _TOO_MANY_THREADS.format(threads=threads)
+        if values[3:] in ([], ["0"]):
+            yield start, _NO_STREAM
 
 
-def _returns(
-    code: str, tokens: Sequence[Token], closing: Mapping[int, int]
-) -> Iterator[tuple[int, str]]:
+def _returns(code: str, reader: CudaReader) -> Iterator[tuple[int, str]]:
     """Yield each ``return OPJIT_OK`` that follows a launch in its function, without a check between them."""
     last = 0
-    for begin in sorted(closing):
-        if tokens[begin].text == "{" and tokens[begin - 1].text == ")" and begin >= last:
-            last = closing[begin]
+    for begin in sorted(reader.closing):
+        if reader.words[begin - 1 : begin + 1] == [")", "{"] and begin >= last:
+            last = reader.closing[begin]
             launched = False
-            for match in _LAUNCH_OR_CHECK.finditer(code, tokens[begin].start, tokens[last].end):
+            body = reader.tokens[begin].start, reader.tokens[last].end
+            for match in _LAUNCH_OR_CHECK.finditer(code, *body):
                 if launched and match["at"]:
                     yield match.start(), _UNCHECKED
                 launched = bool(match["launch"] or (launched and match["at"]))
 
 
 def _threads(block: str) -> int:
-    """Return the threads of a block of literal sizes, ``512`` or ``dim3(16,16)``; 0 for another one."""
+    """Return the threads of a block of literal sizes, ``512`` or ``dim3(16, 16)``; 0 for another one."""
     sizes = block.removeprefix("dim3(").removesuffix(")").split(",")
-    if not all(size.isdecimal() for size in sizes):
+    if not all(size.strip().isdecimal() for size in sizes):
         return 0
     return math.prod(map(int, sizes))
 
@@ -163,17 +154,11 @@ def _host_accesses(code: str) -> Iterator[tuple[int, str]]:
                     yield start, _HOST_ACCESS.format(name=name)
 
 
-def _unbounded(
-    code: str, tokens: Sequence[Token], brackets: Mapping[int, int]
-) -> Iterator[tuple[int, str]]:
+def _unbounded(code: str, reader: CudaReader) -> Iterator[tuple[int, str]]:
     """Yield the flat indices of kernels that compare nothing."""
-    for begin, token in enumerate(tokens):
-        if token.text != "__global__":
-            continue
-        opening = next((i for i in range(begin, len(tokens)) if tokens[i].text in "{;"), None)
-        if opening is None or opening not in brackets:
-            continue
-        body = code[tokens[opening].start : tokens[brackets[opening]].end]
+    for kernel in reader.kernels():
+        start = reader.tokens[kernel.body].start
+        body = code[start : reader.tokens[reader.closing[kernel.body]].end]
         index = re.search(r"\bblockIdx\.x\s*\*\s*blockDim\.x\s*\+\s*threadIdx\.x\b", body)
         if index and not re.search(_BOUND, body):
-            yield tokens[opening].start + index.start(), _UNBOUNDED
+            yield start + index.start(), _UNBOUNDED

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from opjit import files, processes
-from opjit.builder.tokens import CLOSING, Malformed, tokenize
+from opjit.builder.tokens import CLOSING, match_brackets, tokenize
 from opjit.errors import BuildError, CompileError
 
 _COMPLAINT = (
@@ -234,17 +234,10 @@ def unclosed(source: Path) -> str | None:
     """Return the complaint about a bracket that a source does not close. Compilers see its end at the end of the generated wrapper."""
     try:
         text = source.read_text("utf-8", "replace")
-        tokens = tokenize(text)
-    except (OSError, Malformed):
+    except OSError:
         return None
-    opened = []
-    for token in tokens:
-        if token.text in CLOSING and token.kind == "mark":
-            opened.append(token)
-        elif token.text in CLOSING.values() and token.kind == "mark":
-            if not opened or CLOSING[opened[-1].text] != token.text:
-                break  # the innermost one is open here
-            opened.pop()
+    _, unmatched = match_brackets(tokenize(text))
+    opened = [token for token in unmatched if token.text in CLOSING]
     if not opened:
         return None
     line = text.count("\n", 0, opened[-1].start) + 1

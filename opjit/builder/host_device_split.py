@@ -9,44 +9,20 @@ Variables of the host go with its functions. Both parts keep every line of the f
 that the split does not understand raise `NvccOnly`, and nvcc compiles them."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from opjit.builder.compile_step import NvccOnly
+from opjit.builder.cuda_reader import CudaReader, Edit, Kernel, edited
 from opjit.builder.layouts import Layout
-from opjit.builder.signatures import (
-    Parameter,
-    after_template,
-    callee_start,
-    name_before,
-    parameters_of,
-    template_arguments,
-)
-from opjit.builder.tokens import (
-    CLOSING,
-    Malformed,
-    Token,
-    launch_end,
-    match_brackets,
-    outer_indices,
-    split_at_commas,
-    tokenize,
-)
+from opjit.builder.tokens import CLOSING
 
 _DEVICE_HEADER = r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)"
-# Names before parentheses that do not contain parameters.
-_ATTRIBUTES_NAMES = """
-    __launch_bounds__ __attribute__ alignas __align__ __cluster_dims__ __maxnreg__
-    __block_size__ decltype noexcept __declspec asm __asm__ requires explicit
-"""
-_ATTRIBUTES = frozenset(_ATTRIBUTES_NAMES.split())
 _REFUSED = {"__managed__", "__nv_pure__", "__nv_register_params__", "nvstd"}
 _TYPES_NAMES = """
     using typedef struct class union enum namespace static_assert friend
 """
 _TYPES = frozenset(_TYPES_NAMES.split())
 _SPACES = {"__global__", "__device__", "__host__", "__constant__", "constexpr", "consteval"}
-_LINE = re.compile(r"^#line (\d+) (.*)\n", re.MULTILINE)
 # Names in the types of parameters that are no classes.
 _SCALAR_NAMES = """
     const volatile __restrict__ restrict unsigned signed bool char short int long float double size_t ptrdiff_t std
@@ -54,169 +30,93 @@ _SCALAR_NAMES = """
 """
 _SCALARS = frozenset(_SCALAR_NAMES.split())
 _MAX_MEMBERS = 24  # an assembler statement accepts 30 operands
-_NO_MEMBERS = _TYPES | {"static", "template", "public", "private", "protected"}
-_Edit = tuple[int, int, str]  # the text between two places
+_NO_MEMBERS = _TYPES | {"static", "template", "public", "private", "protected", *"({&:"}
 
 
-class Variable(NamedTuple):
-    """A variable in device memory: its name with namespaces, and whether it is ``__constant__``."""
+class Halves(CudaReader):
+    """A file that is split into the texts `host` and `device`.
 
-    name: str
-    constant: bool
+    Attributes:
+        kernel_names: names of kernels, with namespaces.
+        internal: the names of kernels, no templates, that the author declared static or inline.
+        templates: whether a kernel is one.
+        variables: variables in device memory by their names with namespaces, and whether they are ``__constant__``.
+        layouts: the types of the parameters of kernels. OPJIT_LAYOUT_<index> in the device's part marks a check.
+    """
 
-
-class Halves(NamedTuple):
-    """A split file."""
-
-    host: str
-    device: str
-    kernels: frozenset[str]  # names with namespaces
-    internal: frozenset[str]  # of kernels, no templates, that the author declared static or inline
-    templates: bool  # whether a kernel is one
-    variables: tuple[Variable, ...]
-    layouts: tuple[Layout, ...] = ()  # OPJIT_LAYOUT_<index> in the device's part marks a check
-
-
-def _spaces_of_macros(text: str) -> dict[str, set[str]]:
-    """Return the execution spaces that each macro of a file expands to, such as ``{"HD": {"__host__", "__device__"}}``."""
-    bodies = dict[str, set[str]]()
-    for match in re.finditer(
-        r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", text, re.MULTILINE
-    ):
-        bodies.setdefault(match[1], set()).update(re.findall(r"[A-Za-z_]\w*", match[2]))
-    spaces = {name: words & _SPACES for name, words in bodies.items()}
-    for _ in range(8):  # a macro may use another
-        for name, words in bodies.items():
-            for other in words & spaces.keys():
-                spaces[name] = spaces[name] | spaces[other]
-    return {name: found for name, found in spaces.items() if found}
-
-
-def split(text: str, unnamed: str = "opjit_unnamed") -> Halves:
-    """Split a file, given a name for its unnamed namespaces, the same in its headers and no other file's. Raises NvccOnly if only nvcc
-    compiles it."""
-    try:
-        splitter = _Splitter(text, unnamed)
-        splitter.scope(0, len(splitter.tokens), ())
-    except Malformed as malformed:
-        raise NvccOnly(str(malformed)) from None
-    return Halves(
-        _edited(text, splitter.host),
-        _edited(text, splitter.device),
-        frozenset(splitter.kernels),
-        frozenset(splitter.internal),
-        splitter.templates,
-        tuple(splitter.variables),
-        tuple(splitter.layouts),
-    )
-
-
-def _edited(text: str, edits: list[_Edit]) -> str:
-    pieces = []
-    at = 0
-    for start, end, new in sorted(edits):
-        if start >= at:  # else inside a part that is removed
-            pieces += [text[at:start], new]
-            at = end
-    return "".join([*pieces, text[at:]])
-
-
-class _Splitter:
-    """One file, on its way to two parts."""
-
-    def __init__(self, text: str, unnamed: str) -> None:
-        every = tokenize(text)
-        self.text = text
-        self.macros = _spaces_of_macros(text)
+    def __init__(self, text: str, unnamed: str = "opjit_unnamed") -> None:
+        """Split a file, given a name for its unnamed namespaces, the same in its headers and no other file's. Raises NvccOnly if only nvcc
+        compiles it."""
+        super().__init__(text)
         self.unnamed = unnamed
-        self.tokens = [token for token in every if token.kind != "directive"]
-        self.host = list[_Edit]()
-        self.device = list[_Edit]()
-        self.kernels = set[str]()
+        self.kernel_names = set[str]()
         self.internal = set[str]()
         self.templates = False
-        self.variables = list[Variable]()
+        self.variables = dict[str, bool]()
         self.layouts = list[Layout]()
-        self.members: dict[str, tuple[str, ...]] = {}  # of structs, by their names
-        refused = _REFUSED & {token.text for token in self.tokens}
+        self._of_host = list[Edit]()
+        self._of_device = list[Edit]()
+        self._members: dict[str, tuple[str, ...]] = {}  # of structs, by their names
+        refused = _REFUSED & {*self.words}
         if refused:
             raise NvccOnly(f"it uses {min(refused)}")
-        self.closing = match_brackets(self.tokens)
-        self._launches(self.tokens, self.closing)
+        self._kernels = {kernel.body: kernel for kernel in self.kernels()}
+        self._configure_launches()
+        self._leave_out_for_gcc()
+        self._scope(0, len(self.words), ())
+        self.host = edited(text, self._of_host)
+        self.device = edited(text, self._of_device)
+
+    def _leave_out_for_gcc(self) -> None:
+        """Leave out of the host's part what only nvcc and NVRTC accept."""
         before = "("
-        for token in every:
+        for token in self.every:
             # The host's part needs no headers for the device alone.
             is_unused = token.kind == "directive" and re.match(_DEVICE_HEADER, token.text)
             is_alone = (
                 token.text == "__noinline__" and before != "("
             )  # for g++, an attribute's name
             if is_unused or is_alone:
-                self._replace(self.host, token.start, token.end)
-            if token.kind == "directive" and "<<<" in token.text:
-                at = token.start + token.text.index("#") + 1
-                inner = [
-                    each._replace(start=each.start + at, end=each.end + at)
-                    for each in tokenize(self.text[at : token.end])
-                ]
-                self._launches(inner, match_brackets(inner))
+                self._of_host.append((token.start, token.end, ""))
             before = token.text
 
-    def _replace(self, part: list[_Edit], start: int, end: int, text: str = "") -> None:
-        """Replace a text in a part, and keep the number of its lines."""
-        removed = self.text[start:end]
-        directives = list(_LINE.finditer(removed))
-        if not directives:
-            part.append((start, end, text + "\n" * removed.count("\n")))
-            return
-        last = directives[-1]
-        number = int(last[1]) + removed.count("\n", last.end())
-        part.append((start, end, f"{text}\n#line {number} {last[2]}\n"))
+    def _replace(self, part: list[Edit], begin: int, last: int, text: str = "") -> None:
+        """Replace the code from one token to another in a part."""
+        tokens = self.tokens
+        part.append((tokens[begin].start, tokens[last].end, text))
 
-    def _source(self, start: int, end: int) -> str:
-        """Return a part of the text in one line."""
-        return " ".join(_LINE.sub("", self.text[start:end]).split())
-
-    def _drop(self, tokens: Iterable[Token], words: Collection[str]) -> bool:
+    def _drop(self, places: Iterable[int], *words: str) -> bool:
         """Leave words out of both parts. Returns whether there are any."""
-        found = [(token.start, token.end, "") for token in tokens if token.text in words]
-        self.host += found
-        self.device += found
+        found = [at for at in places if self.words[at] in words]
+        for at in found:
+            self._replace(self._of_host, at, at)
+            self._replace(self._of_device, at, at)
         return bool(found)
 
-    def _launches(self, tokens: list[Token], closing: Mapping[int, int]) -> None:
+    def _configure_launches(self) -> None:
         """Replace ``kernel<<<grid, block>>>(x)`` by ``(configure(grid, block) ? (void)0 : kernel(x))``, as nvcc does."""
-        for index, token in enumerate(tokens):
-            if token.text != "<<<":
-                continue
-            end = launch_end(tokens, closing, index)
-            if end + 3 >= len(tokens) or tokens[end + 3].text != "(":
-                raise NvccOnly("it has a launch without arguments in parentheses")
-            first = tokens[callee_start(tokens, index, closing)]
-            last = tokens[closing[end + 3]]
-            configuration = self.text[token.end : tokens[end].start]
-            self.host += [
-                (
-                    first.start,
-                    first.start,
-                    f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : ",
-                ),
-                (token.start, tokens[end + 2].end, ""),
-                (last.end, last.end, ")"),
-            ]
+        tokens = self.tokens
+        for begin, end in self.launches():
+            configuration = self.code(begin + 1, end)
+            first = tokens[self.callee(begin)].start
+            configured = f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : "
+            last = tokens[self.closing[end + 3]].end
+            self._of_host += [(first, first, configured), (last, last, ")")]
+            self._replace(self._of_host, begin, end + 2)
 
-    def scope(self, at: int, end: int, names: tuple[str, ...], in_class: bool = False) -> None:
+    def _scope(self, at: int, end: int, names: tuple[str, ...], in_class: bool = False) -> None:
         """Walk the declarations of a namespace or class."""
         begin = at
         while at < end:
-            token = self.tokens[at]
-            if token.text == ";" or (in_class and token.text == ":" and at == begin + 1):
-                if token.text == ";" and not in_class:
+            word = self.words[at]
+            if word == ";" or (in_class and word == ":" and at == begin + 1):
+                if word == ";" and not in_class:
                     self._declaration(begin, at, names)
                 begin = at + 1
-            elif token.text == "{":
+            elif word == "{":
                 at, begin = self._block(begin, at, names, in_class)
                 continue
-            elif token.text in CLOSING:
+            elif word in CLOSING:
                 at = self.closing[at]
             at += 1
 
@@ -227,84 +127,44 @@ class _Splitter:
 
         Returns the index to continue at, and the start of the declaration in progress.
         """
-        begin = self._after_macros(begin, at)
-        head = self.tokens[begin:at]
         close = self.closing[at]
-        words = [token.text for token in head]
+        words = self.words[begin:at]
         if "namespace" in words and "(" not in words:
-            if words[-1] == "namespace":  # nvcc's and NVRTC's names of an unnamed namespace differ
-                for part in (self.host, self.device):
-                    part += [
-                        (head[0].start, head[0].start, "inline "),
-                        (head[-1].end, head[-1].end, f" {self.unnamed}"),
-                    ]
-                inner = (*names, self.unnamed)
-            else:
-                inner = (
-                    *names,
-                    *(
-                        word
-                        for word in words[words.index("namespace") + 1 :]
-                        if word not in ("::", "inline")
-                    ),
-                )
-            self.scope(at + 1, close, inner)
+            self._scope(at + 1, close, (*names, *self._namespace(begin, at)))
             return close + 1, close + 1
-        if words[:1] == ["extern"] and len(head) == 2 and head[1].kind == "string":
-            self.scope(at + 1, close, names)
+        if words[:1] == ["extern"] and self.tokens[at - 1].kind == "string":
+            self._scope(at + 1, close, names)
             return close + 1, close + 1
-        declared = after_template(head)
-        if "enum" in words[declared : declared + 1]:
+        declared = self.after_template(begin)
+        words = self.words[declared:at]
+        if words[:1] == ["enum"]:
             return close + 1, begin
-        parameters = self._parameters(begin + declared, at)
-        if parameters is not None and "=" not in (
-            token.text for token in self._outer(begin + declared, parameters)
-        ):
+        parameters = self.parameters_of(declared, at)
+        if parameters < at and self.find(declared, parameters, "=") == parameters:
             self._function(begin, declared, parameters, at, names, in_class)
             return close + 1, close + 1
-        if {"struct", "class", "union"} & set(words[declared:]):
-            if any(token.text == "<<<" for token in self.tokens[at:close]):
+        if {"struct", "class", "union"} & {*words}:
+            if "<<<" in self.words[at:close]:
                 raise NvccOnly("it launches a kernel from a method")
-            self._note_members(head[declared:], at, close, declared > 0)
-            self.scope(at + 1, close, (*names, "*"), in_class=True)
+            if declared == begin:
+                self._note_members(begin, at)
+            self._scope(at + 1, close, (*names, "*"), in_class=True)
         return close + 1, begin
 
-    def _after_macros(self, begin: int, end: int) -> int:
-        """Return the index after calls of macros, which need no semicolon, at the start of a declaration."""
-        at = begin
-        while at + 1 < end and self.tokens[at].text.isupper() and self.tokens[at + 1].text == "(":
-            begin = at
-            at = self.closing[at + 1] + 1
-        return at if at < end else begin
-
-    def _outer(self, begin: int, end: int) -> Iterator[Token]:
-        """Yield the tokens outside of parentheses, brackets and braces."""
-        for index in outer_indices(self.closing, begin, end):
-            yield self.tokens[index]
-
-    def _parameters(self, begin: int, end: int) -> int | None:
-        """Return the index of the parenthesis that opens a function's parameters, or None."""
-        at = begin
-        found = None
-        while at < end and self.tokens[at].text != ":":
-            before = self.tokens[at - 1]
-            if (
-                self.tokens[at].text == "("
-                and at > begin
-                and before.text not in _ATTRIBUTES
-                and (
-                    before.kind == "name"
-                    or before.text == ">"
-                    or (before.text == ")" and self.tokens[at - 3].text == "operator")
-                )
-            ):
-                found = at
-            at = self.closing.get(at, at) + 1
-        return found
+    def _namespace(self, begin: int, at: int) -> list[str]:
+        """Return the names of the namespace that begins with a brace, and give a name to one without."""
+        if self.words[at - 1] != "namespace":
+            named = self.words.index("namespace", begin) + 1
+            return [word for word in self.words[named:at] if word not in ("::", "inline")]
+        # nvcc's and NVRTC's names of an unnamed namespace differ
+        first = self.tokens[begin].start
+        last = self.tokens[at - 1].end
+        for part in (self._of_host, self._of_device):
+            part += [(first, first, "inline "), (last, last, f" {self.unnamed}")]
+        return [self.unnamed]
 
     def _spaces(self, begin: int, end: int) -> set[str]:
-        words = [token.text for token in self._outer(begin, end)]
-        return (_SPACES & {*words}).union(*(self.macros.get(word, ()) for word in words))
+        return _SPACES & {self.words[at] for at in self.outer(begin, end)}
 
     def _function(
         self,
@@ -315,152 +175,120 @@ class _Splitter:
         names: tuple[str, ...],
         in_class: bool,
     ) -> None:
-        spaces = self._spaces(begin + declared, parameters)
-        after = self.closing[body]
-        launches = any(token.text == "<<<" for token in self.tokens[body:after])
-        if "__global__" in spaces:
-            self._kernel(begin, declared, parameters, body, names)
+        spaces = self._spaces(declared, parameters)
+        last = self.closing[body]
+        if body in self._kernels:
+            self._kernel(declared, self._kernels[body], names)
         elif "__device__" in spaces:
-            if launches:
+            if "<<<" in self.words[body:last]:
                 raise NvccOnly("it launches a kernel from a kernel")
             if "__host__" not in spaces and not spaces & {"constexpr", "consteval"}:
-                start = next(
-                    (
-                        token
-                        for token in self._outer(self.closing[parameters] + 1, body)
-                        if token.text == ":"
-                    ),
-                    self.tokens[body],
-                )
-                self._replace(self.host, start.start, self.tokens[after].end, ";")
+                start = self.find(self.closing[parameters] + 1, body, ":")
+                self._replace(self._of_host, start, last, ";")
         elif not in_class and not spaces & {"constexpr", "consteval"}:
-            self._replace(self.device, self.tokens[begin].start, self.tokens[after].end)
+            self._replace(self._of_device, begin, last)
 
-    def _kernel(
-        self, begin: int, declared: int, parameters: int, body: int, names: tuple[str, ...]
-    ) -> None:
+    def _kernel(self, declared: int, kernel: Kernel, names: tuple[str, ...]) -> None:
         """Give a kernel external linkage in both parts, and in the host's a body that launches it."""
         if "*" in names:
             raise NvccOnly("a kernel is a member of a class")
-        internal = self._external(begin + declared, parameters)
-        at = name_before(self.tokens, parameters)
-        name = self.tokens[at].text
-        callee = self._source(self.tokens[at].start, self.tokens[parameters].start)
-        if declared and at == parameters - 1:
-            callee += template_arguments(self.tokens[begin : begin + declared])
-        given = parameters_of(self.tokens, self.closing, parameters)
-        types = ", ".join(self._source(each.tokens[0].start, each.end) for each in given)
-        addresses = "".join(each.address for each in given)
-        notes = self._layouts_of(given, self.tokens[body].end)
-        start = self.tokens[body].start
-        end = self.tokens[self.closing[body]].end
+        internal = self._external(declared, kernel.parameters)
+        notes = self._layouts_of(kernel)
+        addresses, pointer = self.own_call(kernel)
         stub = (
-            f"{{ {notes}void *opjit_arguments[] = {{{addresses}nullptr}}; "
-            f"opjit_launch((const void *)static_cast<void (*)({types})>(&{callee}), opjit_arguments); }}"
+            f"{{ {notes}void *opjit_arguments[] = {addresses}; "
+            f"opjit_launch((const void *){pointer}, opjit_arguments); }}"
         )
-        self._replace(self.host, start, end, stub)
-        self.kernels.add("::".join((*names, name)))
-        self.internal |= {"::".join((*names, name))} if internal and not declared else set()
-        self.templates |= declared > 0
+        self._replace(self._of_host, kernel.body, self.closing[kernel.body], stub)
+        name = "::".join((*names, self.words[kernel.name]))
+        self.kernel_names.add(name)
+        if kernel.template:
+            self.templates = True
+        elif internal:
+            self.internal.add(name)
 
-    def _layouts_of(self, parameters: Iterable[Parameter], body: int) -> str:
+    def _layouts_of(self, kernel: Kernel) -> str:
         """Enter the parameters of a kernel that may be classes. Returns the code that notes their layouts on the host."""
         notes = ""
         checks = ""
-        for group, name, _ in parameters:
-            words = [token.text for token in group if token.kind == "name"]
-            is_scalar = _SCALARS.issuperset(word for word in words if word != name)
-            if is_scalar or name.endswith("...") or {"*", "&"} & {token.text for token in group}:
+        for name, begin, named, end in self.parameters(kernel):
+            words = {*self.words[begin:named], *self.words[named + 1 : end]}
+            names = {word for word in words if word.isidentifier()}
+            if names <= _SCALARS or name.endswith("...") or {"*", "&"} & words:
                 continue
-            named = next(token for token in group if token.text == name)
-            typed = self._source(group[0].start, named.start).replace("const ", "")
-            layout = Layout(typed, name, self.members.get(typed, ()))
+            typed = self.code(begin, named).replace("const ", "")
+            layout = Layout(typed, name, self._members.get(typed, ()))
             number = len(self.layouts)
             self.layouts.append(layout)
             notes += layout.note(number)
             checks += f" OPJIT_LAYOUT_{number}"
         if checks:
-            self.device.append((body, body, checks + " "))
+            inside = self.tokens[kernel.body].end
+            self._of_device.append((inside, inside, checks + " "))
         return notes
 
-    def _note_members(self, head: list[Token], opened: int, close: int, template: bool) -> None:
+    def _note_members(self, begin: int, opened: int) -> None:
         """Note the members of a struct with offsets that a program may query."""
-        words = [token.text for token in head]
-        if template or words[0] not in ("struct", "union"):
+        if self.words[begin] not in ("struct", "union"):
             return
-        ends = words.index(":") if ":" in words else len(words)
         members = list[str]()
-        begin = opened + 1
-        for at in outer_indices(self.closing, opened + 1, close):
-            if self.tokens[at].text in ("private", "protected"):
+        start = opened + 1
+        for at in self.outer(start, self.closing[opened]):
+            if self.words[at] in ("private", "protected"):
                 break
-            if self.tokens[at].text == ";":
-                members += self._declared_members(begin, at)
-                begin = at + 1
-        self.members[words[ends - 1]] = tuple(members[:_MAX_MEMBERS])
+            if self.words[at] == ";":
+                members += self._declared_members(start, at)
+                start = at + 1
+        name = self.words[self.find(begin, opened, ":") - 1]
+        self._members[name] = tuple(members[:_MAX_MEMBERS])
 
     def _declared_members(self, begin: int, end: int) -> Iterator[str]:
         """Yield the names that a declaration in a struct declares, but for functions and bit fields."""
-        outer = [self.tokens[at] for at in outer_indices(self.closing, begin, end)]
-        words = {token.text for token in outer}
-        if words & _NO_MEMBERS or words & {"(", "{", "&", ":"} or len(outer) < 2:
+        words = [self.words[at] for at in self.outer(begin, end)]
+        if len(words) < 2 or _NO_MEMBERS & {*words}:
             return
-        for start, stop in split_at_commas(self.tokens, self.closing, begin, end):
-            texts = [self.tokens[at].text for at in outer_indices(self.closing, start, stop)]
-            for mark in ("=", "["):
-                if mark in texts:
-                    texts = texts[: texts.index(mark)]
-            if texts and re.fullmatch(r"[A-Za-z_]\w*", texts[-1]):
-                yield texts[-1]
+        for start, stop in self.groups(begin, end):
+            name = self.words[self.find(start, stop, "=", "[") - 1]
+            if name.isidentifier():
+                yield name
 
     def _external(self, begin: int, end: int) -> bool:
         """Leave out of a kernel's declaration what would keep its name in this file. Returns whether there was something."""
-        return self._drop(
-            self._outer(begin, end), ("static", "inline", "__inline__", "__forceinline__")
-        )
+        places = self.outer(begin, end)
+        return self._drop(places, "static", "inline", "__inline__", "__forceinline__")
 
     def _declaration(self, begin: int, end: int, names: tuple[str, ...]) -> None:
         """Handle a declaration of variables or of a function that is defined elsewhere."""
-        begin = self._after_macros(begin, end)
-        declaration = self.tokens[begin:end]
-        if not declaration or declaration[0].text in _TYPES:
+        if begin == end or self.words[begin] in _TYPES:
             return
-        declared = after_template(declaration)
-        spaces = self._spaces(begin + declared, end)
-        parameters = self._parameters(begin + declared, end)
-        words = [token.text for token in declaration]
-        is_function = parameters is not None and parameters - begin - declared > 1
-        if (
-            spaces & {"__device__", "__constant__"}
-            and not is_function
-            and "__global__" not in spaces
-            and words[0] != "template"
-        ):
-            self._variable(declaration, begin, "__constant__" in spaces, names)
-        elif "__global__" in spaces and is_function and parameters is not None:
-            if self._external(begin + declared, parameters) and not declared:
-                self.internal.add("::".join((*names, self.tokens[parameters - 1].text)))
+        declared = self.after_template(begin)
+        spaces = self._spaces(declared, end)
+        parameters = self.parameters_of(declared, end)
+        words = self.words[begin:end]
+        is_function = declared + 1 < parameters < end
+        if "__global__" in spaces:
+            is_internal = is_function and self._external(declared, parameters)
+            if is_internal and declared == begin:
+                self.internal.add("::".join((*names, self.words[parameters - 1])))
+        elif spaces & {"__device__", "__constant__"} and not is_function and words[0] != "template":
+            self._variable(begin, end, "__constant__" in spaces, names)
         elif spaces or "__shared__" in words:
             return
         elif is_function or (
-            parameters is None and len(words) > 1 and "const" not in words and not declared
+            parameters == end and len(words) > 1 and "const" not in words and declared == begin
         ):
-            self._replace(self.device, declaration[0].start, declaration[-1].end)
+            self._replace(self._of_device, begin, end - 1)
 
-    def _variable(
-        self, declaration: list[Token], begin: int, constant: bool, names: tuple[str, ...]
-    ) -> None:
+    def _variable(self, begin: int, end: int, constant: bool, names: tuple[str, ...]) -> None:
         """Note a variable in device memory, and give it external linkage."""
-        words = [token.text for token in declaration]
+        words = self.words[begin:end]
         if "extern" in words or "constexpr" in words:
             raise NvccOnly("a device variable is extern or constexpr")
-        end = next(
-            (index for index, token in enumerate(declaration) if token.text in ("=", "[", "{")),
-            len(declaration),
-        )
-        if "," in (token.text for token in self._outer(begin, begin + end)):
+        named = self.find(begin, end, "=", "[", "{")
+        if self.find(begin, named, ",") < named:
             raise NvccOnly("one declaration has several device variables")
-        self._drop(declaration[:end], ("static",))
+        self._drop(range(begin, named), "static")
         if "const" in words:
-            self.host.append((declaration[0].start, declaration[0].start, "extern "))
-        self.variables.append(Variable("::".join((*names, words[end - 1])), constant))
+            first = self.tokens[begin].start
+            self._of_host.append((first, first, "extern "))
+        self.variables["::".join((*names, self.words[named - 1]))] = constant

@@ -11,31 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from opjit.builder.compile_step import NvccOnly
-from opjit.builder.signatures import (
-    callee_start,
-    name_before,
-    parameters_of,
-    template_arguments,
-)
-from opjit.builder.tokens import (
-    Malformed,
-    launch_end,
-    match_brackets,
-    matching_angle,
-    outer_indices,
-    split_at_commas,
-    tokenize,
-)
+from opjit.builder.cuda_reader import CudaReader, Edit, Kernel, edited
+from opjit.builder.tokens import tokenize
 
-_WITH_ARGUMENTS = {
-    "__launch_bounds__",
-    "__attribute__",
-    "alignas",
-    "__align__",
-    "__maxnreg__",
-    "__cluster_dims__",
-}
+_ALIGNING = {"alignas", "__align__", "__attribute__"}  # before parentheses
 _STORAGE = {"extern", "static", "__shared__"}
 _BEFORE_SHARED = {*_STORAGE, "volatile", "const"}
 _ASM = {"asm", "__asm__", "__asm"}
@@ -63,13 +42,10 @@ _PTX = [re.split(r"  +", row) for row in _PTX_TABLE.strip().splitlines()]
 def translate(text: str, path: str) -> str:
     """Translate the text of a CUDA file or header, which messages call `path`.
 
-    Raises NvccOnly for a text that it does not understand.
+    Raises NvccOnly for a text that opjit cannot read.
     """
-    try:
-        edits = list(_File(text).edits())
-    except Malformed as error:
-        raise NvccOnly(str(error)) from None
-    return f"#line 1 {json.dumps(path, ensure_ascii=False)}\n{_edited(text, edits)}"
+    translated = edited(text, _Translator(text).edits())
+    return f"#line 1 {json.dumps(path, ensure_ascii=False)}\n{translated}"
 
 
 def synchronization(text: str) -> list[int]:
@@ -82,126 +58,79 @@ def synchronization(text: str) -> list[int]:
     ]
 
 
-def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
-    """Replace ranges of a text. Each keeps the number of its lines."""
-    for start, end, new in sorted(edits, reverse=True):
-        lines = "".join(re.findall(r"\\?\n", text[start:end]))
-        flat = re.sub(r"\\?\n", " ", new)
-        text = text[:start] + flat + lines + text[end:]
-    return text
-
-
-class _File:
-    """One file: its tokens, and the edits that translate it."""
+class _Translator(CudaReader):
+    """One file, and the edits that translate it."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.every = tokenize(text)
-        self.tokens = [token for token in self.every if token.kind != "directive"]
-        self.words = [token.text for token in self.tokens]
-        self.brackets = match_brackets(self.tokens)
-        self.opening = {end: start for start, end in self.brackets.items()}
-        self.attributes = set[int]()  # their tokens
-        for start, end in self.brackets.items():
-            if self.words[start - 1] in _WITH_ARGUMENTS:
-                self.attributes.update(range(start - 1, end + 1))
+        super().__init__(text)
+        self.attributes = set[int]()  # places of attributes of shared variables
+        for begin, end in self.closing.items():
+            if self.words[begin - 1] in _ALIGNING:
+                self.attributes.update(range(begin - 1, end + 1))
 
-    def edits(self) -> Iterator[tuple[int, int, str]]:
+    def edits(self) -> Iterator[Edit]:
         for directive in self.every:
             if directive.kind == "directive" and re.search("<<<|__global__", directive.text):
                 start = self.text.index("#", directive.start) + 1
-                for first, last, new in _File(self.text[start : directive.end]).edits():
+                for first, last, new in _Translator(self.text[start : directive.end]).edits():
                     yield start + first, start + last, new
-        for index, token in enumerate(self.tokens):
-            if token.text == "<<<":
-                yield from self._launch(index)
-            elif token.text == "__global__":
-                yield from self._kernel(index)
-            elif token.text == "__shared__":
-                yield self._shared(index)
-            elif token.text in _ASM:
-                yield self._asm(index)
-            elif token.text == "__noinline__" and self.words[index - 1] != "(":
-                yield (token.start, token.end, "__attribute__((noinline))")
+        yield from self._launches()
+        for kernel in self.kernels():
+            yield self._kernel(kernel)
+        for at, word in enumerate(self.words):
+            if word == "__shared__":
+                yield self._shared(at)
+            elif word in _ASM:
+                yield self._asm(at)
+            elif word == "__noinline__" and self.words[at - 1] != "(":
+                yield (self.tokens[at].start, self.tokens[at].end, "__attribute__((noinline))")
 
-    def _between(self, first: int, last: int) -> str:
-        """The text from one token to before another."""
-        return self.text[self.tokens[first].start : self.tokens[last - 1].end]
-
-    def _launch(self, index: int) -> Iterator[tuple[int, int, str]]:
+    def _launches(self) -> Iterator[Edit]:
         """Note the configuration before a call of a kernel, and after it that the kernel has used it."""
-        tokens = self.tokens
-        end = launch_end(tokens, self.brackets, index)
-        first = tokens[callee_start(tokens, index, self.brackets)].start
-        last = tokens[self.brackets[end + 3]].end
-        configuration = self.text[tokens[index].end : tokens[end].start]
-        yield first, first, f"(emu_configured(EMU_HERE, {configuration}), "
-        yield tokens[index].start, tokens[end + 2].end, ""
-        yield last, last, ", emu_launched())"
+        for begin, end in self.launches():
+            first = self.tokens[self.callee(begin)].start
+            last = self.tokens[self.closing[end + 3]].end
+            configuration = self.code(begin + 1, end)
+            yield first, first, f"(emu_configured(EMU_HERE, {configuration}), "
+            yield self.tokens[begin].start, self.tokens[end + 2].end, ""
+            yield last, last, ", emu_launched())"
 
-    def _kernel(self, index: int) -> Iterator[tuple[int, int, str]]:
+    def _kernel(self, kernel: Kernel) -> Edit:
         """Begin a kernel's body with a launch, for calls by the host."""
         bound = "0"
-        parameters = index
-        for at in outer_indices(self.brackets, index + 1, len(self.tokens)):
-            text = self.words[at]
-            before = self.tokens[at - 1]
-            if text == "(" and before.text == "__launch_bounds__":
-                first, last = split_at_commas(
-                    self.tokens, self.brackets, at + 1, self.brackets[at]
-                )[0]
-                bound = self._between(first, last)
-            elif text == "(" and before.text not in _WITH_ARGUMENTS:
-                parameters = at
-                break
-        body = self.brackets.get(parameters, len(self.tokens)) + 1
-        if body >= len(self.tokens) or self.words[body] != "{":
-            return  # a declaration
-        name = name_before(self.tokens, parameters)
-        callee = self._between(name, parameters)
-        if name == parameters - 1:
-            callee += self._template_of(index)
-        given = parameters_of(self.tokens, self.brackets, parameters)
-        types = ", ".join(self.text[each.tokens[0].start : each.end] for each in given)
-        addresses = "".join(each.address for each in given)
-        start = self.tokens[body].end
-        yield (
+        if "__launch_bounds__" in self.words[kernel.begin : kernel.name]:
+            at = self.words.index("__launch_bounds__", kernel.begin) + 1
+            bound = self.code(*next(self.groups(at + 1, self.closing[at])))
+        addresses, pointer = self.own_call(kernel)
+        start = self.tokens[kernel.body].end
+        return (
             start,
             start,
-            f" if (!emu_is_thread()) {{ void *emu_arguments[] = {{{addresses}nullptr}}; "
-            f"emu_launch_as<void({types}), static_cast<void (*)({types})>(&{callee})>"
-            f"(EMU_TEXT({self.words[name]}), {bound}, emu_arguments); return; }}",
+            f" if (!emu_is_thread()) {{ void *emu_arguments[] = {addresses}; "
+            f"emu_launch_as<{pointer}>"
+            f"(EMU_TEXT({self.words[kernel.name]}), {bound}, emu_arguments); return; }}",
         )
 
-    def _template_of(self, index: int) -> str:
-        """Return the arguments ``<T, n>`` of the template around a token, or an empty text."""
-        at = index - 1
-        while at >= 0 and self.words[at] not in (";", "{", "}", ">"):
-            at = self.opening.get(at, at) - 1
-        if at < 0 or self.words[at] != ">":
-            return ""
-        first = matching_angle(self.tokens, at) - 1
-        return template_arguments(list(self.tokens[first : at + 1]))
-
-    def _shared(self, index: int) -> tuple[int, int, str]:
+    def _shared(self, index: int) -> Edit:
         """Replace a declaration of shared variables."""
         begin = index
         while self.words[begin - 1] in _BEFORE_SHARED or begin - 1 in self.attributes:
             begin -= 1
-        end = index
-        while self.words[end] != ";":
-            end = self.brackets.get(end, end) + 1
+        end = self.find(index, len(self.words), ";")
         dynamic = "extern" in self.words[begin:end]
         aligned = re.search(
             r"(?:__align__|alignas|aligned)\s*\(((?:[^()]|\([^()]*\))*)\)",
-            self._between(begin, end),
+            self.code(begin, end),
         )
         alignment = aligned[1] if aligned else "alignof({}_emu_t)"
         every = (at for at in range(begin, end) if at not in self.attributes)
         words = [at for at in every if self.words[at] not in _STORAGE]
         name = self._first_name(words)
-        kind = self._between(words[0], words[name - 1] + 1)
-        groups = self._declarators(words[name:])
+        kind = self.code(words[0], words[name - 1] + 1)
+        groups = [
+            (self.words[first], self.code(first + 1, last))
+            for first, last in self.groups(words[name], end)
+        ]
         declared = [self._declared(kind, group, dynamic, alignment) for group in groups]
         if dynamic and self._is_outside(index):
             declared = [self._outside(kind, groups[0][0], alignment)]
@@ -216,11 +145,6 @@ class _File:
             if place and angles == 0 and text in ("[", ","):
                 return place - 1
         return len(words) - 1
-
-    def _declarators(self, words: Sequence[int]) -> list[tuple[str, str]]:
-        """Each variable's name and dimensions."""
-        ranges = split_at_commas(self.tokens, self.brackets, words[0], words[-1] + 1)
-        return [(self.words[first], self._between(first + 1, last)) for first, last in ranges]
 
     def _declared(self, kind: str, group: tuple[str, str], dynamic: bool, alignment: str) -> str:
         name, dimensions = group
@@ -252,14 +176,14 @@ class _File:
         """Return whether a token is outside of functions: at most in the braces of namespaces."""
         return all(
             re.search(r"\b(namespace|extern)\b[^(){};]*$", self.text[: self.tokens[start].start])
-            for start, end in self.brackets.items()
+            for start, end in self.closing.items()
             if start < index < end
         )
 
-    def _asm(self, index: int) -> tuple[int, int, str]:
+    def _asm(self, index: int) -> Edit:
         """Replace inline PTX by C++, or by an error that the compiler raises if it keeps the line."""
         at = self.words.index("(", index)
-        close = self.brackets[at]
+        close = self.closing[at]
         inner = at + 1
         strings = []
         while self.tokens[inner].kind == "string":
@@ -267,8 +191,8 @@ class _File:
             inner += 1
         ptx = re.sub(r"(\s|\\[nt])+", " ", "".join(strings)).strip("; ")
         operands = [
-            f"({self._between(start + 1, end)})"
-            for start, end in sorted(self.brackets.items())
+            f"({self.code(start + 1, end)})"
+            for start, end in sorted(self.closing.items())
             if inner < start < close and self.tokens[start - 1].kind == "string"
         ]
         for pattern, code in _PTX:

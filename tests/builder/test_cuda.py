@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 import opjit
 from opjit import backends, request, why
 from opjit.backends.targets import Target
-from opjit.builder import build, cuda, cuda_text, glue, host_device_split, nvrtc
+from opjit.builder import build, cuda, cuda_text, glue, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
+from opjit.builder.host_device_split import Halves
 from opjit.errors import CompileError, NoKernel, ToolMissing
 from opjit.recipe import flags, toolchain
 from opjit.recipe import recipe as recipes
@@ -577,7 +578,7 @@ using Number = float;
 struct Pair { float a, b; };
 MAKE_KERNEL(float);
 """
-    device = host_device_split.split(text).device
+    device = Halves(text).device
     assert [line for line in device.splitlines() if line.strip(";")] == text.splitlines()[3:]
     assert device.count("\n") == text.count("\n")
 
@@ -721,14 +722,14 @@ def test_an_arch_that_the_compiler_does_not_know_is_an_error(
 
 def test_both_parts_keep_every_line_at_its_number() -> None:
     for source, _ in STYLES.values():
-        parts = host_device_split.split(source)
+        parts = Halves(source)
         assert parts.host.count("\n") == parts.device.count("\n") == source.count("\n")
 
 
 @pytest.mark.parametrize("text", ["{", "f(]", "a <<< b;", "k<<<1, 2>>>;"])
 def test_a_file_that_is_not_understood_is_left_to_nvcc(text: str) -> None:
     with pytest.raises(NvccOnly):
-        host_device_split.split(text)
+        Halves(text)
 
 
 WORDS = [
@@ -770,5 +771,5 @@ WORDS = [
 def test_any_text_is_split_or_refused(words: list[str]) -> None:
     text = " ".join(words)
     with contextlib.suppress(NvccOnly):
-        parts = host_device_split.split(text)
+        parts = Halves(text)
         assert parts.host.count("\n") == parts.device.count("\n") == text.count("\n")

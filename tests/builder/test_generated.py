@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from opjit import backends, resources
-from opjit.builder import cuda, glue, host_device_split, layouts, nvrtc
+from opjit.builder import cuda, glue, layouts, nvrtc
+from opjit.builder.host_device_split import Halves
 from opjit.recipe.recipe import GLUE_GENERATOR
 from opjit.recipe.schema import parse
 from tests.stub_device import Stub
 
-GENERATED = {8: "a3928a691911fa8d"}  # what is generated for the ops below, by number
+GENERATED = {8: "b4afa66ba1abad05"}  # what is generated for the ops below, by number
 SCHEMAS = [
     "a::writes(Tensor x, Tensor(a!) y, Tensor(b!)? z, Tensor(c!)[] zs, Tensor(d!)[]? more) -> ()",
     "a::takes(Tensor? x, Tensor[] xs, Tensor[]? more, int n, SymInt? m, float f, float? g, bool b, bool? c, str s, str? t, ScalarType d, "
@@ -25,15 +26,13 @@ SCHEMAS = [
 ]
 CODE = """\
 #include <cooperative_groups.h>
-#define HD __host__ __device__
 namespace { __constant__ float table[4]; static __device__ int count; }
-HD inline float twice(float v) { return 2 * v; }
+__host__ __device__ inline float twice(float v) { return 2 * v; }
 __device__ __noinline__ float thrice(float v) { return 3 * v; }
 namespace ns { template <typename T, int n = 3> static __global__ void scale(const T *x, T *y = nullptr) { y[0] = n * x[0]; } }
 extern "C" __global__ void plain(float *x) { extern __shared__ float tile[]; x[0] = thrice(tile[0]); }
-#define RUN(k, ...) k<<<1, 256>>>(__VA_ARGS__)
 static int launches;
-int run(float *x, cudaStream_t stream) { ns::scale<float><<<1, dim3(2, 2), 0, stream>>>(x, x); RUN(plain, x); return launches; }
+int run(float *x, cudaStream_t stream) { ns::scale<float><<<1, dim3(2, 2), 0, stream>>>(x, x); plain<<<1, 256>>>(x); return launches; }
 """
 
 
@@ -52,13 +51,13 @@ def test_other_generated_text_has_another_number(
         for backend in (backends.for_device("cpu"), backends.for_device("cuda"), Stub(tmp_path))
         for text in glue.render(schema, backend, "op.c").values()
     ]
-    halves = host_device_split.split(CODE)
+    halves = Halves(CODE)
     found += [
         halves.host,
         halves.device,
-        *sorted(halves.kernels),
+        *sorted(halves.kernel_names),
         *sorted(halves.internal),
-        *map(str, halves.variables),
+        *map(str, halves.variables.items()),
     ]
     layout = layouts.Layout("job", "j", ("a", "b"))
     found += [layout.note(3), layout.check([[16, 8, 0, 8]])]
