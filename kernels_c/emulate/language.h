@@ -162,6 +162,21 @@ struct emu_callable<void(types...), kernel> {
     static inline const bool known = know(); /* when the library is opened */
 };
 
+/* An array of dynamic shared memory. Outside of functions, it stands for the array of the block that uses it. */
+template <typename array>
+struct emu_dynamic {
+    const char *name;
+    size_t alignment;
+    typedef std::remove_extent_t<array> element;
+    EMU_OWN element *begin() const { return (element *)emu_dynamic_shared(name, alignment); }
+    EMU_OWN operator element *() const { return begin(); }
+    template <typename index>
+    EMU_OWN element &operator[](index i) const
+    {
+        return begin()[i];
+    }
+};
+
 /* Each kernel begins with this call if a host function calls the kernel. */
 template <auto *kernel>
 EMU_OWN void emu_launch_as(const char *name, int max_threads, void **arguments)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit import resources
-from opjit.builder.tokens import code_of, tokenize
+from opjit.builder.tokens import code_of
 
 
 class Edit(NamedTuple):
@@ -30,7 +30,7 @@ def find_edits(path: Path) -> list[Edit]:
         roi.cu:14: AT_CHECK -> TORCH_CHECK (AT_CHECK was removed)
     """
     text = path.read_text("utf-8", "replace")
-    code = code_of(text, tokenize(text), "string")
+    code = code_of(text, "string")
     found = dict[int, Edit]()
     for row in resources.template("port.txt").splitlines()[2:]:
         pattern, replacement, reason = row.split(" | ")

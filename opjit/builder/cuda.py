@@ -23,6 +23,7 @@ from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.compilers import Compiler, Nvrtc
 from opjit.recipe.nvcc_flags import LINE_INFO
 from opjit.recipe.recipe import Recipe
+from opjit.store import elf
 
 _NOWHERE = "/opjit/"
 _OWN_WORDS = rf"{_NOWHERE}| OPJIT_LAYOUT_\d+ ?"  # in what NVRTC prints
@@ -139,7 +140,7 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
         layouts = ""
         if halves.templates or halves.layouts:  # the host's part has the instances and layouts
             instances = [name for name in compiled.result().kernels.values() if "<" in name]
-            layouts = _layouts(halves, compiler, work)
+            layouts = _layouts(halves, work)
         device = _compile_device(
             unit, [layouts + part for part in parts], found, [*instances, *addresses.values()]
         )
@@ -190,7 +191,10 @@ def _compile_host(
     defined = {row[7]: row for row in rows if row[3] in ("FUNC", "OBJECT")}
     functions = [symbol for symbol, row in defined.items() if row[3] == "FUNC"]
     shown = run_tool(["c++filt", "--no-params", *functions], work).splitlines() if functions else []
-    names = dict(zip(functions, map(_without_type, shown), strict=True))
+    # c++filt gives an instance of a template its type, and all kernels return void.
+    names = {
+        symbol: name.removeprefix("void ") for symbol, name in zip(functions, shown, strict=True)
+    }
     known = {symbol: name for symbol, name in names.items() if name.partition("<")[0] in kernels}
     sizes = {
         symbol: int(row[2], 0)
@@ -198,18 +202,6 @@ def _compile_host(
         if row[3] == "OBJECT" and row[4] != "LOCAL"
     }
     return _Host(sizes, known, output)
-
-
-def _without_type(name: str) -> str:
-    """Return ``ns::scale<float>`` for ``void ns::scale<float>``, in the form of c++filt for
-    template instances.
-    """
-    depth = 0
-    for index, letter in enumerate(name):
-        depth += (letter in "<(") - (letter in ">)")
-        if letter == " " and depth == 0:
-            return name[index + 1 :]
-    return name
 
 
 def _mangled(name: str) -> str:
@@ -220,17 +212,14 @@ def _mangled(name: str) -> str:
     return f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E"
 
 
-def _layouts(halves: Halves, compiler: Compiler, work: Path) -> str:
+def _layouts(halves: Halves, work: Path) -> str:
     """Return macros that compare the types of kernels' parameters in the device's part with the
     types in the host's part.
 
     The host's part notes each in a section: the parameter's number, its size, its alignment, and how many members' offsets follow."""
     if not halves.layouts:
         return ""
-    place = work / _LAYOUT
-    objcopy = f"{toolchain.binutils(compiler)}objcopy"
-    run_tool([objcopy, f"--dump-section={_LAYOUT}={_LAYOUT}", "opjit_host.o", "unused.o"], work)
-    content = place.read_bytes() if place.exists() else b""
+    content = elf.section((work / "opjit_host.o").read_bytes(), _LAYOUT)
     values = [value for (value,) in struct.iter_unpack("<Q", content)]
     seen = dict[int, list[list[int]]]()
     at = 0

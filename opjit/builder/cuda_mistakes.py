@@ -78,7 +78,7 @@ def find_mistakes(path: Path) -> list[CompilerWarning]:
 def _mistakes(text: str) -> list[tuple[int, str]]:
     """Return the place of each mistake in a text, and the advice."""
     reader = CudaReader(text)
-    code = code_of(text, reader.tokens, "string")
+    code = code_of(text, "string", "directive")
     found = [
         *_launches(reader),
         *_returns(code, reader),

@@ -87,12 +87,24 @@ class CudaReader:
             angles += (text == "<") - (text == ">")
         return end
 
+    def last(self, before: int, *marks: str) -> int:
+        """Return the last of some marks before a place, outside of the brackets that close before it. Returns -1 without one."""
+        at = before - 1
+        while at >= 0 and self.words[at] not in marks:
+            at = self.opening.get(at, at) - 1
+        return max(at, -1)
+
     def groups(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the parts between commas."""
         while begin < end:
             comma = self.find(begin, end, ",")
             yield begin, comma
             begin = comma + 1
+
+    def declared_names(self, begin: int, end: int) -> list[str]:
+        """Return the names of the variables that a declaration declares."""
+        ends = (self.find(*group, "=", "[") for group in self.groups(begin, end))
+        return [self.words[at - 1] for at in ends]
 
     def matching_angle(self, at: int) -> int:
         """Return the ``>`` that belongs to a ``<``, or the other way round."""
@@ -172,12 +184,9 @@ class CudaReader:
 
     def _template_before(self, at: int) -> range:
         """Return the ``template <...>`` of the declaration around a place."""
-        last = at - 1
-        while last >= 0 and self.words[last] not in (";", "{", "}", ">"):
-            last = self.opening.get(last, last) - 1
-        if last < 0 or self.words[last] != ">":
-            return range(0)
-        return range(self.matching_angle(last) - 1, last + 1)
+        end = self.last(at, ";", "{", "}", ">")
+        is_template = end >= 0 and self.words[end] == ">"
+        return range(self.matching_angle(end) - 1, end + 1) if is_template else range(0)
 
     def parameters(self, kernel: Kernel) -> list[Parameter]:
         """Return the parameters of a kernel. Raises NvccOnly if one lacks a name."""

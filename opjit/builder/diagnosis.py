@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from opjit import files, processes
-from opjit.builder.tokens import CLOSING, match_brackets, tokenize
+from opjit.builder.tokens import CLOSING, code_of, match_brackets, tokenize
 from opjit.errors import BuildError, CompileError
 
 _COMPLAINT = (
@@ -331,12 +331,7 @@ def _definitions(source: str) -> dict[str, tuple[str, str]]:
     defines, by name.
     """
     with suppress(OSError):
-        text = re.sub(
-            r"//[^\n]*|/\*.*?\*/",
-            lambda match: re.sub(r"[^\n]", " ", match[0]),
-            Path(source).read_text("utf-8", "replace"),
-            flags=re.DOTALL,
-        )
+        text = code_of(Path(source).read_text("utf-8", "replace"))
         return {
             match["name"]: (
                 f":{text.count(chr(10), 0, match.start('name')) + 1}:"

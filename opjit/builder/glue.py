@@ -21,6 +21,11 @@ def parameters(schema: Schema) -> list[str]:
     return [f"{c_type}{name}" for c_type, name in zip(_types(schema), c_names(schema), strict=True)]
 
 
+def numbered_parameters(schema: Schema) -> list[str]:
+    """Return the kernel's parameters with the names opjit_0, opjit_1 and so on, because the author may use the schema's names for more."""
+    return [f"{of}opjit_{index}" for index, of in enumerate(_types(schema))]
+
+
 def _types(schema: Schema) -> list[str]:
     """Return the C types of the kernel's parameters, in the form before a name."""
     return [
@@ -111,9 +116,8 @@ def tensor_bits(schema: Schema) -> str:
 def _wrapper(schema: Schema, text: dict[str, str], stream: Stream | None) -> str:
     """Return the file for the device's compiler: the kernel, and a function around it that C can call."""
     types = _types(schema)
-    # The author's macros may redefine the schema's names.
     numbered = [f"opjit_{i}" for i in range(len(types))]
-    parameters = [f"{of}{name}" for of, name in zip(types, numbered, strict=True)]
+    parameters = numbered_parameters(schema)
     headers = ["opjit.h"]
     if stream:
         types = [*types, stream.type]

@@ -247,10 +247,7 @@ class Halves(CudaReader):
         words = [self.words[at] for at in self.outer(begin, end)]
         if len(words) < 2 or _NO_MEMBERS & {*words}:
             return
-        for start, stop in self.groups(begin, end):
-            name = self.words[self.find(start, stop, "=", "[") - 1]
-            if name.isidentifier():
-                yield name
+        yield from filter(str.isidentifier, self.declared_names(begin, end))
 
     def _external(self, begin: int, end: int) -> bool:
         """Leave out of a kernel's declaration what would keep its name in this file. Returns whether there was something."""

@@ -1,7 +1,7 @@
 """C and C++ as tokens, and which brackets belong together."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -60,11 +60,11 @@ def tokenize(text: str) -> tuple[Token, ...]:
     return tuple(found)
 
 
-def code_of(text: str, tokens: Iterable[Token], without: str = "") -> str:
-    """Return a text with a blank for each character outside of tokens, and in tokens of the kind `without`."""
-    letters = [" "] * len(text)
-    for token in tokens:
-        if token.kind != without:
+def code_of(text: str, *without: str) -> str:
+    """Return a text with blanks in the place of comments and of tokens of the kinds `without`. All else stays at its place."""
+    letters = list(re.sub(r"[^\n]", " ", text))
+    for token in tokenize(text):
+        if token.kind not in without:
             letters[token.start : token.end] = token.text
     return "".join(letters)
 

@@ -4,10 +4,10 @@ It is never an entry of the store, so that no cache, remote or wheel offers it a
 machine."""
 
 import ctypes
+import json
 import os
-import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,11 +18,9 @@ from opjit.builder import compile_warnings, cuda_mistakes, glue, parts, runtime_
 from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
 from opjit.builder.diagnosis import diagnose
 from opjit.declare.op_state import OpState
-from opjit.emulate.translate import translate
+from opjit.emulate.translate import TranslatedFiles, device_folder, missing_feature
 from opjit.errors import NoKernel, OpjitError
-from opjit.recipe import compilers, nvcc_flags, reads, recorder, toolchain
-from opjit.recipe.compilers import Compiler
-from opjit.recipe.reads import Moment
+from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.schema import c_names
 from opjit.store.entry import Entry
 from opjit.store.store import default_store
@@ -35,24 +33,18 @@ _GLUE = ["-shared", "-std=gnu11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=
 # A division by 0 ends no process on a GPU.
 _SANITIZED = ["-fsanitize-coverage=trace-pc", "-fsanitize=integer-divide-by-zero"]
 _KERNEL = [*_CXX, *_SANITIZED, "-fvisibility=hidden", "-ffp-contract=fast"]
+# Translated files are searched first.
+_OF_OPS = [
+    "-Ifiles",
+    "-Daoti_torch_cuda_mm_out=aoti_torch_cpu_mm_out",
+    "-Daoti_torch_cuda_addmm_out=aoti_torch_cpu_addmm_out",
+]
 _CHECKED = [
     "-O1",
     "-DOPJIT_EMULATE_CHECKED",
     "-fsanitize=thread,alignment,bounds",
     "--param=tsan-distinguish-volatile=1",
 ]
-# Features that are not emulated, by words of an #include or of g++'s first error.
-_NOT_EMULATED = r"""
-mma\.h|wmma|nvcuda|mma_sync: tensor cores are not emulated, except by the functions of opjit_mma.h
-pipeline|memcpy_async|barrier\.h|cuda/: asynchronous copies and libcu++ are not emulated
-cub/|cub::|thrust: CUB and Thrust are not emulated
-tex[123]D|cudaTexture|'texture'|cudaSurface|surf[123]D: textures are not emulated
-cluster_dims|this_cluster|cluster_group: clusters of blocks are not emulated, except those of opjit_launch_cluster()
-cudaGraph|cudaStreamBeginCapture: CUDA graphs are not emulated
-cublas|cudnn|cufft|curand|cusparse|cusolver|nccl: NVIDIA's libraries are not emulated
-inline PTX: its instructions are not emulated
-'(cuda[A-Z]|cu[A-Z]|__)\w+' (was|has|does) not [^;]*$: this name of CUDA is not emulated
-"""
 # Helpers are inlined in the author's code, so that each of their accesses has a line there.
 _HELPERS = """#pragma push_macro("__device__")
 #undef __device__
@@ -147,10 +139,6 @@ def base() -> Path:
     return default_store().base
 
 
-def device_folder() -> Path:
-    return resources.folder("kernels_c") / "emulate"
-
-
 @cache
 def own_text() -> str:
     """A digest of the emulation itself: its C++, and the Python that translates."""
@@ -164,64 +152,40 @@ def binary(op: OpState, checked: bool) -> Path:
     source = sources[0]
     include = [str(source.parent), resources.include_path()]
     code = op.declaration.code
-    names = {} if code is None else {str(source): code.shown or source.name}
+    names = {} if code is None else {source.name: code.shown or source.name}
     flags = compiler_flags(checked)
     extra = op.declaration.flags_of_author
     if extra is not None:
         include += extra.include
         flags += nvcc_flags.translated(extra.cuda)[1]
     compiler = toolchain.require_compiler(default_store().notes)
-    moment = Moment()
-    recorder.start(default_store().notes)
-    known = [moment.digest(str(path)) for path in sources]
+    program = TranslatedFiles(include)
+    units = [program.add(path) for path in sources]
+    program.add(Path(include[1], "opjit_cuda.h"))
     rendered = glue.render(op.schema, Emulated(), source.name)["opjit_glue.c"]
-    content = [own_text(), rendered, compiler.version, flags, include, known]
+    content = [own_text(), rendered, compiler.version, flags, names, program.texts]
 
     def make(staged: Path) -> None:
         work = staged / "build"
         work.mkdir()
         try:
-            write_translated(_included(compiler, flags, sources, include, work), work, names)
+            write_translated(program, work, names)
             (work / "opjit_glue.c").write_text(rendered, "utf-8")
-            _write_wrappers(op, sources, work)
-            every = includes(work, include)
-            for unit in sources:
-                run_tool([compiler.path, *flags, *every, "-c", f"{unit.stem}.emulated.cc"], work)
+            for number, unit in enumerate(units):
+                text = f'#include "{unit}"\n'
+                text = text if number else _entry(op, text)
+                (work / f"{unit}.cc").write_text(text, "utf-8", "surrogateescape")
+                run_tool([compiler.path, *_OF_OPS, *flags, "-c", f"{unit}.cc"], work)
             linked, _ = runtime_objects.folder(base(), compiler, _flags_of_cpu())
-            run_tool([compiler.path, *_link(sources, linked, include[1], checked, staged)], work)
+            run_tool([compiler.path, *_link(units, linked, include[1], checked, staged)], work)
         except NvccOnly as reason:
-            text = f"{op.qualified} is not emulated: {source.name}: {reason}"
-            raise NoKernel(text) from None
+            raise NoKernel(f"{op.qualified} is not emulated: {reason}") from None
         except CompilerFailed as failed:
             raise _explained(op, str(failed)) from None
 
     # A digest in the key stands for the files of the emulation.
     covered = (f"{device_folder()}/", f"{base()}/")
     return parts.kept(base(), parts.name_of(content), (_BINARY,), covered, make) / _BINARY
-
-
-def _included(
-    compiler: Compiler,
-    flags: Sequence[str],
-    sources: Sequence[Path],
-    include: Sequence[str],
-    work: Path,
-) -> list[str]:
-    """Return the files of an op's author and of opjit that its sources include, as the preprocessor opens them.
-
-    They are not yet translated.
-    """
-    unit = work / "every_source.cc"
-    named = ["opjit_cuda.h", "cuda_runtime.h", *map(str, sources)]
-    unit.write_text("".join(f'#include "{name}"\n' for name in named), "utf-8", "surrogateescape")
-    order = (f"{device_folder()}/cuda", *include, str(device_folder()))
-    command = [compiler.path, *flags, *(f"-I{folder}" for folder in order), "-M", "-MG", str(unit)]
-    compilers.run_compiler(command, work)
-    system = toolchain.system_folders([compiler])
-    others = tuple(f"{folder}/" for folder in [*system, device_folder(), work, "/dev", "/proc"])
-    opened = recorder.read([work / recorder.LOG]).opened
-    read = dict.fromkeys(map(reads.normalized, [*map(str, sources), *opened]))
-    return [path for path in read if not path.startswith(others)]
 
 
 def _flags_of_cpu() -> Flags:
@@ -232,37 +196,27 @@ def _flags_of_cpu() -> Flags:
 def compiler_flags(checked: bool) -> list[str]:
     """The flags of g++. With a level of the processor that has -mfma, products and sums are fused as nvcc fuses them."""
     march = [flag for flag in _flags_of_cpu().c if flag.startswith("-march=")]
-    return [*_KERNEL, *(_CHECKED if checked else ["-O2"]), *march]
+    included = f"-I{device_folder()}"
+    return [*_KERNEL, *(_CHECKED if checked else ["-O2"]), *march, included]
 
 
-def write_translated(read: Iterable[str], work: Path, names: Mapping[str, str]) -> None:
-    """Write the author's files and opjit's, translated, below the folder ``files``. `names` has names for messages."""
-    for path in read:
-        place = work / f"files{path}"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        text = translate(Path(path).read_text("utf-8", "surrogateescape"), names.get(path, path))
+def write_translated(program: TranslatedFiles, work: Path, names: Mapping[str, str]) -> None:
+    """Write a program below the folder ``files``. `names` has other names than paths for messages."""
+    (work / "files").mkdir()
+    for name, text in program.translated().items():
+        path = str(program.paths[name])
+        shown = json.dumps(names.get(name, path), ensure_ascii=False)
+        text = f"#line 1 {shown}\n{text}"
         if path.startswith(f"{resources.include_path()}/opjit_"):
             text = _HELPERS.format(text)
-        place.write_text(text, "utf-8", "surrogateescape")
-
-
-def _write_wrappers(op: OpState, sources: Sequence[Path], work: Path) -> None:
-    """Write a C++ file for each source, which includes it."""
-    for number, source in enumerate(sources):
-        text = f'#include "cuda_runtime.h"\n#include "files{source}"\n'
-        if number == 0:
-            text = _entry(op, text)
-        (work / f"{source.stem}.emulated.cc").write_text(text, "utf-8")
+        (work / "files" / name).write_text(text, "utf-8", "surrogateescape")
 
 
 def _entry(op: OpState, source: str) -> str:
-    """Return the C++ file of an op: its source, and the function that the glue calls around the author's."""
+    """Return the C++ file of an op: the line that includes its source, and the function that the glue calls around the author's."""
     schema = op.schema
     names = c_names(schema)
-    declared = [  # by other names, because a name may be a function's
-        f"{text.removesuffix(name)}opjit_{number}"
-        for number, (text, name) in enumerate(zip(glue.parameters(schema), names, strict=True))
-    ]
+    declared = ", ".join(glue.numbered_parameters(schema))
     shown = ", ".join(f'"{name}"' for name in names)
     values = ", ".join(f"opjit_{number}" for number in range(len(names)))
     function = glue.function_name(schema, "cuda")
@@ -271,25 +225,18 @@ def _entry(op: OpState, source: str) -> str:
 #include "opjit_cuda.h"
 #define OPJIT_OP_{schema.name} 1
 {source}
-extern "C" opjit_status opjit_{function}({", ".join(declared)})
+extern "C" opjit_status opjit_{function}({declared})
 {{
     return emu_run({function}, {len(schema.arguments)}, {{{shown}}}, {values});
 }}
 """
 
 
-def includes(work: Path, include: Sequence[str]) -> list[str]:
-    """The folders of headers: CUDA's names, the author's and opjit's, translated, then the emulation's."""
-    twins = [f"-Daoti_torch_cuda_{name}=aoti_torch_cpu_{name}" for name in ("mm_out", "addmm_out")]
-    translated = [f"-I{work}/files{folder}" for folder in include]
-    return [*twins, f"-I{work}", f"-I{device_folder()}/cuda", *translated, f"-I{device_folder()}"]
-
-
 def _link(
-    sources: Sequence[Path], linked: Path, include: str, checked: bool, staged: Path
+    units: Sequence[str], linked: Path, include: str, checked: bool, staged: Path
 ) -> list[str]:
     """The words after the compiler's name that link an op's library."""
-    compiled = [f"{source.stem}.emulated.o" for source in sources]
+    compiled = [f"{unit}.o" for unit in units]
     compiled += [str(linked / name) for name in runtime_objects.OBJECTS]
     wrapped = [f"-Wl,--wrap=opjit_{name}" for name in _WRAPPED.split()] if checked else []
     return [
@@ -318,12 +265,3 @@ def _explained(op: OpState, output: str) -> OpjitError:
         if missing:
             return NoKernel(f"{op.qualified} is not emulated: {line}: {missing}")
     return error
-
-
-def missing_feature(text: str) -> str | None:
-    """Return the sentence about a feature that is not emulated, if a text names one."""
-    for row in _NOT_EMULATED.strip().splitlines():
-        pattern, _, sentence = row.rpartition(": ")
-        if re.search(pattern, text):
-            return sentence
-    return None

@@ -3,7 +3,7 @@
 The sources become C++, and tensors of the CPU are accepted in the place of tensors on a GPU. The result is an extension without CUDA."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from opjit.builder.compile_step import NvccOnly
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import CUDA, EMULATED
 from opjit.emulate import build
-from opjit.emulate.translate import translate
+from opjit.emulate.translate import TranslatedFiles
 from opjit.errors import NoKernel
 from opjit.recipe import nvcc_flags
 
@@ -42,112 +42,82 @@ def emulated_call(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
     flags = [
         *build.compiler_flags(build.set_checking())[1:],  # torch chooses the version of C++
         # -g1: findings need names and lines; debug information of torch's classes takes a compiler seconds
-        *("-g1", EMULATED, f"-I{build.device_folder()}"),
+        *("-g1", EMULATED),
         *nvcc_flags.translated(call.extra_cuda_cflags or [])[1],
         *(call.extra_cflags or []),
     ]
     link = [f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}"]
-    files = _Files(call.extra_include_paths or ())
+    program = TranslatedFiles(call.extra_include_paths or ())
     try:
-        sources = files.of_load(call) if isinstance(call, LoadCall) else files.of_inline(call)
+        if isinstance(call, LoadCall):
+            sources, content = _of_load(call, program)
+        else:
+            sources, content = _of_inline(call, program)
     except NvccOnly as reason:
         raise NoKernel(f"{call.name} is not emulated: {reason}") from None
     build.warn_of_emulation()
-    content = files.write().name  # the key of the extension covers all files by this word
     return replace(
         call,
         **sources,
-        extra_cflags=[*flags, f"-DOPJIT_EMULATE_FILES={content}"],
+        extra_cflags=[*flags, f"-DOPJIT_EMULATE_FILES={content}"],  # so its key covers all files
         extra_cuda_cflags=None,
         extra_ldflags=[*(call.extra_ldflags or []), *link],
         with_cuda=False,
     )
 
 
-class _Files:
-    """The translated files of a program, in one folder: its sources, and the headers that they include from the program."""
+def _of_load(call: LoadCall, program: TranslatedFiles) -> tuple[dict[str, Any], str]:
+    """Return the changed arguments of load, and the name of the folder with the translated files."""
+    names = [program.add(Path(path)) for path in _listed(call.sources)]
+    texts = _translated(program)
+    units = []
+    for name in names:
+        if name.endswith(CUDA):
+            texts[f"{name}.cpp"] = f'{_FIRST}#include "{name}"\n'
+            name += ".cpp"
+        units.append(name)
+    folder = _written(texts)
+    return {"sources": [str(folder / name) for name in units]}, folder.name
 
-    def __init__(self, include: Sequence[str]) -> None:
-        self.include = include
-        self.texts: dict[str, str] = {}  # by name in the folder
-        self.names = dict[Path, str]()
 
-    def of_load(self, call: LoadCall) -> dict[str, Any]:
-        """Return the changed arguments of load."""
-        names = []
-        for path in _listed(call.sources):
-            name = self._add(Path(path))
-            if path.endswith(CUDA):
-                self.texts[f"{name}.cpp"] = f'{_FIRST}#include "{name}"\n'
-                name += ".cpp"
-            names.append(name)
-        folder = self.write()
-        return {"sources": [str(folder / name) for name in names]}
+def _of_inline(call: InlineCall, program: TranslatedFiles) -> tuple[dict[str, Any], str]:
+    """Return the changed arguments of load_inline, and the name of the folder. Findings have the name of a file, and the lines of the text.
 
-    def of_inline(self, call: InlineCall) -> dict[str, Any]:
-        """Return the changed arguments of load_inline. Findings have the name of a file, and the lines of the text.
+    torch compiles both kinds of sources apart, so the macros of the first do not reach the second.
+    """
+    cpp = "\n".join(_listed(call.cpp_sources))
+    name = f"{call.name}.cu"
+    for key, text in (("cpp_sources", cpp), (name, "\n".join(_listed(call.cuda_sources)))):
+        program.texts[key] = program.linked(text, key)
+    texts = _translated(program)
+    translated = texts.pop("cpp_sources")
+    folder = _written(texts)
+    ended = "".join(
+        f"#undef {macro}\n" for macro in re.findall(r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)", cpp)
+    )
+    included = f'#include "torch_cuda.h"\n{ended}#include "{folder / name}"\n'
+    return {"cpp_sources": [translated, included], "cuda_sources": None}, folder.name
 
-        torch compiles both kinds of sources apart, so the macros of the first do not reach the second.
-        """
-        name = f"{call.name}.cu"
-        cpp = "\n".join(_listed(call.cpp_sources))
-        cuda = "\n".join(_listed(call.cuda_sources))
-        self.texts[name] = self._translated(cuda, name, ())
-        translated = self._translated(cpp, "cpp_sources", ())
-        ended = "".join(
-            f"#undef {macro}\n" for macro in re.findall(r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)", cpp)
-        )
-        included = f'#include "torch_cuda.h"\n{ended}#include "{self.write() / name}"\n'
-        return {"cpp_sources": [translated, included], "cuda_sources": None}
 
-    def _add(self, path: Path) -> str:
-        """Translate a file, unless it is translated, and return its name in the folder."""
-        path = path.resolve()
-        if path not in self.names:
-            name = path.name
-            if name in self.names.values():
-                name = f"{len(self.names)}.{name}"
-            self.names[path] = name
-            text = path.read_text("utf-8", "surrogateescape")
-            self.texts[name] = self._translated(text, path.name, (str(path.parent),))
-        return self.names[path]
+def _translated(program: TranslatedFiles) -> dict[str, str]:
+    """Translate the files of a program, also names of torch. Raises NvccOnly for a feature that is not emulated."""
+    if program.missing:
+        raise NvccOnly(program.missing[0])
+    texts = program.translated()
+    for row in _TWINS.strip().splitlines():
+        pattern, twin = row.split()
+        texts = {name: re.sub(pattern, twin, text) for name, text in texts.items()}
+    return texts
 
-    def write(self) -> Path:
-        def make(staged: Path) -> None:
-            for name, text in self.texts.items():
-                (staged / name).write_text(text, "utf-8", "surrogateescape")
 
-        return parts.kept(build.base(), parts.name_of(self.texts), [*self.texts], (), make)
+def _written(texts: Mapping[str, str]) -> Path:
+    """Return a folder with translated files."""
 
-    def _translated(self, text: str, name: str, near: Sequence[str]) -> str:
-        """Translate a text. Headers of CUDA and of torch's part for CUDA become the emulation's, and the program's are translated.
+    def make(staged: Path) -> None:
+        for name, text in texts.items():
+            (staged / name).write_text(text, "utf-8", "surrogateescape")
 
-        `near` has the folder in which an #include looks first.
-        """
-
-        def header(found: re.Match[str]) -> str:
-            wanted = found[1]
-            if re.fullmatch(r"(ATen|c10)/cuda/\w+\.(h|cuh)", wanted):
-                own = "torch_cuda.h"
-            elif (build.device_folder() / "cuda" / wanted).is_file():
-                own = f"cuda/{wanted}"
-            else:
-                missing = build.missing_feature(wanted)
-                if missing:
-                    line = text.count("\n", 0, found.start()) + 1
-                    raise NvccOnly(f"{name}:{line}: {missing}")
-                places = [Path(folder, wanted) for folder in (*near, *self.include)]
-                local = next(filter(Path.is_file, places), None)
-                if local is None:
-                    return found[0]
-                own = self._add(local)
-            return f'#include "{own}"'
-
-        shown = re.sub(r'#[ \t]*include[ \t]*[<"]([\w./+-]+)[>"]', header, text)
-        for row in _TWINS.strip().splitlines():
-            pattern, twin = row.split()
-            shown = re.sub(pattern, twin, shown)
-        return translate(shown, name).partition("\n")[2]
+    return parts.kept(build.base(), parts.name_of(texts), [*texts], (), make)
 
 
 def _listed(sources: str | list[str] | None) -> list[str]:

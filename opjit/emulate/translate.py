@@ -6,18 +6,30 @@ __shared__ float tile[32];          a reference into the block's memory
 asm("ld.acquire..." : ...)          a function, for the forms in `_PTX`
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
+from opjit import resources
+from opjit.builder.compile_step import NvccOnly
 from opjit.builder.cuda_reader import CudaReader, Edit, Kernel, edited
 from opjit.builder.tokens import tokenize
 
-_ALIGNING = {"alignas", "__align__", "__attribute__"}  # before parentheses
-_STORAGE = {"extern", "static", "__shared__"}
-_BEFORE_SHARED = {*_STORAGE, "volatile", "const"}
+_NO_SIZE = r"\[\s*\]"  # of an array of dynamic shared memory
 _ASM = {"asm", "__asm__", "__asm"}
+# Features that are not emulated, by words of an #include or of g++'s first error.
+_NOT_EMULATED = r"""
+mma\.h|wmma|nvcuda|mma_sync: tensor cores are not emulated, except by the functions of opjit_mma.h
+pipeline|memcpy_async|barrier\.h|cuda/: asynchronous copies and libcu++ are not emulated
+cub/|cub::|thrust: CUB and Thrust are not emulated
+tex[123]D|cudaTexture|'texture'|cudaSurface|surf[123]D: textures are not emulated
+cluster_dims|this_cluster|cluster_group: clusters of blocks are not emulated, except those of opjit_launch_cluster()
+cudaGraph|cudaStreamBeginCapture: CUDA graphs are not emulated
+cublas|cudnn|cufft|curand|cusparse|cusolver|nccl: NVIDIA's libraries are not emulated
+inline PTX: its instructions are not emulated
+'(cuda[A-Z]|cu[A-Z]|__)\w+' (was|has|does) not [^;]*$: this name of CUDA is not emulated
+"""
 # Inline PTX by its instruction, and the C++ for its operands: {0} and so on, in their order, and {ptx}.
 _PTX_TABLE = r"""
 ld\.(acquire|relaxed|volatile)\S* %0, \[%1\]    {0} = emu_ptx_load((const EMU_VALUE({0}) *)({1}), emu_order_of("{ptx}"))
@@ -39,13 +51,84 @@ prefetch\S* .*|griddepcontrol\..*        (void)0
 _PTX = [re.split(r"  +", row) for row in _PTX_TABLE.strip().splitlines()]
 
 
-def translate(text: str, path: str) -> str:
-    """Translate the text of a CUDA file or header, which messages call `path`.
+def device_folder() -> Path:
+    return resources.folder("kernels_c") / "emulate"
 
-    Raises NvccOnly for a text that opjit cannot read.
+
+def missing_feature(text: str) -> str | None:
+    """Return the sentence about a feature that is not emulated, if a text names one."""
+    for row in _NOT_EMULATED.strip().splitlines():
+        pattern, _, sentence = row.rpartition(": ")
+        if re.search(pattern, text):
+            return sentence
+    return None
+
+
+class TranslatedFiles:
+    """Files of a program, for one folder: its sources, and the headers that they include from the program.
+
+    Attributes:
+        texts: their texts by their names in the folder, not yet translated. #include lines have these names, or the emulation's headers.
+        paths: the files by these names.
+        missing: the lines that include headers of features that are not emulated.
     """
-    translated = edited(text, _Translator(text).edits())
-    return f"#line 1 {json.dumps(path, ensure_ascii=False)}\n{translated}"
+
+    def __init__(self, include: Sequence[str]) -> None:
+        self.include = include
+        self.texts = dict[str, str]()
+        self.paths = dict[str, Path]()
+        self.missing = list[str]()
+
+    def add(self, path: Path) -> str:
+        """Add a file, and return its name in the folder."""
+        path = path.resolve()
+        for name, known in self.paths.items():
+            if known == path:
+                return name
+        name = path.name
+        if name in self.paths:
+            name = f"{len(self.paths)}.{name}"
+        self.paths[name] = path
+        text = path.read_text("utf-8", "surrogateescape")
+        self.texts[name] = self.linked(text, name, path.parent)
+        return name
+
+    def linked(self, text: str, name: str, *near: Path) -> str:
+        """Add the headers that a text includes. Returns it with other #include lines. `near` has the folder in which a name in quotes is
+        searched first."""
+
+        def header(found: re.Match[str]) -> str:
+            wanted = found[2]
+            if re.fullmatch(r"(ATen|c10)/cuda/\w+\.(h|cuh)", wanted):
+                return '#include "torch_cuda.h"'
+            if (device_folder() / "cuda" / wanted).is_file():
+                return f'#include "cuda/{wanted}"'
+            missing = missing_feature(wanted)
+            if missing:
+                line = text.count("\n", 0, found.start()) + 1
+                self.missing.append(f"{name}:{line}: {missing}")
+            places = [Path(folder, wanted) for folder in self.include]
+            if found[1] == '"':
+                places = [*(folder / wanted for folder in near), *places]
+            local = next(filter(Path.is_file, places), None)
+            return f'#include "{self.add(local)}"' if local else found[0]
+
+        return re.sub(r'#[ \t]*include[ \t]*([<"])([\w./+-]+)[>"]', header, text)
+
+    def translated(self) -> dict[str, str]:
+        """Return the translated texts. Raises NvccOnly for a text that opjit cannot read."""
+        texts = dict[str, str]()
+        for name, text in self.texts.items():
+            try:
+                texts[name] = translate(text)
+            except NvccOnly as reason:
+                raise NvccOnly(f"{name}: {reason}") from None
+        return texts
+
+
+def translate(text: str) -> str:
+    """Translate the text of a CUDA file or header. Raises NvccOnly for a text that opjit cannot read."""
+    return edited(text, _Translator(text).edits())
 
 
 def synchronization(text: str) -> list[int]:
@@ -60,13 +143,6 @@ def synchronization(text: str) -> list[int]:
 
 class _Translator(CudaReader):
     """One file, and the edits that translate it."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.attributes = set[int]()  # places of attributes of shared variables
-        for begin, end in self.closing.items():
-            if self.words[begin - 1] in _ALIGNING:
-                self.attributes.update(range(begin - 1, end + 1))
 
     def edits(self) -> Iterator[Edit]:
         for directive in self.every:
@@ -112,65 +188,28 @@ class _Translator(CudaReader):
         )
 
     def _shared(self, index: int) -> Edit:
-        """Replace a declaration of shared variables."""
-        begin = index
-        while self.words[begin - 1] in _BEFORE_SHARED or begin - 1 in self.attributes:
-            begin -= 1
+        """Replace a declaration of shared variables. A type has them as members, for their sizes and alignment."""
+        begin = self.last(index, ";", "{", "}", ":") + 1
         end = self.find(index, len(self.words), ";")
-        dynamic = "extern" in self.words[begin:end]
-        aligned = re.search(
-            r"(?:__align__|alignas|aligned)\s*\(((?:[^()]|\([^()]*\))*)\)",
-            self.code(begin, end),
-        )
-        alignment = aligned[1] if aligned else "alignof({}_emu_t)"
-        every = (at for at in range(begin, end) if at not in self.attributes)
-        words = [at for at in every if self.words[at] not in _STORAGE]
-        name = self._first_name(words)
-        kind = self.code(words[0], words[name - 1] + 1)
-        groups = [
-            (self.words[first], self.code(first + 1, last))
-            for first, last in self.groups(words[name], end)
-        ]
-        declared = [self._declared(kind, group, dynamic, alignment) for group in groups]
-        if dynamic and self._is_outside(index):
-            declared = [self._outside(kind, groups[0][0], alignment)]
+        members = re.sub(r"\b(extern|static|__shared__)\b", "", self.code(begin, end))
+        names = self.declared_names(index + 1, end)
+        of = f"{names[0]}_emu_t"
+        declared = [f"struct {of} {{ {re.sub(_NO_SIZE, '[1]', members)}; }}"]
+        for name in names:
+            if "extern" not in self.words[begin:end]:
+                declared += [
+                    f'static const emu_variable {name}_emu_v = {{"{name}", EMU_HERE, sizeof({of}::{name}), alignof({of})}}',
+                    f"auto &{name} = *(decltype({of}::{name}) *)emu_shared(&{name}_emu_v)",
+                ]
+            elif self._is_outside(index):
+                declared.append(
+                    f'static const emu_dynamic<decltype({of}::{name})> {name} = {{"{name}", alignof({of})}}'
+                )
+            else:
+                declared.append(
+                    f'auto {name} = emu_dynamic<decltype({of}::{name})>{{"{name}", alignof({of})}}.begin()'
+                )
         return self.tokens[begin].start, self.tokens[end].start, "; ".join(declared)
-
-    def _first_name(self, words: Sequence[int]) -> int:
-        """The place in `words` of the first variable's name: before the first bracket, comma or end outside of ``<>``."""
-        angles = 0
-        for place, at in enumerate(words):
-            text = self.words[at]
-            angles += (text == "<") - (text == ">")
-            if place and angles == 0 and text in ("[", ","):
-                return place - 1
-        return len(words) - 1
-
-    def _declared(self, kind: str, group: tuple[str, str], dynamic: bool, alignment: str) -> str:
-        name, dimensions = group
-        alignment = alignment.format(name)
-        if dynamic:
-            inner = dimensions[dimensions.find("]") + 1 :]
-            pointer = f"{name}_emu_t *"
-            return (
-                f"typedef {kind} {name}_emu_t{inner}; "
-                f'{pointer}{name} = ({pointer})emu_dynamic_shared("{name}", {alignment})'
-            )
-        return (
-            f"typedef {kind} {name}_emu_t{dimensions}; static const emu_variable {name}_emu_v = "
-            f'{{"{name}", EMU_HERE, sizeof({name}_emu_t), {alignment}}}; '
-            f"{name}_emu_t &{name} = *({name}_emu_t *)emu_shared(&{name}_emu_v)"
-        )
-
-    def _outside(self, kind: str, name: str, alignment: str) -> str:
-        """An array of dynamic shared memory that is declared outside of functions."""
-        get = f'({name}_emu_t *)emu_dynamic_shared("{name}", {alignment.format(name)})'
-        return (
-            f"typedef {kind} {name}_emu_t; static struct {{ "
-            f"operator {name}_emu_t *() const {{ return {get}; }} "
-            f"template <typename emu_i> {name}_emu_t &operator[](emu_i i) const {{ return ({get})[i]; }} "
-            f"}} {name}"
-        )
 
     def _is_outside(self, index: int) -> bool:
         """Return whether a token is outside of functions: at most in the braces of namespaces."""

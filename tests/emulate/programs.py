@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from opjit import resources
 from opjit.emulate import build
+from opjit.emulate.translate import TranslatedFiles
 
 HERE = Path(__file__).parent
 # The kernel that each mistake is in.
@@ -61,13 +62,12 @@ def compiled(source: Path, folder: Path) -> Callable[[int, int, int], Outcome]:
     runtime = build.runtime()
     runtime.emu_set_patience.argtypes = (ctypes.c_double,)
     runtime.emu_finding.restype = ctypes.c_char_p
-    include = [str(HERE), resources.include_path()]
-    headers = [str(path) for path in Path(include[1]).glob("*.h")]
-    build.write_translated([str(source), str(HERE / "harness.h"), *headers], folder, {})
+    translated = TranslatedFiles([str(HERE), resources.include_path()])
     main = folder / "program.cc"
-    main.write_text(f'#include "files{source}"\n')
+    main.write_text(f'#include "{translated.add(source)}"\n')
+    build.write_translated(translated, folder, {})
     library = folder / "program.so"
-    flags = [*build.compiler_flags(True), *build.includes(folder, include)]
+    flags = [f"-I{folder}/files", *build.compiler_flags(True)]
     link = ["-shared", f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}", "-lstdc++"]
     compiler = shutil.which("g++")
     assert compiler is not None
