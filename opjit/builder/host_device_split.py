@@ -57,15 +57,25 @@ class Halves(CudaReader):
         self._of_host = list[Edit]()
         self._of_device = list[Edit]()
         self._members: dict[str, tuple[str, ...]] = {}  # of structs, by their names
+        self._macros: dict[str, set[str]] = {}  # the execution spaces that each expands to
         refused = _REFUSED & {*self.words}
         if refused:
             raise NvccOnly(f"it uses {min(refused)}")
         self._kernels = {kernel.body: kernel for kernel in self.kernels()}
+        self._note_macros()
         self._configure_launches()
         self._leave_out_for_gcc()
         self._scope(0, len(self.words), ())
         self.host = edited(text, self._of_host)
         self.device = edited(text, self._of_device)
+
+    def _note_macros(self) -> None:
+        """Note macros such as HD for ``__host__ __device__``, in a text that was not preprocessed."""
+        for token in self.every:
+            if token.kind == "directive":
+                words = re.findall(r"[A-Za-z_]\w*", token.text)
+                if words[:1] == ["define"] and (spaces := self._spaces(words[2:])):
+                    self._macros.setdefault(words[1], set()).update(spaces)
 
     def _leave_out_for_gcc(self) -> None:
         """Leave out of the host's part what only nvcc and NVRTC accept."""
@@ -163,8 +173,9 @@ class Halves(CudaReader):
             part += [(first, first, "inline "), (last, last, f" {self.unnamed}")]
         return [self.unnamed]
 
-    def _spaces(self, begin: int, end: int) -> set[str]:
-        return _SPACES & {self.words[at] for at in self.outer(begin, end)}
+    def _spaces(self, words: Iterable[str]) -> set[str]:
+        found = {*words}
+        return (_SPACES & found).union(*(self._macros[one] for one in found & self._macros.keys()))
 
     def _function(
         self,
@@ -175,7 +186,7 @@ class Halves(CudaReader):
         names: tuple[str, ...],
         in_class: bool,
     ) -> None:
-        spaces = self._spaces(declared, parameters)
+        spaces = self._spaces(self.words[at] for at in self.outer(declared, parameters))
         last = self.closing[body]
         if body in self._kernels:
             self._kernel(declared, self._kernels[body], names)
@@ -259,7 +270,7 @@ class Halves(CudaReader):
         if begin == end or self.words[begin] in _TYPES:
             return
         declared = self.after_template(begin)
-        spaces = self._spaces(declared, end)
+        spaces = self._spaces(self.words[at] for at in self.outer(declared, end))
         parameters = self.parameters_of(declared, end)
         words = self.words[begin:end]
         is_function = declared + 1 < parameters < end

@@ -20,7 +20,7 @@ from opjit.builder.diagnosis import diagnose
 from opjit.declare.op_state import OpState
 from opjit.emulate.translate import TranslatedFiles, device_folder, missing_feature
 from opjit.errors import NoKernel, OpjitError
-from opjit.recipe import nvcc_flags, toolchain
+from opjit.recipe import nvcc_flags, recorder, toolchain
 from opjit.recipe.schema import c_names
 from opjit.store.entry import Entry
 from opjit.store.store import default_store
@@ -159,11 +159,13 @@ def binary(op: OpState, checked: bool) -> Path:
         include += extra.include
         flags += nvcc_flags.translated(extra.cuda)[1]
     compiler = toolchain.require_compiler(default_store().notes)
+    recorder.start(default_store().notes)
     program = TranslatedFiles(include)
     units = [program.add(path) for path in sources]
     program.add(Path(include[1], "opjit_cuda.h"))
     rendered = glue.render(op.schema, Emulated(), source.name)["opjit_glue.c"]
-    content = [own_text(), rendered, compiler.version, flags, names, program.texts]
+    places = [*map(str, program.paths.values())]
+    content = [own_text(), rendered, compiler.version, flags, names, places, program.texts]
 
     def make(staged: Path) -> None:
         work = staged / "build"
@@ -172,7 +174,7 @@ def binary(op: OpState, checked: bool) -> Path:
             write_translated(program, work, names)
             (work / "opjit_glue.c").write_text(rendered, "utf-8")
             for number, unit in enumerate(units):
-                text = f'#include "{unit}"\n'
+                text = f'#include "cuda/cuda_runtime.h"\n#include "{unit}"\n'
                 text = text if number else _entry(op, text)
                 (work / f"{unit}.cc").write_text(text, "utf-8", "surrogateescape")
                 run_tool([compiler.path, *_OF_OPS, *flags, "-c", f"{unit}.cc"], work)
@@ -203,11 +205,12 @@ def compiler_flags(checked: bool) -> list[str]:
 def write_translated(program: TranslatedFiles, work: Path, names: Mapping[str, str]) -> None:
     """Write a program below the folder ``files``. `names` has other names than paths for messages."""
     (work / "files").mkdir()
+    own = Path(resources.include_path()).resolve()
     for name, text in program.translated().items():
-        path = str(program.paths[name])
-        shown = json.dumps(names.get(name, path), ensure_ascii=False)
+        path = program.paths[name]
+        shown = json.dumps(names.get(name, str(path)), ensure_ascii=False)
         text = f"#line 1 {shown}\n{text}"
-        if path.startswith(f"{resources.include_path()}/opjit_"):
+        if path.parent == own and path.name.startswith("opjit_"):
             text = _HELPERS.format(text)
         (work / "files" / name).write_text(text, "utf-8", "surrogateescape")
 

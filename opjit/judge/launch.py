@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
-from opjit.builder import host_device_split, kernel_usage, nvrtc
+from opjit.builder import kernel_usage, nvrtc
 from opjit.builder.compile_step import CompilerFailed, NvccOnly
+from opjit.builder.cuda_reader import CudaReader
+from opjit.builder.host_device_split import Halves
 from opjit.errors import DeclarationError, ToolMissing
 from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.judge.verdict import VerdictReached
@@ -131,11 +133,12 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
         )
     kernel = rule["kernel"]
     try:
-        compiled = _compile(text, kernel, found, arch)
+        halves = Halves(text)
+        compiled = _compile(halves.device, kernel, found, arch)
+        types = _parameter_types(halves, kernel)
     except (CompilerFailed, NvccOnly) as error:
         raise VerdictReached("compile", str(error)[:4000], reusable=True) from None
 
-    types = _parameter_types(text, kernel.partition("<")[0])
     given = len(_expressions(rule["arguments"]))
     if len(types) != given:
         raise DeclarationError(
@@ -148,28 +151,22 @@ def compile_text(text: str, schema: str, arch: str) -> Kernel:
     return Kernel(compiled.code, symbol, parse(schema), types, rule, registers, spills)
 
 
-def _compile(text: str, kernel: str, found: compilers.Nvrtc, arch: str) -> nvrtc.DeviceCode:
+def _compile(device: str, kernel: str, found: compilers.Nvrtc, arch: str) -> nvrtc.DeviceCode:
     headers = {"nv/target": nvrtc.own_header("nv_target.h")}
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v"]
     options += [f"--include-path={folder}" for folder in found.headers.split(":")]
-    device = host_device_split.split(text).device
     source = f'#include "stdint.h"\n#line 1 "candidate.cu"\n{device}'
     return nvrtc.compile_for(found.library, source, "candidate.cu", headers, options, [kernel])
 
 
-def _parameter_types(text: str, kernel: str) -> tuple[str, ...]:
+def _parameter_types(reader: CudaReader, kernel: str) -> tuple[str, ...]:
     """Return the types of a kernel's parameters, with ``*`` for any pointer."""
-    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
-    name = re.escape(kernel.rpartition("::")[2])
-    found = re.search(rf"\b{name}\s*\(([^)]*)\)\s*\{{", plain)
-    types = []
-    for parameter in (found[1] if found else "").split(","):
-        words = [word for word in parameter.split() if word != "const"]
-        if "*" in parameter:
-            types.append("*")
-        elif words and words != ["void"]:
-            types.append(" ".join(words[:-1]))
-    return tuple(types)
+    name = kernel.partition("<")[0].rpartition("::")[2]
+    for found in reader.kernels():
+        if reader.words[found.name] == name:
+            codes = [reader.code(each.begin, each.named) for each in reader.parameters(found)]
+            return tuple(["*" if "*" in code else code.replace("const ", "") for code in codes])
+    return ()
 
 
 @cache
