@@ -14,6 +14,7 @@ from opjit import progress
 from opjit.errors import BuildError, ToolMissing
 from opjit.recipe import compilers, toolchain
 from opjit.recipe.compilers import DeviceCompilerInfo, Nvrtc
+from opjit.recipe.nvcc_flags import NvccOnly
 from opjit.recipe.recipe import Recipe
 from opjit.recipe.toolchain import BuildTools
 
@@ -28,13 +29,6 @@ class CompilerFailed(Exception):
 
 class CommandFailed(CompilerFailed):
     """A command of a build failed, or torch could not describe the build."""
-
-
-class NvccOnly(Exception):
-    """NVRTC does not support the code or a flag.
-
-    The message is the reason.
-    """
 
 
 class LayoutDiffers(Exception):

@@ -16,14 +16,13 @@ from typing import NamedTuple
 
 from opjit import files, processes, resources
 from opjit.builder import nvrtc
-from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, NvccOnly, run_tool
+from opjit.builder.compile_step import CompilerFailed, LayoutDiffers, run_tool
 from opjit.builder.cuda_text import HOST, CudaFile, defined_macros, flat_text, folders_of_cuda
 from opjit.builder.host_device_split import Halves
 from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.compilers import Compiler, Nvrtc
-from opjit.recipe.nvcc_flags import LINE_INFO
+from opjit.recipe.nvcc_flags import LINE_INFO, NvccOnly
 from opjit.recipe.recipe import Recipe
-from opjit.store import elf
 
 _NOWHERE = "/opjit/"
 _OWN_WORDS = rf"{_NOWHERE}| OPJIT_LAYOUT_\d+ ?"  # in what NVRTC prints
@@ -73,7 +72,7 @@ def compile_kernels(
 
 
 def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
-    device, host = translated(recipe.flags.cuda)
+    device, host = nvcc_flags.translated(recipe.flags.cuda)
     paths = recipe.placeholders(work)
     # NVRTC completes a relative name in line information by the working folder, and the binary must
     # not contain folders of this machine.
@@ -96,17 +95,6 @@ def _unit(recipe: Recipe, source: Path, work: Path) -> CudaFile:
         show,
         {},
     )
-
-
-def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Translate nvcc's flags into NVRTC's and the host compiler's.
-
-    Raises NvccOnly for a flag that neither has.
-    """
-    try:
-        return nvcc_flags.translated(flags)
-    except KeyError as unknown:
-        raise NvccOnly(f"NVRTC does not have the flag {unknown.args[0]}") from None
 
 
 class _Host(NamedTuple):
@@ -140,7 +128,7 @@ def compile_unit(unit: CudaFile, work: Path, compiler: Compiler, found: Nvrtc) -
         layouts = ""
         if halves.templates or halves.layouts:  # the host's part has the instances and layouts
             instances = [name for name in compiled.result().kernels.values() if "<" in name]
-            layouts = _layouts(halves, work)
+            layouts = _layouts(halves, compiler, work)
         device = _compile_device(
             unit, [layouts + part for part in parts], found, [*instances, *addresses.values()]
         )
@@ -212,14 +200,17 @@ def _mangled(name: str) -> str:
     return f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E"
 
 
-def _layouts(halves: Halves, work: Path) -> str:
+def _layouts(halves: Halves, compiler: Compiler, work: Path) -> str:
     """Return macros that compare the types of kernels' parameters in the device's part with the
     types in the host's part.
 
     The host's part notes each in a section: the parameter's number, its size, its alignment, and how many members' offsets follow."""
     if not halves.layouts:
         return ""
-    content = elf.section((work / "opjit_host.o").read_bytes(), _LAYOUT)
+    place = work / _LAYOUT
+    objcopy = f"{toolchain.binutils(compiler)}objcopy"
+    run_tool([objcopy, f"--dump-section={_LAYOUT}={_LAYOUT}", "opjit_host.o", "unused.o"], work)
+    content = place.read_bytes() if place.exists() else b""
     values = [value for (value,) in struct.iter_unpack("<Q", content)]
     seen = dict[int, list[list[int]]]()
     at = 0

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from opjit.builder.compile_step import NvccOnly
 from opjit.builder.compile_warnings import CompilerWarning
 from opjit.builder.cuda_reader import CudaReader
 from opjit.builder.tokens import code_of
+from opjit.recipe.nvcc_flags import NvccOnly
 
 _NO_STREAM = (
     "the launch lacks a stream, so it runs on CUDA's default stream and is not ordered with "
@@ -106,9 +106,11 @@ def _launches(reader: CudaReader) -> Iterator[tuple[int, str]]:
     for begin, end in reader.launches():
         start = reader.tokens[begin].start
         values = [reader.code(*group) for group in reader.groups(begin + 1, end)]
-        threads = _threads("".join(values[1:2]))
-        if threads > _MOST_THREADS:
-            yield start, _TOO_MANY_THREADS.format(threads=threads)
+        literal = re.fullmatch(r"(?:dim3)?([\d\s,()]+)", "".join(values[1:2]))
+        if literal:
+            threads = math.prod(map(int, re.findall(r"\d+", literal[1])))
+            if threads > _MOST_THREADS:
+                yield start, _TOO_MANY_THREADS.format(threads=threads)
         if values[3:] in ([], ["0"]):
             yield start, _NO_STREAM
 
@@ -125,14 +127,6 @@ def _returns(code: str, reader: CudaReader) -> Iterator[tuple[int, str]]:
                 if launched and match["at"]:
                     yield match.start(), _UNCHECKED
                 launched = bool(match["launch"] or (launched and match["at"]))
-
-
-def _threads(block: str) -> int:
-    """Return the threads of a block of literal sizes, ``512`` or ``dim3(16, 16)``; 0 for another one."""
-    sizes = block.removeprefix("dim3(").removesuffix(")").split(",")
-    if not all(size.strip().isdecimal() for size in sizes):
-        return 0
-    return math.prod(map(int, sizes))
 
 
 def _host_accesses(code: str) -> Iterator[tuple[int, str]]:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from opjit.builder.compile_step import NvccOnly
 from opjit.builder.tokens import match_brackets, tokenize
+from opjit.recipe.nvcc_flags import NvccOnly
 
 # Names before parentheses that do not contain parameters.
 _ATTRIBUTES_NAMES = """
@@ -36,7 +36,7 @@ class Parameter(NamedTuple):
     end: int
 
 
-class Kernel(NamedTuple):
+class KernelDefinition(NamedTuple):
     """The definition of a kernel: its ``template <...>``, which may be empty, ``__global__``, its name, and the brackets that open its
     parameters and its body."""
 
@@ -147,13 +147,22 @@ class CudaReader:
                     raise NvccOnly("it has <<< without >>> and arguments in parentheses")
                 yield begin, end
 
+    def launch_edits(self, before: str, after: str) -> Iterator[Edit]:
+        """Yield edits that make a call of each launch, between two texts. The first has ``{}`` for the configuration."""
+        for begin, end in self.launches():
+            first = self.tokens[self._callee(begin)].start
+            last = self.tokens[self.closing[end + 3]].end
+            yield first, first, before.format(self.code(begin + 1, end))
+            yield self.tokens[begin].start, self.tokens[end + 2].end, ""
+            yield last, last, after
+
     def _ends_launch(self, at: int) -> bool:
         words = self.words[at : at + 4]
         return (
             words == [">", ">", ">", "("] and self.tokens[at + 2].start == self.tokens[at].start + 2
         )
 
-    def callee(self, launch: int) -> int:
+    def _callee(self, launch: int) -> int:
         """Return the place at which the name of the kernel before a ``<<<`` begins."""
         at = launch - 1
         if self.words[at] == ")":
@@ -169,7 +178,7 @@ class CudaReader:
                 continue
             return at - (self.words[at - 1] in ("template", "::"))
 
-    def kernels(self) -> Iterator[Kernel]:
+    def kernels(self) -> Iterator[KernelDefinition]:
         """Yield the definitions of kernels."""
         for begin, text in enumerate(self.words):
             if text == "__global__":
@@ -180,7 +189,9 @@ class CudaReader:
                     name = parameters - 1
                     if self.words[name] == ">":
                         name = self.matching_angle(name) - 1
-                    yield Kernel(self._template_before(begin), begin, name, parameters, body)
+                    yield KernelDefinition(
+                        self._template_before(begin), begin, name, parameters, body
+                    )
 
     def _template_before(self, at: int) -> range:
         """Return the ``template <...>`` of the declaration around a place."""
@@ -188,12 +199,12 @@ class CudaReader:
         is_template = end >= 0 and self.words[end] == ">"
         return range(self.matching_angle(end) - 1, end + 1) if is_template else range(0)
 
-    def parameters(self, kernel: Kernel) -> list[Parameter]:
+    def parameters(self, kernel: KernelDefinition) -> list[Parameter]:
         """Return the parameters of a kernel. Raises NvccOnly if one lacks a name."""
         inside = kernel.parameters + 1, self.closing[kernel.parameters]
         return [] if self.words[slice(*inside)] == ["void"] else self._named(*inside)
 
-    def own_call(self, kernel: Kernel) -> tuple[str, str]:
+    def own_call(self, kernel: KernelDefinition) -> tuple[str, str]:
         """Return code for the body of a kernel: an array of its arguments' addresses, and a pointer to the kernel, one of its overloads."""
         parameters = self.parameters(kernel)
         addresses = "".join(f"(void *)&{each.name}, " for each in parameters)
@@ -225,12 +236,12 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     at = 0
     for start, end, new in sorted(edits):
         if start >= at:
-            pieces += [text[at:start], new, _lines(text[start:end])]
+            pieces += [text[at:start], new, _kept_lines(text[start:end])]
             at = end
     return "".join([*pieces, text[at:]])
 
 
-def _lines(removed: str) -> str:
+def _kept_lines(removed: str) -> str:
     """Return the ends of the lines of a part that is removed, or a directive with the number of its last line."""
     directives = [*_LINE.finditer(removed)]
     if not directives:

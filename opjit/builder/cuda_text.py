@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opjit import resources
-from opjit.builder.preprocessed import Piece, flatten, run_preprocessor
+from opjit.builder.preprocessed import flatten, run_preprocessor
 from opjit.recipe.compilers import Compiler, Nvrtc
 
 HOST = ""  # in the place of an arch
@@ -110,15 +110,9 @@ def flat_text(
         run_preprocessor([*command, *TEXT, unit.source], scratch, lacking, tuple(of_cuda))
         output = (scratch / "text.ii").read_text("utf-8", "surrogateescape")
     own = str(resources.folder("kernels_c") / "nvrtc")
-    theirs = (*of_cuda, own, str(scratch), *unit.theirs, "<")
+    theirs = (*of_cuda, own, str(scratch), *unit.theirs)
     users = tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in unit.users)
-
-    def is_authors(piece: Piece) -> bool:
-        if piece.path.startswith(theirs):
-            return False
-        return not piece.system or piece.path.startswith(users)
-
-    return flatten(output, is_authors, unit.shown if arch else str, defined_macros(unit.host))
+    return flatten(output, theirs, users, unit.shown if arch else str, defined_macros(unit.host))
 
 
 def folders_of_cuda(headers: str) -> list[str]:

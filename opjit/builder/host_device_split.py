@@ -11,10 +11,10 @@ that the split does not understand raise `NvccOnly`, and nvcc compiles them."""
 import re
 from collections.abc import Iterable, Iterator
 
-from opjit.builder.compile_step import NvccOnly
-from opjit.builder.cuda_reader import CudaReader, Edit, Kernel, edited
+from opjit.builder.cuda_reader import CudaReader, Edit, KernelDefinition, edited
 from opjit.builder.layouts import Layout
 from opjit.builder.tokens import CLOSING
+from opjit.recipe.nvcc_flags import NvccOnly
 
 _DEVICE_HEADER = r"#[ \t]*include[ \t]*[<\"](?:cooperative_groups|cub/|cuda/|mma\.h|cuda_pipeline|cuda_awbarrier)"
 _REFUSED = {"__managed__", "__nv_pure__", "__nv_register_params__", "nvstd"}
@@ -29,6 +29,8 @@ _SCALAR_NAMES = """
     int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t intptr_t uintptr_t
 """
 _SCALARS = frozenset(_SCALAR_NAMES.split())
+# kernel<<<grid, block>>>(x) becomes what nvcc makes of it.
+_CONFIGURED = ("(__cudaPushCallConfiguration({}) ? (void)0 : ", ")")
 _MAX_MEMBERS = 24  # an assembler statement accepts 30 operands
 _NO_MEMBERS = _TYPES | {"static", "template", "public", "private", "protected", *"({&:"}
 
@@ -63,7 +65,7 @@ class Halves(CudaReader):
             raise NvccOnly(f"it uses {min(refused)}")
         self._kernels = {kernel.body: kernel for kernel in self.kernels()}
         self._note_macros()
-        self._configure_launches()
+        self._of_host += self.launch_edits(*_CONFIGURED)
         self._leave_out_for_gcc()
         self._scope(0, len(self.words), ())
         self.host = edited(text, self._of_host)
@@ -102,17 +104,6 @@ class Halves(CudaReader):
             self._replace(self._of_host, at, at)
             self._replace(self._of_device, at, at)
         return bool(found)
-
-    def _configure_launches(self) -> None:
-        """Replace ``kernel<<<grid, block>>>(x)`` by ``(configure(grid, block) ? (void)0 : kernel(x))``, as nvcc does."""
-        tokens = self.tokens
-        for begin, end in self.launches():
-            configuration = self.code(begin + 1, end)
-            first = tokens[self.callee(begin)].start
-            configured = f"(__cudaPushCallConfiguration({configuration}) ? (void)0 : "
-            last = tokens[self.closing[end + 3]].end
-            self._of_host += [(first, first, configured), (last, last, ")")]
-            self._replace(self._of_host, begin, end + 2)
 
     def _scope(self, at: int, end: int, names: tuple[str, ...], in_class: bool = False) -> None:
         """Walk the declarations of a namespace or class."""
@@ -162,7 +153,7 @@ class Halves(CudaReader):
         return close + 1, begin
 
     def _namespace(self, begin: int, at: int) -> list[str]:
-        """Return the names of the namespace that begins with a brace, and give a name to one without."""
+        """Return the names of the namespace that begins with a brace. An unnamed namespace gets a name."""
         if self.words[at - 1] != "namespace":
             named = self.words.index("namespace", begin) + 1
             return [word for word in self.words[named:at] if word not in ("::", "inline")]
@@ -199,7 +190,7 @@ class Halves(CudaReader):
         elif not in_class and not spaces & {"constexpr", "consteval"}:
             self._replace(self._of_device, begin, last)
 
-    def _kernel(self, declared: int, kernel: Kernel, names: tuple[str, ...]) -> None:
+    def _kernel(self, declared: int, kernel: KernelDefinition, names: tuple[str, ...]) -> None:
         """Give a kernel external linkage in both parts, and in the host's a body that launches it."""
         if "*" in names:
             raise NvccOnly("a kernel is a member of a class")
@@ -218,7 +209,7 @@ class Halves(CudaReader):
         elif internal:
             self.internal.add(name)
 
-    def _layouts_of(self, kernel: Kernel) -> str:
+    def _layouts_of(self, kernel: KernelDefinition) -> str:
         """Enter the parameters of a kernel that may be classes. Returns the code that notes their layouts on the host."""
         notes = ""
         checks = ""

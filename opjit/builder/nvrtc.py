@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from opjit import processes, resources
 from opjit.builder.compile_step import CompilerFailed
-from opjit.store import elf
 
 # Headers by their names in #include lines. NVRTC has the functions of most, and the headers in
 # kernels_c/nvrtc/device have the rest.
@@ -195,7 +194,7 @@ def fatbin(codes: Mapping[str, bytes]) -> bytes:
             kind = 2
             major = 1
             minor = 8
-            compatible = elf.section(code, ".nv.compat") if number >= 100 else b""
+            compatible = _section(code, b".nv.compat") if number >= 100 else b""
             more = struct.pack("<IIx", 72, len(compatible)) + compatible if compatible else b""
             more += bytes(-len(more) % 8)
             flags = 0x11 | feature | (0x1000000 if more else 0)
@@ -217,3 +216,21 @@ def fatbin(codes: Mapping[str, bytes]) -> bytes:
         parts += [header, more, padded]
     content = b"".join(parts)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
+
+
+def _section(cubin: bytes, name: bytes) -> bytes:
+    """Return the content of a section of an ELF file, or an empty content if the file lacks it."""
+    (start,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, names = struct.unpack_from("<3H", cubin, 58)
+    sections = [
+        struct.unpack_from("<IIQQQQ", cubin, start + index * size) for index in range(count)
+    ]
+    strings = cubin[sections[names][4] :]
+    return next(
+        (
+            cubin[section[4] : section[4] + section[5]]
+            for section in sections
+            if strings.startswith(name + b"\0", section[0])
+        ),
+        b"",
+    )

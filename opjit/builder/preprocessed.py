@@ -65,6 +65,12 @@ class Piece(NamedTuple):
     start: int
     end: int
 
+    def is_authors(self, theirs: tuple[str, ...], users: tuple[str, ...]) -> bool:
+        """Whether it is the author's: not below a path of `theirs`, and a header of the system only below one of `users`."""
+        if self.path.startswith((*theirs, "<")):
+            return False
+        return not self.system or self.path.startswith(users)
+
 
 @functools.lru_cache(maxsize=1)
 def pieces_of(output: str) -> Sequence[Piece]:
@@ -84,15 +90,17 @@ def pieces_of(output: str) -> Sequence[Piece]:
 
 def flatten(
     output: str,
-    is_authors: Callable[[Piece], bool],
+    theirs: tuple[str, ...],
+    users: tuple[str, ...],
     shown: Callable[[str], str],
     given: Mapping[str, str],
 ) -> str:
     """Return the author's files of a preprocessor's output with ``-dD -dI`` in one text, all macros expanded.
 
     Other headers stay ``#include`` lines, around which the author's macros are defined, as they are for these headers in a compiler.
-    `shown` gives the name of a file in messages. `given` has the macros that flags define: by name, the text behind ``#define``."""
-    own = [piece for piece in pieces_of(output) if piece.number and is_authors(piece)]
+    `theirs` and `users` tell which files these are, see `Piece`. `shown` gives the name of a file in messages. `given` has the macros that
+    flags define: by name, the text behind ``#define``."""
+    own = [piece for piece in pieces_of(output) if piece.number and piece.is_authors(theirs, users)]
     files = frozenset(piece.path for piece in own)
     macros = dict(given)
     flat = _FlatText(shown)

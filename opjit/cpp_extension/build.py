@@ -22,7 +22,6 @@ from opjit.builder import budget, ninja, parts, torch_builder
 from opjit.builder.compile_step import (
     CommandFailed,
     CompilerFailed,
-    NvccOnly,
     by_nvrtc_or_nvcc,
 )
 from opjit.builder.publish import Compiled, build_and_publish
@@ -34,6 +33,7 @@ from opjit.cpp_extension.light import mistakes
 from opjit.errors import BuildError, CompileWarning, LoadError
 from opjit.recipe import compilers, gpu_archs, nvcc_flags, recorder, toolchain
 from opjit.recipe.compilers import Nvrtc
+from opjit.recipe.nvcc_flags import NvccOnly
 from opjit.recipe.reads import Moment, Reads
 from opjit.recipe.record_reader import RecordReader
 from opjit.recipe.toolchain import BuildTools

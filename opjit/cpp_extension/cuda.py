@@ -12,14 +12,15 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from opjit.builder.compile_step import NvccOnly, run_tool
-from opjit.builder.cuda import compile_unit, translated
+from opjit.builder.compile_step import run_tool
+from opjit.builder.cuda import compile_unit
 from opjit.builder.cuda_text import FIRST, HOST, CudaFile, folders_of_cuda, nvcc_macros
 from opjit.builder.torch_builder import CompiledSource
 from opjit.cpp_extension.light import Prepared, macros, streams
 from opjit.cpp_extension.light import headers as light
 from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.compilers import Nvcc, Nvrtc
+from opjit.recipe.nvcc_flags import NvccOnly
 
 _NVCCS = """
     NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS PYTORCH_NVCC CPATH CPLUS_INCLUDE_PATH C_INCLUDE_PATH
@@ -118,7 +119,7 @@ def _unit(
 ) -> CudaFile:
     """The file. `_adapted` adds everything that depends on its text."""
     include, host, device, archs = _sorted(flags)
-    device, more = translated(device)
+    device, more = nvcc_flags.translated(device)
 
     host = [*host, *more, f"-ffile-prefix-map={folder.parents[1]}/="]
 
@@ -188,7 +189,7 @@ def check_for_nvcc(
     """
     flags = _joined(words)
     include, host, others, archs = _sorted(flags)
-    _, more = translated(others)
+    _, more = nvcc_flags.translated(others)
     passes = []
     for arch in (HOST, *archs):
         told = nvcc_macros(arch, archs, nvcc.build.removeprefix("V"), flags)

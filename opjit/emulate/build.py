@@ -15,12 +15,13 @@ from opjit import backends, files, loader, resources
 from opjit.backends import DeviceCompiler, Flags, cpu
 from opjit.backends.targets import here
 from opjit.builder import compile_warnings, cuda_mistakes, glue, parts, runtime_objects
-from opjit.builder.compile_step import CompilerFailed, NvccOnly, run_tool
+from opjit.builder.compile_step import CompilerFailed, run_tool
 from opjit.builder.diagnosis import diagnose
 from opjit.declare.op_state import OpState
 from opjit.emulate.translate import TranslatedFiles, device_folder, missing_feature
 from opjit.errors import NoKernel, OpjitError
 from opjit.recipe import nvcc_flags, recorder, toolchain
+from opjit.recipe.nvcc_flags import NvccOnly
 from opjit.recipe.schema import c_names
 from opjit.store.entry import Entry
 from opjit.store.store import default_store

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from opjit.builder import parts
-from opjit.builder.compile_step import NvccOnly
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.identity import CUDA, EMULATED
 from opjit.emulate import build
 from opjit.emulate.translate import TranslatedFiles
 from opjit.errors import NoKernel
 from opjit.recipe import nvcc_flags
+from opjit.recipe.nvcc_flags import NvccOnly
 
 # Names of torch's C++ API for tensors on a GPU, and their twins.
 _TWINS = r"""
@@ -39,16 +39,16 @@ def emulated_call(call: LoadCall | InlineCall) -> LoadCall | InlineCall:
         else [path for path in _listed(call.sources) if path.endswith(CUDA)]
     ):
         return call
-    flags = [
-        *build.compiler_flags(build.set_checking())[1:],  # torch chooses the version of C++
-        # -g1: findings need names and lines; debug information of torch's classes takes a compiler seconds
-        *("-g1", EMULATED),
-        *nvcc_flags.translated(call.extra_cuda_cflags or [])[1],
-        *(call.extra_cflags or []),
-    ]
     link = [f"-L{build.runtime_folder()}", f"-l:{build.RUNTIME}"]
     program = TranslatedFiles(call.extra_include_paths or ())
     try:
+        flags = [
+            *build.compiler_flags(build.set_checking())[1:],  # torch chooses the version of C++
+            # -g1: findings need names and lines; debug information of torch's classes takes a compiler seconds
+            *("-g1", EMULATED),
+            *nvcc_flags.translated(call.extra_cuda_cflags or [])[1],
+            *(call.extra_cflags or []),
+        ]
         if isinstance(call, LoadCall):
             sources, content = _of_load(call, program)
         else:

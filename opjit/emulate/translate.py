@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from opjit import resources
-from opjit.builder.compile_step import NvccOnly
-from opjit.builder.cuda_reader import CudaReader, Edit, Kernel, edited
+from opjit.builder.cuda_reader import CudaReader, Edit, KernelDefinition, edited
 from opjit.builder.tokens import tokenize
+from opjit.recipe.nvcc_flags import NvccOnly
 
 _NO_SIZE = r"\[\s*\]"  # of an array of dynamic shared memory
 _ASM = {"asm", "__asm__", "__asm"}
@@ -150,7 +150,7 @@ class _Translator(CudaReader):
                 start = self.text.index("#", directive.start) + 1
                 for first, last, new in _Translator(self.text[start : directive.end]).edits():
                     yield start + first, start + last, new
-        yield from self._launches()
+        yield from self.launch_edits("(emu_configured(EMU_HERE, {}), ", ", emu_launched())")
         for kernel in self.kernels():
             yield self._kernel(kernel)
         for at, word in enumerate(self.words):
@@ -161,17 +161,7 @@ class _Translator(CudaReader):
             elif word == "__noinline__" and self.words[at - 1] != "(":
                 yield (self.tokens[at].start, self.tokens[at].end, "__attribute__((noinline))")
 
-    def _launches(self) -> Iterator[Edit]:
-        """Note the configuration before a call of a kernel, and after it that the kernel has used it."""
-        for begin, end in self.launches():
-            first = self.tokens[self.callee(begin)].start
-            last = self.tokens[self.closing[end + 3]].end
-            configuration = self.code(begin + 1, end)
-            yield first, first, f"(emu_configured(EMU_HERE, {configuration}), "
-            yield self.tokens[begin].start, self.tokens[end + 2].end, ""
-            yield last, last, ", emu_launched())"
-
-    def _kernel(self, kernel: Kernel) -> Edit:
+    def _kernel(self, kernel: KernelDefinition) -> Edit:
         """Begin a kernel's body with a launch, for calls by the host."""
         bound = "0"
         if "__launch_bounds__" in self.words[kernel.begin : kernel.name]:

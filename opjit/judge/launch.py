@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from opjit.builder import kernel_usage, nvrtc
-from opjit.builder.compile_step import CompilerFailed, NvccOnly
+from opjit.builder.compile_step import CompilerFailed
 from opjit.builder.cuda_reader import CudaReader
 from opjit.builder.host_device_split import Halves
 from opjit.errors import DeclarationError, ToolMissing
 from opjit.judge.protocol import DTYPES, TensorSpec
 from opjit.judge.verdict import VerdictReached
 from opjit.recipe import compilers, toolchain
+from opjit.recipe.nvcc_flags import NvccOnly
 from opjit.recipe.schema import Schema, c_names, parse
 from opjit.store.store import default_store
 

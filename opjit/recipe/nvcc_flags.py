@@ -14,6 +14,13 @@ NVCC = "nvcc"
 LINE_INFO = frozenset({"-lineinfo", "--lineinfo", "-generate-line-info", "--generate-line-info"})
 
 
+class NvccOnly(Exception):
+    """The compilers in the place of nvcc do not support the code or a flag.
+
+    The message is the reason.
+    """
+
+
 class NvccFlag(NamedTuple):
     """A flag, or several of one kind."""
 
@@ -77,7 +84,7 @@ def part_of(flag: str) -> str:
 def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return flags in the form for NVRTC and the host compiler.
 
-    Raises KeyError with the first flag that neither supports.
+    Raises NvccOnly for a flag that neither supports.
     """
     device = []
     host = []
@@ -85,7 +92,7 @@ def translated(flags: Iterable[str]) -> tuple[list[str], list[str]]:
         part = part_of(flag)
         (name, _, value) = flag.partition("=")
         if part in (NVCC, FOLDER):
-            raise KeyError(flag)
+            raise NvccOnly(f"NVRTC does not have the flag {flag}")
         if name in ("-Xcompiler", "--compiler-options"):
             host += value.split(",")
         elif name in ("-Xptxas", "--ptxas-options"):

@@ -84,20 +84,6 @@ def _segments(content: bytes) -> Iterator[tuple[int, int, int, int]]:
         yield kind, start, address, length
 
 
-def section(content: bytes, name: str) -> bytes:
-    """Return the content of a section of an ELF file, or an empty content if the file lacks it."""
-    (start,) = struct.unpack_from("<Q", content, 40)
-    size, count, names = struct.unpack_from("<3H", content, 58)
-    sections = [
-        struct.unpack_from("<IIQQQQ", content, start + index * size) for index in range(count)
-    ]
-    strings = content[sections[names][4] :]
-    for at, _, _, _, offset, length in sections:
-        if strings.startswith(name.encode() + b"\0", at):
-            return content[offset : offset + length]
-    return b""
-
-
 def _parse_elf(content: bytes) -> Binary:
     name = machine(content)
     if struct.unpack_from("<H", content, 16)[0] != 3:

@@ -16,11 +16,12 @@ import opjit
 from opjit import backends, request, why
 from opjit.backends.targets import Target
 from opjit.builder import build, cuda, cuda_text, glue, nvrtc
-from opjit.builder.compile_step import CompilerFailed, NvccOnly
+from opjit.builder.compile_step import CompilerFailed
 from opjit.builder.host_device_split import Halves
 from opjit.errors import CompileError, NoKernel, ToolMissing
-from opjit.recipe import flags, toolchain
+from opjit.recipe import flags, nvcc_flags, toolchain
 from opjit.recipe import recipe as recipes
+from opjit.recipe.nvcc_flags import NvccOnly
 from opjit.store import elf
 from opjit.store.entry import Entry, read
 from opjit.store.store import Store
@@ -505,7 +506,7 @@ def test_nvrtc_gets_a_seed_if_its_release_has_that_option(
         return nvrtc.DeviceCode(b"", {}, "")
 
     monkeypatch.setattr(nvrtc, "compile_for", compile_for)
-    device, host = cuda.translated(backends.for_device("cuda").flags("sm_90", "cuda12").cuda)
+    device, host = nvcc_flags.translated(backends.for_device("cuda").flags("sm_90", "cuda12").cuda)
     unit = cuda_text.CudaFile("k.cu", host, [], [], device, [], ["sm_90"], str, {})
     cuda._compile_device(unit, [""], NVRTC._replace(version=version), [])
     assert [flag.partition("=")[2] for flag in given if "seed" in flag] == seeds

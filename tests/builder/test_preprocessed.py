@@ -12,7 +12,7 @@ from opjit.backends.targets import Target
 from opjit.builder import cuda, cuda_text, nvrtc, preprocessed
 from opjit.builder.compile_step import CompilerFailed
 from opjit.errors import CompileError
-from opjit.recipe import toolchain
+from opjit.recipe import nvcc_flags, toolchain
 from tests.builder.test_cuda import (
     NVRTC,
     SCHEMA,
@@ -31,9 +31,7 @@ needs_same_release = pytest.mark.skipif(
 
 
 def flat(output: str) -> str:
-    return preprocessed.flatten(
-        output, lambda piece: not piece.system, lambda path: path, {"GIVEN": "GIVEN 1"}
-    )
+    return preprocessed.flatten(output, (), (), lambda path: path, {"GIVEN": "GIVEN 1"})
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang", "clang-19"])
@@ -149,7 +147,7 @@ def machine_codes(
     assert NVRTC is not None
     path = folder / "k.cu"
     path.write_text(source, encoding="utf-8")
-    device, host = cuda.translated(["-std=c++17", "-O1", *flags])
+    device, host = nvcc_flags.translated(["-std=c++17", "-O1", *flags])
     unit = cuda_text.CudaFile(
         str(path), host, [str(folder)], [f"-I{folder}"], device, flags, ["sm_90"], str, {}
     )

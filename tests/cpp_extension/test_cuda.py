@@ -17,7 +17,7 @@ import opjit
 from opjit import files
 from opjit.builder import cuda as builder_cuda
 from opjit.builder import nvrtc
-from opjit.builder.compile_step import CompilerFailed, NvccOnly
+from opjit.builder.compile_step import CompilerFailed
 from opjit.builder.cuda_text import CudaFile, folders_of_cuda
 from opjit.builder.nvrtc import DeviceCode
 from opjit.builder.torch_builder import CompiledSource
@@ -26,8 +26,9 @@ from opjit.cpp_extension.identity import own_folders
 from opjit.cpp_extension.light import Prepared, core, macros, streams, table
 from opjit.cpp_extension.light import headers as light
 from opjit.errors import CompileError, ToolMissing
-from opjit.recipe import toolchain
+from opjit.recipe import nvcc_flags, toolchain
 from opjit.recipe.compilers import Compiler, Nvcc, Nvrtc
+from opjit.recipe.nvcc_flags import NvccOnly
 from opjit.store.manifest import NAME
 from opjit.store.store import Store, default_root
 from tests.helpers import no_nvcc
@@ -193,7 +194,7 @@ def test_flags_of_nvcc_are_sorted() -> None:
         [again, "-std=c++17"],
         archs,
     )
-    assert builder_cuda.translated([again]) == ([again], [again])
+    assert nvcc_flags.translated([again]) == ([again], [again])
     with pytest.raises(NvccOnly, match="no arch"):
         cuda._sorted(["-arch=native"])
 

@@ -83,6 +83,18 @@ def test_a_feature_that_is_not_emulated_is_an_error_at_its_line(no_gpu: None) ->
     assert "emulated_wmma.cu:2: tensor cores are not emulated" in done.stderr, done
 
 
+def test_a_flag_that_only_nvcc_has_is_an_error_that_names_it(no_gpu: None) -> None:
+    code = """
+        import opjit
+        opjit.load_inline("emulated_flag", "", "__global__ void k() {}", extra_cuda_cflags=["-arch=sm_90"])
+    """
+    done = ended(code, {"OPJIT_EMULATE": "1"})
+    assert (
+        "NoKernel: emulated_flag is not emulated: NVRTC does not have the flag -arch=sm_90"
+        in done.stderr
+    )
+
+
 SHIFT = """\
 #pragma once
 template <typename T>

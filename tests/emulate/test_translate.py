@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from opjit.builder.compile_step import NvccOnly
 from opjit.emulate.translate import translate
+from opjit.recipe.nvcc_flags import NvccOnly
 
 CODE = """\
 extern __shared__ float dynamic[];

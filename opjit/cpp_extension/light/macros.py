@@ -16,7 +16,6 @@ from opjit.cpp_extension.light import vocabulary
 from opjit.recipe import recorder
 from opjit.recipe.compilers import Compiler
 
-_DEFINE = re.compile(r"^#define (\w+)(.*)$", re.MULTILINE)
 _DIRECTIVE = re.compile(rb"^[ \t]*#([^\n\\]*(?:\\[\s\S][^\n\\]*)*)", re.MULTILINE)
 _WORD = rb"[A-Za-z_]\w*"
 ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
@@ -93,7 +92,7 @@ def _dumped(
     opened = recorder.read([place / recorder.LOG]).opened
     printed = (place / "macros.txt").read_text("utf-8", "replace")
     read = [path for path, signed in opened.items() if signed and not path.startswith(str(place))]
-    return dict(_DEFINE.findall(printed)), read
+    return {name: text for _, name, text in preprocessed.MACRO.findall(printed)}, read
 
 
 @functools.cache

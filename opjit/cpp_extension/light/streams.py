@@ -19,7 +19,7 @@ from opjit.builder import preprocessed
 from opjit.builder.compile_step import CompilerFailed
 from opjit.builder.diagnosis import unclosed
 from opjit.builder.preprocessed import MACRO, Piece, pieces_of
-from opjit.builder.tokens import tokenize
+from opjit.builder.tokens import code_of, tokenize
 from opjit.cpp_extension.identity import own_folders
 from opjit.cpp_extension.light import headers, macros
 from opjit.cpp_extension.light.core import Core
@@ -92,8 +92,8 @@ def require_braces(source: Path, lines: Iterable[TextLine]) -> None:
     text = "\n".join(line.text for line in lines)
     if text.count("{") <= text.count("}"):
         return
-    words = [token.text for token in tokenize(text)]  # a string is one token
-    if words.count("{") > words.count("}"):
+    code = code_of(text, "string", "char")
+    if code.count("{") > code.count("}"):
         raise CompilerFailed(unclosed(source) or "a brace is not closed")
 
 
@@ -269,10 +269,7 @@ class Preprocessor:
         return {os.path.normpath(self.work / path) for path in paths}
 
     def _is_authors(self, piece: Piece) -> bool:
-        """Whether a file is the author's."""
-        if piece.path.startswith((*self.theirs, self._stubs_folder, "<")):
-            return False
-        return not piece.system or piece.path.startswith(self.users)
+        return piece.is_authors((*self.theirs, self._stubs_folder), self.users)
 
     def lines_of(self, text: str) -> list[TextLine]:
         """Return the lines of the author's files that are not empty."""
