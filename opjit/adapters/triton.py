@@ -77,10 +77,7 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
         """Yield the paths of the verified files of a name."""
         for store in (*map(Store, layers.named()), self.store):
             folder = store.base / PARTS / f"triton-{self._key}"
-            names = []
-            with suppress(OSError):
-                names = os.listdir(folder)
-            places = [folder / name for name in names if name[_PREFIX:] == filename]
+            places = [each for each in folder.glob("*") if each.name[_PREFIX:] == filename]
             if not places or not store.trusted(folder.parent, folder):
                 continue
             if store == self.store:

@@ -118,23 +118,18 @@ def plan_recorded(
 
 
 class _ListReader:
-    """Pairs the ops of a list with targets, and collects errors.
-
-    Attributes:
-        absent: the namespaces that have been searched, and lack an op.
-    """
+    """Pairs the ops of a list with targets, and collects errors."""
 
     def __init__(self, store: Store, hosts: Sequence[str]) -> None:
         self.store = store
         self.hosts = hosts
         self.pairs = list[tuple[OpState, Target]]()
         self.failed: Failures = []
-        self.absent = set[str]()
 
     def add_op(self, uses: Sequence[RecordedOp], targets: Sequence[Target] | None) -> int:
         """Add an op for these targets, or for the recorded ones. Returns the number of targets without a kernel."""
         try:
-            op = _resolve_op(uses[0], self.absent)
+            op = _resolve_op(uses[0])
             if targets is not None:
                 found = batch.pairs([op], targets)
                 for pair in found:
@@ -191,12 +186,9 @@ def _store(root: StrPath | None) -> Store:
     if root is None:
         return default_store()
     folder = Path(os.path.abspath(os.path.expanduser(root)))
-    if not os.path.exists(folder):  # pathlib's raises an error where the path cannot be entered
-        with suppress(
-            OSError
-        ):  # the builds' errors contain the reason why the store cannot keep them
-            folder.mkdir(parents=True)
-            folder.chmod(0o755)
+    with suppress(OSError):  # it exists, or the builds' errors contain the reason
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
     return Store(folder)
 
 
@@ -213,16 +205,14 @@ def _require_closed(op: OpState, target: Target) -> None:
         source = op.declaration.source(target.backend)
         flags = op.declaration.flags(target)
         linked = libraries.files(flags)
-        named = [*flags.include, *flags.sources, *linked]
-        read = [str(source.parent), str(source), *named]
+        read = [str(source.parent), str(source), *flags.include, *flags.sources, *linked]
     except (OSError, NoKernel):
         return  # the build will report the error
     bundled = f"{resources.include_path()}{os.sep}"
     files.require_closed(op.qualified, (path for path in read if not path.startswith(bundled)))
 
 
-def _resolve_op(recorded: RecordedOp, absent: set[str]) -> Op:
-    """Return a list's op. `absent`: namespaces that have been searched, and lack an op."""
+def _resolve_op(recorded: RecordedOp) -> Op:
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
         raise RecordError(
@@ -245,16 +235,10 @@ def _resolve_op(recorded: RecordedOp, absent: set[str]) -> Op:
         )
         op.declaration = replace(op.declaration, only_listed=True)
         return op
-    return _find_declared(recorded.op, absent) or _op_in_folder(recorded)
-
-
-def _find_declared(name: str, absent: set[str]) -> Op | None:
-    """Return the op that anything but a list declares; `absent`: see `_resolve_op`."""
-    namespace = name.partition("::")[0]
-    with suppress(UnknownOp):
-        return registry.declared(name) if namespace in absent else registry.find(name)
-    absent.add(namespace)
-    return None
+    try:
+        return registry.find(recorded.op)
+    except UnknownOp:
+        return _op_in_folder(recorded)
 
 
 def _op_in_folder(recorded: RecordedOp) -> Op:

@@ -21,9 +21,9 @@ def record(command: Sequence[str], output: Path) -> int:
     # Next to the list, so that a job's other nodes may see it.
     raw = output.absolute().with_name(f".{output.name}.{files.random_name()}")
     try:
-        os.close(os.open(raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        raw.touch(0o600, exist_ok=False)
         code = _run_command(command, {**os.environ, "OPJIT_RECORD": str(raw)})
-        files.write_whole(output, oplist.dump_list(*_gather(raw)).encode("ascii"))
+        files.write_whole(output, oplist.dump_list(*_gather(raw)).encode())
     except OSError as error:
         raise RecordError(
             f"the list cannot be written to {output}: {error}; name another file with -o"
@@ -49,7 +49,7 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
             process = subprocess.Popen(command, env=environment)
             code = process.wait()
     except (OSError, ValueError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        reason = getattr(error, "strerror", None) or error
         raise RecordError(
             f"{command[0]!r} cannot be run: {reason}; what follows -- is a program with its arguments"
         ) from error

@@ -106,7 +106,7 @@ def _publish_in(store: Store, inputs: B, must_store: bool, compile_in: CompileIn
         elif store.notes is not None:
             (store.notes / f"{UNCACHED}{inputs.key}").unlink(missing_ok=True)
         place = at.base / inputs.place_of(manifest.document) / manifest.key
-        entry = at.publish(entry_of, place, manifest, inputs.op_target)
+        entry = at.publish(entry_of, place, inputs.op_target)
         reads.remember(read, inputs.places, at.seen(entry.key), started)
     except CompileError as error:
         if os.path.isdir(staged):

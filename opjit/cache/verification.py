@@ -78,13 +78,10 @@ class Finding(NamedTuple):
 def verify_store(root: Store) -> Iterator[Finding]:
     for item in sorted(inventory.scan(root), key=lambda item: item.folder):
         try:
-            finding = Finding(item, GOOD, _verify_entry(root, item))
+            yield Finding(item, GOOD, _verify_entry(root, item))
         except (OpjitError, OSError) as error:
-            finding = Finding(item, BAD, str(error))
-        if finding.verdict == GOOD or os.path.lexists(
-            item.folder
-        ):  # otherwise it was removed in the meantime
-            yield finding
+            if os.path.lexists(item.folder):  # otherwise it was removed in the meantime
+                yield Finding(item, BAD, str(error))
 
 
 def _verify_entry(root: Store, item: EntryInfo) -> str:

@@ -13,7 +13,6 @@ from opjit.store import entry
 from opjit.store import manifest as manifests
 
 _HEADER = rb"opjit entry 1\n([1-9][0-9]{0,7}) (-|[0-9a-f]{128})\n"
-MAX_BYTES = 1 << 30
 
 
 class Bundle(NamedTuple):
@@ -26,7 +25,7 @@ class Bundle(NamedTuple):
     def dump(self) -> bytes:
         signature = self.signature.hex() if self.signature is not None else "-"
         return (
-            f"opjit entry 1\n{len(self.manifest)} {signature}\n".encode("ascii")
+            f"opjit entry 1\n{len(self.manifest)} {signature}\n".encode()
             + self.manifest
             + self.library
         )
@@ -42,7 +41,7 @@ def parse_bundle(content: bytes, limit: int = manifests.MAX_BYTES) -> Bundle:
     if length > limit or len(content) <= header.end() + length:
         raise EntryError("it is shorter than the length in its header, or its manifest is too long")
     split = header.end() + length
-    signature = None if header[2] == b"-" else bytes.fromhex(header[2].decode("ascii"))
+    signature = None if header[2] == b"-" else bytes.fromhex(header[2].decode())
     return Bundle(content[header.end() : split], content[split:], signature)
 
 

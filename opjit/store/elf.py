@@ -5,6 +5,7 @@ checked before every publication and every dlopen.
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from opjit.errors import EntryError
@@ -33,10 +34,11 @@ class Binary(NamedTuple):
     cuda_archs: frozenset[str]
 
 
-def inspect(content: bytes) -> Binary:
-    """Read a 64-bit little-endian ELF shared library. Raises EntryError if it is something else, or damaged."""
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Raise EntryError if a shared library is damaged."""
     try:
-        return _parse_elf(content)
+        yield
     except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise EntryError(f"the library is not a readable shared library: {error}") from None
 
@@ -51,20 +53,18 @@ def machine(content: bytes) -> str:
     return next((name for name, code in MACHINES.items() if code == number), "another machine")
 
 
+@_reading()
 def without_run_path(content: bytes) -> bytes:
     """Return a shared library without an RPATH, which finds needed libraries only by the search
     path of the process.
 
     Raises EntryError if it is not a shared library.
     """
-    try:
-        places = _dynamic(content)
-        tags = [content[at : at + 16] for at in places]
-        rest = [tag for tag in tags if struct.unpack_from("<Q", tag)[0] not in (_RPATH, _RUNPATH)]
-        table = b"".join(rest).ljust(16 * len(tags), b"\0")
-        return content[: places.start] + table + content[places.stop :]
-    except (struct.error, IndexError, ValueError) as error:
-        raise EntryError(f"the library is not a readable shared library: {error}") from None
+    places = _dynamic(content)
+    tags = [content[at : at + 16] for at in places]
+    rest = [tag for tag in tags if struct.unpack_from("<Q", tag)[0] not in (_RPATH, _RUNPATH)]
+    table = b"".join(rest).ljust(16 * len(tags), b"\0")
+    return content[: places.start] + table + content[places.stop :]
 
 
 def _dynamic(content: bytes) -> range:
@@ -84,12 +84,14 @@ def _segments(content: bytes) -> Iterator[tuple[int, int, int, int]]:
         yield kind, start, address, length
 
 
-def _parse_elf(content: bytes) -> Binary:
+@_reading()
+def inspect(content: bytes) -> Binary:
+    """Read a 64-bit little-endian ELF shared library. Raises EntryError if it is something else, or damaged."""
     name = machine(content)
     if struct.unpack_from("<H", content, 16)[0] != 3:
         raise ValueError("not an ELF shared object")
     tags = [struct.unpack_from("<QQ", content, at) for at in _dynamic(content)]
-    strings = next((value for tag, value in tags if tag == _STRTAB), 0)
+    strings = dict(tags).get(_STRTAB, 0)
     base = next(
         (
             start + strings - address

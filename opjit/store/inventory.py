@@ -61,10 +61,11 @@ def parts(store: Store) -> list[EntryInfo]:
     found = []
     for folder in (store.base / PARTS, store.base / PARTS / SHARED):
         for entry in _folders(folder):
-            with suppress(OSError):
-                used = entry.stat(follow_symlinks=False).st_mtime  # each use sets it
-                if entry.name != SHARED:
-                    found.append(_item(folder, entry, PARTS, "")._replace(read=used))
+            if entry.name != SHARED:
+                with suppress(OSError):
+                    item = _item(folder, entry, PARTS, "")
+                    used = item.folder.stat().st_mtime  # each use sets it
+                    found.append(item._replace(read=used))
     return sorted(found, key=lambda item: item.read)
 
 

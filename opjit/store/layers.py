@@ -30,26 +30,6 @@ class Location(NamedTuple):
     store: Store
     source: Path | None = None
 
-    def tries(self, ways: Sequence[BuildInputs]) -> Iterator[tuple[BuildInputs, Path]]:
-        """Yield the folders that may have an entry.
-
-        For binaries next to a source, these are all folders of its op and target, because any
-        version of opjit may have made them.
-        """
-        for way in ways if self.source is None else ways[:1]:
-            wanted = self.store.base / way.place_of_entries
-            for folder in [wanted] if self.source is None else others_like(wanted):
-                yield way, folder
-
-    def accepts(self, way: BuildInputs, manifest: Manifest, notes: Store) -> bool:
-        """Return whether an entry here is wanted.
-
-        `notes` is the store that keeps signatures of files from stat.
-        """
-        if self.source is None:
-            return way.fits(manifest.document, notes.seen(manifest.key))
-        return _fits_as_shipped(way, manifest.document)
-
 
 def locations(inputs: BuildInputs, store: Store) -> Iterator[Location]:
     """Yield the stores that a request searches, in order."""
@@ -80,21 +60,25 @@ def find(
         above: whether layers count.
         warn: whether to warn of an entry in the store that cannot be used.
     """
-    every = locations(ways[0], store) if above else [Location("the cache", store)]
-    for place in every:
+    every = [*locations(ways[0], store)]
+    for place in every if above else every[-1:]:
         tried = set[Path]()
-        for way, folder in place.tries(ways):
-            if not place.store.trusted(folder.parent, folder, trusted_as=place.source):
-                continue
+        for way in ways if place.source is None else ways[:1]:
+            folder = place.store.base / way.place_of_entries
 
             def fits(manifest: Manifest, place: Location = place, way: BuildInputs = way) -> bool:
-                return place.accepts(way, manifest, store)
+                if place.source is None:
+                    return way.fits(manifest.document, store.seen(manifest.key))
+                return _fits_as_shipped(way, manifest.document)
 
-            warns = folder not in tried and (warn or place.store is not store)
-            found = first(folder, way.op_target, fits, warns, place.source)
-            if found is not None:
-                return found if place.store is store else replace(found, origin="layer")
-            tried.add(folder)
+            # Any version of opjit may have made the binaries next to a source.
+            for each in [folder] if place.source is None else others_like(folder):
+                if place.store.trusted(each.parent, each, trusted_as=place.source):
+                    warns = each not in tried and (warn or place.store is not store)
+                    found = first(each, way.op_target, fits, warns, place.source)
+                    if found is not None:
+                        return found if place.store is store else replace(found, origin="layer")
+                    tried.add(each)
     return None
 
 

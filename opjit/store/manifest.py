@@ -32,17 +32,15 @@ class Manifest(NamedTuple):
 
         Raises EntryError if the document lacks them.
         """
-        flags = self.document.get("flags")
-        link = flags.get("link") if isinstance(flags, dict) else None
-        if not isinstance(link, list) or not all(isinstance(flag, str) for flag in link):
-            raise EntryError("the manifest lacks linker flags")
-        return tuple(link)
+        try:
+            link: tuple[str, ...] = typed(self.document["flags"]["link"], tuple[str, ...])
+        except (KeyError, TypeError):
+            raise EntryError("the manifest lacks linker flags") from None
+        return link
 
     def dump(self) -> bytes:
         fields = {"format": FORMAT, **self._asdict()}
-        return (json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode(
-            "ascii"
-        )
+        return f"{json.dumps(fields, sort_keys=True, indent=1)}\n".encode()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,20 +60,17 @@ def parse(text: bytes) -> Manifest:
     """Parse a manifest. Raises AnotherFormat if it has another format, EntryError if it is damaged or contradicts itself."""
     try:
         fields = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise EntryError(f"the manifest is not JSON: {error}") from None
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise AnotherFormat("another version of opjit wrote it, in another format")
-    del fields["format"]
-    try:
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise AnotherFormat("another version of opjit wrote it, in another format")
+        del fields["format"]
         manifest: Manifest = typed(fields, Manifest)
-    except TypeError as error:
-        raise EntryError(f"the manifest does not have the fields of its format: {error}") from None
+        key = document_key(manifest.document)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise EntryError(
+            f"the manifest is not JSON with the fields of its format: {error}"
+        ) from None
     if not re.fullmatch(r"\w[\w.]{0,250}", manifest.library, flags=re.ASCII):
         raise EntryError("the manifest's library has an invalid name")
-    try:
-        if document_key(manifest.document) != manifest.key:
-            raise EntryError("the manifest's key is not its document's SHA-256")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise EntryError(f"the manifest's document cannot be hashed: {error}") from None
+    if key != manifest.key:
+        raise EntryError("the manifest's key is not its document's SHA-256")
     return manifest

@@ -20,16 +20,15 @@ from opjit import files, processes
 from opjit.errors import BadSetting, OpjitError, UntrustedFolder, warn_of_cache
 from opjit.store import inventory
 from opjit.store.inventory import EntryInfo
-from opjit.store.store import PARTS, SPECIAL, Store
+from opjit.store.store import DAY, PARTS, SPECIAL, Store
 
-DAY = 86400.0  # seconds
 SIZE = 10 << 30  # bytes; the default of OPJIT_CACHE_SIZE
 AGE = 90 * DAY
 _FRESH = 3600.0  # seconds; also the tolerance for dates in the future
 _THREADS = 8  # that remove: a filesystem lets a folder's removal wait for its journal; 3,000 took 17 s one by one, and 1.4 s so
 MARKER = "pruned"  # a file in the store; its date is the date of the last pruning after a build
-_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,15})?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
-_AGE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smhdw]?)", re.IGNORECASE)
+_SIZE = r"(\d{1,19}(?:\.\d{1,15})?)\s*([kmgt]?)(i?)(b?)"
+_AGE = r"(\d{1,15}(?:\.\d{1,15})?)\s*([smhdw]?)"
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": DAY, "d": DAY, "w": 7 * DAY}
 
 
@@ -204,8 +203,8 @@ def parse_age(age: float | str) -> float:
     return float(found[1]) * _SECONDS[found[2].lower()]
 
 
-def _matched(pattern: re.Pattern[str], text: str, expected: str) -> re.Match[str]:
-    found = pattern.fullmatch(text.strip())
+def _matched(pattern: str, text: str, expected: str) -> re.Match[str]:
+    found = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
     if found is None:
         raise BadSetting(f"expected {expected}, got {text!r}")
     return found

@@ -7,7 +7,6 @@ users could replace the root or a folder below it, every entry is a miss.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import time
@@ -48,19 +47,18 @@ def default_root() -> Path:
     """Return $OPJIT_CACHE or, if it is not set, opjit/ in the user's cache folder."""
     configured = os.environ.get("OPJIT_CACHE")
     if configured:
-        path = os.path.expanduser(configured)
-        return Path(os.path.normpath(path)) if os.path.isabs(path) else _from_here(path)
+        return _absolute(os.path.expanduser(configured))
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if home.startswith("~"):  # a user without a home directory or an account
-        import tempfile
+        from opjit.store import lock
 
-        return Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}" / "cache"
+        return lock.folder() / "cache"
     return Path(os.path.abspath(home)) / "opjit"
 
 
 @cache
-def _from_here(path: str) -> Path:
-    """Return the absolute form of a relative path; it stays when the process changes its working directory."""
+def _absolute(path: str) -> Path:
+    """Return the absolute form of a path; it stays when the process changes its working directory."""
     return Path(os.path.abspath(path))
 
 
@@ -148,14 +146,12 @@ class Store(NamedTuple):
         folder.mkdir(mode=0o700)
         return folder
 
-    def publish(
-        self, staged: Path, place: Path, manifest: Manifest, target: Target | None
-    ) -> Entry:
+    def publish(self, staged: Path, place: Path, target: Target | None) -> Entry:
         """Publish a staged folder at `place`, unless a good entry is there. Raises OSError, or EntryError if it fails verification."""
 
         def is_good(there: Path) -> bool:
             with suppress(EntryError, OSError):
-                verify(there, target, manifest.key)
+                verify(there, target)
                 return True
             return False
 
@@ -166,10 +162,10 @@ class Store(NamedTuple):
             with suppress(FileNotFoundError):  # another process is clearing the cache
                 files.put_in_place(staged, place, aside, is_good)
                 # By its path, because another process may have been first.
-                return verify(place, target, manifest.key)[0]
+                return verify(place, target)[0]
             if not staged.is_dir():
                 break
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+        raise FileNotFoundError(f"{place} was removed")
 
     def receive(self, bundle: Bundle, place: Path, target: Target | None) -> Entry:
         """Publish an entry after its signature was checked.
@@ -183,7 +179,7 @@ class Store(NamedTuple):
             files.write_synced(staged / "entry" / manifest.library, bundle.library)
             files.write_synced(staged / "entry" / manifests.NAME, bundle.manifest)
             verify(staged / "entry", target, place.name)
-            return self.publish(staged / "entry", place, manifest, target)
+            return self.publish(staged / "entry", place, target)
         finally:
             files.remove_tree(staged)
 
@@ -236,15 +232,13 @@ def first(
         found = [each for each in os.scandir(folder) if KEY.fullmatch(each.name)]
         # The newest first: an older entry with the same request key is likely to be out of date.
         found.sort(key=lambda each: -each.stat(follow_symlinks=False).st_mtime)
-        names = [each.name for each in found]
     except OSError:
         return None
-    unwanted = (FileNotFoundError, NotADirectoryError, NotWanted, manifests.AnotherFormat)
-    for name in names:
-        place = folder / name
+    for each in found:
+        place = folder / each.name
         try:
             return verify(place, target, trusted_as=trusted_as, fits=fits)[0]
-        except unwanted:
+        except (FileNotFoundError, NotADirectoryError, NotWanted, manifests.AnotherFormat):
             pass
         except (EntryError, OSError) as error:
             if warn:

@@ -414,10 +414,10 @@ def staged(recipe: Any, store: Store) -> tuple[Path, Any]:
 def test_who_loses_a_race_uses_the_winner_s_entry(op: Path, here: Path) -> None:
     recipe = describe(op)
     store = Store(here)
-    mine, described = staged(recipe, store)
+    mine, _ = staged(recipe, store)
     winner = build.build(recipe, store)
     inode = winner.library.stat().st_ino
-    assert store.publish(mine, winner.folder, described, recipe.target) == winner
+    assert store.publish(mine, winner.folder, recipe.target) == winner
     assert winner.library.stat().st_ino == inode
 
 
@@ -438,7 +438,7 @@ def test_a_winner_that_is_no_good_is_moved_aside(op: Path, here: Path, damage: s
     inode = (mine / described.library).stat().st_ino
     winner = build.build(recipe, store)
     DAMAGES[damage](winner)
-    published = store.publish(mine, winner.folder, described, recipe.target)
+    published = store.publish(mine, winner.folder, recipe.target)
     assert published.library.stat().st_ino == inode
     assert verify(published.folder, recipe.target)[0] == published
 
