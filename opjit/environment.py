@@ -18,7 +18,7 @@ VARIABLES = {
     "OPJIT_PATH": "absolute paths of directories with your ops, separated by `:`. opjit runs their `op.py`",
     "OPJIT_PEER_TIMEOUT": "seconds that a kernel across ranks waits for a rank. It replaces the `timeout` of `opjit.distributed.peers`",
     "OPJIT_RECORD": "file in which processes record their ops. `opjit record` sets it",
-    "OPJIT_REMOTE": "URL of a remote cache that opjit queries before it builds: `https://`, `s3://`, `gs://` or `file://`",
+    "OPJIT_REMOTE": "URL of a remote cache that opjit queries before it builds: `https://`, `s3://`, `gs://`, `oci://` or `file://`",
     "OPJIT_TIMEOUT": "seconds after which opjit ends the compilers of a build. Default: `3600`. `0` means no limit",
     "OPJIT_TRUST": (
         "trusted signers, separated by `:`. Each is a file with a public key, or `ed25519:` and the"

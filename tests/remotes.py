@@ -158,6 +158,12 @@ class Handler(BaseHTTPRequestHandler):
         self.server.headers.append(dict(self.headers))
         self.server.behave(self)
 
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_PUT(self) -> None:
+        self.do_GET()
+
     def answer(self, content: bytes, status: int = 200, length: int | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(content) if length is None else length))

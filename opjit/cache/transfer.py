@@ -5,9 +5,8 @@ Builds never upload anything.
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,82 +15,59 @@ from opjit.builder import parts
 from opjit.cache import trees
 from opjit.cache.trees import TransferReport
 from opjit.cache.verification import Origin, origin
-from opjit.errors import BadSetting, EntryError, OpjitError, RemoteError
+from opjit.errors import EntryError, OpjitError, RemoteError
 from opjit.files import StrPath
-from opjit.share import remote
+from opjit.share import remote, trust
 from opjit.share.transport import Objects, with_timeout
-from opjit.share.trust import Trust, signer
 from opjit.store import bundle, inventory
 from opjit.store import manifest as manifests
 from opjit.store.bundle import Bundle
+from opjit.store.entry import check_binary
 from opjit.store.manifest import Manifest
-from opjit.store.store import SHARED, VERSION, default_root, default_store
+from opjit.store.store import PARTS, SHARED, VERSION, default_root, default_store
 
 _Result = TypeVar("_Result")
-_OBJECT = re.compile(rf"{VERSION}/(\w[\w.]*)/(\w[\w.+-]*)/([0-9a-f]{{64}})\.(opjit|key)", re.ASCII)
+_OBJECT = (
+    rf"{VERSION}/[A-Za-z0-9_][A-Za-z0-9_.]*/[A-Za-z0-9_][A-Za-z0-9_.+-]*/[0-9a-f]{{64}}\.opjit"
+)
 _ENTRIES = "ENTRIES"  # the name of the only directory of an archive
 _SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the command
 
 
-class _Remote:
-    """A remote, by default the one in OPJIT_REMOTE, with a time limit for each request.
-
-    Raises BadSetting if no remote is named, and RemoteError for each failure.
-    """
-
-    def __init__(self, url: str | None, shown: str | None = None) -> None:
-        url = url or os.environ.get("OPJIT_REMOTE")
-        if not url:
-            raise BadSetting(
-                "expected the URL of a remote, such as s3://bucket/opjit or file:///folder: name one, or set OPJIT_REMOTE"
-            )
-        self.objects = Objects(url)
-        self.objects.load()
-        self.shown = shown or self.objects.shown
-
-    def read(self, name: str) -> bytes:
-        """Read an object's bytes.
-
-        Raises FileNotFoundError if the object is missing, and EntryError if it is too long.
-        """
-        return self._in_time(
-            lambda: self.objects.read(name, remote.MAX_BYTES, time.monotonic() + _SECONDS)
+def _opened(url: str | None) -> Objects:
+    """Return a remote, by default the one in OPJIT_REMOTE. Raises BadSetting for an invalid one, RemoteError if it can only be read."""
+    place = Objects(url or os.environ.get("OPJIT_REMOTE", ""))
+    place.load()
+    if place.is_http:
+        raise RemoteError(
+            f"cannot push to {place.shown} or pull everything from it, because HTTP remotes are read-only and cannot list "
+            "entries; push to the storage behind it (for example s3://…), or push to file:///DIR and copy DIR to the web "
+            f"server; set OPJIT_REMOTE={place.shown}, and entries are downloaded when an op needs them"
         )
+    return place
 
-    def write(self, name: str, content: bytes) -> None:
-        try:
-            self._in_time(lambda: self.objects.write(name, content))
-        except (
-            FileNotFoundError
-        ) as error:  # the bucket does not exist, or the directory cannot be made
-            raise RemoteError(f"{self.shown} cannot be written: {remote.reason(error)}") from error
 
-    def pointed(self, name: str) -> list[str]:
-        try:
-            return remote.pointed(self.read(name))
-        except (FileNotFoundError, EntryError):
-            return []
+def _in_time(place: Objects, call: Callable[..., _Result], *arguments: object) -> _Result:
+    """Call a method of a remote, with a time limit. Raises FileNotFoundError and EntryError about an object, and otherwise RemoteError."""
+    try:
+        return with_timeout(lambda: call(place.within(_SECONDS), *arguments), _SECONDS)
+    except (FileNotFoundError, EntryError):
+        raise
+    except Exception as error:
+        raise RemoteError(f"{place.shown} cannot be used: {remote.reason(error)}") from error
 
-    def names(self) -> list[str]:
-        return [
-            name
-            for name in self._in_time(lambda: self.objects.names(VERSION))
-            if _OBJECT.fullmatch(name) and name.endswith(".opjit")
-        ]
 
-    def _in_time(self, call: Callable[[], _Result]) -> _Result:
-        try:
-            return with_timeout(call, _SECONDS)
-        except (FileNotFoundError, EntryError):
-            raise
-        except Exception as error:
-            raise RemoteError(f"{self.shown} cannot be used: {remote.reason(error)}") from error
+def _put(place: Objects, name: str, content: bytes) -> None:
+    try:
+        _in_time(place, Objects.write, name, content)
+    except FileNotFoundError as error:  # the bucket does not exist, or the directory cannot be made
+        raise RemoteError(f"{place.shown} cannot be written: {remote.reason(error)}") from error
 
 
 def push(
     url: str | None = None,
     *,
-    sign: Path | None,
+    sign: StrPath | None,
     ops: Sequence[str] = (),
     say: Callable[[str], object] = lambda line: None,
 ) -> TransferReport:
@@ -101,33 +77,28 @@ def push(
     The default remote is OPJIT_REMOTE. If you don't pass a private key as `sign`, only users with
     OPJIT_TRUST=unsigned can use the entries. Raises RemoteError for a bad remote or key.
     """
-    place = _Remote(url)
-    report = TransferReport([], 0, [])
-    if place.objects.is_http:
-        raise RemoteError(
-            f"cannot push to {place.shown}, because HTTP remotes are read-only; push to the "
-            "storage behind it (for example s3://…), or push to file:///DIR and copy DIR to the "
-            "web server"
-        )
-    there = {*place.names()}
-    for entry, content in _outgoing(
-        ops,
-        signer(sign) if sign is not None else lambda each: each,
-        report.problems,
-    ):
+    place = _opened(url)
+    moved: list[str] = []
+    problems: list[str] = []
+    kept = 0
+    there = {*_in_time(place, Objects.names, VERSION)}
+    for entry, content in _outgoing(ops, trust.signer(sign), problems):
         known = entry.name in there
+        kept += known
         if not known:
-            place.write(entry.name, content)
-            report.moved.append(entry.name)
+            _put(place, entry.name, content)
+            moved.append(entry.name)
             say(entry.name)
         for pointer in entry.pointers:
-            before = place.pointed(pointer)
+            before: list[str] = []
+            with suppress(FileNotFoundError, EntryError):
+                found = _in_time(place, Objects.read, pointer, remote.MAX_BYTES)
+                before = remote.pointed(found)
             if not known or entry.key not in before:
-                keys = dict.fromkeys([entry.key, *before])
-                kept = islice(keys, remote.MOST_KEYS)
-                place.write(pointer, "\n".join(kept).encode("ascii"))
-        report = report._replace(there=report.there + known)
-    return report
+                keys = list(dict.fromkeys([entry.key, *before]))
+                text = "\n".join(keys[: remote.MOST_KEYS])
+                _put(place, pointer, text.encode())
+    return TransferReport(moved, kept, problems)
 
 
 def _outgoing(
@@ -141,12 +112,11 @@ def _outgoing(
     root = default_store()
     shared = (item for item in inventory.parts(root) if item.folder.parent.name == SHARED)
     folders = {
-        "/".join((VERSION, *item.folder.parts[-3:])) + ".opjit": item.folder
+        f"{item.folder.relative_to(root.root)}.opjit": item.folder
         for item in (*inventory.scan(root), *shared)
     }
-    for name in _selected(
-        sorted(folders), ops, problems, f"{root.root} does not contain an entry of it"
-    ):
+    missing = f"{root.root} does not contain an entry of it"
+    for name in _selected(sorted(folders), ops, problems, missing):
         try:
             folder = folders[name]
             content = parts.packed(folder) if folder.parent.name == SHARED else bundle.of(folder)
@@ -176,37 +146,29 @@ def pull(
 
     The arguments and errors are the same as for `push`.
     """
-    place = _Remote(url)
-    if place.objects.is_http:
-        raise RemoteError(
-            f"cannot pull everything from {place.shown}, because HTTP cannot list entries; set "
-            f"OPJIT_REMOTE={place.shown}, and entries are downloaded when an op needs them"
-        )
-    return _take_in(place, remote.required_trust(place.shown), ops, say)
-
-
-def _take_in(
-    place: _Remote, trusted: Trust, ops: Sequence[str], say: Callable[[str], object]
-) -> TransferReport:
+    place = _opened(url)
+    trusted = trust.required(place.shown)
     root = default_store()
-    report = TransferReport([], 0, [])
-    for name in _selected(
-        place.names(), ops, report.problems, f"{place.shown} does not contain an entry of it"
-    ):
+    moved: list[str] = []
+    problems: list[str] = []
+    there = 0
+    names = _in_time(place, Objects.names, VERSION)
+    missing = f"{place.shown} does not contain an entry of it"
+    for name in _selected(names, ops, problems, missing):
         folder = root.root / name.removesuffix(".opjit")
         if os.path.isdir(folder):
             # If it is damaged, its next use replaces it.
-            report = report._replace(there=report.there + 1)
+            there += 1
             continue
         try:
-            received, _ = trusted.opened(place.read(name))
+            received, _ = trusted.opened(_in_time(place, Objects.read, name, remote.MAX_BYTES))
             _, belongs = _checked(name, received)
         except FileNotFoundError:
             continue  # removed in the meantime
         except RemoteError:
             raise
         except OpjitError as error:
-            report.problems.append(f"{name} is left out: {error}")
+            problems.append(f"{name} is left out: {error}")
             continue
         try:
             if folder.parent.name == SHARED:
@@ -217,9 +179,9 @@ def _take_in(
             raise RemoteError(
                 f"the cache {root.root} cannot be written: {error}; set OPJIT_CACHE to a directory that only you can write"
             ) from error
-        report.moved.append(name)
+        moved.append(name)
         say(name)
-    return report
+    return TransferReport(moved, there, problems)
 
 
 def pack(
@@ -244,9 +206,8 @@ def pack(
         >>> len(opjit.cache.pack("ops.pack", ops=["allreduce"]).moved)
         1
     """
-    key = None if sign is None else Path(sign)
     with files.scratch_folder() as folder:
-        report = push(f"file://{folder}", sign=key, ops=ops)
+        report = push(f"file://{folder}", sign=sign, ops=ops)
         if not report.moved:
             raise RemoteError(
                 "\n".join(
@@ -257,7 +218,7 @@ def pack(
                     ]
                 )
             )
-        trees.pack_tree(path, {_ENTRIES: folder}, key)
+        trees.pack_tree(path, {_ENTRIES: folder}, sign)
     return report
 
 
@@ -274,13 +235,11 @@ def unpack(path: StrPath, *, say: Callable[[str], object] = lambda line: None) -
         >>> opjit.cache.unpack("ops.pack").there
         1
     """
-    shown = os.fspath(path)
     with files.scratch_folder() as folder:
         roots = trees.open_tree(Path(path), folder)
         if _ENTRIES not in roots:
-            raise RemoteError(f"{shown} has no entries; pass it to `opjit run --tree`")
-        place = _Remote(f"file://{roots[_ENTRIES]}", shown)
-        return _take_in(place, remote.required_trust(shown), (), say)
+            raise RemoteError(f"{path!s} has no entries; pass it to `opjit run --tree`")
+        return pull(f"file://{roots[_ENTRIES]}", say=say)
 
 
 def _checked(name: str, content: Bundle) -> tuple[Manifest, Origin]:
@@ -290,28 +249,30 @@ def _checked(name: str, content: Bundle) -> tuple[Manifest, Origin]:
     """
     manifest = manifests.parse(content.manifest)
     belongs = origin(manifest)
-    if name != belongs.name or not _OBJECT.fullmatch(name):
+    if name != belongs.name or not re.fullmatch(_OBJECT, name):
         raise EntryError(
             f"it contains an entry of {belongs.title}, which is not the one in its name"
         )
-    remote.examine(manifest, content.library, manifest.key, belongs.target)
+    if manifest.document.get("made_by") != PARTS:
+        check_binary(manifest, content.library, belongs.target)
     return manifest, belongs
 
 
 def _selected(
     names: Iterable[str], ops: Sequence[str], problems: list[str], missing: str
-) -> Iterator[str]:
-    """Yield the objects of the named ops, or all objects.
+) -> list[str]:
+    """Return the objects of the named ops, or all objects.
 
     If an op lacks an object, `problems` gets the line `missing` for it.
     """
     folders = {(op if "::" in op else f"opjit::{op}").replace("::", "."): op for op in ops}
-    seen = set()
-    for name in names:
-        folder = name.split("/")[1]
-        if not ops or folder in folders:
-            seen.add(folder)
-            yield name
-    problems += [
-        f"{op} is left out: {missing}" for folder, op in folders.items() if folder not in seen
+    chosen = [
+        name
+        for name in names
+        if name.endswith(".opjit") and (not ops or name.split("/")[1] in folders)
     ]
+    found = {name.split("/")[1] for name in chosen}
+    problems += [
+        f"{op} is left out: {missing}" for folder, op in folders.items() if folder not in found
+    ]
+    return chosen

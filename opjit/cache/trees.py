@@ -14,7 +14,8 @@ The program may add files to the copy. The tree itself never changes.
 import json
 import os
 import re
-import stat
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +25,8 @@ from opjit import files
 from opjit.errors import EntryError, RemoteError, UntrustedFolder
 from opjit.files import StrPath
 from opjit.recipe import reads
-from opjit.share import remote
-from opjit.share.trust import Trust, signer
+from opjit.share import trust
+from opjit.share.trust import Trust
 from opjit.store import bundle
 from opjit.store.bundle import Bundle
 from opjit.store.store import TREES, default_store
@@ -93,7 +94,7 @@ class Tree(NamedTuple):
         return re.sub(_paths(self.roots), lambda found: copies[found[0]], content)
 
 
-def pack_tree(path: StrPath, roots: Mapping[str, Path], sign: Path | None) -> TransferReport:
+def pack_tree(path: StrPath, roots: Mapping[str, Path], sign: StrPath | None) -> TransferReport:
     """Write the files of directories into a tree.
 
     Args:
@@ -107,19 +108,22 @@ def pack_tree(path: StrPath, roots: Mapping[str, Path], sign: Path | None) -> Tr
     place = Path(path)
     staged = place.parent / f".{files.random_name()}"
     problems: list[str] = []
+    packed = []
     named = {name: os.path.abspath(root) for name, root in roots.items()}
     try:
-        packed = list(_listed(named, problems))
-        if not packed:
-            raise RemoteError(
-                "\n".join([f"expected files in {', '.join(named.values())}", *problems])
-            )
-        head = Bundle(Tree(_FORMAT, named, packed).dump(), b"")
-        head = head if sign is None else signer(sign)(head)
-        with staged.open("xb") as file:
-            file.write(head.dump())
-            for each in packed:
-                file.write(_read_same(named, each))
+        with tempfile.TemporaryFile(dir=place.parent) as contents:
+            for each, content in _listed(named, problems):
+                packed.append(each)
+                contents.write(content)
+            if not packed:
+                raise RemoteError(
+                    "\n".join([f"expected files in {', '.join(named.values())}", *problems])
+                )
+            head = trust.signer(sign)(Bundle(Tree(_FORMAT, named, packed).dump(), b""))
+            contents.seek(0)
+            with staged.open("xb") as file:
+                file.write(head.dump())
+                shutil.copyfileobj(contents, file)
         files.sync(staged)
         os.replace(staged, place)
     except OSError as error:
@@ -137,7 +141,7 @@ def open_tree(path: Path, base: Path | None = None) -> dict[str, str]:
 
     Raises RemoteError if no trusted key signed the tree, if it is damaged, or if the copy cannot be written.
     """
-    trusted = remote.required_trust(os.fspath(path))
+    trusted = trust.required(str(path))
     try:
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
@@ -154,8 +158,11 @@ def open_tree(path: Path, base: Path | None = None) -> dict[str, str]:
     return {variable: str(place / variable) for variable in tree.roots}
 
 
-def _listed(roots: Mapping[str, str], problems: list[str]) -> Iterator[PackedFile]:
-    """Yield the files of directories. If other users can write a file or directory, `problems` gets a line about it."""
+def _listed(roots: Mapping[str, str], problems: list[str]) -> Iterator[tuple[PackedFile, bytes]]:
+    """Yield the files of directories with their contents.
+
+    If other users can write a file or directory, `problems` gets a line about it.
+    """
     for variable, root in roots.items():
         if not re.fullmatch(_VARIABLE, variable):
             raise RemoteError(
@@ -176,15 +183,16 @@ def _listed(roots: Mapping[str, str], problems: list[str]) -> Iterator[PackedFil
                     problems.append(f"{place} is left out: {error}")
 
 
-def _described(place: Path, path: str, roots: Mapping[str, str]) -> PackedFile:
+def _described(place: Path, path: str, roots: Mapping[str, str]) -> tuple[PackedFile, bytes]:
     content = files.read(place, _MAX_FILE)
     status = place.stat()
-    runs = bool(status.st_mode & stat.S_IXUSR)
+    runs = os.access(place, os.X_OK)
     has_paths = False
     with suppress(UnicodeDecodeError):  # no text
         has_paths = "\0" not in content.decode() and bool(re.search(_paths(roots), content))
     digest = files.sha256(content)
-    return PackedFile(path, len(content), digest, status.st_mtime_ns, runs, has_paths)
+    described = PackedFile(path, len(content), digest, status.st_mtime_ns, runs, has_paths)
+    return described, content
 
 
 def _paths(roots: Mapping[str, str]) -> bytes:
@@ -192,16 +200,6 @@ def _paths(roots: Mapping[str, str]) -> bytes:
     longest_first = sorted(roots.values(), key=len, reverse=True)
     either = "|".join(map(re.escape, longest_first))
     return rb"(?<![\w./-])(" + os.fsencode(either) + rb")(?![\w.-])"
-
-
-def _read_same(roots: Mapping[str, str], packed: PackedFile) -> bytes:
-    variable, _, inner = packed.path.partition("/")
-    content = files.read(Path(roots[variable], inner), _MAX_FILE)
-    if files.sha256(content) != packed.sha256:
-        raise RemoteError(
-            f"{packed.path} changed while it was packed; pack when no program writes the directory"
-        )
-    return content
 
 
 def _read_manifest(file: BinaryIO, trusted: Trust) -> tuple[Tree, str]:
@@ -225,8 +223,7 @@ def _read_manifest(file: BinaryIO, trusted: Trust) -> tuple[Tree, str]:
 def _repair(file: BinaryIO, tree: Tree, place: Path) -> None:
     """Write the files of the copy that are missing or have changed."""
     known = files.read_checked(place / _NOTE)
-    signatures = known if isinstance(known, dict) else {}
-    changed = False
+    signatures = {**known} if isinstance(known, dict) else {}
     for packed in tree.files:
         target = place / packed.path
         before = signatures.get(packed.path)
@@ -242,7 +239,6 @@ def _repair(file: BinaryIO, tree: Tree, place: Path) -> None:
         target.chmod(0o700 if packed.runs else 0o600)
         os.utime(target, ns=(packed.modified, packed.modified))
         signatures[packed.path] = reads.signature(str(target))
-        changed = True
-    if changed:
+    if signatures != known:
         os.sync()  # a note on files that a power cut leaves empty would hide that
         files.write_checked(place / _NOTE, signatures)

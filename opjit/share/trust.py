@@ -9,10 +9,8 @@ manifest's signature covers all of them.
 """
 
 import base64
-import binascii
 import os
 import re
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +25,6 @@ from opjit.store.bundle import Bundle
 from opjit.store.manifest import Manifest
 
 UNSIGNED = "unsigned"
-_INLINE = "ed25519"
 _MAX_BYTES = 1 << 16  # of a key's file
 _warned: set[str] = set()  # holds UNSIGNED once this process has warned of it
 
@@ -41,13 +38,16 @@ class Trust(NamedTuple):
     keys: tuple[bytes, ...]
 
     def opened(self, content: bytes) -> tuple[Bundle, Manifest]:
-        """Split an object, check its signature, and only then parse its manifest.
+        """Split an object, check its signature, and only then parse its manifest and compare the library with it.
 
         Raises the errors of `check`, and EntryError if the object is damaged.
         """
         found = bundles.parse_bundle(content)
         self.check(found)
-        return found, manifests.parse(found.manifest)
+        manifest = manifests.parse(found.manifest)
+        if (len(found.library), files.sha256(found.library)) != (manifest.size, manifest.sha256):
+            raise EntryError("its library does not have the SHA-256 in its manifest")
+        return found, manifest
 
     def check(self, bundle: Bundle) -> None:
         """Raise EntryError if no trusted key signed an entry, RemoteError without the package cryptography. Nothing is parsed."""
@@ -69,11 +69,16 @@ class Trust(NamedTuple):
         )
 
 
-def configured() -> Trust | None:
-    """Read OPJIT_TRUST; None if it is not set. Raises RemoteError if it is invalid, or another user can write one of its files."""
+def required(source: str = "it") -> Trust:
+    """Read OPJIT_TRUST. Raises RemoteError, for entries from `source`, if it is not set or invalid, or if another user can write one of its
+    files.
+    """
     text = os.environ.get("OPJIT_TRUST", "")
     if not text:
-        return None
+        raise RemoteError(
+            f"nothing from {source} is trusted: set OPJIT_TRUST to the public key of its publisher (`opjit keygen` makes a "
+            "pair), or to `unsigned` to run any binary from it"
+        )
     if text == UNSIGNED:
         if UNSIGNED not in _warned:
             _warned.add(UNSIGNED)
@@ -82,14 +87,10 @@ def configured() -> Trust | None:
                 "sign entries (opjit keygen, opjit cache push --sign) and trust their key instead"
             )
         return Trust(())
-    _cryptography()
-    parts = [part for part in text.split(os.pathsep) if part]
-    keys = []
-    while parts:
-        first = parts.pop(0)
-        keys.append(
-            _inline(parts.pop(0) if parts else "") if first == _INLINE else _read_public(first)
-        )
+    keys = [
+        _read_public(path) if path else _inline(inline)
+        for inline, path in re.findall("ed25519:([^:]*)|([^:]+)", text)
+    ]
     if not keys:
         raise RemoteError(
             f"OPJIT_TRUST is {text!r}, which does not name a key: expected public keys, or the "
@@ -101,7 +102,7 @@ def configured() -> Trust | None:
 def _inline(text: str) -> bytes:
     try:
         key = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         key = b""
     if len(key) != 32:
         raise RemoteError(
@@ -113,40 +114,40 @@ def _inline(text: str) -> bytes:
 
 def _read_public(name: str) -> bytes:
     """Read the key in a PEM file that no other user can have written."""
-    (exceptions, ed25519, serialization) = _cryptography()
+    exceptions, ed25519, serialization = _cryptography()
     path = Path(os.path.expanduser(name))
-    expected = "expected the absolute path of a PEM file with an Ed25519 public key, ed25519:<base64>, or the word unsigned"
-    if not path.is_absolute():
-        raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}")
     try:
         problem = files.replacement_risk(path)
-        key = (
-            None
-            if problem
-            else serialization.load_pem_public_key(files.read_regular(path, _MAX_BYTES))
-        )
+        if problem or not path.is_absolute():
+            raise ValueError(problem or "it is not an absolute path")
+        key = serialization.load_pem_public_key(files.read_regular(path, _MAX_BYTES))
+        if not isinstance(key, ed25519.Ed25519PublicKey):
+            raise ValueError("it is a key of another kind")
     except (OSError, ValueError, exceptions.UnsupportedAlgorithm) as error:
-        raise RemoteError(f"OPJIT_TRUST holds {name!r}: {expected}; {error}") from error
-    if problem:
-        raise RemoteError(f"OPJIT_TRUST holds {name!r}, which is not trusted: {problem}")
-    if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise RemoteError(f"OPJIT_TRUST holds {name!r}, a key of another kind: {expected}")
+        raise RemoteError(
+            f"OPJIT_TRUST holds {name!r}, which is not trusted: expected the absolute path of a PEM file with an Ed25519 "
+            f"public key, ed25519:<base64>, or the word unsigned; {error}"
+        ) from error
     return bytes(key.public_bytes_raw())
 
 
-def signer(path: Path) -> Callable[[Bundle], Bundle]:
-    """Return a function that signs bundles with a private key in PEM (PKCS #8, no password).
+def signer(path: StrPath | None) -> Callable[[Bundle], Bundle]:
+    """Return a function that signs bundles with a private key in PEM (PKCS #8, no password), or leaves them unsigned without a key.
 
     Raises RemoteError if the file does not contain a private key, or if other users can read it.
     """
+    if path is None:
+        return lambda bundle: bundle
     exceptions, ed25519, serialization = _cryptography()
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise RemoteError(
-                f"{path} is readable by other users, so they could sign with it; make a new key "
+        if os.stat(path).st_mode & 0o077:
+            raise ValueError(
+                "it is readable by other users, so they could sign with it; make a new key "
                 f"with `opjit keygen`, or run `chmod 600 {path}` if you are the only user"
             )
         key = serialization.load_pem_private_key(files.read_regular(path, _MAX_BYTES), None)
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
+            raise ValueError("it contains a key of another kind")
     except (
         OSError,
         ValueError,
@@ -157,11 +158,6 @@ def signer(path: Path) -> Callable[[Bundle], Bundle]:
             f"{path} cannot be used to sign: expected a PEM file with an Ed25519 private key and "
             f"no password, for example from `opjit keygen`; {error}"
         ) from error
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise RemoteError(
-            f"{path} cannot be used to sign: it contains a key of another kind; expected Ed25519, "
-            "for example from `opjit keygen`"
-        )
     return lambda bundle: bundle._replace(signature=key.sign(bundle.manifest))
 
 
@@ -175,30 +171,26 @@ def keygen(name: str, directory: StrPath = ".") -> tuple[Path, str]:
     key = ed25519.Ed25519PrivateKey.generate()
     private, public = (Path(directory) / f"{name}.{suffix}" for suffix in ("key", "pub"))
     texts = {
-        private: (
-            key.private_bytes(as_.Encoding.PEM, as_.PrivateFormat.PKCS8, as_.NoEncryption()),
-            0o600,
-        ),
-        public: (
-            key.public_key().public_bytes(as_.Encoding.PEM, as_.PublicFormat.SubjectPublicKeyInfo),
-            0o644,
+        private: key.private_bytes(as_.Encoding.PEM, as_.PrivateFormat.PKCS8, as_.NoEncryption()),
+        public: key.public_key().public_bytes(
+            as_.Encoding.PEM, as_.PublicFormat.SubjectPublicKeyInfo
         ),
     }
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
-        for path in filter(os.path.lexists, texts):
-            raise FileExistsError(f"{path} exists")
-        for path, (text, mode) in texts.items():
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with open(os.open(path, flags, mode), "wb") as file:
+        if os.path.lexists(public):
+            raise FileExistsError(f"{public} exists")
+        for path, text in texts.items():
+            with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 file.write(text)
+        public.chmod(0o644)
     except OSError as error:
         raise RemoteError(
             f"the keys were not written, and nothing is overwritten: {error}; choose another name or directory"
         ) from error
     return (
         private,
-        f"{_INLINE}:{base64.b64encode(key.public_key().public_bytes_raw()).decode('ascii')}",
+        f"ed25519:{base64.b64encode(key.public_key().public_bytes_raw()).decode('ascii')}",
     )
 
 

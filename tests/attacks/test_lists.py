@@ -186,7 +186,7 @@ def test_a_list_and_a_key_are_regular_files(
     if place == "a pipe":  # everybody may write to /dev/zero
         monkeypatch.setenv("OPJIT_TRUST", str(path))
         with pytest.raises(RemoteError, match="not a regular file"):
-            trust.configured()
+            trust.required()
 
 
 # The words after the folder, for each command with an OP or FOLDER.

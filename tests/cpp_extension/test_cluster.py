@@ -268,7 +268,7 @@ def test_an_extension_that_takes_longer_than_an_op_may_still_arrives(
     [
         ("unsigned", "it is not signed"),
         ("pointer", "its pointer does not contain a key"),
-        ("another entry", "it has another key"),
+        ("another entry", "built from other sources"),
         ("another shelf", "from other sources"),
     ],
 )

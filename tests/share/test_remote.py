@@ -353,7 +353,7 @@ def test_a_request_that_was_given_up_ends_by_itself(
 
 def test_no_more_is_read_than_an_object_may_have() -> None:
     with serving(endless) as server, pytest.raises(EntryError, match="larger than 1000 bytes"):
-        Objects(server.url).read("v2/x", 1000, time.monotonic() + 10)
+        Objects(server.url).within(10).read("v2/x", 1000)
 
 
 def test_a_remote_that_takes_no_connections_costs_one_warning(
