@@ -59,7 +59,7 @@ def core_of(flags: Sequence[str], base: Path, cxx: Compiler) -> Core | None:
     printed = partial(run_tool, ["cat", *general.read])  # by a tool, so that the files are noted
     words = frozenset(
         parts.kept_json(
-            base, content, trusted_folders(), lambda at: macros.words_of([printed(at).encode()])
+            base, content, trusted_folders(), lambda at: macros.words_of(printed(at).encode())
         )
     )
     if any(map(headers.is_rewritten, general.read)):

@@ -68,7 +68,7 @@ def after(
         initial, _ = _dumped(around.before, flags, around, cxx, folder / "before")
         text = around.before + included
         final, read = _dumped(text, flags, around, cxx, folder / "after")
-        asked = sorted(set().union(*map(_directive_words, read)))
+        asked = words_of(b"".join(map(_directives, read)))
         before = {name: text for name, text in initial.items() if final.get(name) != text}
         return [final, before, asked, read]
 
@@ -96,15 +96,14 @@ def _dumped(
 
 
 @functools.cache
-def _directive_words(path: str) -> list[str]:
-    """Return the words in the directives of a header of torch, Python, CUDA or the system."""
-    return words_of(_DIRECTIVE.findall(Path(path).read_bytes()))
+def _directives(path: str) -> bytes:
+    """Return the directives of a header of torch, Python, CUDA or the system, each behind a blank."""
+    return b" ".join([b"", *_DIRECTIVE.findall(Path(path).read_bytes())])
 
 
-def words_of(texts: Iterable[bytes]) -> list[str]:
-    """Return the words of some texts, sorted."""
-    words = {word for text in texts for word in re.findall(_WORD, text)}
-    return sorted(map(bytes.decode, words))
+def words_of(text: bytes) -> list[str]:
+    """Return the words of a text, sorted."""
+    return sorted(map(bytes.decode, {*re.findall(_WORD, text)}))
 
 
 def heeded(flags: Iterable[str], names: frozenset[str]) -> list[str]:
