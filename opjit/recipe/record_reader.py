@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -154,20 +153,24 @@ class RecordReader:
         """Return the files that tools examined and did not open. They may decide the result, but a program only if it ran."""
         found = {}
         for raw in record.examined - record.opened.keys() - record.folders:
-            if self._path(raw, record) is not None:
-                with_mode = os.stat(raw) if os.path.exists(raw) else None
-                if with_mode and stat.S_ISREG(with_mode.st_mode) and not with_mode.st_mode & 0o111:
-                    found[raw] = ""
+            if self._path(raw, record) is None or not os.path.isfile(raw):
+                continue
+            if not os.stat(raw).st_mode & 0o111:
+                found[raw] = ""
         return found
 
     def _absences(self, missing: Iterable[str], record: Record) -> set[str]:
         found = set[str]()
+        gone = set[str]()  # folders that do not exist, which hold most absences
         for raw in missing:
-            if self._path(raw, record) is None:
+            folder = os.path.dirname(raw)
+            if folder in gone or self._path(raw, record) is None:
                 continue
             path = self._first_missing(raw)
             if path is None:
                 raise Changed(raw)
+            if f"{folder}/".startswith(f"{path}/"):
+                gone.add(folder)
             if not path.startswith(f"{self.work}/") and not _of_kernel(path):
                 found.add(path)
         return found
@@ -184,11 +187,9 @@ class RecordReader:
             return None if os.access(path, os.F_OK) else path
         place = os.sep
         for part in folder.split(os.sep):
-            place = (
-                os.path.dirname(os.path.realpath(place))
-                if part == ".."
-                else os.path.join(place, part)
-            )
+            place = os.path.join(place, part)
+            if part == "..":
+                place = os.path.realpath(place)
             if not os.path.isdir(place):
                 return place
         return None
