@@ -12,8 +12,10 @@ import torch
 
 import opjit
 from opjit import processes, request, tune
+from opjit.cache import trees
 from opjit.errors import CompileWarning, DeclarationError
 from opjit.measure.plan import Arguments
+from opjit.share import trust
 from opjit.store.entry import Entry
 from opjit.store.store import Store
 from opjit.wanted import OpRequest
@@ -219,6 +221,22 @@ def test_tune_records_the_fastest_and_a_later_process_builds_and_measures_nothin
         assert fresh(call).stdout == "2.0\n", damage
         record.chmod(0o600)
         assert json.loads(record.read_text())["variant"] == "LOOPS=0 NUMBER=2", damage
+
+
+@pytest.mark.slow
+def test_choices_travel_in_a_signed_tree(folder: Path, here: Path, tmp_path: Path) -> None:
+    key, public = trust.keygen("ci", tmp_path / "keys")
+    assert command("tune", folder).returncode == 0
+    trees.pack_tree(tmp_path / "tree", {"OPJIT_LAYERS": here}, key)
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import torch, opjit\nopjit.add_path({str(folder)!r})\n"
+        "print(torch.ops.tunetest.numbered(torch.zeros(9)).tolist()[0])\n"
+    )
+    elsewhere = {"OPJIT_CACHE": str(tmp_path / "second"), "OPJIT_TRUST": public}
+    ran = command("run", "--tree", tmp_path / "tree", program, **elsewhere, OPJIT_OFFLINE="1")
+    assert ran.stdout == "2.0\n", ran.stderr
+    assert not (tmp_path / "second" / "v2" / "tuned").exists()
 
 
 @pytest.fixture
