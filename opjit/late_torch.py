@@ -14,6 +14,7 @@ _FREE_NAMES = """
 FREE = tuple(_FREE_NAMES.split())
 NOT_FREE = (
     "backends.cuda",
+    "backends.nvidia",
     "builder.build",
     "builder.op_library",
     "builder.torch_builder",

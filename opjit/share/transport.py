@@ -156,8 +156,8 @@ class Objects(NamedTuple):
         """Import the package for the URL's protocol. Raises BadSetting if the URL is invalid, RemoteError if a package is missing."""
         if not re.fullmatch(_URL, self.url):
             raise BadSetting(
-                "expected a URL such as https://host/opjit, s3://bucket/opjit, oci://host/repository or file:///folder, "
-                f"got {self.shown!r}; name a remote, or set OPJIT_REMOTE"
+                "expected the URL of a remote, such as https://host/opjit, s3://bucket/opjit, oci://host/repository or "
+                f"file:///folder, got {self.shown!r}; name one, or set OPJIT_REMOTE"
             )
         if self.is_http or self.registry:
             return
