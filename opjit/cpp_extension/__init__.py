@@ -105,25 +105,7 @@ def load(
         >>> module.twice(torch.ones(1))
         tensor([2.])
     """
-    call = LoadCall(
-        name=name,
-        sources=sources,
-        extra_cflags=extra_cflags,
-        extra_cuda_cflags=extra_cuda_cflags,
-        extra_sycl_cflags=extra_sycl_cflags,
-        extra_ldflags=extra_ldflags,
-        extra_include_paths=extra_include_paths,
-        build_directory=build_directory,
-        verbose=verbose,
-        with_cuda=with_cuda,
-        with_sycl=with_sycl,
-        is_python_module=is_python_module,
-        is_standalone=is_standalone,
-        keep_intermediates=keep_intermediates,
-        fast=fast,
-        newer=newer,
-    )
-    return _load_call(call)
+    return _load_call(LoadCall(**locals()))  # the fields have the parameters' names
 
 
 def load_inline(
@@ -160,30 +142,7 @@ def load_inline(
         >>> opjit.load_inline("ext", source, functions="twice").twice(torch.ones(1))
         tensor([2.])
     """
-    call = InlineCall(
-        name=name,
-        cpp_sources=cpp_sources,
-        cuda_sources=cuda_sources,
-        sycl_sources=sycl_sources,
-        functions=functions,
-        extra_cflags=extra_cflags,
-        extra_cuda_cflags=extra_cuda_cflags,
-        extra_sycl_cflags=extra_sycl_cflags,
-        extra_ldflags=extra_ldflags,
-        extra_include_paths=extra_include_paths,
-        build_directory=build_directory,
-        verbose=verbose,
-        with_cuda=with_cuda,
-        with_sycl=with_sycl,
-        is_python_module=is_python_module,
-        with_pytorch_error_handling=with_pytorch_error_handling,
-        keep_intermediates=keep_intermediates,
-        use_pch=use_pch,
-        no_implicit_headers=no_implicit_headers,
-        fast=fast,
-        newer=newer,
-    )
-    return _load_call(call)
+    return _load_call(InlineCall(**locals()))  # the fields have the parameters' names
 
 
 @contextmanager
