@@ -78,8 +78,7 @@ class _LockThread(threading.Thread):
         try:
             self.start()
         except RuntimeError as error:  # the system refuses another thread
-            self._trouble = str(error)
-            self._settled.set()
+            self._fail(error)
         trouble = self._wait(on_wait)
         if trouble is not None:
             warn_of_cache(
@@ -116,6 +115,10 @@ class _LockThread(threading.Thread):
         if self._settled.is_set() and self._trouble is None:
             self.join(_RELEASE_TIMEOUT)
 
+    def _fail(self, error: Exception) -> None:
+        self._trouble = str(error)
+        self._settled.set()
+
     # --- run by this thread
 
     def run(self) -> None:
@@ -142,8 +145,7 @@ class _LockThread(threading.Thread):
                 self._acquired = True
                 self._hold()
         except Exception as error:  # the build must not wait for any failure here
-            self._trouble = str(error)
-            self._settled.set()
+            self._fail(error)
 
     def _hold(self) -> None:
         since = time.strftime("%H:%M:%S")
