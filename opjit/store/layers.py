@@ -73,12 +73,13 @@ def find(
 
             # Any version of opjit may have made the binaries next to a source.
             for each in [folder] if place.source is None else others_like(folder):
-                if place.store.trusted(each.parent, each, trusted_as=place.source):
-                    warns = each not in tried and (warn or place.store is not store)
-                    found = first(each, way.op_target, fits, warns, place.source)
-                    if found is not None:
-                        return found if place.store is store else replace(found, origin="layer")
-                    tried.add(each)
+                if not place.store.trusted(each.parent, each, trusted_as=place.source):
+                    continue
+                warns = each not in tried and (warn or place.store is not store)
+                found = first(each, way.op_target, fits, warns, place.source)
+                if found is not None:
+                    return found if place.store is store else replace(found, origin="layer")
+                tried.add(each)
     return None
 
 
