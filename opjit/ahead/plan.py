@@ -118,18 +118,23 @@ def plan_recorded(
 
 
 class _ListReader:
-    """Pairs the ops of a list with targets, and collects errors."""
+    """Pairs the ops of a list with targets, and collects errors.
+
+    Attributes:
+        absent: the namespaces that have been searched, and lack an op.
+    """
 
     def __init__(self, store: Store, hosts: Sequence[str]) -> None:
         self.store = store
         self.hosts = hosts
         self.pairs = list[tuple[OpState, Target]]()
         self.failed: Failures = []
+        self.absent = set[str]()
 
     def add_op(self, uses: Sequence[RecordedOp], targets: Sequence[Target] | None) -> int:
         """Add an op for these targets, or for the recorded ones. Returns the number of targets without a kernel."""
         try:
-            op = _resolve_op(uses[0])
+            op = _resolve_op(uses[0], self.absent)
             if targets is not None:
                 found = batch.pairs([op], targets)
                 for pair in found:
@@ -212,7 +217,8 @@ def _require_closed(op: OpState, target: Target) -> None:
     files.require_closed(op.qualified, (path for path in read if not path.startswith(bundled)))
 
 
-def _resolve_op(recorded: RecordedOp) -> Op:
+def _resolve_op(recorded: RecordedOp, absent: set[str]) -> Op:
+    """Return a list's op. `absent`: namespaces that have been searched, and lack an op."""
     schema = parse(recorded.schema)
     if schema.qualified != recorded.op:
         raise RecordError(
@@ -235,10 +241,16 @@ def _resolve_op(recorded: RecordedOp) -> Op:
         )
         op.declaration = replace(op.declaration, only_listed=True)
         return op
-    try:
-        return registry.find(recorded.op)
-    except UnknownOp:
-        return _op_in_folder(recorded)
+    return _find_declared(recorded.op, absent) or _op_in_folder(recorded)
+
+
+def _find_declared(name: str, absent: set[str]) -> Op | None:
+    """Return the op that anything but a list declares; `absent`: see `_resolve_op`."""
+    namespace = name.partition("::")[0]
+    with suppress(UnknownOp):
+        return registry.declared(name) if namespace in absent else registry.find(name)
+    absent.add(namespace)
+    return None
 
 
 def _op_in_folder(recorded: RecordedOp) -> Op:

@@ -14,6 +14,7 @@ import pytest
 import opjit
 from opjit.ahead.plan import plan_recorded
 from opjit.backends import targets
+from opjit.catalog import registry
 from opjit.declare import oplist
 from opjit.errors import CacheWarning, PrecompileError, RecordError
 from opjit.store.store import Store, default_root
@@ -214,6 +215,25 @@ def test_of_a_folder_that_only_the_list_names_nothing_is_run_and_its_kernel_gets
     assert len(opjit.precompile(recorded=listed).built) == 1
     assert not (tmp_path / "ran").exists()
     assert helpers.found(Store(default_root()), helpers.describe(folder)) is not None
+
+
+def test_a_namespace_that_only_the_list_has_is_searched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each search reads OPJIT_PATH and compares the name with those of all ops."""
+    folder = str(write_op(tmp_path / "plus"))
+    searched = []
+    find = registry.find
+
+    def counted(name: str) -> opjit.Op:
+        searched.append(name)
+        return find(name)
+
+    monkeypatch.setattr(registry, "find", counted)
+    names = ("onlylisted::plus", "onlylisted::minus", "onlylisted::times")
+    rows = [one(op=name, schema=f"{name}(Tensor x) -> Tensor", folder=folder) for name in names]
+    plan_recorded(write_list(tmp_path / "ops.json", *rows), [ARCH], None)
+    assert searched == ["onlylisted::plus"]
 
 
 def test_the_flags_of_the_list_are_checked_like_those_of_a_declaration(tmp_path: Path) -> None:
