@@ -15,7 +15,7 @@ from opjit.builder import parts
 from opjit.cache import trees
 from opjit.cache.trees import TransferReport
 from opjit.cache.verification import Origin, origin
-from opjit.errors import EntryError, OpjitError, RemoteError
+from opjit.errors import BadSetting, EntryError, OpjitError, RemoteError
 from opjit.files import StrPath
 from opjit.share import remote, trust
 from opjit.share.transport import Objects, with_timeout
@@ -35,8 +35,13 @@ _SECONDS = 300.0  # for one object: a person is waiting, and can interrupt the c
 
 
 def _opened(url: str | None) -> Objects:
-    """Return a remote, by default the one in OPJIT_REMOTE. Raises BadSetting for an invalid one, RemoteError if it can only be read."""
-    place = Objects(url or os.environ.get("OPJIT_REMOTE", ""))
+    """Return a remote, by default the one in OPJIT_REMOTE. Raises BadSetting without a valid one, RemoteError if it can only be read."""
+    url = url or os.environ.get("OPJIT_REMOTE")
+    if not url:
+        raise BadSetting(
+            "expected the URL of a remote, such as s3://bucket/opjit or file:///folder: name one, or set OPJIT_REMOTE"
+        )
+    place = Objects(url)
     place.load()
     if place.is_http:
         raise RemoteError(

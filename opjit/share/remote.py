@@ -20,7 +20,7 @@ from opjit.errors import EntryError, warn_of_cache
 from opjit.recipe.build_inputs import BuildInputs
 from opjit.recipe.document import base_key
 from opjit.share import trust
-from opjit.share.transport import Objects
+from opjit.share.transport import Objects, with_timeout
 from opjit.share.trust import Trust
 from opjit.store import manifest as manifests
 from opjit.store import usage
@@ -101,11 +101,12 @@ def _fetched(folder: str, pointers: Sequence[str], fits: _Check, seconds: float)
         keys: list[str] = []
         for pointer in dict.fromkeys(pointers):
             with suppress(FileNotFoundError):
-                keys += pointed(objects.read(f"{VERSION}/{folder}/{pointer}.key", _POINTER_BYTES))
+                name = f"{VERSION}/{folder}/{pointer}.key"
+                keys += pointed(_read_in_time(objects, name, _POINTER_BYTES))
         objects = objects.within(seconds)
         for key in dict.fromkeys(keys):
             with suppress(FileNotFoundError):
-                content = objects.read(f"{VERSION}/{folder}/{key}.opjit", MAX_BYTES)
+                content = _read_in_time(objects, f"{VERSION}/{folder}/{key}.opjit", MAX_BYTES)
                 found, manifest = trusted.opened(content)
                 if fits(key, found.library, manifest):
                     return found
@@ -127,6 +128,11 @@ def _connected(objects: Objects) -> tuple[Objects, Trust]:
     return objects.within(max(_IN_ALL - (time.monotonic() - started), _AT_LEAST)), trusted
 
 
+def _read_in_time(objects: Objects, name: str, limit: int) -> bytes:
+    """Read an object within the remote's time limit."""
+    return with_timeout(lambda: objects.read(name, limit), objects.until - time.monotonic())
+
+
 def problem() -> str | None:
     """Return the reason why OPJIT_REMOTE cannot be used, or None if it answers.
 
@@ -135,7 +141,7 @@ def problem() -> str | None:
     try:
         objects, _ = _connected(Objects(os.environ.get("OPJIT_REMOTE", "")))
         with suppress(FileNotFoundError):
-            objects.read(f"{VERSION}/opjit.nothing/none/{'0' * 64}.key", _POINTER_BYTES)
+            _read_in_time(objects, f"{VERSION}/opjit.nothing/none/{'0' * 64}.key", _POINTER_BYTES)
     except Exception as error:
         return reason(error)
     return None

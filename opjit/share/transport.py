@@ -156,8 +156,8 @@ class Objects(NamedTuple):
         """Import the package for the URL's protocol. Raises BadSetting if the URL is invalid, RemoteError if a package is missing."""
         if not re.fullmatch(_URL, self.url):
             raise BadSetting(
-                "expected the URL of a remote, such as https://host/opjit, s3://bucket/opjit, oci://host/repository or "
-                f"file:///folder, got {self.shown!r}; name one, or set OPJIT_REMOTE"
+                "expected a URL such as https://host/opjit, s3://bucket/opjit, oci://host/repository or file:///folder, "
+                f"got {self.shown!r}"
             )
         if self.is_http or self.registry:
             return
@@ -177,19 +177,17 @@ class Objects(NamedTuple):
         Raises FileNotFoundError if it does not exist, EntryError if it has more than `limit` bytes,
         and other errors if the network failed.
         """
-        content = with_timeout(lambda: self._read(name, limit), self.until - time.monotonic())
+        if self.registry:
+            content = self.registry.read(name, limit)
+        elif self.is_http:
+            content = self._get(name, limit)
+        else:
+            system, path = self._system(name)
+            # One request, and an answer of limited size.
+            content = bytes(system.cat_file(path, start=0, end=limit + 1))
         if len(content) > limit:
             raise EntryError(f"{name} is larger than {limit} bytes")
         return content
-
-    def _read(self, name: str, limit: int) -> bytes:
-        if self.registry:
-            return self.registry.read(name, limit)
-        if self.is_http:
-            return self._get(name, limit)
-        system, path = self._system(name)
-        # One request, and an answer of limited size.
-        return bytes(system.cat_file(path, start=0, end=limit + 1))
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object; not over HTTP. Registries, object stores and local folders show it only when it is complete."""

@@ -88,7 +88,7 @@ def test_a_warning_of_opjit_is_shown_as_its_text_at_the_command_line_and_others_
     ours = done.stderr.splitlines()[-1]
     others = done.stderr.splitlines()[:-1]
     assert ours.startswith(
-        "Warning: the remote nowhere failed and is not used again: expected the URL of a remote, such as https://"
+        "Warning: the remote nowhere failed and is not used again: expected a URL such as https://"
     )
     assert others == [f"{op / 'op.py'}:2: UserWarning: its own", "  warnings.warn('its own')"]
     assert get("ignore").stderr == ""
