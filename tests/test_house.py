@@ -26,13 +26,13 @@ MODULES = {
 # Each number is what the tree has, or the aim behind it once the tree is below the aim. No number goes up, whatever is being built.
 MOST = {
     "packages": 23,
-    "modules": 217,
+    "modules": 216,
     "floors": 16,
-    "classes": 239,  # aim 215
-    "functions": 2_060,  # aim 1,750
+    "classes": 232,  # aim 215
+    "functions": 2_050,  # aim 1,750
     "public names": 26,  # of opjit itself
     "environment variables": 19,
-    "tokens": 221_603,  # aim 165,000
+    "tokens": 219_174,  # aim 165,000
 }
 MOST_PER_LINE = 8.5
 LONGEST_STATEMENT = 60  # tokens
