@@ -70,7 +70,7 @@ static __device__ void load_piece(element *tile, sync_piece<element> *piece, boo
 {
     int64_t existing = along_k || piece->left <= 0 ? piece->left : piece->count;
     existing = existing < 0 ? 0 : existing > 8 ? 8 : existing;
-    if (is_packed) {
+    if (is_packed && existing % 8 == 0) { /* all 8 or none: it reads 16 bytes, also for fewer */
         opjit_cp_async(tile + piece->to, piece->from, (int)existing * 2);
     } else {
         const element zero = {0};
