@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -139,17 +140,20 @@ def make(
                 f"{schema.qualified}: the code of {schema.name}{suffix} must be a string, not {source!r}"
             )
     extra = flags.check_flags(schema.qualified, Path.cwd(), *extras) if any(extras) else None
+    code = Code(texts, module, shown, program)
+    # Until a build writes the sources, the same path in all processes, so that notes on it hold.
+    folder = code.folder_in(Path(gettempdir(), "opjit-inline"), schema.name)
     declaration = Declaration(
         schema,
         _fake_kernel(schema, like, fake),
-        Path(),
+        folder,
         extra,
-        code=Code(texts, module, shown, program),
+        code=code,
         where=where,
         constant=not differentiable,
         elementwise=elementwise,
     )
-    return Op(declaration.with_code())
+    return Op(declaration)
 
 
 def _fake_kernel(

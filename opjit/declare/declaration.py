@@ -146,17 +146,10 @@ class Declaration:
         """Return the stamp of its op.py; None for any other file, which a reload does not run again."""
         return stamp_of(self.file)
 
-    def with_code(self) -> "Declaration":
-        """Write an inline op's sources to this process's temporary folder, and return the declaration with that folder."""
-        if self.code is None:
-            return self
-        folder = self.code.write(self.schema.name)
-        return self if folder == self.folder else replace(self, folder=folder)
-
     def source(self, backend: Backend) -> Path:
         """Find the kernel's source for a backend: in the op's folder, under the op's name or the folder's, or in `backend.kernels`.
 
-        Raises NoKernel if it is missing. An inline op has its source after `with_code`.
+        Raises NoKernel if it is missing. An inline op's exists after `OpState.write_code`.
         """
         if self.code is not None and backend.suffix in self.code.texts:
             return self.folder / f"{self.schema.name}{backend.suffix}"

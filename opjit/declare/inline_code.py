@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from opjit import backends, files
 from opjit.backends import Backend
+from opjit.files import StrPath
 
 _folders: dict[int, Path] = {}  # by process
 
@@ -50,14 +51,18 @@ class Code(NamedTuple):
         message = re.sub(rf"\b{name}(\.\w+):(\d+)", replace, message)
         return f"{message}\n{name} is inline code at {self.program}"
 
-    def write(self, name: str) -> Path:
-        """Write the sources of an op, unless they are there, to a folder that is named after them, so that no compiler sees them change."""
+    def folder_in(self, parent: StrPath, name: str) -> Path:
+        """Return the folder of an op's sources. It is named after them, so that no compiler sees them change."""
         content = "\0".join([name, *(part for item in sorted(self.texts.items()) for part in item)])
+        return Path(parent, files.sha256(content)[:20])
+
+    def write(self, name: str) -> Path:
+        """Write the sources of an op, unless they are there, to a folder of this process."""
         # A forked child makes its own: the parent removes its folder when it exits.
         private = _folders.get(os.getpid())
         if private is None or not private.is_dir():
             private = _folders[os.getpid()] = files.temporary_folder("opjit-inline-")
-        folder = private / files.sha256(content)[:20]
+        folder = self.folder_in(private, name)
         for suffix, text in self.texts.items():
             path = folder / f"{name}{suffix}"
             if not path.exists():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
@@ -70,8 +71,10 @@ class OpState:
         return OpState(self.declaration.variant(backend, label))
 
     def write_code(self) -> None:
-        """Write an inline op's sources, unless they are there."""
-        self.declaration = self.declaration.with_code()
+        """Write an inline op's sources to this process's temporary folder, unless they are there."""
+        code = self.declaration.code
+        if code is not None:
+            self.declaration = replace(self.declaration, folder=code.write(self.schema.name))
 
     def install_kernel(self, backend: Backend, loaded: Loaded) -> None:
         """Note a backend's kernel, let calls that need no derivative pass without Python if a cache has that part, and let variants run."""

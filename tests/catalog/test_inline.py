@@ -167,7 +167,10 @@ opjit_status runs_cpu(const opjit_tensor *x, opjit_tensor *out)
 """
 
 
-def test_a_warning_and_a_run_time_error_name_the_line_of_the_program(tmp_path: Path) -> None:
+def test_a_warning_and_a_run_time_error_name_the_line_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))  # a cached op does not warn again
     program = tmp_path / "program.py"
     program.write_text(RUNS)
     names: dict[str, Any] = {}
@@ -349,10 +352,27 @@ def test_a_backward_is_added_replaced_and_missed() -> None:
 
 def test_sources_that_are_lost_are_written_again(here: Path) -> None:
     op = declare("lost")
+    op.write_code()
     path = op.declaration.source(opjit.backends.for_device("cpu"))
     path.unlink()
     assert op(torch.ones(1), 2.0).tolist() == [2.0]
     assert path.read_text() == source("lost")
+
+
+def test_later_processes_with_an_inline_op_share_the_note_on_what_its_build_read(
+    tmp_path: Path,
+) -> None:
+    code = f"""
+        import torch, opjit
+        from opjit.recipe import reads
+        kept = reads._noted
+        reads._noted = lambda note, places: found if (found := kept(note, places)) else print("compared")
+        c = {source("noted")!r}
+        opjit.inline("noted{SIGNATURE}", c=c, like="x")(torch.ones(1), 3.0)
+        """
+    cache = {"OPJIT_CACHE": str(tmp_path / "cache")}
+    printed = [fresh(code, cache).stdout for _ in range(3)]
+    assert printed[2] == ""
 
 
 def test_nothing_is_left_behind_and_a_forked_child_has_its_own(tmp_path: Path) -> None:
