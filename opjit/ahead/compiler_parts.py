@@ -23,13 +23,21 @@ _CUDA = f"#include <torch/extension.h>\n__global__ void nothing() {{}}\n{_DEFINI
 def make_parts(store: Store, write: Callable[[str], object]) -> None:
     """Make the parts of ops for this machine's devices, the parts of C++ extensions, and autograd's kernel in C++.
 
-    A C++ extension is built with torch's flags. If the architectures for CUDA are known, an extension with CUDA is also built. The
-    binaries are not kept. `write` gets a line before autograd's kernel is built. Raises ToolMissing, CompileError, BuildError.
+    `write` gets a line before autograd's kernel is built. Raises ToolMissing, CompileError, BuildError.
     """
     compiler = toolchain.require_compiler(store.notes)
     for backend, arch, runtime, _ in batch.targets_of((), store):
         runtime_objects.folder(store.base, compiler, backend.flags(arch, runtime))
+    make_extension_parts(store)
+    vocabulary.of_torch(store.base, toolchain.require_cxx(store.notes))
+    autograd_part.make(store, write)
 
+
+def make_extension_parts(store: Store) -> None:
+    """Make the parts of C++ extensions with torch's flags, and with CUDA if the architectures are known. The binaries are not kept.
+
+    Raises ToolMissing, CompileError, BuildError.
+    """
     sample = InlineCall(name="opjit_sample", cpp_sources=_DEFINITION, functions="same")
     core.in_background = False
     try:
@@ -39,8 +47,6 @@ def make_parts(store: Store, write: Callable[[str], object]) -> None:
                 _build_sample(replace(sample, cpp_sources=_DECLARATION, cuda_sources=_CUDA), store)
     finally:
         core.in_background = True
-    vocabulary.of_torch(store.base, toolchain.require_cxx(store.notes))
-    autograd_part.make(store, write)
 
 
 def _build_sample(call: InlineCall, store: Store) -> None:

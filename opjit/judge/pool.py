@@ -16,9 +16,9 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from opjit import files
+from opjit.ahead.compiler_parts import make_extension_parts
 from opjit.builder import budget
-from opjit.cpp_extension import light
-from opjit.errors import DeviceUnavailable
+from opjit.errors import DeviceUnavailable, OpjitError
 from opjit.judge import protocol
 from opjit.judge.burst import Burst
 from opjit.judge.connection import WorkerConnection, read_memory
@@ -27,7 +27,6 @@ from opjit.judge.protocol import Channel
 from opjit.judge.read_write_lock import ReadWriteLock
 from opjit.judge.task import BURSTS, Expected, Task
 from opjit.judge.verdict import VerdictReached
-from opjit.recipe import toolchain
 from opjit.store.store import default_store
 from opjit.testing.compare import import_all
 
@@ -76,15 +75,12 @@ class WorkerPool:
         try:
             import_all()
             self.task = Task(self.task_path, self.device, self.seed, self.op_name)
-            self._forks.receive([protocol.Done])
             if self.task.op is None:
                 if self.emulated:
                     raise DeviceUnavailable(_NOT_EMULATED)
-                store = default_store()
-                compiler = toolchain.find_cxx(store.notes)
-                if compiler is not None:
-                    with suppress(OSError):
-                        light.compiled_binding(store.base, compiler)  # for all workers
+                with suppress(OpjitError, OSError):
+                    make_extension_parts(default_store())  # for all workers
+            self._forks.receive([protocol.Done])
         except BaseException:
             self.close()
             raise

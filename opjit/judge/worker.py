@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import pickle
+import shutil
 import sys
 import sysconfig
 import warnings
@@ -153,9 +154,14 @@ class CandidateWorker:
         With a directory of modules to import, its function custom_kernel is called instead.
         """
         args, kwargs = pickle.loads(protocol.read_sealed(init, protocol.MESSAGE_LIMIT))
+        cache = Store(self.folder / "cache")
+        notes = default_store().notes
+        if notes is not None:
+            with suppress(OSError):
+                shutil.copytree(notes, cache.base / notes.name)  # they save asking the compilers again
         os.environ.update(
             OPJIT_LAYERS=str(default_root()),
-            OPJIT_CACHE=str(self.folder / "cache"),
+            OPJIT_CACHE=str(cache.root),
             HOME=str(self.folder),
             TORCH_EXTENSIONS_DIR=str(self.folder / "extensions"),
         )
