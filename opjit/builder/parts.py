@@ -47,14 +47,16 @@ def kept_reads(place: Path) -> Reads:
     return Reads(**json.loads(files.read(place / _READS, _MAX_BYTES)))
 
 
-def is_current(place: Path, needed: Collection[str], moment: Moment) -> bool:
-    """Return whether parts are whole, and all that made them is unchanged."""
-    return is_whole(place, [*needed, _READS]) and _is_unchanged(place, moment)
+def is_current(
+    place: Path, needed: Collection[str], moment: Moment, note: Path | None = None
+) -> bool:
+    """Return whether parts are whole, and all that made them is unchanged. `note` keeps signatures of files, see `reads.changes`."""
+    return is_whole(place, [*needed, _READS]) and _is_unchanged(place, moment, note)
 
 
-def _is_unchanged(place: Path, moment: Moment) -> bool:
+def _is_unchanged(place: Path, moment: Moment, note: Path | None = None) -> bool:
     with suppress(OSError, EntryError, ValueError, TypeError):
-        return not any(reads.differences(kept_reads(place), moment))
+        return not any(reads.differences(kept_reads(place), moment, note))
     return False
 
 
@@ -80,7 +82,8 @@ def kept(
     shared, the remote. One process makes a part, and the other processes wait for it. Raises UntrustedFolder if other users can write the
     store's folder of parts.
     """
-    is_good = is_good or partial(is_current, needed=needed, moment=Moment())
+    note = Store(base.parent).seen(os.path.basename(name))
+    is_good = is_good or partial(is_current, needed=needed, moment=Moment(), note=note)
     found = find_parts(base, name, is_good)
     if found is not None:
         return found

@@ -267,9 +267,12 @@ def changes(
     yield from _changes_of(read, known, places, moment, note)
 
 
-def differences(read: Reads, moment: Moment) -> Iterator[str]:
-    """Yield the differences between the files now and what the tools of a build read on this machine."""
-    yield from _changes_of(read.here(), {}, EVERYWHERE, moment, None)
+def differences(read: Reads, moment: Moment, note: Path | None = None) -> Iterator[str]:
+    """Yield the differences between the files now and what the tools of a build read on this machine. `note` is as for `changes`."""
+    found = read.here()
+    kept = _noted(note, EVERYWHERE)
+    known = kept[1] if kept and kept[0].digests == found.digests else {}
+    yield from _changes_of(found, known, EVERYWHERE, moment, note)
 
 
 def is_unchanged(note: Path) -> bool:
