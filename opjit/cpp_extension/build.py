@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -227,29 +227,43 @@ class _ExtensionBuild(NamedTuple):
         missing = every if self.extension.stable else self.objects.missing(every)
         progress.log(f"{len(every) - len(missing)} of {len(every)} object files are in the cache")
         made = {each: step for each, step in steps.items() if step in missing}
-        is_complete = missing == every
         for step in (step for each, step in made.items() if each.by_nvcc):
             step.done.unlink(missing_ok=True)  # of NVRTC, which nvcc may follow
             step.log.unlink(missing_ok=True)
-        if self.prepared:
-            self.check_text(build, made, nvrtc)
-            if nvrtc is None:
-                self.provide_binding(is_complete)
-        by_ninja = [step for each, step in made.items() if not (nvrtc and each.by_nvcc)]
         link = build.link_step(self.cxx, self.work)
+        jobs: list[Callable[[], None]] = [
+            partial(self._compile_sources, build, made, nvrtc, missing == every)
+        ]
+        if self.prepared:
+            jobs.append(self.prepared.provide_binding)  # the first one takes 8 s
         try:
-            if nvrtc is not None:
-                job = partial(self._by_nvrtc, build, nvrtc)
-                jobs = [partial(job, *each) for each in made.items() if each[0].by_nvcc]
-                processes.in_parallel(lambda job: job(), [partial(self._run, by_ninja), *jobs])
-                self.provide_binding(is_complete)  # NVRTC has written the light headers
-                by_ninja = []
-            self._run([*by_ninja, link])
+            processes.in_parallel(lambda job: job(), jobs)
+            self._run([link])
         except CommandFailed as failed:
             self.objects.keep(missing)  # even if another source failed
             raise self.refused(str(failed)) from None
         self.objects.keep(missing)
         return self.objects.read_by_all([link])
+
+    def _compile_sources(
+        self,
+        build: TorchBuild,
+        made: Mapping[CompiledSource, ninja.ToolCommand],
+        nvrtc: Nvrtc | None,
+        complete: bool,
+    ) -> None:
+        """Compile sources, which are `complete` without cached object files."""
+        if self.prepared:
+            self.check_text(build, made, nvrtc)
+        if nvrtc is None:
+            self.require_torch(complete)
+            self._run([*made.values()])
+            return
+        job = partial(self._by_nvrtc, build, nvrtc)
+        jobs = [partial(job, *each) for each in made.items() if each[0].by_nvcc]
+        others = [step for each, step in made.items() if not each.by_nvcc]
+        processes.in_parallel(lambda job: job(), [partial(self._run, others), *jobs])
+        self.require_torch(complete)  # NVRTC has written the light headers
 
     def _step(
         self, build: TorchBuild, compilation: CompiledSource, nvrtc: Nvrtc | None
@@ -306,14 +320,12 @@ class _ExtensionBuild(NamedTuple):
                     shown = [shlex.join(step.command) for step in steps]
                     print(*shown, output, sep="\n", flush=True)
 
-    def provide_binding(self, complete: bool) -> None:
-        """Provide the binding for the link. Raises light.NeedsFullHeaders if the sources, which are `complete` without cached object files,
-        name nothing of torch."""
-        assert self.prepared is not None
-        programs = self.prepared.programs.values()
-        if complete and not any(program.names_torch for program in programs):
+    def require_torch(self, complete: bool) -> None:
+        """Raise light.NeedsFullHeaders if `complete` sources have light headers and name nothing of torch."""
+        if self.prepared is None or not complete:
+            return
+        if not any(program.names_torch for program in self.prepared.programs.values()):
             raise self.lacks("it includes none of torch's headers")
-        self.prepared.provide_binding()
 
     def check_text(
         self, build: TorchBuild, made: Iterable[CompiledSource], nvrtc: Nvrtc | None

@@ -158,7 +158,9 @@ class CandidateWorker:
         notes = default_store().notes
         if notes is not None:
             with suppress(OSError):
-                shutil.copytree(notes, cache.base / notes.name)  # they save asking the compilers again
+                shutil.copytree(
+                    notes, cache.base / notes.name
+                )  # they save asking the compilers again
         os.environ.update(
             OPJIT_LAYERS=str(default_root()),
             OPJIT_CACHE=str(cache.root),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from opjit import files, processes
+from opjit import files
 from opjit.builder import parts
 from opjit.cpp_extension.identity import LIGHT, own_folders, trusted_folders
 from opjit.cpp_extension.light import core, headers, macros, policy, streams, vocabulary
@@ -137,10 +137,7 @@ class Prepared:
         """Write the light headers of a source, for all passes of its compiler, and compare its tokens as `check` does."""
         source = os.path.normpath(passes[0].work / passes[0].source)
         self.programs[out] = policy.program_of([source], self.flags)  # for a message about it
-        with processes.pool(1) as pool:
-            if self.programs[out].names_torch:
-                pool.submit(getattr, self, "binding")  # meanwhile: the first one takes 8 s
-            texts = [each.text_with_torchs(streams.COUNTED) for each in passes]
+        texts = [each.text_with_torchs(streams.COUNTED) for each in passes]
         lines = list(map(Preprocessor.lines_of, passes, texts))
         streams.require_braces(Path(source), lines[0])
         words = dict.fromkeys(line.text for found in lines for line in found)
@@ -188,7 +185,7 @@ class Prepared:
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""
         program = policy.program_of(paths, self.flags)
-        lacking = program.names_torch and self.binding is None
+        lacking = program.names_torch and _lacks_binding(self.base, self.cxx)
         own = self.with_pybind11 or policy.needs_pybind11(program) or lacking
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
         pasted = streams.PASTES.sub("", program.code)  # so that AT_DISPATCH_##x is a name in it
@@ -224,12 +221,21 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
             )
             (staged / _OBJECT).write_bytes(b"")  # don't try again
 
-    content = ["binding", source.read_text(), *_own_headers(), *vocabulary.versions(cxx)]
     covered = trusted_folders(str(headers.OWN))
-    place = (
-        parts.kept(base, parts.name_of(content, shared=True), (_OBJECT,), covered, make) / _OBJECT
-    )
+    place = parts.kept(base, _name_of_binding(cxx), (_OBJECT,), covered, make) / _OBJECT
     return place if place.stat().st_size else None
+
+
+def _lacks_binding(base: Path, cxx: Compiler) -> bool:
+    """Return whether the binding did not compile for an earlier program. Without one, a build must not wait for it."""
+    whole = partial(parts.is_whole, needed=[_OBJECT])
+    place = parts.find_parts(base, _name_of_binding(cxx), whole)
+    return place is not None and not (place / _OBJECT).stat().st_size
+
+
+def _name_of_binding(cxx: Compiler) -> str:
+    text = (headers.OWN / "opjit_bind.cpp").read_text()
+    return parts.name_of(["binding", text, *_own_headers(), *vocabulary.versions(cxx)], shared=True)
 
 
 def _own_headers() -> list[str]:
