@@ -145,7 +145,7 @@ def fetch_or_build(wanted: W, store: Store) -> Entry:
 
 def _build_locked(wanted: W, store: Store) -> Entry:
     with processes.importing:
-        from opjit.store import lock
+        from opjit import lock
 
     with (
         processes.starting_threads(),

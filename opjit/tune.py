@@ -117,7 +117,7 @@ def measure_or_read(
     on_gpu = backends.clock_of(backend.name) is not None
     if found is not None or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return found
-    from opjit.store import lock
+    from opjit import lock
 
     with (
         progress.status(f"tuning {op.qualified}") as say,

@@ -5,7 +5,7 @@ __main__: cli/test_cli.py
 api: request/test_places.py test_why.py
 batch: ahead/test_precompile.py
 files: store/test_folders.py store/test_store.py
-progress: store/test_lock.py request/test_log.py
+progress: test_lock.py request/test_log.py
 request: request/test_concurrency.py request/test_warm_path.py
 resources: kernels_c/test_contract.py
 tensors: testing/test_testing.py judge/test_judge.py

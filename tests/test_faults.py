@@ -13,7 +13,7 @@ TESTS: dict[int, tuple[str, ...]] = {
     # While it waits, it reports which process it waits for.
     1: (
         "request/test_concurrency.py::test_a_killed_builder_s_waiter_builds_at_once",
-        "store/test_lock.py::test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_over_from_the_dead",
+        "test_lock.py::test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_over_from_the_dead",
     ),
     # A builder is killed between the library and the manifest, or at any other moment. No entry
     # appears, and nothing blocks. Old staging directories are removed later, and fresh ones
@@ -47,7 +47,7 @@ TESTS: dict[int, tuple[str, ...]] = {
         "store/test_store.py::test_an_op_works_with_one_warning_when_the_disk_fills_up",
         "store/test_damage.py::test_a_disk_that_is_full_when_the_manifest_is_written_costs_a_warning",
         "request/test_places.py::test_where_everything_is_full_the_error_says_so",
-        "store/test_lock.py::test_a_full_filesystem_of_locks_costs_one_warning",
+        "test_lock.py::test_a_full_filesystem_of_locks_costs_one_warning",
     ),
     # A staging directory can't be removed when its entry has been published. If it is busy, a
     # later request removes it. If the removal is not permitted, one warning shows the
@@ -77,9 +77,9 @@ TESTS: dict[int, tuple[str, ...]] = {
     # twice, and publishes one valid entry. A lock that blocks costs a limited wait. In both
     # cases, one warning explains it.
     11: (
-        "store/test_lock.py::test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry",
-        "store/test_lock.py::test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_fork",
-        "store/test_lock.py::test_a_filesystem_without_locks_or_a_process_without_threads_costs_one_warning_that_says_so",
+        "test_lock.py::test_a_flock_that_always_succeeds_gives_duplicate_builds_and_one_good_entry",
+        "test_lock.py::test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_fork",
+        "test_lock.py::test_a_filesystem_without_locks_or_a_process_without_threads_costs_one_warning_that_says_so",
     ),
     # A compiler is not deterministic, and two builders race. Files of two builds are never
     # mixed in one entry.
@@ -87,8 +87,8 @@ TESTS: dict[int, tuple[str, ...]] = {
     # A process forks while it holds the lock, or 32 threads request one op. A child can neither
     # free its parent's lock nor keep it, and can request ops. Only one thread compiles.
     13: (
-        "store/test_lock.py::test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock",
-        "store/test_lock.py::test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock",
+        "test_lock.py::test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock",
+        "test_lock.py::test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock",
         "request/test_concurrency.py::test_while_a_thread_builds_the_environment_stays_as_it_is_and_a_forked_child_can_get_ops",
         "request/test_concurrency.py::test_32_threads_that_ask_for_one_op_compile_it_once",
     ),
@@ -178,8 +178,8 @@ TESTS: dict[int, tuple[str, ...]] = {
     25: (
         "store/test_folders.py::test_what_others_can_swap_is_not_loaded_and_one_warning_says_what_to_do",
         "store/test_folders.py::test_a_loop_of_links_is_no_cache_and_no_hang",
-        "store/test_lock.py::test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed",
-        "store/test_lock.py::test_a_lock_folder_that_is_not_the_user_s_is_not_used",
+        "test_lock.py::test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed",
+        "test_lock.py::test_a_lock_folder_that_is_not_the_user_s_is_not_used",
     ),
     # The clock is set back or forward, or entries have dates of 1970 or 2100. Dates never
     # decide whether an entry is valid. Pruning keeps fresh entries, and removes entries with

@@ -23,7 +23,7 @@ HEAVY = [
     "opjit.builder.publish",
     "opjit.builder.budget",
     "opjit.builder.glue",
-    "opjit.store.lock",
+    "opjit.lock",
     "opjit.cli",
     "opjit.recipe.flags",
     "opjit.library",

@@ -88,7 +88,7 @@ def kept(
     if found is not None:
         return found
     with processes.importing:  # only builds import filelock
-        from opjit.store import lock
+        from opjit import lock
 
     def make_watched(staged: Path) -> None:
         started = files.tick(staged)

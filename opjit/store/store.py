@@ -50,7 +50,7 @@ def default_root() -> Path:
         return _absolute(os.path.expanduser(configured))
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if home.startswith("~"):  # a user without a home directory or an account
-        from opjit.store import lock
+        from opjit import lock
 
         return lock.folder() / "cache"
     return Path(os.path.abspath(home)) / "opjit"
@@ -200,7 +200,7 @@ class Store(NamedTuple):
 
 def _is_told_today(text: str) -> bool:
     """Return whether a process of this user has given a warning in the last day, and note that this one does."""
-    from opjit.store import lock  # late: no hit needs it
+    from opjit import lock  # late: no hit needs it
 
     note = lock.folder() / f"{files.sha256(text)[:16]}.warned"
     with suppress(OSError):

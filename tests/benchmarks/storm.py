@@ -163,9 +163,9 @@ def play(
 
 def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) -> Outcome:
     """Look at what a round has left."""
-    from opjit import errors
+    from opjit import errors, lock
     from opjit.backends import cpu, targets
-    from opjit.store import inventory, lock, store
+    from opjit.store import inventory, store
     from opjit.store.entry import verify
 
     killed = {

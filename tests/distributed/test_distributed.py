@@ -217,7 +217,7 @@ def numbered(
 
 ALL = "jobtest::add1,jobtest::add2,jobtest::add3,jobtest::add4"
 # All ranks have arrived, and rank 0 has claimed a build, before the others look.
-FROZEN = "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0"  # a holder that gives no sign for so long is replaced
+FROZEN = "from opjit import lock\nlock.HEARTBEAT_TIMEOUT = 1.0"  # a holder that gives no sign for so long is replaced
 TOGETHER = """
 real = job.Job._claim
 def late(self, task):

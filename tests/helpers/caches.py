@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from opjit import cache, files
+from opjit import cache, files, lock
 from opjit.backends import targets
 from opjit.backends.targets import Target
 from opjit.builder import build
 from opjit.errors import CacheWarning
 from opjit.recipe.document import document_key
 from opjit.recipe.recipe import Recipe
-from opjit.store import inventory, layers, lock, manifest, usage
+from opjit.store import inventory, layers, manifest, usage
 from opjit.store.entry import Entry, verify
 from opjit.store.store import PARTS, Store
 from tests.helpers.ops import SCHEMA, cpu, describe

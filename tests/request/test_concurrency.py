@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import opjit
-from opjit import progress
+from opjit import lock, progress
 from opjit.backends import targets
 from opjit.builder import build
-from opjit.store import elf, lock, manifest
+from opjit.store import elf, manifest
 from opjit.store.store import Store
 from tests import helpers
 from tests.helpers import (
@@ -201,7 +201,7 @@ def test_a_builder_killed_at_any_moment_leaves_nothing_that_harms(op: Path, here
 import os, signal, time
 from torch.utils import cpp_extension
 from tests import helpers
-from opjit.store import lock
+from opjit import lock
 folder, cache = Path({str(op)!r}), Path({str(here)!r})
 for moment in range(16):
     (folder / "amount.h").write_text(f"#define AMOUNT {{moment}}.0f")
@@ -290,9 +290,7 @@ print(code, opjit.get("keytest::plus", "cpu")(torch.ones(1)).tolist())
     assert fresh(code, flags=("-W", "ignore::DeprecationWarning")).stdout == "True True\n0 [2.0]\n"
 
 
-@pytest.mark.parametrize(
-    "module", ["opjit.builder.publish", "opjit.builder.build", "opjit.store.lock"]
-)
+@pytest.mark.parametrize("module", ["opjit.builder.publish", "opjit.builder.build", "opjit.lock"])
 def test_a_child_forked_while_another_thread_imports_what_a_build_needs_can_build(
     module: str, op: Path, here: Path
 ) -> None:

@@ -15,9 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from opjit import progress
+from opjit import lock, progress
 from opjit.builder import build
-from opjit.store import lock
 from opjit.store.store import Store
 from tests import helpers, zygote
 from tests.helpers import GET, OnCompile, as_root, fresh, good, hold, process, tmpfs, until
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("here")
 HOLDER = """
 import sys
 from opjit import progress
-from opjit.store import lock
+from opjit import lock
 lock.HEARTBEAT = 0.1
 with lock.held("key", lambda holder: print("waits", flush=True)):
     print("holds", flush=True)
@@ -93,7 +92,7 @@ def test_an_op_whose_builder_was_stopped_is_built_and_both_use_one_entry(
     on_compile(f"echo >> '{reached}'")
     build_it = (
         helpers.declare(op)
-        + "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT = 1.0\nwarnings.simplefilter('always')\n"
+        + "from opjit import lock\nlock.HEARTBEAT_TIMEOUT = 1.0\nwarnings.simplefilter('always')\n"
         + GET
     )
     with process(build_it) as stopped:
@@ -117,7 +116,7 @@ def test_a_compiler_that_works_for_long_is_waited_for(
     done = here.with_name("done")
     on_compile(f"mkdir '{reached}' 2>/dev/null && until [ -e '{done}' ]; do sleep 0.1; done")
     code = helpers.declare(op) + (
-        "from opjit.store import lock\nlock.HEARTBEAT_TIMEOUT, lock.HEARTBEAT = 1.5, 0.1\nwarnings.simplefilter('error')\n"
+        "from opjit import lock\nlock.HEARTBEAT_TIMEOUT, lock.HEARTBEAT = 1.5, 0.1\nwarnings.simplefilter('error')\n"
         "print(opjit.get('keytest::plus', 'cpu')(torch.ones(1)).tolist(), flush=True)"
     )
     with process(code) as builder:
@@ -210,7 +209,7 @@ def test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock() ->
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from opjit import progress
-from opjit.store import lock
+from opjit import lock
 with lock.held("key", str):
     child = os.fork()
     if child:
@@ -233,7 +232,7 @@ def test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock() -> None:
     code = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
-from opjit.store import lock
+from opjit import lock
 with lock.held("key", str):
     if os.fork() == 0:
         print("forked", flush=True)
