@@ -33,17 +33,21 @@ _NOTE_BYTES = 200
 _RELEASE_TIMEOUT = 5.0  # seconds that a holder waits for its thread to release the lock
 
 
-def folder() -> Path:
+def local_folder() -> Path:
     """Return this user's folder for locks, on a local filesystem: locks on shared ones are unreliable."""
     return Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}"
 
 
 @contextmanager
-def held(key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+def held(
+    key: str, on_wait: Callable[[str], None], warn: Callable[[str], None] = warn_of_cache
+) -> Iterator[None]:
     """Hold the lock of a key during the block, or warn and go on. `on_wait` hears who holds it, since when and for which step."""
     thread = _LockThread(key)
     try:
-        thread.acquire(on_wait)
+        trouble = thread.acquire(on_wait)
+        if trouble is not None:
+            warn(f"building without a lock, so another process may build the same: {trouble}")
         with progress.on(progress.STEP, thread.step):
             yield
     finally:
@@ -74,18 +78,12 @@ class _LockThread(threading.Thread):
 
     # --- called by the building thread
 
-    def acquire(self, on_wait: Callable[[str], None]) -> None:
+    def acquire(self, on_wait: Callable[[str], None]) -> str | None:
+        """Wait for the lock. Returns the reason if the build has to do without."""
         try:
             self.start()
         except RuntimeError as error:  # the system refuses another thread
             self._fail(error)
-        trouble = self._wait(on_wait)
-        if trouble is not None:
-            warn_of_cache(
-                f"building without a lock, so another process may build the same: {trouble}"
-            )
-
-    def _wait(self, on_wait: Callable[[str], None]) -> str | None:
         reported = ""
         seen = None
         since = time.monotonic()
@@ -123,7 +121,8 @@ class _LockThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            place = folder()
+            with processes.importing:  # a child of a fork would find tempfile's lock taken
+                place = local_folder()
             files.make_private(place)
             problem = files.trust_problem(place)
             if problem:

@@ -289,9 +289,7 @@ class Job:
 
     def _fetch(self, task: RankTask, result: RankResult) -> None:
         # This import takes 30 ms of a warm start of 8 ranks (tests/benchmarks/ranks.py).
-        from opjit.store import (
-            lock,
-        )
+        from opjit import lock
 
         with lock.held(result.key, lambda holder: self.show(f"waiting for {task}: {holder}")):
             if task.look():

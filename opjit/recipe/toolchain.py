@@ -6,13 +6,13 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from shutil import which
 from typing import NamedTuple, NoReturn, TypeVar
 
-from opjit import files
+from opjit import files, processes, progress
 from opjit.backends import Backend, DeviceCompiler, targets
 from opjit.backends.targets import Target
 from opjit.errors import ToolMissing
@@ -312,15 +312,20 @@ def _find(
         return None
     path = os.path.abspath(found)  # the build runs in another folder
     note = notes and notes / f"{kind}-{files.sha256(os.fsencode(path))[:16]}"
-    known = files.read_checked(note)
-    seen = note and note.with_suffix(".reads")
-    noted = known if isinstance(known, dict) and tuple(known) == tool._fields else None
-    if noted is not None and seen and reads.is_unchanged(seen):
-        return tool(**noted)
-    from opjit.recipe import record_reader  # late: no hit needs it
+    if known := _noted(tool, note):
+        return known
+    with processes.importing:  # no hit needs them
+        from opjit import lock
+        from opjit.recipe import record_reader
 
-    recorder.start(notes)
-    with files.scratch_folder() as work:
+    def on_wait(holder: str) -> None:
+        progress.step(f"waiting for what a compiler answers: {holder}")
+
+    once = lock.held(note.name, on_wait, progress.log) if note else nullcontext()
+    with once, files.scratch_folder() as work:
+        if known := _noted(tool, note):
+            return known
+        recorder.start(notes)
         started = files.tick(work)
         answer = probe(path, work)
         reader = record_reader.RecordReader(str(work), reads.Moment(), (), started)
@@ -328,8 +333,16 @@ def _find(
             read = reader.reads([work / recorder.LOG])
             if note and read.local and not read.doubt:
                 files.write_checked(note, answer._asdict())
-                reads.remember(read, reads.EVERYWHERE, seen, started)
+                reads.remember(read, reads.EVERYWHERE, note.with_suffix(".reads"), started)
     return answer
+
+
+def _noted(tool: type[_Tool], note: Path | None) -> _Tool | None:
+    """Return the answer in a note, unless a file changed that the program and its children asked for."""
+    known = files.read_checked(note)
+    if not note or not isinstance(known, dict) or tuple(known) != tool._fields:
+        return None
+    return tool(**known) if reads.is_unchanged(note.with_suffix(".reads")) else None
 
 
 class BuildTools(NamedTuple):

@@ -52,7 +52,7 @@ def default_root() -> Path:
     if home.startswith("~"):  # a user without a home directory or an account
         from opjit import lock
 
-        return lock.folder() / "cache"
+        return lock.local_folder() / "cache"
     return Path(os.path.abspath(home)) / "opjit"
 
 
@@ -202,7 +202,7 @@ def _is_told_today(text: str) -> bool:
     """Return whether a process of this user has given a warning in the last day, and note that this one does."""
     from opjit import lock  # late: no hit needs it
 
-    note = lock.folder() / f"{files.sha256(text)[:16]}.warned"
+    note = lock.local_folder() / f"{files.sha256(text)[:16]}.warned"
     with suppress(OSError):
         files.make_private(note.parent)
         if files.trust_problem(note.parent) is None:

@@ -195,7 +195,7 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
         len(killed),
         sum(sum(by.values()) for by in begun.values()),
         excess,
-        sum(map(is_held, lock.folder().glob("*.lock"))),
+        sum(map(is_held, lock.local_folder().glob("*.lock"))),
         abs(expected_entries - good),
         sum(1 for _ in (root.base / "staging").iterdir()),
     )
