@@ -83,7 +83,8 @@ class Members:
             code = torch.cuda.cudart().cudaHostRegister(
                 ctypes.addressof(lost), LOST_BYTES, _REGISTER_MAPPED
             )
-            _agree(int(code) == 0, f"CUDA cannot map the group's error words: {code}", self)
+            failed = [f"CUDA cannot map the group's error words: {code}"] if int(code) else []
+            _agree(failed, self)
         inbox = INBOX_BYTES if on_gpu else 0
         starts, memory = self.reach(SIGNAL_BYTES + inbox + size, device)
         counts = torch.zeros(COUNT_BYTES, dtype=torch.uint8, device=device)
@@ -112,11 +113,11 @@ def words_in(shared: mmap.mmap) -> Any:
     return (ctypes.c_uint32 * (LOST_BYTES // 4)).from_buffer(shared)
 
 
-def _agree(good: bool, reason: str, members: Members) -> None:
-    """Raise the first rank's reason on all ranks, unless all are good."""
-    reasons = [each for each in members.exchange(None if good else reason) if each is not None]
-    if reasons:
-        raise OpjitError(f"the ranks cannot reach each other's memory: {reasons[0]}")
+def _agree(problems: list[str], members: Members) -> None:
+    """Raise the first problem of the first rank that has one, on all ranks."""
+    for found in members.exchange(problems):
+        if found:
+            raise OpjitError(f"the ranks cannot reach each other's memory: {found[0]}")
 
 
 def _shared(size: int, members: Members) -> mmap.mmap:
@@ -142,7 +143,7 @@ def _shared(size: int, members: Members) -> mmap.mmap:
         os.close(opened)
     except OSError as error:
         reason = f"{reason}: {error}"
-    _agree(shared is not None, reason, members)
+    _agree([reason] if shared is None else [], members)
     if members.rank == 0:
         os.close(descriptor)
     assert shared is not None
@@ -177,7 +178,7 @@ def _on_devices(size: int, device: torch.device, members: Members) -> list[int]:
     call("cudaMemset", own, 0, ctypes.c_size_t(size))
     call("cudaDeviceSynchronize")
     call("cudaIpcGetMemHandle", ctypes.byref(handle), own)
-    _agree(not failed, "".join(failed[:1]), members)
+    _agree(failed, members)
     starts = []
     for number, content in enumerate(members.exchange(bytes(handle))):
         opened = own
@@ -186,7 +187,7 @@ def _on_devices(size: int, device: torch.device, members: Members) -> list[int]:
             theirs = _IpcHandle.from_buffer_copy(content)
             call("cudaIpcOpenMemHandle", ctypes.byref(opened), theirs, 1)
         starts.append(opened.value or 0)
-    _agree(not failed, "".join(failed[:1]), members)
+    _agree(failed, members)
     return starts
 
 
@@ -216,7 +217,7 @@ def _test(starts: Sequence[int], device: torch.device, members: Members) -> None
         for writer in range(world)
         if not torch.equal(place[writer], pattern(writer, owner))
     ]
-    _agree(not wrong, "".join(wrong[:1]), members)
+    _agree(wrong, members)
     places[rank].zero_()
     torch.cuda.synchronize(device)
     members.exchange(None)
