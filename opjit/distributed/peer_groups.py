@@ -6,12 +6,12 @@ thread in each process write: the thread waits for the other processes to end. `
 
 import ctypes
 import os
-import select
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import connection
 from typing import Any
 
 import torch
@@ -81,8 +81,7 @@ class Peers:
             >>> _ = opjit.get("all_reduce_ranks_", "cpu")(x.fill_(1), group.name)
         """
         self.check()
-        newest = {(live.peers.name, live.peers.device): live for live in _groups}
-        live = newest[self.name, self.device]
+        live = _groups[self.name, self.device]
         members = _members(live.members())
         if members.name != self.name:
             raise BadSetting(f"the process group of {self.name} was destroyed")
@@ -108,7 +107,7 @@ class _LiveGroup:
     words: Any  # the opjit_group, as an array of ctypes
     memory: PeerMemory
     members: Callable[[], Any]  # the process group, or None if it was destroyed
-    kept: tuple[Any, ...]  # the texts to which the words point
+    kept: tuple[Any, ...]  # the texts to which the words point, and the group before
     tensors: list[Any]  # the memory of Peers.empty()
 
     def lost(self) -> dict[int, int]:
@@ -124,9 +123,8 @@ class _LiveGroup:
         words[0] = words[0] or 1 + rank
 
 
-_groups: list[
-    _LiveGroup
-] = []  # the newest last; never removed, because captured graphs use their memory
+# By name and device, the newest of each. A group keeps the one before it, because captured graphs use its memory.
+_groups: dict[tuple[str, torch.device], _LiveGroup] = {}
 _lock = processes.Lock()
 # A thread that is a rank has `members`: opjit.emulate runs all ranks of a group in one process.
 this_thread = threading.local()
@@ -171,11 +169,9 @@ def peers(
     """
     where = _device(device)
     members = _members(group)
-    known = None
-    for live in _groups:  # the newest is the last
-        same = (live.peers.name, live.peers.device) == (members.name, where)
-        if same and live.members() is members.group:  # and not of a group that was destroyed
-            known = live
+    known = _groups.get((members.name, where))
+    if known is not None and known.members() is not members.group:
+        known = None  # it is of a process group that was destroyed
     if known is not None:
         check(members.name)  # a lost rank would not answer
     limit = os.environ.get("OPJIT_PEER_TIMEOUT") or timeout
@@ -208,7 +204,7 @@ def _with_timeout(known: _LiveGroup, seconds: float) -> Peers:
         return known.peers
     peers = replace(known.peers, timeout=seconds)
     with _lock:
-        _groups[_groups.index(known)] = replace(known, peers=peers)
+        _groups[peers.name, peers.device] = replace(known, peers=peers)
         known.words[_TIMEOUT_WORD] = int(seconds * 1e9)
     return peers
 
@@ -221,8 +217,9 @@ def _publish(wanted: Peers, members: Members) -> None:
     words = (ctypes.c_uint64 * _GROUP_WORDS)()
     # Without keeping it alive: a program may destroy it, and make another group of the same name.
     group = (lambda: None) if members.group is None else weakref.ref(members.group)
-    live = _LiveGroup(wanted, words, memory, group, (name, reasons), [])
+    key = wanted.name, wanted.device
     with _lock:
+        live = _LiveGroup(wanted, words, memory, group, (name, reasons, _groups.pop(key, None)), [])
         known = [
             ctypes.sizeof(words),
             loader.first_group.value or 0,
@@ -245,7 +242,7 @@ def _publish(wanted: Peers, members: Members) -> None:
             known
         ):  # libraries keep the state of calls in the other words
             words[place] = value or 0
-        _groups.append(live)
+        _groups[key] = live
         loader.first_group.value = ctypes.addressof(words)
     if members.world > 1 and members.group is not None:
         threading.Thread(target=_watch, args=(live,), name="opjit peers", daemon=True).start()
@@ -267,9 +264,8 @@ def check(group: Any = None) -> None:
         >>> opjit.distributed.check()
     """
     name = group if isinstance(group, str) else _members(group).name
-    newest = {live.peers.device: live for live in _groups if live.peers.name == name}
-    for live in newest.values():
-        lost = live.lost()
+    for live in list(_groups.values()):
+        lost = live.lost() if live.peers.name == name else {}
         if not lost:
             continue
         numbers = [word >> 8 for word in lost.values() if word & 255 != _DIED]
@@ -348,7 +344,7 @@ def rank_in(name: str) -> int:
 
 
 def _peers_named(name: str) -> Peers:
-    found = [live.peers for live in _groups if live.peers.name == name]
+    found = [live.peers for live in list(_groups.values()) if live.peers.name == name]
     if not found:
         raise BadSetting(f"there is no group {name}; call opjit.distributed.peers() for it first")
     return found[-1]
@@ -375,7 +371,6 @@ def _checked_timeout(limit: float | str) -> float:
 
 def _watch(live: _LiveGroup) -> None:
     """Wait for the other ranks' processes to end: a kernel that waits for one then stops within a millisecond."""
-    poll = select.poll()
     ranks = dict[int, int]()
     for rank, pid in enumerate(live.memory.pids):
         if rank == live.peers.rank:
@@ -388,9 +383,8 @@ def _watch(live: _LiveGroup) -> None:
         except OSError:  # an old kernel: the time limit is left
             continue
         ranks[descriptor] = rank
-        poll.register(descriptor, select.POLLIN)
     while ranks:
-        for descriptor, _ in poll.poll():
-            live.lose(ranks.pop(descriptor), _DIED)
-            poll.unregister(descriptor)
-            os.close(descriptor)
+        ended: list[Any] = connection.wait(ranks)
+        for each in ended:
+            live.lose(ranks.pop(each), _DIED)
+            os.close(each)

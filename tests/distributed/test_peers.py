@@ -209,7 +209,7 @@ def test_ranks_that_do_not_make_the_same_call_all_get_an_error(tmp_path: Path, c
 
 def test_counts_wrap_around(tmp_path: Path) -> None:
     body = """
-        memory = peer_groups._groups[-1].memory
+        memory = [*peer_groups._groups.values()][-1].memory
         ctypes.c_uint32.from_address(memory.count).value = 2**32 - 3
         for other in range(2):
             ctypes.c_uint64.from_address(memory.starts[rank] + 8 * other).value = 2**32 - 3
@@ -296,7 +296,7 @@ def test_ctrl_c_ends_a_call_behind_another_threads_call_that_waits_for_a_rank(
     """
     before = """
 def op_is_waiting(group):
-    memory = peer_groups._groups[-1].memory
+    memory = [*peer_groups._groups.values()][-1].memory
     return ctypes.c_uint32.from_address(memory.count).value > 0
 """
     assert run(tmp_path, body, before=before) == "ended\n"
