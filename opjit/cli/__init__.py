@@ -37,12 +37,6 @@ _IMPOSSIBLE = (
 _default_format = warnings.formatwarning  # of Python, or of the program that embeds it
 
 
-class _Impossible(ClickException):
-    """A request that cannot be."""
-
-    exit_code = 2
-
-
 class _Commands(helps.Group):
     """Print only the message of an opjit error, and only the op.py part of another error's traceback."""
 
@@ -53,7 +47,8 @@ class _Commands(helps.Group):
             page = _ERRORS.read_text("utf-8")
             names = (kind.__name__ for kind in type(error).__mro__)
             explained = next(name for name in names if f"\n## {name}\n" in page)
-            kind = _Impossible if isinstance(error, _IMPOSSIBLE) else ClickException
+            # Without a context, click prints no usage of the command.
+            kind = click.UsageError if isinstance(error, _IMPOSSIBLE) else ClickException
             raise kind(f"{error}\nRun `opjit help {explained}` for causes and fixes.") from error
         except click.NoSuchOption as error:
             name = error.option_name
