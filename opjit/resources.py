@@ -9,7 +9,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 @cache
 def folder(name: str) -> Path:
-    """Return the folder ``kernels_c`` or ``templates``."""
+    """Return the folder ``kernels_c`` or ``templates``, or one in them."""
     installed = _PACKAGE / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 

@@ -137,17 +137,13 @@ _COMMON = {
 
 def remark(text: object) -> None:
     """Print a remark to stderr, unless the command has -q."""
-    if not _is_quiet():
-        echo(text, err=True)
+    reporter()(text, err=True)
 
 
-def reporter() -> Callable[[str], None]:
-    """Return a function for any thread that prints the command's progress, unless the command has -q."""
-    return (lambda text: None) if _is_quiet() else echo
-
-
-def _is_quiet() -> bool:
-    return _QUIET in get_current_context().meta
+def reporter() -> Callable[..., object]:
+    """Return `echo` for any thread; with -q, a function that prints nothing."""
+    is_quiet = _QUIET in get_current_context().meta
+    return (lambda text, err=False: None) if is_quiet else echo
 
 
 def path_option(name: str, place: str, text: str) -> Decorator:
@@ -157,8 +153,7 @@ def path_option(name: str, place: str, text: str) -> Decorator:
         from opjit import resources
 
         if asked:
-            top, _slash, inner = place.partition("/")
-            echo(resources.folder(top) / inner)
+            echo(resources.folder(place))
             ctx.exit()
 
     return click.option(
