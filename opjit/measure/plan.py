@@ -3,12 +3,13 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
-from opjit.tensors import bytes_of, span, tensors_of
+from opjit.tensors import bytes_of, span
 
 _MOST_INPUTS = 256
 
@@ -111,19 +112,17 @@ def _quartiles(values: Sequence[float]) -> Sequence[float]:
     return statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
 
 
-def copies(inputs: Arguments, cache: int) -> list[Arguments]:
-    """Return a set of inputs, and copies of it until all fill a cache of so many bytes three times, or 256 sets.
+def copies(inputs: Arguments, size: int) -> list[Arguments]:
+    """Return a set of inputs, and copies of it until all fill a cache of `size` bytes three times, or 256 sets.
 
     Copies have the strides, the alignment and the shared tensors of the original.
     """
-    count = min(_MOST_INPUTS, -(-3 * cache // max(1, bytes_of(inputs))))
-    return [inputs, *(_copy_inputs(inputs) for _ in range(count - 1))]
-
-
-def _copy_inputs(inputs: Arguments) -> Arguments:
-    made = {id(each): _copy_tensor(each) for each in tensors_of(inputs)}
-    copied: Arguments = tree_map(lambda value: made.get(id(value), value), inputs)
-    return copied
+    count = min(_MOST_INPUTS, -(-3 * size // max(1, bytes_of(inputs))))
+    # In each set, a tensor that occurs twice has one copy.
+    return [
+        inputs,
+        *(tree_map_only(torch.Tensor, cache(_copy_tensor), inputs) for _ in range(count - 1)),
+    ]
 
 
 def _copy_tensor(x: torch.Tensor) -> torch.Tensor:
