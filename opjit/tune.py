@@ -12,7 +12,7 @@ recorded choice runs or, without a record, the first variant.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -126,7 +126,7 @@ def measure_or_read(
         if not again:  # another process may have measured during the wait
             found = _read_choice(name, labels, store)
         if found is None:
-            with torch.cuda.device(index) if on_gpu else nullcontext():
+            with torch.cuda.device(index if on_gpu else -1):
                 found = _measured(op, backend, inputs, store)
             if found is not None:
                 files.write_note(store.base / TUNED / name, json.dumps(found._asdict()))
@@ -159,9 +159,11 @@ def _measured(op: OpState, backend: Backend, inputs: Arguments, store: Store) ->
     if op.schema.mutates or op.schema.draws:  # the tensors and generators of the call do not change
         inputs = tree_map(_private_copy, inputs)
     on_gpu = backends.clock_of(backend.name) is not None
-    drawing = torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else [])
+    drawing = torch.random.fork_rng(
+        [torch.cuda.current_device()] if on_gpu else [], enabled=op.schema.draws
+    )
     try:
-        with torch.inference_mode(), drawing if op.schema.draws else nullcontext():
+        with torch.inference_mode(), drawing:
             if not _running(op, backend, {"": loaded.kernel}, inputs):
                 return None
             _build_variants(op, backend, store)
