@@ -47,7 +47,6 @@ class Measurement:
     """The time of one side's calls.
 
     Attributes:
-        side: its name.
         seconds: the mean time of a call in each burst, on CUDA the device's time.
         host: on CUDA the median seconds in which the host issues a call, or None if `seconds` contains them.
         way: ``"clock"``: the CPU's clock. ``"events"``: CUDA events around calls. ``"graph"``: events around a CUDA graph
@@ -64,7 +63,6 @@ class Measurement:
         median: of `seconds`; `lower` and `upper` are its quartiles.
     """
 
-    side: str
     seconds: tuple[float, ...]
     host: float | None
     way: str

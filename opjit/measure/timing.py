@@ -61,14 +61,13 @@ def measure(plan: TimingPlan) -> dict[str, Measurement]:
     after = machine.megahertz(plan.device)
     clock = None if before is None or after is None else (before, after)
     return {
-        name: _measurement(plan, name, burst, tuple(seconds[name]), clock)
+        name: _measurement(plan, burst, tuple(seconds[name]), clock)
         for name, burst in bursts.items()
     }
 
 
 def _measurement(
     plan: TimingPlan,
-    side: str,
     burst: "_HostBurst | _DeviceBurst",
     seconds: tuple[float, ...],
     clock: tuple[int, int] | None,
@@ -80,7 +79,6 @@ def _measurement(
     floor = machine.bound(plan.device, max(0, plan.bytes - cached), plan.flops, 1)
     bound = machine.bound(plan.device, plan.bytes, plan.flops, size)
     return Measurement(
-        side,
         seconds,
         burst.host,
         burst.way,

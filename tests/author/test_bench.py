@@ -101,7 +101,7 @@ def test_operations_a_noisy_run_and_their_numbers_are_shown(
         bench,
         "measure",
         lambda plan: {
-            side: Measurement(side, times[side], None, "clock", 1, 1, False, plan.bytes, plan.flops)
+            side: Measurement(times[side], None, "clock", 1, 1, False, plan.bytes, plan.flops)
             for side in plan.sides
         },
     )

@@ -20,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
 
 
 def one(seconds: tuple[float, ...] = (1.0,), **more: Any) -> Measurement:
-    return Measurement("side", seconds, None, "clock", 1, 1, False, 0, 0, **more)
+    return Measurement(seconds, None, "clock", 1, 1, False, 0, 0, **more)
 
 
 @pytest.mark.parametrize(
