@@ -45,7 +45,8 @@ def current() -> Rank | None:
         else _pair("RANK", "WORLD_SIZE")
         or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
         or _pair("PMI_RANK", "PMI_SIZE")
-        or _slurm()
+        # Only srun sets the step's variables: Slurm's batch script has a SLURM_PROCID too, but is not a rank.
+        or _pair("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     )
     if pair is None:
         return None
@@ -75,16 +76,6 @@ def current() -> Rank | None:
 def _pair(rank: str, size: str) -> tuple[int, int] | None:
     numbers = _number(rank), _number(size)
     return (numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
-
-
-def _slurm() -> tuple[int, int] | None:
-    """Only srun sets the step's variables; Slurm's batch script has a SLURM_PROCID too, but is not a rank."""
-    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
-    return (
-        _pair("SLURM_PROCID", tasks)
-        if tasks != "SLURM_NTASKS" or "SLURM_STEP_ID" in os.environ
-        else None
-    )
 
 
 def _address() -> tuple[str, int] | None:
