@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from opjit import files, resources
 from opjit.backends.cpu import features
@@ -70,20 +69,14 @@ def _publish(content: bytes, place: Path) -> None:
 def _rendered(binaries: Binaries, work: Path) -> str:
     """Return the C source of a library, and write the binaries that it includes."""
     ops = [_op(number, op, found, work) for number, (op, found) in enumerate(binaries.items())]
-    data = "\n".join(op.data for op in ops)
-    entries = "\n".join(op.entries for op in ops)
-    rows = "".join(op.row for op in ops)
+    data, rows, entries = zip(*ops, strict=True)
     return resources.filled(
-        "standalone.c.in", binaries=data, entries=entries, ops=rows, count=len(ops)
+        "standalone.c.in",
+        binaries="\n".join(data),
+        entries="\n".join(entries),
+        ops="".join(rows),
+        count=len(ops),
     )
-
-
-class _Source(NamedTuple):
-    """C source of an op or of a binary."""
-
-    data: str
-    row: str  # in the table of ops or binaries
-    entries: str = ""  # functions that torch calls
 
 
 _ENTRY = """\
@@ -102,7 +95,10 @@ def rank(target: Target) -> int:
     return max((known.index(part) for part in target.arch.split("+") if part in known), default=-1)
 
 
-def _op(number: int, op: Op, found: Sequence[tuple[Target, Entry]], work: Path) -> _Source:
+def _op(
+    number: int, op: Op, found: Sequence[tuple[Target, Entry]], work: Path
+) -> tuple[str, str, str]:
+    """Return the C source of an op: its data, its row in the table of ops, and the functions that torch calls."""
     by_key = dict[str, list[tuple[Target, Entry]]]()
     for target, entry in found:
         by_key.setdefault(target.backend.dispatch_key, []).append((target, entry))
@@ -112,15 +108,14 @@ def _op(number: int, op: Op, found: Sequence[tuple[Target, Entry]], work: Path) 
     for index, (key, these) in enumerate(by_key.items()):
         name = f"op{number}_{index}"
         best_first = sorted(these, key=lambda each: -rank(each[0]))
-        sources = [
-            _binary(target, entry, f"{name}_{count}", work)
-            for count, (target, entry) in enumerate(best_first)
-        ]
-        table = "".join(source.row for source in sources)
-        data += [source.data for source in sources]
+        table = ""
+        for count, (target, entry) in enumerate(best_first):
+            content, row = _binary(target, entry, f"{name}_{count}", work)
+            data.append(content)
+            table += row
         data.append(f"static opjit_binary {name}[] = {{\n{table}}};\n")
         entries.append(_ENTRY.format(name=name, op=number, kernel=index))
-        rows.append(f'    {{"{key}", {name}_entry, {name}, {len(sources)}, {{0}}, NULL}},\n')
+        rows.append(f'    {{"{key}", {name}_entry, {name}, {len(these)}, {{0}}, NULL}},\n')
     tags = glue.tags(op.schema)
     listed = ", ".join(tags) or "NULL"
     data.append(f"static int32_t (*const op{number}_tags[])(void) = {{{listed}}};\n")
@@ -130,11 +125,11 @@ def _op(number: int, op: Op, found: Sequence[tuple[Target, Entry]], work: Path) 
         f'    {{"{op.schema.namespace}", "{op.schema.name}", "{op.qualified}", {glue.schema_literal(op.schema)},'
         f" op{number}_tags, {len(tags)}, {glue.tensor_bits(op.schema)}, op{number}_kernels, {len(rows)}, NULL, NULL}},\n"
     )
-    return _Source("".join(data), row, "".join(entries))
+    return "".join(data), row, "".join(entries)
 
 
-def _binary(target: Target, entry: Entry, name: str, work: Path) -> _Source:
-    """Write a binary to a file, and return the assembly that includes it."""
+def _binary(target: Target, entry: Entry, name: str, work: Path) -> tuple[str, str]:
+    """Write a binary to a file, and return the assembly that includes it, and its row in the table of binaries."""
     (work / f"{name}.bin").write_bytes(entry.library.read_bytes())
     data = (
         f'__asm__(".pushsection .rodata.{name}, \\"a\\"\\n.balign 64\\n{name}_start: .incbin \\"{name}.bin\\"\\n"\n'
@@ -147,4 +142,4 @@ def _binary(target: Target, entry: Entry, name: str, work: Path) -> _Source:
     )
     needs = " ".join(sorted(features(target.arch))) if target.backend.name == "cpu" else ""
     row = f'    {{{name}_start, {name}_end, "{target.arch}", "{runtime}", "{needs}", NULL}},\n'
-    return _Source(data, row)
+    return data, row
