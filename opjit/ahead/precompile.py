@@ -181,7 +181,10 @@ def build_plan(
     report = Report([], [], plan.skipped, list(plan.failed), 0.0)
     try:
         if rank is not None and rank.needs_store:
-            _share(plan, report)
+            # One build at a time in this process.
+            tasks = distributed.share(plan.wanted, plan.store, ahead=True)
+            for wanted, task in zip(plan.wanted, tasks, strict=True):
+                _add(wanted, task.built, task.error, report)
         else:
             _build_missing(plan, jobs, report, stream, write)
         of_ops = [wanted for wanted in plan.wanted if isinstance(wanted, OpRequest)]
@@ -196,13 +199,6 @@ def build_plan(
             except OSError as error:
                 warn_of_cache(f"other users may not be able to read {item.folder}: {error}")
     return report._replace(seconds=time.perf_counter() - started)
-
-
-def _share(plan: Plan, report: Report) -> None:
-    """Build together with the other ranks of the job, one build at a time in this process."""
-    tasks = distributed.share(plan.wanted, plan.store, ahead=True)
-    for wanted, task in zip(plan.wanted, tasks, strict=True):
-        _add(wanted, task.built, task.error, report)
 
 
 def _build_missing(
@@ -235,14 +231,10 @@ def _build_missing(
             }
             for done in as_completed(running):
                 _add(running[done], *done.result(), report)
-    # A build for another arch has the same ones.
-    found = {
-        (each.category, str(each.message), each.filename, each.lineno): each
-        for each in seen
-        if issubclass(each.category, (CacheWarning, CompileWarning))
-    }
-    for each in found.values():
-        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    # A build for another arch has the same ones, with the same texts.
+    for each in {str(each): each for each in seen}.values():
+        if issubclass(each.category, (CacheWarning, CompileWarning)):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def _build_one(

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ import opjit
 from opjit import cli, files
 from opjit.ahead import compiler_parts, precompile
 from opjit.ahead.plan import plan_ops
-from opjit.ahead.precompile import Report
 from opjit.batch import pairs, requests, targets_of
 from opjit.catalog import registry
 from opjit.errors import BadSetting, CompileError, NoKernel, PrecompileError
@@ -191,12 +191,15 @@ def test_a_named_store_keeps_what_it_has_whatever_the_bounds_of_the_cache(
     assert len(entries(tmp_path / "layer")) == 2
 
 
-def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(tmp_path: Path, here: Path) -> None:
+def test_ranks_build_the_rest_where_one_op_has_lost_its_kernel(
+    tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_ops(tmp_path / "ops", ["one", "two"])
     plan = plan_ops([tmp_path / "ops"], [ARCHS[0]], None)
     (tmp_path / "ops" / "two" / "two.c").unlink()
-    report = Report([], [], 0, [], 0.0)
-    precompile._share(plan, report)  # what each rank does
+    of_a_job = SimpleNamespace(needs_store=True)
+    monkeypatch.setattr(precompile, "ranks", SimpleNamespace(current=lambda: of_a_job))
+    report = precompile.build_plan(plan)
     assert [pair.op.schema.name for pair in report.built if isinstance(pair, OpRequest)] == ["one"]
     [(name, error)] = report.failed
     assert "two" in name
