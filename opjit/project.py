@@ -23,8 +23,8 @@ from hatchling.builders.wheel import WheelBuilderConfig
 from hatchling.plugin import hookimpl
 
 from opjit.author import wheel
-from opjit.author.wheel import WheelError
 from opjit.catalog import registry
+from opjit.errors import BadSetting, DeclarationError
 from opjit.operators.op import Op
 
 _TABLE = "[tool.hatch.build.targets.wheel.hooks.opjit]"
@@ -36,13 +36,15 @@ class OpBuildHook(BuildHookInterface[WheelBuilderConfig]):
     PLUGIN_NAME = "opjit"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the ops, unless the install is editable. Raises WheelError without archs or ops, and the errors of a build."""
+        """Build the ops, unless the install is editable.
+
+        Raises BadSetting without archs, DeclarationError without ops, and the errors of a build."""
         if self.target_name != "wheel" or version == "editable":
             return
         found = {package: _ops(Path(self.root, package)) for package in self.build_config.packages}
         ops = [op for each in found.values() for op in each]
         if not ops:
-            raise WheelError(
+            raise DeclarationError(
                 f"no op is declared in {', '.join(found) or 'any package of the wheel'}; call "
                 "opjit.add_path(Path(__file__).parent) in the package's __init__.py"
             )
@@ -65,7 +67,7 @@ class OpBuildHook(BuildHookInterface[WheelBuilderConfig]):
         chosen = os.environ.get("OPJIT_WHEEL_ARCHS", "").replace(" ", "")
         archs = chosen.split(",") if chosen else self.config.get("archs")
         if not isinstance(archs, list):
-            raise WheelError(
+            raise BadSetting(
                 f'expected a list of archs in {_TABLE}, such as archs = ["x86-64-v3", "sm_90"], got {self.config}'
             )
         return archs
@@ -73,7 +75,7 @@ class OpBuildHook(BuildHookInterface[WheelBuilderConfig]):
 
 def _ops(package: Path) -> list[Op]:
     if not (package / "__init__.py").is_file():
-        raise WheelError(
+        raise DeclarationError(
             f"expected a package in {package}, with an __init__.py that declares its ops"
         )
     sys.path.insert(0, str(package.parent))  # an op.py may import from its package

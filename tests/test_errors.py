@@ -16,7 +16,7 @@ from opjit.errors import OpjitError
 
 
 class Elsewhere(OpjitError):
-    """An error that opjit.errors does not define, like WheelError, whose module needs hatchling."""
+    """An error that opjit.errors does not define, like one of another package."""
 
 
 EXAMPLES: list[OpjitError] = [

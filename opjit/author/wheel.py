@@ -23,7 +23,7 @@ from opjit import batch, request, resources
 from opjit.author.new import package_name
 from opjit.backends.targets import Target
 from opjit.catalog import arguments
-from opjit.errors import BuildError, NoKernel, OpjitError
+from opjit.errors import BadSetting, BuildError, DeclarationError, NoKernel
 from opjit.library.build import LEFT_OUT, put_binary
 from opjit.operators.op import Op
 from opjit.store import elf, layers
@@ -44,10 +44,6 @@ _OF_EVERY_MACHINE = (
 )
 
 
-class WheelError(OpjitError, ValueError):
-    """These ops, or this project, cannot make a wheel."""
-
-
 def make(
     folders: Sequence[Path],
     archs: Sequence[str],
@@ -60,17 +56,17 @@ def make(
     a folder of the package. `name` is the project's, and with ``_`` for ``-`` the package's; default: the ops' namespace and ``-ops``."""
     for folder in folders:
         if folder.is_dir() and not (folder / "op.py").is_file():
-            raise WheelError(f"expected an op.py in {folder}; name the directory of each op")
+            raise DeclarationError(f"expected an op.py in {folder}; name the directory of each op")
     ops = {folder.resolve(): arguments.ops(os.path.join(".", folder)) for folder in folders}
     twice, count = Counter(folder.name for folder in ops).most_common(1)[0]
     if count > 1:
-        raise WheelError(
+        raise DeclarationError(
             f"two directories are named {twice}; rename one, because each becomes a directory of the wheel's package"
         )
     every = [op for found in ops.values() for op in found]
     namespaces = sorted({op.schema.namespace for op in every})
     if name is None and len(namespaces) > 1:
-        raise WheelError(
+        raise BadSetting(
             f"the ops have {len(namespaces)} namespaces, {' and '.join(namespaces)}; name the wheel with --name NAME"
         )
     name = name or f"{namespaces[0]}-ops"
@@ -114,17 +110,17 @@ def _builder(package: Path, project: dict[str, Any]) -> WheelBuilder:
     try:
         builder.metadata.validate_fields()
     except ValueError as error:
-        raise WheelError(str(error)) from error
+        raise BadSetting(str(error)) from error
     return builder
 
 
 def targets_for(ops: Sequence[Op], archs: Sequence[str], hosts: Sequence[str] = ()) -> list[Target]:
     """Return the targets of archs, for each of which an op has a kernel.
 
-    Raises WheelError, NoKernel or UnknownArch if an op cannot be built for one.
+    Raises BadSetting, NoKernel or UnknownArch if an op cannot be built for one.
     """
     if not archs:
-        raise WheelError("name the archs to build for, such as x86-64-v3, x86-64-v4 or sm_90")
+        raise BadSetting("name the archs to build for, such as x86-64-v3, x86-64-v4 or sm_90")
     found = batch.targets_of(archs, default_store(), hosts)
     for target in found:
         if not batch.pairs(ops, [target]):
@@ -137,13 +133,15 @@ def targets_for(ops: Sequence[Op], archs: Sequence[str], hosts: Sequence[str] = 
 
 def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: Path) -> None:
     """Put a binary of each op for each target next to the op's source, for the time when `root` is copied to `to`.
-    `root` is the resolved folder of the wheel's package, or of the one op. Raises WheelError where an op includes a file from outside."""
+    `root` is the resolved folder of the wheel's package, or of the one op.
+
+    Raises DeclarationError where an op includes a file from outside."""
     for op, target in batch.pairs(ops, targets):
         entry = request.entry(op, target)
         source = op.declaration.source(target.backend)
         manifest = manifests.read_manifest(entry.folder)
         if "debug" in manifest.document:
-            raise WheelError(
+            raise BadSetting(
                 "OPJIT_DEBUG is set, but a wheel cannot contain debug builds, because they contain paths of this machine; unset it"
             )
         document = manifest.document
@@ -152,7 +150,7 @@ def add_binaries(ops: Sequence[Op], targets: Sequence[Target], root: Path, to: P
                 continue
             place = Path(os.path.normpath(source.parent / name))
             if name.startswith("<") or not place.is_relative_to(root):
-                raise WheelError(
+                raise DeclarationError(
                     f"{op.qualified} includes {name}, which is outside {root}, so it would not be in the wheel; move it into that directory"
                 )
         # Without the time that the build took: the same sources make the same wheel.
