@@ -54,15 +54,7 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, declares: bool = False, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._declares = declares
-        for name, (callback, text) in _COMMON.items():
-            option = click.Option(
-                [f"-{name[0]}", f"--{name}"],
-                is_flag=True,
-                expose_value=False,
-                callback=callback,
-                help=text,
-            )
-            self.params.append(option)
+        self.params += _COMMON
 
     def invoke(self, ctx: Context) -> Any:
         if not self._declares:
@@ -129,10 +121,22 @@ def _be_verbose(ctx: Context, _: Parameter, asked: bool) -> None:
     os.environ["OPJIT_VERBOSE"] = "1"  # child processes inherit it
 
 
-_COMMON = {
-    "quiet": (_be_quiet, "Print results and errors only, without progress and warnings."),
-    "verbose": (_be_verbose, "Report each step to stderr, as OPJIT_VERBOSE=1 does."),
-}
+_COMMON = [
+    click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_be_quiet,
+        help="Print results and errors only, without progress and warnings.",
+    ),
+    click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        expose_value=False,
+        callback=_be_verbose,
+        help="Report each step to stderr, as OPJIT_VERBOSE=1 does.",
+    ),
+]
 
 
 def remark(text: object) -> None:
