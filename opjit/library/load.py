@@ -3,9 +3,8 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from opjit import backends, files, processes
 from opjit.backends.targets import Target
@@ -66,22 +65,19 @@ def load_library(path: StrPath) -> Any:
         raise LoadError(
             f"{shown} is not loaded: {error}; build it again with opjit.build_library"
         ) from error
-    ops = {}
     with processes.reading:
-        for binary in _usable(shown, place, found):
-            ops[binary] = _declared(shown, binary)
-    for binary, op in ops.items():
+        ops = [(each, _declared(shown, each)) for each in _usable(shown, place, found)]
+    for binary, op in ops:
         libraries = op.declaration.libraries(binary.target)
         with op.lock:
             op.replace_kernel(binary.target.backend.name, binary.entry, libraries)
     if place.is_file():
         [named] = (each.schema.qualified for each in found if each.entry.library == place)
-        return next(op.overload for op in ops.values() if op.qualified == named)
-    return [op.overload for op in sorted(set(ops.values()), key=lambda op: op.qualified)]
+        return next(op.overload for _, op in ops if op.qualified == named)
+    return [op.overload for op in sorted({op for _, op in ops}, key=lambda op: op.qualified)]
 
 
-@dataclass(frozen=True, eq=False)
-class _OpBinary:
+class _OpBinary(NamedTuple):
     """A verified binary of a library, for an op and a target."""
 
     entry: Entry
