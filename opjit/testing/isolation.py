@@ -194,7 +194,9 @@ def _lines(child: Child, left: list[Check], seconds: float) -> Iterator[Line]:
         if isinstance(message, Line):
             print(child.stderr(), end="", file=sys.stderr, flush=True)
             yield message
-            if message.name == BUILD or _is_lost(message):
+            # CUDA rejects all further calls from the process after an error.
+            is_lost = message.status == "failed" and "CUDA error" in message.note
+            if message.name == BUILD or is_lost:
                 return
             left.pop(0)
             number = None
@@ -203,11 +205,6 @@ def _lines(child: Child, left: list[Check], seconds: float) -> Iterator[Line]:
         else:
             number, sample = message
             subject = "kernel"
-
-
-def _is_lost(line: Line) -> bool:
-    """Return whether CUDA rejects all further calls from the process."""
-    return line.status == "failed" and "CUDA error" in line.note
 
 
 def _run_in_child(
@@ -236,5 +233,3 @@ def _run_in_child(
         watch.set(CallWatch(pipe.send, only))
         line = outcome_of(check.name, partial(check.__call__, op, device))
         pipe.send(replace(line, number=watch.get().number) if line.status == "failed" else line)
-        if _is_lost(line):
-            return
