@@ -110,12 +110,14 @@ def measure_or_read(
     labels = op.declaration.labels(backend)
     tensors = tensors_of(inputs)
     index = (tensors[0].device.index or 0) if tensors else 0
-    model = _model(backend, index)
+    clock = backends.clock_of(backend.name)
+    model = clock.model(index) if clock else ""  # the choice depends on it
+    if backend.device_type == "cpu":
+        model = cpu.identity()
     identity = json.dumps([op.loaded[backend.name].key, labels, model, f"{bucket:016x}"])
     name = files.sha256(identity)
     found = None if again else _read_choice(name, labels, store)
-    on_gpu = backends.clock_of(backend.name) is not None
-    if found is not None or (on_gpu and torch.cuda.is_current_stream_capturing()):
+    if found is not None or (clock and torch.cuda.is_current_stream_capturing()):
         return found
     from opjit import lock
 
@@ -126,19 +128,11 @@ def measure_or_read(
         if not again:  # another process may have measured during the wait
             found = _read_choice(name, labels, store)
         if found is None:
-            with torch.cuda.device(index if on_gpu else -1):
+            with torch.cuda.device(index if clock else -1):
                 found = _measured(op, backend, inputs, store)
             if found is not None:
                 files.write_note(store.base / TUNED / name, json.dumps(found._asdict()))
     return found
-
-
-def _model(backend: Backend, index: int) -> str:
-    """Return the name of a device's model, on which the choice depends."""
-    clock = backends.clock_of(backend.name)
-    if clock is not None:
-        return clock.model(index)
-    return cpu.identity() if backend.device_type == "cpu" else ""
 
 
 def _read_choice(name: str, labels: list[str], store: Store) -> Choice | None:
