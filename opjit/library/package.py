@@ -18,6 +18,7 @@ from opjit.catalog import registry
 from opjit.files import StrPath
 from opjit.operators.op import Op
 from opjit.recipe.schema import TYPES, Schema
+from opjit.tensors import tensors_of
 from opjit.wanted import target_of
 
 _SHIMS = "aot_inductor.custom_ops_to_c_shims"
@@ -99,12 +100,8 @@ def _used(program: torch.export.ExportedProgram) -> dict[Op, list[str]]:
                 else None
             )
             if op is not None:
-                values = torch.utils._pytree.tree_leaves(
-                    [each.meta.get("val") for each in node.all_input_nodes]
-                )
-                found.setdefault(op, set()).update(
-                    value.device.type for value in values if isinstance(value, torch.Tensor)
-                )
+                tensors = tensors_of([each.meta.get("val") for each in node.all_input_nodes])
+                found.setdefault(op, set()).update(each.device.type for each in tensors)
     return {op: sorted(devices) for op, devices in found.items()}
 
 
