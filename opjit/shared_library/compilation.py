@@ -68,7 +68,7 @@ def write_commands(library: Library, store: Store, place: Path) -> None:
 def _compilers(library: Library, tools: BuildTools, work: Path) -> dict[str, list[str]]:
     """Return the start of each language's commands."""
     # Keep paths of this machine out of the binary. The last matching map wins.
-    folders = [*library.include, library.folder, f"{work}/generated"]
+    folders = [*library.include, library.places.folder, f"{work}/generated"]
     common = [
         "-fPIC",
         f"-ffile-prefix-map={os.getcwd()}=.",

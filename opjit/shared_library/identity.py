@@ -46,10 +46,6 @@ class Library(ProjectInputs):
         return " ".join([os.uname().machine, *self.archs])
 
     @property
-    def folder(self) -> str:
-        return self.places.folder
-
-    @property
     def generated(self) -> dict[str, bytes]:
         """The contents of generated files, by name."""
         return {path.removeprefix(GENERATED): content for path, content in self.texts.items()}
