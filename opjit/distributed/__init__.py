@@ -163,9 +163,9 @@ def _settle_with_others(rank: Rank, tasks: list[RankTask], offer: bool) -> None:
     offers = [task for task in tasks if offer and task.entry is not None]
     if not missing and rank.number != 0 and rank.one_node:
         return
-    what = "binary" if len(tasks) == 1 else "binaries"
+    what = progress.tally(len(tasks), "binary")
     with (
-        progress.status(f"readying {len(tasks)} {what} with {rank.size} ranks") as show,
+        progress.status(f"readying {what} with {rank.size} ranks") as show,
         progress.on(progress.STATUS, show),
     ):
         try:

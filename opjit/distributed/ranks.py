@@ -74,8 +74,9 @@ def current() -> Rank | None:
 
 
 def _pair(rank: str, size: str) -> tuple[int, int] | None:
-    numbers = _number(rank), _number(size)
-    return (numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
+    number = _number(rank)
+    count = _number(size)
+    return None if number is None or count is None else (number, count)
 
 
 def _address() -> tuple[str, int] | None:

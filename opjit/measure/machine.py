@@ -85,13 +85,8 @@ def bound(device: str, moved: int, flops: int, element_size: int) -> float | Non
     clock = backends.clock_of(device)
     if clock is None:
         return None
-    bandwidth, rate = clock.peaks(element_size)
-    times = []
-    if moved and bandwidth:
-        times.append(moved / bandwidth)
-    if flops and rate:
-        times.append(flops / rate)
-    return max(times, default=None)
+    limits = zip((moved, flops), clock.peaks(element_size), strict=True)
+    return max((work / peak for work, peak in limits if work and peak), default=None)
 
 
 def describe_machine(device: str) -> str:
