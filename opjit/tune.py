@@ -30,11 +30,10 @@ from opjit.measure.plan import Arguments, ratio
 from opjit.measure.timing import measure, plan_of, wait
 from opjit.recipe.recipe import Recipe
 from opjit.store import layers
-from opjit.store.entry import Entry
 from opjit.store.store import TUNED, Store, default_store
 from opjit.tensors import tensors_of
 from opjit.typed_json import typed
-from opjit.wanted import OpRequest, RecipeRequest, here
+from opjit.wanted import RecipeRequest, here
 
 _FINALISTS = 16  # variants that are measured at length
 _NEAR = 1.3  # of the best time at a first look, up to which a variant is one
@@ -203,19 +202,18 @@ def _build_variants(op: OpState, backend: Backend, store: Store) -> None:
     if size >= _PROCESSES and len(missing) >= _BUILDS and not is_on("OPJIT_OFFLINE"):
         _build_elsewhere(missing, store, size)
 
-    def obtain(each: OpRequest) -> Entry | None:
-        try:
-            return request.obtain(each, store)
-        except OpjitError as error:
-            failed.append(error)
-            return None
-
+    libraries = op.declaration.libraries(target)
     with processes.pool(size) as pool:
-        for label, entry in zip(wanted, pool.map(obtain, wanted.values()), strict=True):
-            if entry is not None:
-                known[label] = loader.open_kernel(
-                    entry, op.qualified, op.declaration.libraries(target)
-                )
+        running = {
+            label: pool.submit(request.obtain, each, store) for label, each in wanted.items()
+        }
+        for label, build in running.items():
+            try:
+                entry = build.result()
+            except OpjitError as error:
+                failed.append(error)
+            else:
+                known[label] = loader.open_kernel(entry, op.qualified, libraries)
     if failed:
         progress.logger().warning(
             f"{len(failed)} of {len(wanted)} variants of {op.qualified} are left out: {failed[0]}"
