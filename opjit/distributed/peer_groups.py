@@ -117,9 +117,10 @@ class _LiveGroup:
         found = {rank: words[1 + rank] for rank in range(self.peers.world) if words[1 + rank]}
         return found if first < 0 or found else {first: 0}
 
-    def lose(self, rank: int, reason: int) -> None:
+    def lose(self, rank: int) -> None:
+        """Note that the process of a rank has ended."""
         words = self.memory.lost
-        words[1 + rank] = words[1 + rank] or reason
+        words[1 + rank] = words[1 + rank] or _DIED
         words[0] = words[0] or 1 + rank
 
 
@@ -378,7 +379,7 @@ def _watch(live: _LiveGroup) -> None:
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            live.lose(rank, _DIED)
+            live.lose(rank)
             continue
         except OSError:  # an old kernel: the time limit is left
             continue
@@ -386,5 +387,5 @@ def _watch(live: _LiveGroup) -> None:
     while ranks:
         ended: list[Any] = connection.wait(ranks)
         for each in ended:
-            live.lose(ranks.pop(each), _DIED)
+            live.lose(ranks.pop(each))
             os.close(each)
