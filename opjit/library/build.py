@@ -4,14 +4,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from opjit import files, request, resources
 from opjit.backends.targets import Target
 from opjit.catalog import registry
 from opjit.declare.op_state import OpState
-from opjit.errors import BuildError, DeclarationError, EntryError, NoKernel
+from opjit.errors import BuildError, DeclarationError, EntryError
 from opjit.files import StrPath
 from opjit.library import standalone
 from opjit.operators.op import Op
@@ -160,10 +159,9 @@ def _together(requested: Sequence[Op], target: Target) -> list[Op]:
     found = {op.qualified: op for op in requested}
     shared = {op.declaration.file for op in requested if _has_op_py(op)}
     for op in registry.all_ops():
-        if op.declaration.file in shared and op.declaration.code is None:
-            with suppress(NoKernel):
-                op.declaration.source(target.backend)
-                found[op.qualified] = op
+        beside = op.declaration.file in shared and op.declaration.code is None
+        if beside and target.backend.name in op.backends():
+            found[op.qualified] = op
     return [found[name] for name in sorted(found)]
 
 
