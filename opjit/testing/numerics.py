@@ -157,15 +157,12 @@ def _compare_all(op: Op, calls: Iterable[Sample], what: str) -> str:
 def _sample_results(op: Op, device: str) -> str:
     """Results equal the reference's on every sample, and so do the results of each variant."""
     labels = op.declaration.labels(backends.for_device(device))
-    variant: Any = None
-    if labels:
-        namespace = getattr(torch.ops, op.schema.namespace)
-        variant = getattr(namespace, f"{op.schema.name}_variant")
-
     for sample in trials(op.samples_on(device)):
         expected = expected_of(op, sample)
         _assert_right(op, sample, results_of(op, sample), expected)
         for number, label in enumerate(labels):
+            namespace = getattr(torch.ops, op.schema.namespace)
+            variant = getattr(namespace, f"{op.schema.name}_variant")
             found = effects(partial(variant, number), op, sample)
             assert_same(found, expected, sample, f"the variant {label}")
     return tally(len(labels), "variant") if labels else "every sample"
