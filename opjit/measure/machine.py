@@ -13,6 +13,7 @@ from opjit import backends
 
 Result = TypeVar("Result")
 
+_LEVEL3_CACHE_SIZE = 194  # glibc's number, for which Python has no name
 _UNKNOWN_CACHE = 64 << 20
 _LARGEST_CACHE = 128 << 20  # virtual machines report the cache of a whole socket
 
@@ -22,10 +23,7 @@ def cache_bytes(device: str) -> int:
     clock = backends.clock_of(device)
     if clock is not None:
         return clock.cache_bytes()
-    try:
-        size = os.sysconf("SC_LEVEL3_CACHE_SIZE")
-    except (ValueError, OSError):
-        size = 0
+    size = os.sysconf(_LEVEL3_CACHE_SIZE)
     return min(size, _LARGEST_CACHE) if size > 0 else _UNKNOWN_CACHE
 
 

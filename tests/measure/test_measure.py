@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,14 @@ from opjit.measure.units import busy_note, format_rate, format_time
 
 def small(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
     monkeypatch.setattr(machine, "cache_bytes", lambda device: cache)
+
+
+def test_the_cpu_s_cache_is_as_large_as_the_system_says() -> None:
+    """But no larger than 128 MiB, because virtual machines report the cache of a whole socket."""
+    said = subprocess.run(["getconf", "LEVEL3_CACHE_SIZE"], capture_output=True, check=True).stdout
+    if not int(said or 0):
+        pytest.skip("the system does not say how large the cache is")
+    assert machine.cache_bytes("cpu") == min(int(said), 128 << 20)
 
 
 def one(seconds: tuple[float, ...] = (1.0,), **more: Any) -> Measurement:
