@@ -60,8 +60,7 @@ class Child(AbstractContextManager["Child"]):
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_M_PERTURB, _FRESH)
+        libc.mallopt(_M_PERTURB, _FRESH)
         os.dup2(self._errors.fileno(), 2)
         try:
             work(pipe)
