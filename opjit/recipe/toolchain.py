@@ -312,7 +312,7 @@ def _find(
         return None
     path = os.path.abspath(found)  # the build runs in another folder
     note = notes and notes / f"{kind}-{files.sha256(os.fsencode(path))[:16]}"
-    if known := _noted(tool, note):
+    if known := _unchanged_answer(tool, note):
         return known
     with processes.importing:  # no hit needs them
         from opjit import lock
@@ -323,7 +323,7 @@ def _find(
 
     once = lock.held(note.name, on_wait, progress.log) if note else nullcontext()
     with once, files.scratch_folder() as work:
-        if known := _noted(tool, note):
+        if known := _unchanged_answer(tool, note):
             return known
         recorder.start(notes)
         started = files.tick(work)
@@ -337,7 +337,7 @@ def _find(
     return answer
 
 
-def _noted(tool: type[_Tool], note: Path | None) -> _Tool | None:
+def _unchanged_answer(tool: type[_Tool], note: Path | None) -> _Tool | None:
     """Return the answer in a note, unless a file changed that the program and its children asked for."""
     known = files.read_checked(note)
     if not note or not isinstance(known, dict) or tuple(known) != tool._fields:
