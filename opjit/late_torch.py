@@ -8,7 +8,7 @@ from types import ModuleType
 # The modules that do not need torch, which tests/test_late_torch.py proves. Any other module is
 # imported after torch.
 _FREE_NAMES = """
-    adapters backends builder cache environment errors files loader processes progress recipe request
+    adapters backends builder cache environment errors files loader lock processes progress recipe request
     resources shared_library share store typed_json wanted why
 """
 FREE = tuple(_FREE_NAMES.split())

@@ -231,14 +231,16 @@ class _ExtensionBuild(NamedTuple):
             step.done.unlink(missing_ok=True)  # of NVRTC, which nvcc may follow
             step.log.unlink(missing_ok=True)
         link = build.link_step(self.cxx, self.work)
-        jobs: list[Callable[[], None]] = [
-            partial(self._compile_sources, build, made, nvrtc, missing == every)
-        ]
-        if self.prepared:
-            jobs.append(self.prepared.provide_binding)  # the first one takes 8 s
+        compiling = partial(self._compile_sources, build, made, nvrtc, missing == every)
+        jobs: list[Callable[[], object]] = [compiling]
+        sources = [str(self.work / each.source) for each in made]
+        if self.prepared and light.policy.program_of(sources, self.prepared.flags).names_torch:
+            jobs.append(partial(getattr, self.prepared, "binding"))  # the first one takes 8 s
         try:
             processes.in_parallel(lambda job: job(), jobs)
-            self._run([link])
+            if self.prepared:
+                self.prepared.provide_binding()
+            self._run([replace(link, needs=())])
         except CommandFailed as failed:
             self.objects.keep(missing)  # even if another source failed
             raise self.refused(str(failed)) from None
