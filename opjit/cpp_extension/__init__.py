@@ -29,6 +29,7 @@ from opjit.cpp_extension import binary, static_init
 from opjit.cpp_extension.arguments import InlineCall, LoadCall
 from opjit.cpp_extension.binary import ExtensionRequest
 from opjit.cpp_extension.identity import Unsupported
+from opjit.errors import OpjitError
 from opjit.store.entry import Entry
 from opjit.store.store import default_store
 
@@ -189,10 +190,11 @@ def _load_call(call: LoadCall | InlineCall) -> Any:
     if emulator is not None:
         call = emulator(call)
     try:
-        wanted = binary.of_call(call, default_store().notes)
+        return load_wanted(binary.of_call(call, default_store().notes))
     except Unsupported:
         return load_by_torch(call)
-    return load_wanted(wanted)
+    except OpjitError as error:
+        raise error.with_traceback(None) from error.__cause__  # the frames below do not help a user
 
 
 def load_by_torch(call: LoadCall | InlineCall) -> Any:

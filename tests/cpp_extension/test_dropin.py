@@ -821,6 +821,14 @@ def test_a_thread_that_outlives_the_main_thread_can_build(tmp_path: Path) -> Non
     assert fresh(code).stdout == ".so\n"
 
 
+def test_an_error_of_the_user_shows_few_frames_of_opjit(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "wrong.cpp"
+    source.write_text("int f( {")
+    with pytest.raises(CompileError) as caught:
+        opjit.load(name, str(source), is_python_module=False)
+    assert [each.name for each in caught.traceback[1:]] == ["load", "_load_call"]
+
+
 def test_a_source_that_the_compiler_ignores_is_named_by_the_linker(
     name: str, tmp_path: Path
 ) -> None:
