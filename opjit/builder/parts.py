@@ -12,7 +12,6 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,8 @@ def kept(
     store's folder of parts.
     """
     note = Store(base.parent).seen(os.path.basename(name))
-    is_good = is_good or partial(is_current, needed=needed, moment=Moment(), note=note)
+    # Each time as the files are then: they may change while another process makes the part.
+    is_good = is_good or (lambda place: is_current(place, needed, Moment(), note))
     found = find_parts(base, name, is_good)
     if found is not None:
         return found

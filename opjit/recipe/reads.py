@@ -271,7 +271,7 @@ def differences(read: Reads, moment: Moment, note: Path | None = None) -> Iterat
     """Yield the differences between the files now and what the tools of a build read on this machine. `note` is as for `changes`."""
     found = read.here()
     kept = _noted(note, EVERYWHERE)
-    known = kept[1] if kept and kept[0].digests == found.digests else {}
+    known = kept[1] if kept and kept[0] == found else {}
     yield from _changes_of(found, known, EVERYWHERE, moment, note)
 
 

@@ -248,3 +248,18 @@ def test_a_damaged_recorder_is_compiled_again(project: Path) -> None:
     Path("a.c").write_text("#define X 2\n" + VALUE)
     subprocess.run([sys.executable, "-c", code], check=True)
     assert kept.read_bytes() == whole
+
+
+def test_a_note_of_signatures_is_for_reads_with_the_same_absences(tmp_path: Path) -> None:
+    header = tmp_path / "a.h"
+    header.write_text("")
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "inc" / "b.h").write_text("")
+    for path in (header, tmp_path / "inc"):
+        os.utime(path, (0, 0))
+    digests = {str(header): reads.Moment().digest(str(header))}
+    absent = str(tmp_path / "inc" / "x.h")
+    note = tmp_path / "note"
+    reads.remember(reads.Reads(digests, [absent]), reads.EVERYWHERE, note, 2**62)
+    other = reads.Reads(digests, [str(tmp_path / "inc" / "b.h"), absent])
+    assert len([*reads.differences(other, reads.Moment(), note)]) == 1
