@@ -195,10 +195,12 @@ def _lines(child: Child, left: list[Check], seconds: float) -> Iterator[Line]:
             yield message
             # CUDA rejects all further calls from the process after an error.
             is_lost = message.status == "failed" and "CUDA error" in message.note
-            if message.name == BUILD or is_lost:
+            if message.name == BUILD:
                 return
             left.pop(0)
             number = None
+            if is_lost:
+                return
         elif isinstance(message, str):
             subject = message
         else:

@@ -8,15 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
+import opjit
 from opjit import testing
 from opjit.errors import DeclarationError
 from opjit.judge.task import Task
-from opjit.testing.isolation import Child, _is_late
+from opjit.operators.op import Op
+from opjit.testing.checks import Check
+from opjit.testing.isolation import Child, _is_late, supervise
 from tests.helpers import command, environment, is_alive, until
 from tests.testing.mistakes import BODY, MISTAKES, Mistake
 
@@ -26,6 +30,13 @@ LOOP = """
     fclose(mark);
     for (volatile int i = 0; i == 0;) {
     }
+"""
+
+NOTHING = """
+opjit_status lost_device_cpu(const opjit_tensor *x, opjit_tensor *out)
+{
+    return opjit_empty_like(out, x, x->dtype);
+}
 """
 
 
@@ -287,6 +298,16 @@ def test_a_call_that_gets_no_processor_is_not_late() -> None:
         waking = threading.Timer(1, os.kill, (child.pid, signal.SIGCONT))
         waking.start()
         assert not _is_late(child, 0.2)
+
+
+def test_a_check_that_loses_the_device_is_not_repeated() -> None:
+    def loses(op: Op, device: str) -> str:
+        raise AssertionError("CUDA error: an illegal memory access was encountered")
+
+    checks = [Check("first", "a promise", loses), Check("second", "a promise", lambda *_: "fine")]
+    op = opjit.inline("lost_device(Tensor x) -> Tensor", like="x", c=NOTHING)
+    lines = list(islice(supervise(op, "cpu", checks, 5.0, lambda: None), 3))
+    assert [line.name for line in lines] == ["first", "second"]
 
 
 def test_a_slow_reference_is_not_the_kernels_time_and_imports_are_nobodys(tmp_path: Path) -> None:
