@@ -2,7 +2,7 @@
  * opjit_bind.cpp - opjit_bind.h's side of pybind11: compiled once per compiler and torch, with torch's full headers.
  *
  * Nothing is retyped here: conversions, names and calls are pybind11's, errors and tensors torch's. If this file does
- * not compile with some version of torch, programs are compiled with the headers of pybind11.
+ * not compile with some version of torch, programs are compiled with torch/extension.h.
  */
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/Exceptions.h>

@@ -444,6 +444,7 @@ def test_a_build_directory_gets_the_library_and_what_it_was_built_from(
         ["build.ninja", "here.h", "main.cpp", f"{name}.so"]
     )
     assert (place / "main.cpp").read_text() == text
+    assert "-c $in -o $out" in (place / "build.ninja").read_text()  # as torch wrote it
     before = files.stat_signature(place / f"{name}.so")
     assert value(str(place / f"{name}.so")) == 9
     opjit.load_inline(name, text, **arguments)

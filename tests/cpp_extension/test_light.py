@@ -460,9 +460,7 @@ def test_a_binding_that_does_not_compile_is_a_warning(
     monkeypatch.setenv("OPJIT_CACHE", str(tmp_path / "cache"))
     with pytest.warns(CompileWarning, match="opjit's binding does not compile .*it broke"):
         assert loaded("unbound", COUNT, functions="count").count(torch.ones(2)) == 2
-    # The next program of the cache does not compile the binding again.
-    assert loaded("later", COUNT, functions="count").count(torch.ones(2)) == 2
-    assert described("later")[0].built_with["headers"] == "light headers with pybind11"
+    assert described("unbound")[0].built_with["headers"].startswith("torch's own headers: ")
 
 
 @pytest.mark.slow

@@ -185,8 +185,7 @@ class Prepared:
     def write(self, out: str, paths: Iterable[str], words: str) -> None:
         """Write the light headers for the source of an object file. Its text is `words`, which the preprocessor read from `paths`."""
         program = policy.program_of(paths, self.flags)
-        lacking = program.names_torch and _lacks_binding(self.base, self.cxx)
-        own = self.with_pybind11 or policy.needs_pybind11(program) or lacking
+        own = self.with_pybind11 or policy.needs_pybind11(program)
         bound = policy.pybind11_headers(program.code) if own else list(policy.BINDING)
         pasted = streams.PASTES.sub("", program.code)  # so that AT_DISPATCH_##x is a name in it
         text = "\n".join([program.code, words, pasted])
@@ -215,27 +214,18 @@ def compiled_binding(base: Path, cxx: Compiler) -> Path | None:
             parts.compile_part(cxx, [*flags.split(), *places, str(source)], staged)
         except BuildError as error:
             warnings.warn(
-                f"opjit's binding does not compile with torch {torch.__version__}, so pybind11's is used, which is slower: {error}",
+                f"opjit's binding does not compile with torch {torch.__version__}, so torch/extension.h is used, which is slower: {error}",
                 CompileWarning,
                 stacklevel=2,
             )
             (staged / _OBJECT).write_bytes(b"")  # don't try again
 
+    content = ["binding", source.read_text(), *_own_headers(), *vocabulary.versions(cxx)]
     covered = trusted_folders(str(headers.OWN))
-    place = parts.kept(base, _name_of_binding(cxx), (_OBJECT,), covered, make) / _OBJECT
+    place = (
+        parts.kept(base, parts.name_of(content, shared=True), (_OBJECT,), covered, make) / _OBJECT
+    )
     return place if place.stat().st_size else None
-
-
-def _lacks_binding(base: Path, cxx: Compiler) -> bool:
-    """Return whether the binding did not compile for an earlier program. Without one, a build must not wait for it."""
-    whole = partial(parts.is_whole, needed=[_OBJECT])
-    place = parts.find_parts(base, _name_of_binding(cxx), whole)
-    return place is not None and not (place / _OBJECT).stat().st_size
-
-
-def _name_of_binding(cxx: Compiler) -> str:
-    text = (headers.OWN / "opjit_bind.cpp").read_text()
-    return parts.name_of(["binding", text, *_own_headers(), *vocabulary.versions(cxx)], shared=True)
 
 
 def _own_headers() -> list[str]:
