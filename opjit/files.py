@@ -101,6 +101,13 @@ def inode_signature(descriptor: int) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
+def local_folder() -> Path:
+    """Return this user's folder for locks, on a local filesystem: locks on shared ones are unreliable."""
+    import tempfile
+
+    return Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}"
+
+
 def temporary_folder(prefix: str = "opjit-", parent: str | None = None) -> Path:
     """Make a temporary folder, in `parent` if it is given, that is removed when this process exits. A process that ends with os._exit calls
     `remove_own` first."""

@@ -12,7 +12,6 @@ then lock different files.
 import fcntl
 import os
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,11 +30,6 @@ HEARTBEAT = 1.0  # seconds between a holder's notes
 HEARTBEAT_TIMEOUT = 15.0  # seconds without a new note until a waiter builds without the lock
 _NOTE_BYTES = 200
 _RELEASE_TIMEOUT = 5.0  # seconds that a holder waits for its thread to release the lock
-
-
-def local_folder() -> Path:
-    """Return this user's folder for locks, on a local filesystem: locks on shared ones are unreliable."""
-    return Path(tempfile.gettempdir()) / f"opjit-{os.geteuid()}"
 
 
 @contextmanager
@@ -122,7 +116,7 @@ class _LockThread(threading.Thread):
     def run(self) -> None:
         try:
             with processes.importing:  # a child of a fork would find tempfile's lock taken
-                place = local_folder()
+                place = files.local_folder()
             files.make_private(place)
             problem = files.trust_problem(place)
             if problem:

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from opjit import lock, progress
+from opjit import files, lock, progress
 from opjit.builder import build
 from opjit.store.store import Store
 from tests import helpers, zygote
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("here")
 HOLDER = """
 import sys
 from opjit import progress
-from opjit import lock
+from opjit import files, lock
 lock.HEARTBEAT = 0.1
 with lock.held("key", lambda holder: print("waits", flush=True)):
     print("holds", flush=True)
@@ -48,7 +48,7 @@ def line(running: zygote.Process) -> str:
 
 
 def is_free() -> bool:
-    return not is_held(lock.local_folder() / "key.lock")
+    return not is_held(files.local_folder() / "key.lock")
 
 
 def test_a_waiter_is_told_whom_it_waits_for_since_when_and_each_step_and_takes_over_from_the_dead() -> (
@@ -195,8 +195,8 @@ def test_a_flock_that_blocks_costs_a_bounded_wait_and_a_warning_and_stops_no_for
 
 @as_root
 def test_a_full_filesystem_of_locks_costs_one_warning(op: Path, here: Path) -> None:
-    lock.local_folder().mkdir(mode=0o700)
-    with tmpfs(lock.local_folder(), "nr_inodes=1"):
+    files.local_folder().mkdir(mode=0o700)
+    with tmpfs(files.local_folder(), "nr_inodes=1"):
         done = fresh(helpers.declare(op) + "warnings.simplefilter('default')\n" + GET)
     assert done.stdout == "[2.0]\n"
     assert done.stderr.count("CacheWarning") == 1
@@ -209,12 +209,12 @@ def test_a_child_that_leaves_the_block_of_its_parent_does_not_free_the_lock() ->
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from opjit import progress
-from opjit import lock
+from opjit import files, lock
 with lock.held("key", str):
     child = os.fork()
     if child:
         os.waitpid(child, 0)
-        print(os.path.exists(lock.local_folder() / "key.note"), flush=True)
+        print(os.path.exists(files.local_folder() / "key.note"), flush=True)
         sys.stdin.read()
     else:
         progress.step("a step of the child")
@@ -232,7 +232,7 @@ def test_a_child_of_a_holder_that_was_killed_does_not_keep_the_lock() -> None:
     code = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
-from opjit import lock
+from opjit import files, lock
 with lock.held("key", str):
     if os.fork() == 0:
         print("forked", flush=True)
@@ -248,10 +248,10 @@ with lock.held("key", str):
 
 def test_the_lock_s_folder_is_the_user_s_alone_and_the_note_goes_with_the_lock(here: Path) -> None:
     with lock.held("key", lambda holder: None):
-        assert f"process {os.getpid()}, " in (lock.local_folder() / "key.note").read_text()
-    assert not (lock.local_folder() / "key.note").exists()
-    assert lock.local_folder().stat().st_mode & 0o777 == 0o700
-    assert (lock.local_folder() / "key.lock").stat().st_mode & 0o077 == 0
+        assert f"process {os.getpid()}, " in (files.local_folder() / "key.note").read_text()
+    assert not (files.local_folder() / "key.note").exists()
+    assert files.local_folder().stat().st_mode & 0o777 == 0o700
+    assert (files.local_folder() / "key.lock").stat().st_mode & 0o077 == 0
 
 
 def test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed(
@@ -259,16 +259,16 @@ def test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed(
 ) -> None:
     hold()
     (tmp_path / "precious").write_text("content")
-    (lock.local_folder() / "key.lock").unlink()
-    (lock.local_folder() / "key.lock").symlink_to(tmp_path / "precious")
+    (files.local_folder() / "key.lock").unlink()
+    (files.local_folder() / "key.lock").symlink_to(tmp_path / "precious")
     assert len(hold()) == 1
     assert (tmp_path / "precious").read_text() == "content"
-    (lock.local_folder() / "key.lock").unlink()
-    (lock.local_folder() / "key.lock").symlink_to(tmp_path / "missing")
+    (files.local_folder() / "key.lock").unlink()
+    (files.local_folder() / "key.lock").symlink_to(tmp_path / "missing")
     assert len(hold()) == 1
     assert not (tmp_path / "missing").exists()
-    (lock.local_folder() / "key.lock").unlink()
-    (lock.local_folder() / "key.note").symlink_to(
+    (files.local_folder() / "key.lock").unlink()
+    (files.local_folder() / "key.note").symlink_to(
         tmp_path / "precious"
     )  # the holder's note is replaced
     assert hold() == []
@@ -279,7 +279,7 @@ def test_a_link_planted_as_a_lock_file_or_a_note_is_not_followed(
 def test_a_lock_folder_that_is_not_the_user_s_is_not_used(
     op: Path, here: Path, tmp_path: Path, bad: str
 ) -> None:
-    folder = lock.local_folder()
+    folder = files.local_folder()
     if bad == "file":
         folder.write_text("")
     elif bad == "link":
@@ -323,5 +323,5 @@ def test_a_filesystem_without_locks_or_a_process_without_threads_costs_one_warni
 @pytest.mark.parametrize("note", ["", "\x1b[2J", "\n", "x" * 1000, "\udc80"])
 def test_a_damaged_note_about_the_holder_is_not_shown(here: Path, note: str) -> None:
     hold()
-    (lock.local_folder() / "key.note").write_text(note, errors="surrogateescape")
-    assert lock.holder(lock.local_folder() / "key.note") == "another process, which is building it"
+    (files.local_folder() / "key.note").write_text(note, errors="surrogateescape")
+    assert lock.holder(files.local_folder() / "key.note") == "another process, which is building it"

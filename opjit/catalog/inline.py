@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import torch
 
-from opjit import backends
+from opjit import backends, files
 from opjit.builder import glue
 from opjit.catalog import reload
 from opjit.declare import fake_kernel
@@ -142,7 +141,7 @@ def make(
     extra = flags.check_flags(schema.qualified, Path.cwd(), *extras) if any(extras) else None
     code = Code(texts, module, shown, program)
     # Until a build writes the sources, the same path in all processes, so that notes on it hold.
-    folder = code.folder_in(Path(gettempdir(), "opjit-inline"), schema.name)
+    folder = code.folder_in(files.local_folder(), schema.name)
     declaration = Declaration(
         schema,
         _fake_kernel(schema, like, fake),

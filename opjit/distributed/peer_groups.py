@@ -220,7 +220,7 @@ def _publish(wanted: Peers, members: Members) -> None:
     group = (lambda: None) if members.group is None else weakref.ref(members.group)
     key = wanted.name, wanted.device
     with _lock:
-        live = _LiveGroup(wanted, words, memory, group, (name, reasons, _groups.pop(key, None)), [])
+        live = _LiveGroup(wanted, words, memory, group, (name, reasons, _groups.get(key)), [])
         known = [
             ctypes.sizeof(words),
             loader.first_group.value or 0,

@@ -18,6 +18,7 @@ from weakref import WeakSet
 from opjit import files
 from opjit.ahead.compiler_parts import make_extension_parts
 from opjit.builder import budget
+from opjit.cpp_extension.identity import Unsupported
 from opjit.errors import DeviceUnavailable, OpjitError
 from opjit.judge import protocol
 from opjit.judge.burst import Burst
@@ -78,7 +79,7 @@ class WorkerPool:
             if self.task.op is None:
                 if self.emulated:
                     raise DeviceUnavailable(_NOT_EMULATED)
-                with suppress(OpjitError, OSError):
+                with suppress(OpjitError, OSError, Unsupported):
                     make_extension_parts(default_store())  # for all workers
             self._forks.receive([protocol.Done])
         except BaseException:

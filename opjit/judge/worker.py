@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from opjit import api, backends, cpp_extension, loader, request
+from opjit import api, backends, cpp_extension, files, loader, request
 from opjit.builder import build
 from opjit.catalog import inline, reload
 from opjit.emulate import build as emulation
@@ -155,12 +155,11 @@ class CandidateWorker:
         """
         args, kwargs = pickle.loads(protocol.read_sealed(init, protocol.MESSAGE_LIMIT))
         cache = Store(self.folder / "cache")
+        files.make_private(cache.base)
         notes = default_store().notes
-        if notes is not None:
+        if notes is not None:  # they save asking the compilers again
             with suppress(OSError):
-                shutil.copytree(
-                    notes, cache.base / notes.name
-                )  # they save asking the compilers again
+                shutil.copytree(notes, cache.base / notes.name)
         os.environ.update(
             OPJIT_LAYERS=str(default_root()),
             OPJIT_CACHE=str(cache.root),

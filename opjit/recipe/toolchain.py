@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
 from shutil import which
@@ -318,13 +318,14 @@ def _find(
         from opjit import lock
         from opjit.recipe import record_reader
 
-    def on_wait(holder: str) -> None:
-        progress.step(f"waiting for what a compiler answers: {holder}")
-
-    once = lock.held(note.name, on_wait, progress.log) if note else nullcontext()
-    with once, files.scratch_folder() as work:
+    waited = list[str]()
+    with ExitStack() as once, files.scratch_folder() as work:
+        if note:
+            once.enter_context(lock.held(note.name, waited.append, progress.log))
         if known := _unchanged_answer(tool, note):
             return known
+        if waited:  # the answer cannot be kept, so nobody needs to wait for another one
+            once.close()
         recorder.start(notes)
         started = files.tick(work)
         answer = probe(path, work)

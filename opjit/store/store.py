@@ -50,9 +50,7 @@ def default_root() -> Path:
         return _absolute(os.path.expanduser(configured))
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if home.startswith("~"):  # a user without a home directory or an account
-        from opjit import lock
-
-        return lock.local_folder() / "cache"
+        return files.local_folder() / "cache"
     return Path(os.path.abspath(home)) / "opjit"
 
 
@@ -200,9 +198,7 @@ class Store(NamedTuple):
 
 def _is_told_today(text: str) -> bool:
     """Return whether a process of this user has given a warning in the last day, and note that this one does."""
-    from opjit import lock  # late: no hit needs it
-
-    note = lock.local_folder() / f"{files.sha256(text)[:16]}.warned"
+    note = files.local_folder() / f"{files.sha256(text)[:16]}.warned"
     with suppress(OSError):
         files.make_private(note.parent)
         if files.trust_problem(note.parent) is None:

@@ -204,7 +204,7 @@ def validate(ops: dict[str, Any], group: Any, shapes: int, device: str) -> int:
 
 def set_counts(count: int, group: Any) -> None:
     """Go on from a count, as after that many calls: where words are forgotten, and where counts wrap around."""
-    newest = [live for live in peer_groups._groups if live.peers.name == group.name][-1]
+    newest = peer_groups._groups[group.name, group.device]
     memory = newest.memory
     signals = peer_memory.tensor_at(
         memory.starts[group.rank], peer_memory.SIGNAL_BYTES, group.device

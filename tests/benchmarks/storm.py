@@ -163,7 +163,7 @@ def play(
 
 def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) -> Outcome:
     """Look at what a round has left."""
-    from opjit import errors, lock
+    from opjit import errors, files
     from opjit.backends import cpu, targets
     from opjit.store import inventory, store
     from opjit.store.entry import verify
@@ -195,7 +195,7 @@ def judge(status: dict[int, int], log: Path, ops: int, expected_entries: int) ->
         len(killed),
         sum(sum(by.values()) for by in begun.values()),
         excess,
-        sum(map(is_held, lock.local_folder().glob("*.lock"))),
+        sum(map(is_held, files.local_folder().glob("*.lock"))),
         abs(expected_entries - good),
         sum(1 for _ in (root.base / "staging").iterdir()),
     )
