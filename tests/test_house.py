@@ -28,11 +28,11 @@ MOST = {
     "packages": 23,
     "modules": 216,
     "floors": 16,
-    "classes": 232,  # aim 215
-    "functions": 2_050,  # aim 1,750
+    "classes": 229,  # aim 215
+    "functions": 2_044,  # aim 1,750
     "public names": 26,  # of opjit itself
     "environment variables": 19,
-    "tokens": 219_174,  # aim 165,000
+    "tokens": 219_111,  # aim 165,000
 }
 MOST_PER_LINE = 8.5
 LONGEST_STATEMENT = 60  # tokens
