@@ -39,14 +39,16 @@ def current() -> Rank | None:
     in_group = (
         distributed is not None and distributed.is_available() and distributed.is_initialized()
     )
+    # Only srun sets the step's variables: Slurm's batch script has a SLURM_PROCID too, but is not a rank.
+    of_step = _pair("SLURM_PROCID", "SLURM_NTASKS") if "SLURM_STEP_ID" in os.environ else None
     pair = (
         (distributed.get_rank(), distributed.get_world_size())
         if in_group
         else _pair("RANK", "WORLD_SIZE")
         or _pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
         or _pair("PMI_RANK", "PMI_SIZE")
-        # Only srun sets the step's variables: Slurm's batch script has a SLURM_PROCID too, but is not a rank.
         or _pair("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+        or of_step
     )
     if pair is None:
         return None
