@@ -15,7 +15,7 @@ from opjit.builder.compile_step import CommandFailed
 from opjit.errors import ToolMissing
 from opjit.recipe import compilers, recorder
 
-FILE = "build.ninja"
+_FILE = "commands.ninja"  # torch's own build.ninja may be in the folder
 _PROGRESS = re.compile(r"^(?:\[\d+/\d+\] (.*)|ninja: .*)\n", re.MULTILINE)  # its own words
 
 
@@ -53,7 +53,7 @@ class ToolCommand:
 def run_commands(
     steps: Sequence[ToolCommand], work: Path, honours: bool = False, need: int = budget.C_JOB
 ) -> str:
-    """Write build.ninja in a folder, run it, and return the output of the tools.
+    """Write a file for ninja in a folder, run it, and return the output of the tools.
 
     For `honours`, see `compilers.environment`. `need` is the memory of a command in bytes. Raises CommandFailed if a command fails, after
     the commands that ran with it have ended, and OSError if the disk is full.
@@ -63,10 +63,12 @@ def run_commands(
     blocks = ["ninja_required_version = 1.3", "rule run\n  command = $command"]
     blocks += map(_rule, steps)
     text = "\n\n".join([*blocks, ""])
-    (work / FILE).write_text(text, "utf-8", "surrogateescape")
+    (work / _FILE).write_text(text, "utf-8", "surrogateescape")
     environment = compilers.environment(honours, work / "ninja.log")
     try:
-        return run_ninja(["ninja", "-v"], work, environment, [step.log for step in steps], need)
+        return run_ninja(
+            ["ninja", "-v", "-f", _FILE], work, environment, [step.log for step in steps], need
+        )
     except CommandFailed as failed:
         output = str(failed)
         for step in steps:

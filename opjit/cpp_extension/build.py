@@ -112,9 +112,7 @@ class _ExtensionBuild(NamedTuple):
         extension = self.extension
         work = self.work
         build = self.described()
-        described = (work / ninja.FILE).read_bytes()
         (read, made_by), remark = self.compile_all(build)
-        (work / ninja.FILE).write_bytes(described)  # of the whole build, as torch wrote it
         with_headers = (
             self.prepared.note if self.prepared else f"torch's own headers: {extension.reason}"
         )
@@ -234,19 +232,16 @@ class _ExtensionBuild(NamedTuple):
             step.log.unlink(missing_ok=True)
         link = build.link_step(self.cxx, self.work)
         compiling = partial(self._compile_sources, build, made, nvrtc, missing == every)
-        jobs: list[Callable[[], object]] = [compiling]
-        sources = [str(self.work / each.source) for each in made]
-        one = budget.width(budget.TORCH_CXX_JOB) == 1
-        if (
-            not one
-            and self.prepared
-            and light.policy.program_of(sources, self.prepared.flags).names_torch
-        ):
-            jobs.append(partial(getattr, self.prepared, "binding"))  # the first one takes 8 s
+        jobs: list[Callable[[], None]] = [compiling]
+        width = 1
+        if self.prepared:
+            jobs.append(self.prepared.provide_binding)  # the first one takes 8 s
+            sources = [str(self.work / each.source) for each in made]
+            program = light.policy.program_of(sources, self.prepared.flags)
+            if program.names_torch and budget.width(budget.TORCH_CXX_JOB) > 1:
+                width = 2
         try:
-            processes.in_parallel(lambda job: job(), jobs)
-            if self.prepared:
-                self.prepared.provide_binding()
+            processes.in_parallel(lambda job: job(), jobs, width)
             self._run([replace(link, needs=())])  # without rules for them, ninja would refuse it
         except CommandFailed as failed:
             self.objects.keep(missing)  # even if another source failed
