@@ -123,31 +123,29 @@ def _be_verbose(ctx: Context, _: Parameter, asked: bool) -> None:
 
 _COMMON = [
     click.Option(
-        ["-q", "--quiet"],
+        [f"-{name[0]}", f"--{name}"],
         is_flag=True,
         expose_value=False,
-        callback=_be_quiet,
-        help="Print results and errors only, without progress and warnings.",
-    ),
-    click.Option(
-        ["-v", "--verbose"],
-        is_flag=True,
-        expose_value=False,
-        callback=_be_verbose,
-        help="Report each step to stderr, as OPJIT_VERBOSE=1 does.",
-    ),
+        callback=callback,
+        help=text,
+    )
+    for name, callback, text in (
+        ("quiet", _be_quiet, "Print results and errors only, without progress and warnings."),
+        ("verbose", _be_verbose, "Report each step to stderr, as OPJIT_VERBOSE=1 does."),
+    )
 ]
 
 
 def remark(text: object) -> None:
     """Print a remark to stderr, unless the command has -q."""
-    reporter()(text, err=True)
+    if _QUIET not in get_current_context().meta:
+        echo(text, err=True)
 
 
-def reporter() -> Callable[..., object]:
-    """Return `echo` for any thread; with -q, a function that prints nothing."""
+def reporter() -> Callable[[str], None]:
+    """Return a function for any thread that prints the command's progress, unless the command has -q."""
     is_quiet = _QUIET in get_current_context().meta
-    return (lambda text, err=False: None) if is_quiet else echo
+    return (lambda text: None) if is_quiet else echo
 
 
 def path_option(name: str, place: str, text: str) -> Decorator:
