@@ -116,11 +116,11 @@ def copies(inputs: Arguments, size: int) -> list[Arguments]:
     Copies have the strides, the alignment and the shared tensors of the original.
     """
     count = min(_MOST_INPUTS, -(-3 * size // max(1, bytes_of(inputs))))
-    # In each set, a tensor that occurs twice has one copy.
-    return [
-        inputs,
-        *(tree_map_only(torch.Tensor, cache(_copy_tensor), inputs) for _ in range(count - 1)),
-    ]
+    sets = [inputs]
+    while len(sets) < count:
+        copied = cache(_copy_tensor)  # a tensor that occurs twice in a set has one copy there
+        sets.append(tree_map_only(torch.Tensor, copied, inputs))
+    return sets
 
 
 def _copy_tensor(x: torch.Tensor) -> torch.Tensor:
