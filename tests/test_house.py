@@ -32,7 +32,7 @@ MOST = {
     "functions": 2_044,  # aim 1,750
     "public names": 26,  # of opjit itself
     "environment variables": 19,
-    "tokens": 219_111,  # aim 165,000
+    "tokens": 219_104,  # aim 165,000
 }
 MOST_PER_LINE = 8.5
 LONGEST_STATEMENT = 60  # tokens
